@@ -90,6 +90,12 @@ impl Memory for Model {
     fn fence(&self) {
         fence(Ordering::SeqCst);
     }
+
+    fn discard(&self) {
+        self.0.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        // SAFETY: as above.
+        self.0.packets.iter().for_each(|packet| packet.with_mut(|packet| unsafe { *packet = [0; ONE_LINE] }));
+    }
 }
 
 #[test]
@@ -114,6 +120,38 @@ fn records_arrive_whole_and_in_order() {
                 }
             };
             assert_eq!(record.header, header(3));
+            let mut packet = [0; 3];
+            reader.copy_out(&record, &mut packet);
+            assert_eq!(packet, [number; 3]);
+            reader.release();
+        }
+        writing.join().unwrap();
+        assert!(reader.pop().is_none());
+    });
+}
+
+#[test]
+fn a_ring_that_gives_its_memory_back_loses_nothing() {
+    loom::model(|| {
+        let memory = Model(Arc::new(Lines::new()));
+        let mut writer = Writer::new(memory.clone());
+        let writing = loom::thread::spawn(move || {
+            for number in 1..=2 {
+                while !writer.push(header(3), [&[number; 3][..]].into_iter()) {
+                    loom::thread::yield_now();
+                }
+                // At any time, whatever the reader does meanwhile.
+                writer.give_back();
+            }
+        });
+        let mut reader = Reader::new(memory);
+        for number in 1..=2 {
+            let record = loop {
+                match reader.pop() {
+                    Some(record) => break record,
+                    None => loom::thread::yield_now(),
+                }
+            };
             let mut packet = [0; 3];
             reader.copy_out(&record, &mut packet);
             assert_eq!(packet, [number; 3]);
@@ -217,6 +255,10 @@ impl Memory for Bytes {
     }
 
     fn fence(&self) {}
+
+    fn discard(&self) {
+        self.0.ring.borrow_mut().fill(0);
+    }
 }
 
 /// One step of two sides and of somebody who scribbles.
@@ -226,6 +268,7 @@ enum Step {
     Pop,
     Release,
     Arm,
+    GiveBack,
     Scribble { at: usize, word: u64 },
     Move { head: u64 },
 }
@@ -236,6 +279,7 @@ fn honest_step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Pop),
         2 => Just(Step::Release),
         1 => Just(Step::Arm),
+        1 => Just(Step::GiveBack),
     ]
 }
 
@@ -278,6 +322,9 @@ fn run(steps: &[Step]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
             Step::Arm => {
                 reader.arm();
                 writer.must_wake();
+            }
+            Step::GiveBack => {
+                writer.give_back();
             }
             Step::Scribble { at, word } => memory.store(at, word),
             Step::Move { head } => memory.set_head(head),

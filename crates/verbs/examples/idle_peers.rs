@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p doorbell-verbs --example idle_peers [PEERS]` opens a device and so many peers, 1,000
 //! otherwise, has it exchange a message with each, and then does nothing for ten seconds. All devices are of this process,
-//! so what is printed is the cost of both ends of each pair.
+//! so what is printed is the cost of both ends of each pair. `idle_peers PEERS MIB` sends so many MiB to each before that.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -40,6 +40,7 @@ fn ring_kib() -> u64 {
 
 fn main() {
     let peers: usize = std::env::args().nth(1).map_or(1000, |text| text.parse().expect("a number of peers"));
+    let mib: u64 = std::env::args().nth(2).map_or(0, |text| text.parse().expect("a number of MiB"));
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("descriptors up to the hard limit");
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), publish: false, ..SoftOptions::default() });
@@ -51,13 +52,23 @@ fn main() {
             a.post(2, SendOperation::Send, &[]);
             b.expect(1);
             a.expect(2);
+            if mib > 0 {
+                let (from, to) = (a.memory(1 << 20), b.memory(1 << 20));
+                for number in 0..mib {
+                    b.post_recv(number, &[to.sge(0, 1 << 20)]);
+                    a.post(number, SendOperation::Send, &[from.sge(0, 1 << 20)]);
+                    b.expect(number);
+                    a.expect(number);
+                }
+            }
             if number % 100 == 99 {
                 eprintln!("{} peers", number + 1);
             }
             (a, b)
         })
         .collect();
-    std::thread::sleep(Duration::from_secs(2));
+    println!("{:.1} KiB of rings for each of them", ring_kib() as f64 / peers as f64);
+    std::thread::sleep(Duration::from_secs(3));
     let before = cpu_ns();
     std::thread::sleep(IDLE);
     let share = (cpu_ns() - before) as f64 / IDLE.as_nanos() as f64;

@@ -4,17 +4,17 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use doorbell_rnic::{HEADERS_BYTES_MAX, MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
+use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
-use doorbell_wire::{Flow, ICRC_LEN, Outer};
 
 use super::LinkChoice;
+use super::idle::Idle;
 use super::meet::{Meeting, News};
 use super::message::Datagram;
-use super::ring::{Header, Memory, Reader, Record, Writer};
+use super::peer::{Behind, Desk, Peer};
 use super::routes::{Routes, Way, answer_within};
-use super::sys::{RING_BYTES, Ring};
-use crate::link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
+use super::sys::RING_BYTES;
+use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::udp::UdpLink;
 
 /// How many peers one call of receive looks at, unless somebody slept, beside those that sent something lately.
@@ -22,10 +22,6 @@ const PEERS_PER_RECEIVE: usize = 16;
 
 /// So many of those, where there are more peers than one call looks at: most of many peers are silent.
 const LATELY: usize = 4;
-
-/// How much one call of receive takes from one ring, so that other rings have their turn and acknowledgements leave.
-const RECORDS_PER_RING: usize = 8;
-const BYTES_PER_RING: usize = 64 << 10;
 
 /// While packets come through memory and none over UDP, the socket is looked at this often.
 const UDP_EVERY_NS: u64 = 20_000;
@@ -43,36 +39,6 @@ const DEPARTED_MAX: usize = 64;
 
 /// The least that a datagram takes in the receive buffer, as the kernel counts it. Its own headers alone take more.
 const DATAGRAM_BYTES_MIN: usize = 256;
-
-/// How many packets over UDP have to be read before the first record of a ring, which must not overtake them.
-///
-/// The writer puts its first record into the ring after its last packet over UDP. So once the reader has seen that record, all
-/// of those packets are in its socket, or it has read them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behind {
-    /// The ring holds no record yet, and the writer may still send over UDP.
-    Unknown,
-    /// At most this number of datagrams: the receive buffer cannot have held more when the record was seen.
-    Datagrams(usize),
-    /// None: that number was read, or the socket was found empty.
-    Nothing,
-}
-
-/// A device that shares memory with this one.
-#[derive(Debug)]
-struct Peer {
-    id: u64,
-    address: IpAddr,
-    since_ns: u64,
-    writer: Writer<Ring>,
-    reader: Reader<Ring>,
-    /// Something was written in this call, and the peer may sleep.
-    is_touched: bool,
-    behind: Behind,
-    /// It closed or died, and this number of bytes of its ring is still read: not more than a ring holds, whatever a hostile
-    /// peer has left there.
-    left_bytes: Option<usize>,
-}
 
 /// A UDP socket, and rings in memory to the devices of this machine and user that have them as well.
 ///
@@ -104,8 +70,8 @@ pub struct SharedMemoryLink {
     is_within_batch: bool,
     /// Devices that shared memory then and have gone since.
     gone_within_batch: Vec<IpAddr>,
-    buffer: Box<[u8]>,
-    sealed: Vec<u8>,
+    desk: Desk,
+    idle: Idle,
     last_shared_ns: Option<u64>,
     last_udp_ns: Option<u64>,
     udp_looked_at_ns: u64,
@@ -166,8 +132,8 @@ impl SharedMemoryLink {
             others_behind: false,
             is_within_batch: false,
             gone_within_batch: Vec::new(),
-            buffer: vec![0; MAX_RUN_BYTES].into(),
-            sealed: Vec::new(),
+            desk: Desk::new(local),
+            idle: Idle::default(),
             last_shared_ns: None,
             last_udp_ns: None,
             udp_looked_at_ns: 0,
@@ -208,18 +174,7 @@ impl SharedMemoryLink {
         for news in news {
             match news {
                 News::Arrived { id, address, mapping, made_here } => {
-                    let [first, second] = Ring::both(mapping);
-                    let (written, read) = if made_here { (first, second) } else { (second, first) };
-                    let peer = Peer {
-                        id,
-                        address,
-                        since_ns: now_ns,
-                        writer: Writer::new(written),
-                        reader: Reader::new(read),
-                        is_touched: false,
-                        behind: Behind::Unknown,
-                        left_bytes: None,
-                    };
+                    let peer = Peer::new(id, address, now_ns, mapping, made_here);
                     let free = self.peers.iter().position(Option::is_none);
                     let place = free.unwrap_or(self.peers.len());
                     if free.is_none() {
@@ -263,7 +218,7 @@ impl SharedMemoryLink {
     fn leave_predecessors(&mut self, address: IpAddr, now_ns: u64) {
         for place in 0..self.peers.len() {
             let is_old = |peer: &Peer| peer.address == address && now_ns.saturating_sub(peer.since_ns) > SAME_DEVICE_NS;
-            let Some(peer) = self.peers[place].as_ref().filter(|peer| peer.left_bytes.is_none() && is_old(peer)) else {
+            let Some(peer) = self.peers[place].as_ref().filter(|peer| !peer.has_departed() && is_old(peer)) else {
                 continue;
             };
             if let Some(meeting) = &self.meeting {
@@ -275,14 +230,19 @@ impl SharedMemoryLink {
 
     fn is_gone(&mut self, place: usize) {
         let Some(peer) = &mut self.peers[place] else { return };
-        peer.left_bytes = Some(RING_BYTES);
+        peer.depart();
+        let address = peer.address;
         self.look_at_all = true;
-        if self.is_within_batch {
-            self.gone_within_batch.push(peer.address);
-        }
         // What is sent from now on would never be read.
         self.routes.forget(place);
-        let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.left_bytes.is_some()).map(|peer| peer.id);
+        // Both devices may have asked the other at the same time: then there are two pairs of rings.
+        let is_same = |peer: &Peer| peer.address == address && !peer.has_departed();
+        match self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_same)) {
+            Some(other) => self.routes.arrived(address, other),
+            None if self.is_within_batch => self.gone_within_batch.push(address),
+            None => {}
+        }
+        let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.has_departed()).map(|peer| peer.id);
         if self.peers.iter().filter_map(departed).count() > DEPARTED_MAX {
             let oldest =
                 self.peers.iter_mut().filter(|peer| departed(peer).is_some()).min_by_key(|peer| departed(peer));
@@ -323,19 +283,13 @@ impl SharedMemoryLink {
 
     /// Writes a run to a peer's ring, or drops it.
     #[inline]
-    fn write(&mut self, place: usize, run: &Run, batch: &TransmitBatch) {
+    fn write(&mut self, now_ns: u64, place: usize, run: &Run, batch: &TransmitBatch) {
         let Some(peer) = &mut self.peers[place] else { return };
-        let trailer_bytes = batch.trailer_bytes();
-        let header = Header {
-            total_bytes: run.total_bytes - run.packets * trailer_bytes,
-            segment_bytes: run.segment_bytes - trailer_bytes,
-            traffic_class: run.path.traffic_class,
-            hop_limit: run.path.hop_limit,
-        };
-        let packets = run.segments().map(|segment| &batch.bytes()[segment.start..segment.end - trailer_bytes]);
-        if peer.writer.push(header, packets) {
-            peer.is_touched = true;
+        if peer.write(run, batch) {
             self.counters.packets_sent += run.packets as u64;
+            if self.idle.is_at_rest() && peer.keeps_memory() {
+                self.idle.watch_from(now_ns);
+            }
         } else {
             self.counters.full += run.packets as u64;
         }
@@ -358,59 +312,15 @@ impl SharedMemoryLink {
     #[inline]
     fn read(&mut self, place: usize, sink: &mut dyn Sink) -> usize {
         let Some(peer) = &mut self.peers[place] else { return 0 };
-        if peer.behind != Behind::Nothing {
-            if peer.behind == Behind::Unknown && peer.reader.has_record() {
-                peer.behind = Behind::Datagrams(self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1);
-                self.has_newcomers = true;
+        if !peer.may_be_read() {
+            if peer.is_newcomer() {
+                self.receive_newcomer(place);
             }
-            // One that is gone and wrote nothing is removed.
-            if peer.behind != Behind::Unknown || peer.left_bytes.is_none() {
-                return 0;
-            }
+            return 0;
         }
-        let (mut packets, mut bytes) = (0, 0);
-        for _ in 0..RECORDS_PER_RING {
-            let Some(record) = peer.reader.pop().filter(|_| peer.left_bytes != Some(0)) else { break };
-            if let Some(left) = &mut peer.left_bytes {
-                *left = left.saturating_sub(record.header.record_bytes() as usize);
-            }
-            let Record { header, at } = record;
-            let Header { total_bytes, segment_bytes, traffic_class, hop_limit } = header;
-            packets += total_bytes.div_ceil(segment_bytes);
-            bytes += total_bytes;
-            let (src, dst) = (peer.address, self.udp.local_address());
-            let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
-            let shared = if segment_bytes <= HEADERS_BYTES_MAX {
-                // The headers of short packets are all of them.
-                peer.reader.copy_out(&record, &mut self.buffer);
-                let private = &self.buffer[..total_bytes];
-                SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }
-            } else {
-                let ring = peer.reader.memory();
-                let mut copied = 0;
-                for from in (0..total_bytes).step_by(segment_bytes) {
-                    let length = HEADERS_BYTES_MAX.min(total_bytes - from);
-                    ring.copy_out(at + from, &mut self.buffer[copied..copied + length]);
-                    copied += length;
-                }
-                let bytes = ring.payload(at, total_bytes);
-                SharedRun { outer, headers: &self.buffer[..copied], bytes, segment_bytes }
-            };
-            if !sink.receive_shared(&shared) {
-                peer.reader.copy_out(&record, &mut self.buffer);
-                let source_port = self.udp.port();
-                let run = ReceivedRun { outer, source_port, bytes: &self.buffer[..total_bytes], segment_bytes };
-                seal(&run, &mut self.sealed);
-                let segment_bytes = segment_bytes + ICRC_LEN;
-                sink.receive(ReceivedRun { bytes: &self.sealed, segment_bytes, ..run });
-            }
-            peer.reader.release();
-            if bytes >= BYTES_PER_RING {
-                break;
-            }
-        }
+        let packets = peer.read(&mut self.desk, sink);
         self.counters.packets_received += packets as u64;
-        if packets == 0 && (peer.left_bytes.is_some() || peer.reader.is_broken()) {
+        if packets == 0 && peer.has_ended() {
             self.remove(place);
         }
         packets
@@ -419,7 +329,7 @@ impl SharedMemoryLink {
     #[cold]
     fn remove(&mut self, place: usize) {
         let Some(peer) = self.peers[place].take() else { return };
-        if peer.left_bytes.is_none() {
+        if !peer.has_departed() {
             self.counters.broken += 1;
             if let Some(meeting) = &self.meeting {
                 meeting.leave(peer.id);
@@ -451,19 +361,44 @@ impl SharedMemoryLink {
         packets
     }
 
-    /// Lets rings be read that waited for the datagrams that the last look has taken from the socket. True if it lets any.
-    fn admit(&mut self, datagrams: usize) -> bool {
+    /// The first record stands in a ring, and must not overtake what its device has sent before.
+    #[cold]
+    fn receive_newcomer(&mut self, place: usize) {
+        let datagrams = self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1;
+        let Some(peer) = &self.peers[place] else { return };
+        let others = self.peers.iter().flatten().filter(|other| other.address == peer.address && other.id != peer.id);
+        let ring_bytes = others.map(|other| other.reader.position() + RING_BYTES as u64).sum();
+        if let Some(peer) = &mut self.peers[place] {
+            peer.behind = Behind::Others { datagrams, ring_bytes };
+        }
+        self.has_newcomers = true;
+    }
+
+    /// Lets rings be read that waited for the datagrams that the last look has taken from the socket, or for other rings. True if
+    /// it lets any.
+    fn admit(&mut self, taken: usize) -> bool {
         if !self.has_newcomers {
             return false;
         }
         let is_empty = self.udp.was_empty();
         let (mut admits, mut others_wait) = (false, false);
-        for peer in self.peers.iter_mut().flatten() {
-            let Behind::Datagrams(behind) = peer.behind else { continue };
-            let left = if is_empty { 0 } else { behind.saturating_sub(datagrams) };
-            peer.behind = if left == 0 { Behind::Nothing } else { Behind::Datagrams(left) };
-            admits |= left == 0;
-            others_wait |= left > 0;
+        for place in 0..self.peers.len() {
+            let Some(peer) = &self.peers[place] else { continue };
+            let Behind::Others { datagrams, ring_bytes } = peer.behind else { continue };
+            let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(taken) };
+            let others =
+                self.peers.iter().flatten().filter(|other| other.address == peer.address && other.id != peer.id);
+            let (mut read_bytes, mut are_behind) = (0, false);
+            for other in others {
+                read_bytes += other.reader.position();
+                are_behind |= other.precedes(peer);
+            }
+            let waits = datagrams > 0 || (are_behind && read_bytes < ring_bytes);
+            if let Some(peer) = &mut self.peers[place] {
+                peer.behind = if waits { Behind::Others { datagrams, ring_bytes } } else { Behind::Nothing };
+            }
+            admits |= !waits;
+            others_wait |= waits;
         }
         self.has_newcomers = others_wait;
         admits
@@ -477,16 +412,6 @@ impl SharedMemoryLink {
             || !lately(self.last_shared_ns)
             || lately(self.last_udp_ns)
             || now_ns.saturating_sub(self.udp_looked_at_ns) >= UDP_EVERY_NS
-    }
-}
-
-/// Puts an ICRC behind each packet of a run: that which a socket's segmented send would have.
-fn seal(run: &ReceivedRun<'_>, sealed: &mut Vec<u8>) {
-    let flow = Flow::new(run.outer.src, run.outer.dst, run.source_port, run.source_port);
-    sealed.clear();
-    for (index, packet) in run.segments().enumerate() {
-        sealed.extend_from_slice(packet);
-        sealed.extend_from_slice(&flow.icrc(index as u16, true, packet).to_le_bytes());
     }
 }
 
@@ -576,7 +501,7 @@ impl Link for SharedMemoryLink {
                         self.wake(&touched);
                         touched_count = 0;
                     }
-                    self.write(place, run, batch);
+                    self.write(now_ns, place, run, batch);
                     if !was_touched {
                         touched[touched_count] = place;
                         touched_count += 1;
@@ -614,6 +539,9 @@ impl Link for SharedMemoryLink {
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         self.take_news(now_ns);
+        if self.idle.look_at_ns().is_some_and(|at| at <= now_ns) {
+            self.idle.look(now_ns, &mut self.peers);
+        }
         let mut packets = self.receive_shared(sink);
         if packets > 0 {
             self.last_shared_ns = Some(now_ns);
@@ -657,7 +585,7 @@ impl Link for SharedMemoryLink {
     }
 
     fn shows_arrivals(&self) -> bool {
-        self.peers.iter().flatten().all(|peer| peer.left_bytes.is_some() || peer.reader.is_armed())
+        self.peers.iter().flatten().all(|peer| peer.has_departed() || peer.reader.is_armed())
     }
 
     fn awaits(&self) -> Option<IpAddr> {
@@ -670,7 +598,7 @@ impl Link for SharedMemoryLink {
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        self.routes.asked_until_ns()
+        self.routes.asked_until_ns().into_iter().chain(self.idle.look_at_ns()).min()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {

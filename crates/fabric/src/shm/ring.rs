@@ -44,6 +44,8 @@ pub(crate) trait Memory {
     fn set_sleeps(&self, sleeps: bool) -> bool;
     /// A fence that all threads see in one order.
     fn fence(&self);
+    /// Gives the memory of the ring back: its words and bytes are 0 from now on. Nobody may be copying from it.
+    fn discard(&self);
 }
 
 /// What the word before a record says.
@@ -110,12 +112,14 @@ pub(crate) struct Writer<M> {
     tail: u64,
     /// The reader's position when it was looked at last.
     head: u64,
+    /// Where the writer was when the ring had no memory last.
+    discarded_at: u64,
 }
 
 impl<M: Memory> Writer<M> {
     /// The writer of an empty ring that is all zeros.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, tail: 0, head: 0 }
+        Self { memory, tail: 0, head: 0, discarded_at: 0 }
     }
 
     /// Writes one run, whose packets are given in order; false if the ring has no room for it.
@@ -153,6 +157,38 @@ impl<M: Memory> Writer<M> {
     #[cold]
     pub(crate) fn failed_to_wake(&self) {
         self.memory.set_sleeps(true);
+    }
+
+    /// Where the next record begins, counted on beyond the ring's capacity.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// At most this number of bytes of the ring have memory because of what was written.
+    #[inline]
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        (self.tail - self.discarded_at).min(self.memory.capacity() as u64)
+    }
+
+    /// The memory that is written.
+    #[cfg(test)]
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Gives the ring's memory back if the reader has taken everything. False if it has not.
+    ///
+    /// Only the writer may do that: the reader looks for a word that is 0 until a record stands there, before and after.
+    #[cold]
+    pub(crate) fn give_back(&mut self) -> bool {
+        let is_empty = self.memory.head() == self.tail;
+        if is_empty {
+            self.head = self.tail;
+            self.memory.discard();
+            self.discarded_at = self.tail;
+        }
+        is_empty
     }
 
     #[inline]
@@ -247,6 +283,11 @@ impl<M: Memory> Reader<M> {
     /// Will the writer wake this side when it writes next?
     pub(crate) fn is_armed(&self) -> bool {
         self.memory.sleeps()
+    }
+
+    /// Bytes of all records that were taken.
+    pub(crate) fn position(&self) -> u64 {
+        self.head
     }
 
     /// Does a record stand there? Nothing is taken.

@@ -45,6 +45,8 @@ pub(super) struct Mapping {
     base: *mut u8,
     /// The process that made the mapping. A forked child does not inherit it, and may have mapped something else at that address.
     process: u32,
+    /// All pages of the file were allocated before, so none is ever given back.
+    is_allocated: bool,
 }
 
 // SAFETY: the mapping belongs to the process, and is only reached through atomics and raw copies.
@@ -77,9 +79,6 @@ impl Mapping {
         // SAFETY: both calls take numbers alone.
         unsafe {
             checked(libc::ftruncate(fd, FILE_BYTES as libc::off_t))?;
-            if kernel_counts_every_page() {
-                checked(libc::fallocate(fd, 0, 0, FILE_BYTES as libc::off_t))?;
-            }
             checked(libc::fcntl(fd, libc::F_ADD_SEALS, SEALS))?;
         }
         Ok((Self::map(file.as_fd())?, file))
@@ -118,10 +117,16 @@ impl Mapping {
             let mapped = unsafe { libc::mmap(at.cast(), length, protection, flags, fd, offset as libc::off_t) };
             if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.cast::<u8>()) }
         };
+        let is_allocated = kernel_counts_every_page();
+        if is_allocated {
+            // Whoever made the file may have thought otherwise. What is allocated already is left as it is.
+            // SAFETY: the call takes numbers alone.
+            checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, FILE_BYTES as libc::off_t) })?;
+        }
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // From here on the reservation is unmapped when `mapping` is dropped.
         let base = place(ptr::null_mut(), MAPPED_BYTES, reserve, -1, 0)?;
-        let mapping = Self { base, process: std::process::id() };
+        let mapping = Self { base, process: std::process::id(), is_allocated };
         let share = |at: usize, length: usize, offset: usize| {
             let flags = libc::MAP_SHARED | libc::MAP_FIXED;
             place(mapping.base.wrapping_add(at), length, flags, file.as_raw_fd(), offset)
@@ -188,6 +193,17 @@ impl Ring {
         unsafe { Payload::shared(self.place(at, length), length) }
     }
 
+    /// Bytes of the ring that have memory.
+    #[cfg(test)]
+    pub(super) fn resident_bytes(&self) -> usize {
+        const PAGE: usize = 4096;
+        let mut pages = vec![0_u8; RING_BYTES / PAGE];
+        // SAFETY: the range is the ring's, and there is a byte for each of its pages, which are of this size or larger.
+        let result = unsafe { libc::mincore(self.place(0, RING_BYTES).cast(), RING_BYTES, pages.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        PAGE * pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+
     fn place(&self, at: usize, length: usize) -> *mut u8 {
         // The second copy of the ring lies behind the first.
         assert!(at <= 2 * RING_BYTES && length <= 2 * RING_BYTES - at);
@@ -247,6 +263,16 @@ impl Memory for Ring {
     #[inline]
     fn fence(&self) {
         fence(Ordering::SeqCst);
+    }
+
+    fn discard(&self) {
+        if self.mapping.is_allocated {
+            return;
+        }
+        // Of both copies of the ring, in all processes. Where the kernel refuses, as it does for memory that a program has locked, the
+        // ring keeps what stands there, which is as good.
+        // SAFETY: the range is the ring's, and after that it reads as zeros, like any that the peer could have stored.
+        unsafe { libc::madvise(self.place(0, RING_BYTES).cast(), RING_BYTES, libc::MADV_REMOVE) };
     }
 }
 

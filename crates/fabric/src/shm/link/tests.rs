@@ -1,12 +1,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use doorbell_wire::Check;
+use doorbell_rnic::MAX_RUN_BYTES;
+use doorbell_wire::{Check, ICRC_LEN};
 
 use super::*;
+use crate::link::SharedRun;
 use crate::seal::{Checker, Sealer};
+use crate::shm::ring::{Header, Memory as _, Reader, Writer};
 use crate::shm::routes::OTHERS_WAIT_NS;
-use crate::shm::sys::{Mapping, RING_BYTES};
+use crate::shm::sys::{Mapping, Ring};
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
@@ -395,17 +398,24 @@ fn in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> Ring {
 
 /// The same, and the ring that the device writes.
 fn both_in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> (Ring, Ring) {
+    in_our_hands_as(link, 1 << 40, address)
+}
+
+/// The same for the peer with this number.
+fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ring, Ring) {
     let (mapping, file) = Mapping::create().unwrap();
     let [written, read] = Ring::both(mapping);
     let mapping = Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap();
-    link.learn(now_ns(), vec![News::Arrived { id: 1 << 40, address, mapping, made_here: false }]);
+    link.learn(now_ns(), vec![News::Arrived { id, address, mapping, made_here: false }]);
     (written, read)
 }
 
+/// A header of runs of one short packet.
+const SHORT: Header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
+
 /// Fills a ring with records, each of one line, as if there were no end of them.
 fn fill(ring: &Ring) {
-    let header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
-    let word = crate::shm::ring::word_of(header);
+    let word = crate::shm::ring::word_of(SHORT);
     (0..RING_BYTES).step_by(crate::shm::ring::LINE_BYTES).for_each(|at| ring.store(at, word));
 }
 
@@ -439,9 +449,8 @@ fn peers_that_fill_a_ring_and_go_take_a_bounded_number_of_mappings() {
     for id in 0..20 * DEPARTED_MAX as u64 {
         let (mapping, file) = Mapping::create().unwrap();
         let mut writer = Writer::new(Ring::both(mapping)[0].clone());
-        let header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
-        while id % 20 == 0 && writer.push(header, [&[7; 32][..]].into_iter()) {}
-        assert!(id % 20 == 0 || writer.push(header, [&[7; 32][..]].into_iter()));
+        while id % 20 == 0 && writer.push(SHORT, [&[7; 32][..]].into_iter()) {}
+        assert!(id % 20 == 0 || writer.push(SHORT, [&[7; 32][..]].into_iter()));
         let mapping = Mapping::adopt(std::os::fd::AsFd::as_fd(&file)).unwrap();
         let address = [127, 77, 43, id as u8].into();
         let arrived = News::Arrived { id: (1 << 40) + id, address, mapping, made_here: false };
@@ -546,6 +555,134 @@ fn whoever_has_an_address_now_gets_its_packets_though_somebody_else_still_holds_
         a.receive(now_ns(), &mut seen).unwrap();
         a.peers.iter().flatten().count() == 1
     });
+}
+
+/// Both devices asked the other at the same time, so there are two pairs of rings; then the first ones end.
+#[test]
+fn packets_through_a_second_ring_do_not_overtake_those_of_the_first() {
+    let address: IpAddr = [127, 77, 42, 8].into();
+    for first_is_read_before in [true, false] {
+        let mut a = link();
+        let [first, second] = [1 << 40, 1 << 41].map(|id| in_our_hands_as(&mut a, id, address).0);
+        let (mut first, mut second) = (Writer::new(first), Writer::new(second));
+        let mut seen = Plain::default();
+        let mut count = 0_u32;
+        let mut write = |writer: &mut Writer<Ring>, packets: usize| {
+            for _ in 0..packets {
+                count += 1;
+                let mut packet = [0; 32];
+                packet[..4].copy_from_slice(&count.to_le_bytes());
+                assert!(writer.push(SHORT, [&packet[..]].into_iter()));
+            }
+        };
+        if first_is_read_before {
+            write(&mut first, 1);
+            eventually("the first is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
+        }
+        // More than one look takes, and the look begins at the second ring.
+        write(&mut first, 100);
+        write(&mut second, 10);
+        a.next_peer = 0;
+        let total = seen.0.len() + 110;
+        let mut is_told = false;
+        eventually("all are read", || {
+            a.receive(now_ns(), &mut seen).unwrap();
+            if seen.0.len() > 50 && !std::mem::replace(&mut is_told, true) {
+                a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
+            }
+            seen.0.len() >= total
+        });
+        let numbers: Vec<u32> =
+            seen.0.iter().map(|packet| u32::from_le_bytes(packet[..4].try_into().unwrap())).collect();
+        assert_eq!(numbers, (1..=total as u32).collect::<Vec<_>>());
+        assert_eq!(a.peers.iter().flatten().count(), 1, "the first is let go of");
+    }
+}
+
+#[test]
+fn what_a_hostile_ring_holds_keeps_the_next_one_of_its_address_closed_for_a_while_only() {
+    let address: IpAddr = [127, 77, 42, 9].into();
+    let mut a = link();
+    let endless = in_our_hands_as(&mut a, 1 << 40, address).0;
+    let mut next = Writer::new(in_our_hands_as(&mut a, 1 << 41, address).0);
+    fill(&endless);
+    let mut seen = Plain::default();
+    eventually("it is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
+    assert!(next.push(SHORT, [&[7; 32][..]].into_iter()));
+    eventually("the next one as well", || {
+        seen.0.clear();
+        a.receive(now_ns(), &mut seen).unwrap();
+        seen.0.contains(&vec![7; 32])
+    });
+}
+
+#[test]
+fn a_second_ring_takes_over_in_the_midst_of_a_batch() {
+    let address: IpAddr = [127, 77, 42, 10].into();
+    let mut a = link();
+    let [first, second] = [1 << 40, 1 << 41].map(|id| in_our_hands_as(&mut a, id, address).1);
+    let (mut first, mut second) = (Reader::new(first), Reader::new(second));
+    let mut batch = batch_of(address, &[32, 500]);
+    Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
+    assert_eq!(batch.runs().len(), 2, "packets of two lengths are two runs");
+    let mut sent = 1;
+    a.write(now_ns(), 0, &batch.runs()[0], &batch);
+    a.is_within_batch = true;
+    a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
+    a.transmit(now_ns(), &batch, &mut sent).unwrap();
+    assert_eq!((sent, a.counters().without), (2, 0));
+    assert_eq!(
+        [first.pop(), second.pop()].map(|record| record.map(|record| record.header.total_bytes)),
+        [Some(32), Some(500)]
+    );
+    assert!(!a.seals(address));
+}
+
+#[test]
+fn a_ring_in_which_nothing_moves_gives_its_memory_back_and_goes_on() {
+    const SECOND: u64 = 1_000_000_000;
+    let (mut a, mut b) = acquainted();
+    assert_eq!(a.poll_timeout(), None, "a few packets leave little behind");
+    let lengths = [4108; 15];
+    let exchange = |a: &mut SharedMemoryLink, b: &mut SharedMemoryLink, times: usize| {
+        for _ in 0..times {
+            send(a, b, &lengths);
+            let mut seen = Plain::default();
+            eventually("all arrive", || {
+                b.receive(now_ns(), &mut seen).unwrap();
+                seen.0.len() == lengths.len()
+            });
+            assert!(seen.0.iter().enumerate().all(|(number, bytes)| *bytes == packet(number, 4108)));
+        }
+    };
+    let resident = |link: &SharedMemoryLink| link.peers.iter().flatten().map(Peer::resident_bytes).sum::<usize>();
+    exchange(&mut a, &mut b, 100);
+    assert!(resident(&a) >= RING_BYTES);
+    // One who writes on and on keeps it.
+    let mut at = a.poll_timeout().expect("it will be looked at");
+    for _ in 0..3 {
+        a.receive(at, &mut Plain::default()).unwrap();
+        assert!(resident(&a) >= RING_BYTES);
+        exchange(&mut a, &mut b, 1);
+        at = a.poll_timeout().unwrap();
+    }
+    // What was not read stays.
+    send(&mut a, &mut b, &lengths);
+    for later in 0..3 {
+        a.receive(at + later * SECOND, &mut Plain::default()).unwrap();
+    }
+    assert!(resident(&a) >= RING_BYTES);
+    let mut seen = Plain::default();
+    eventually("it is read", || {
+        b.receive(now_ns(), &mut seen).unwrap();
+        seen.0.len() == lengths.len()
+    });
+    // Then it goes, and the device has nothing to wake for.
+    a.receive(a.poll_timeout().unwrap(), &mut Plain::default()).unwrap();
+    assert!(resident(&a) < 64 << 10, "{} bytes", resident(&a));
+    assert_eq!((a.poll_timeout(), resident(&b)), (None, resident(&a)));
+    exchange(&mut a, &mut b, 100);
+    assert_eq!((a.counters().full, b.counters().broken), (0, 0));
 }
 
 #[test]

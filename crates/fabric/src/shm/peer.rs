@@ -1,0 +1,225 @@
+//! A device that shares memory with this one: what is written to its ring, and taken from it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use doorbell_rnic::{HEADERS_BYTES_MAX, MAX_RUN_BYTES, Run, TransmitBatch};
+use doorbell_wire::{Flow, ICRC_LEN, Outer};
+
+use super::ring::{Header, Memory as _, Reader, Record, Writer};
+use super::sys::{Mapping, RING_BYTES, Ring};
+use crate::link::{ReceivedRun, SharedRun, Sink};
+
+/// How much is taken from a ring at a time, so that other rings have their turn and acknowledgements leave.
+const RECORDS_PER_RING: usize = 8;
+const BYTES_PER_RING: usize = 64 << 10;
+
+/// So much of a ring stays in memory while nothing is sent: with the other ring, and the page before both, less than 64 KiB.
+const KEPT_BYTES: u64 = 16 << 10;
+
+/// What has to be read before the first record of a ring, which must not overtake it.
+///
+/// The writer puts its first record into the ring after its last packet over UDP, or into another ring that both share. So once
+/// the reader has seen that record, all of those packets are in its socket or in that ring, or it has read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// The ring holds no record yet, and the writer may still send in another way.
+    Unknown,
+    /// It holds one.
+    Others {
+        /// At most this number of datagrams: the receive buffer cannot have held more when the record was seen.
+        datagrams: usize,
+        /// What the other rings of that device hold, until this number of bytes was read from them in all: they cannot have
+        /// held more.
+        ring_bytes: u64,
+    },
+    /// Nothing: all that was read, or was not there.
+    Nothing,
+}
+
+/// A device that shares memory with this one.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) id: u64,
+    pub(super) address: IpAddr,
+    /// When it came.
+    pub(super) since_ns: u64,
+    pub(super) writer: Writer<Ring>,
+    pub(super) reader: Reader<Ring>,
+    /// Something was written in this call, and the peer may sleep.
+    pub(super) is_touched: bool,
+    pub(super) behind: Behind,
+    /// It closed or died, and this number of bytes of its ring is still read: not more than a ring holds, whatever a hostile
+    /// peer has left there.
+    left_bytes: Option<usize>,
+    /// Where the writer was when it was last looked at whether the ring is idle.
+    looked_at: u64,
+}
+
+impl Peer {
+    /// One whose memory was made by this side, or by the other.
+    pub(super) fn new(id: u64, address: IpAddr, since_ns: u64, mapping: Mapping, made_here: bool) -> Self {
+        let [first, second] = Ring::both(mapping);
+        let (written, read) = if made_here { (first, second) } else { (second, first) };
+        Self {
+            id,
+            address,
+            since_ns,
+            writer: Writer::new(written),
+            reader: Reader::new(read),
+            is_touched: false,
+            behind: Behind::Unknown,
+            left_bytes: None,
+            looked_at: 0,
+        }
+    }
+
+    /// It closed or died.
+    pub(super) fn depart(&mut self) {
+        self.left_bytes = Some(RING_BYTES);
+    }
+
+    /// Has it closed or died?
+    #[inline]
+    pub(super) fn has_departed(&self) -> bool {
+        self.left_bytes.is_some()
+    }
+
+    /// Was all read that will be?
+    #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_departed() || self.reader.is_broken()
+    }
+
+    /// Writes a run to the ring; false if it has no room.
+    #[inline]
+    pub(super) fn write(&mut self, run: &Run, batch: &TransmitBatch) -> bool {
+        let trailer_bytes = batch.trailer_bytes();
+        let header = Header {
+            total_bytes: run.total_bytes - run.packets * trailer_bytes,
+            segment_bytes: run.segment_bytes - trailer_bytes,
+            traffic_class: run.path.traffic_class,
+            hop_limit: run.path.hop_limit,
+        };
+        let packets = run.segments().map(|segment| &batch.bytes()[segment.start..segment.end - trailer_bytes]);
+        let is_written = self.writer.push(header, packets);
+        self.is_touched |= is_written;
+        is_written
+    }
+
+    /// Has it written the first record, of which nobody knows yet what is [`behind`](Self::behind) it?
+    #[inline]
+    pub(super) fn is_newcomer(&self) -> bool {
+        self.behind == Behind::Unknown && self.reader.has_record()
+    }
+
+    /// May the ring be read? One that is gone and wrote nothing is, so that it is removed.
+    #[inline]
+    pub(super) fn may_be_read(&self) -> bool {
+        self.behind == Behind::Nothing || (self.behind == Behind::Unknown && self.has_departed())
+    }
+
+    /// Does the ring hold packets that its writer has written before those in the other, as far as can be told?
+    pub(super) fn precedes(&self, other: &Self) -> bool {
+        let is_older = self.has_departed() || self.behind == Behind::Nothing || self.id < other.id;
+        self.id != other.id && self.address == other.address && is_older && self.reader.has_record()
+    }
+
+    /// Takes what stands in the ring. Returns the number of packets.
+    #[inline]
+    pub(super) fn read(&mut self, desk: &mut Desk, sink: &mut dyn Sink) -> usize {
+        let (mut packets, mut bytes) = (0, 0);
+        for _ in 0..RECORDS_PER_RING {
+            let Some(record) = self.reader.pop().filter(|_| self.left_bytes != Some(0)) else { break };
+            let header = record.header;
+            if let Some(left) = &mut self.left_bytes {
+                *left = left.saturating_sub(header.record_bytes() as usize);
+            }
+            packets += header.total_bytes.div_ceil(header.segment_bytes);
+            bytes += header.total_bytes;
+            desk.hand_over(self.address, &self.reader, &record, sink);
+            self.reader.release();
+            if bytes >= BYTES_PER_RING {
+                break;
+            }
+        }
+        packets
+    }
+
+    /// Does the ring that is written keep more memory than an idle one should?
+    #[inline]
+    pub(super) fn keeps_memory(&self) -> bool {
+        self.writer.kept_bytes() > KEPT_BYTES && !self.has_departed()
+    }
+
+    /// Gives back the memory of the ring if it was idle since the last call of this. True if that was done.
+    pub(super) fn give_back_if_idle(&mut self) -> bool {
+        let position = self.writer.position();
+        self.keeps_memory() && std::mem::replace(&mut self.looked_at, position) == position && self.writer.give_back()
+    }
+}
+
+#[cfg(test)]
+impl Peer {
+    /// Bytes of its rings that have memory.
+    pub(super) fn resident_bytes(&self) -> usize {
+        self.writer.memory().resident_bytes() + self.reader.memory().resident_bytes()
+    }
+}
+
+/// Where runs out of rings are laid out for sinks.
+#[derive(Debug)]
+pub(super) struct Desk {
+    local: SocketAddr,
+    buffer: Box<[u8]>,
+    sealed: Vec<u8>,
+}
+
+impl Desk {
+    /// That of the device with this address and port.
+    pub(super) fn new(local: SocketAddr) -> Self {
+        Self { local, buffer: vec![0; MAX_RUN_BYTES].into(), sealed: Vec::new() }
+    }
+
+    /// Gives a record that came from this address to a sink.
+    #[inline]
+    fn hand_over(&mut self, src: IpAddr, reader: &Reader<Ring>, record: &Record, sink: &mut dyn Sink) {
+        let Record { header, at } = *record;
+        let Header { total_bytes, segment_bytes, traffic_class, hop_limit } = header;
+        let dst = self.local.ip();
+        let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
+        let shared = if segment_bytes <= HEADERS_BYTES_MAX {
+            // The headers of short packets are all of them.
+            reader.copy_out(record, &mut self.buffer);
+            let private = &self.buffer[..total_bytes];
+            SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }
+        } else {
+            let ring = reader.memory();
+            let mut copied = 0;
+            for from in (0..total_bytes).step_by(segment_bytes) {
+                let length = HEADERS_BYTES_MAX.min(total_bytes - from);
+                ring.copy_out(at + from, &mut self.buffer[copied..copied + length]);
+                copied += length;
+            }
+            let bytes = ring.payload(at, total_bytes);
+            SharedRun { outer, headers: &self.buffer[..copied], bytes, segment_bytes }
+        };
+        if !sink.receive_shared(&shared) {
+            reader.copy_out(record, &mut self.buffer);
+            let source_port = self.local.port();
+            let run = ReceivedRun { outer, source_port, bytes: &self.buffer[..total_bytes], segment_bytes };
+            seal(&run, &mut self.sealed);
+            let segment_bytes = segment_bytes + ICRC_LEN;
+            sink.receive(ReceivedRun { bytes: &self.sealed, segment_bytes, ..run });
+        }
+    }
+}
+
+/// Puts an ICRC behind each packet of a run: that which a socket's segmented send would have.
+fn seal(run: &ReceivedRun<'_>, sealed: &mut Vec<u8>) {
+    let flow = Flow::new(run.outer.src, run.outer.dst, run.source_port, run.source_port);
+    sealed.clear();
+    for (index, packet) in run.segments().enumerate() {
+        sealed.extend_from_slice(packet);
+        sealed.extend_from_slice(&flow.icrc(index as u16, true, packet).to_le_bytes());
+    }
+}
