@@ -133,7 +133,7 @@ impl Commons {
 
     /// Stages a completion: it reaches its queue with [`publish`](Self::publish), so that a row
     /// of packets takes the queue's lock once.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, completion: Completion) {
         let port = &mut self.cqs[cq as usize];
         if port.staged.is_empty() {

@@ -129,6 +129,7 @@ impl Region {
         self.pd
     }
 
+    #[inline]
     fn is_valid(&self) -> bool {
         self.valid.load(Ordering::Acquire)
     }

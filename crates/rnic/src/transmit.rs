@@ -162,9 +162,18 @@ impl TransmitBatch {
     /// # Panics
     ///
     /// If there is no room: ask [`has_room`](Self::has_room) first.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, path: &Path, len: usize, info: TransmitInfo) -> &mut [u8] {
-        let segment = len + self.trailer_bytes;
+        let start = self.used;
+        self.extend_runs(path, len + self.trailer_bytes);
+        // Here, so that it is written where it stays: a copy of what was just written in pieces waits for them.
+        self.infos.push(info);
+        &mut self.bytes[start..start + len]
+    }
+
+    /// Adds a packet of `segment` bytes, trailer included, to the last run, or to a new one.
+    #[inline]
+    fn extend_runs(&mut self, path: &Path, segment: usize) {
         let start = self.used;
         self.used += segment;
         let joined = match self.runs.last_mut() {
@@ -193,8 +202,6 @@ impl TransmitBatch {
                 open: true,
             });
         }
-        self.infos.push(info);
-        &mut self.bytes[start..start + len]
     }
 
     /// Takes back the packet that was pushed last, because it could not be filled.

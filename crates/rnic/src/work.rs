@@ -24,10 +24,26 @@ pub(crate) struct SendWqe {
     pub(crate) received: u32,
 }
 
+impl SendWqe {
+    /// What stands in a place that no request has taken.
+    const EMPTY: Self = Self {
+        wr_id: 0,
+        operation: SendOperation::Send,
+        flags: SendFlags::empty(),
+        inline: false,
+        sges: 0,
+        length: 0,
+        packets: 0,
+        first_psn: Psn::new(0),
+        received: 0,
+    };
+}
+
 /// The send queue: a ring with places for exactly as many requests as were asked for.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    wqes: Box<[Option<SendWqe>]>,
+    /// Those between `head` and `tail` mean something.
+    wqes: Box<[SendWqe]>,
     mask: usize,
     depth: usize,
     sges: Box<[Sge]>,
@@ -47,7 +63,7 @@ impl SendQueue {
     pub(crate) fn new(depth: usize, max_sges: usize, max_inline: usize, ud: bool) -> Self {
         let slots = depth.next_power_of_two();
         Self {
-            wqes: vec![None; slots].into(),
+            wqes: vec![SendWqe::EMPTY; slots].into(),
             mask: slots - 1,
             depth,
             sges: vec![Sge::default(); slots * max_sges].into(),
@@ -93,31 +109,28 @@ impl SendQueue {
         if let Some(place) = self.destinations.get_mut(slot) {
             *place = destination;
         }
-        self.wqes[slot] = Some(wqe);
+        self.wqes[slot] = wqe;
         self.tail += 1;
     }
 
     /// Takes back the requests that were pushed last.
     pub(crate) fn take_back(&mut self, count: usize) {
-        for _ in 0..count {
-            self.tail -= 1;
-            let slot = self.slot(self.tail);
-            self.wqes[slot] = None;
-        }
+        debug_assert!(count <= self.len());
+        self.tail -= count as u64;
     }
 
     /// The request with this index, which must lie between head and tail.
     #[inline]
     pub(crate) fn get(&self, index: u64) -> &SendWqe {
         debug_assert!((self.head..self.tail).contains(&index));
-        self.wqes[self.slot(index)].as_ref().expect("requests between head and tail are there")
+        &self.wqes[self.slot(index)]
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u64) -> &mut SendWqe {
         debug_assert!((self.head..self.tail).contains(&index));
         let slot = self.slot(index);
-        self.wqes[slot].as_mut().expect("requests between head and tail are there")
+        &mut self.wqes[slot]
     }
 
     pub(crate) fn sges_of(&self, index: u64) -> &[Sge] {
@@ -136,10 +149,13 @@ impl SendQueue {
         self.destinations.get(self.slot(index)).copied().flatten()
     }
 
+    /// Takes the oldest request.
+    #[inline]
     pub(crate) fn pop(&mut self) -> SendWqe {
+        debug_assert!(self.head < self.tail);
         let slot = self.slot(self.head);
         self.head += 1;
-        self.wqes[slot].take().expect("requests between head and tail are there")
+        self.wqes[slot]
     }
 }
 
@@ -155,14 +171,31 @@ pub struct RecvWqe {
     pub(crate) sges: SgeList,
 }
 
+impl Default for RecvWqe {
+    /// What stands in a place that no receive has taken.
+    fn default() -> Self {
+        Self { wr_id: 0, pd: PdId(0), length: 0, sges: SgeList::new() }
+    }
+}
+
 impl RecvWqe {
     pub(crate) fn new(pd: PdId, request: &RecvRequest<'_>) -> Self {
-        Self {
-            wr_id: request.wr_id,
-            pd,
-            // No message is longer, whatever room there is (IBTA Vol 1, 9.4.1).
-            length: request.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>().min(MAX_MESSAGE_BYTES),
-            sges: SgeList::from_slice(request.sges),
+        let mut wqe = Self::default();
+        wqe.fill(pd, request);
+        wqe
+    }
+
+    /// Becomes another one, in the place of an old one.
+    #[inline]
+    pub(crate) fn fill(&mut self, pd: PdId, request: &RecvRequest<'_>) {
+        self.wr_id = request.wr_id;
+        self.pd = pd;
+        // No message is longer, whatever room there is (IBTA Vol 1, 9.4.1).
+        self.length = request.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>().min(MAX_MESSAGE_BYTES);
+        self.sges.clear();
+        match request.sges {
+            [sge] => self.sges.push(*sge),
+            sges => self.sges.extend_from_slice(sges),
         }
     }
 }

@@ -239,38 +239,44 @@ impl Repr {
     /// Reads the header, of any version.
     #[inline]
     pub fn read(bytes: &[u8; BTH_LEN]) -> Repr {
-        let packet = Packet::new_unchecked(bytes);
+        // The fields are those of the view, taken from words, since every packet passes here.
+        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let [first, second, third] = [word(at::OPCODE), word(at::CONGESTION), word(at::ACK_REQUEST)];
+        let flags = (first >> 16) as u8;
+        let congestion = (second >> 24) as u8;
         Repr {
-            opcode: packet.opcode(),
-            solicited: packet.solicited(),
-            migrated: packet.migrated(),
-            pad_count: packet.pad_count(),
-            version: packet.version(),
-            partition_key: packet.partition_key(),
-            fecn: packet.fecn(),
-            becn: packet.becn(),
-            dest_qpn: packet.dest_qpn(),
-            ack_request: packet.ack_request(),
-            psn: packet.psn(),
+            opcode: Opcode((first >> 24) as u8),
+            solicited: flags & bit::SOLICITED != 0,
+            migrated: flags & bit::MIGRATED != 0,
+            pad_count: (flags & bit::PAD_COUNT) >> bit::PAD_COUNT_SHIFT,
+            version: flags & bit::VERSION,
+            partition_key: PartitionKey::new(first as u16),
+            fecn: congestion & bit::FECN != 0,
+            becn: congestion & bit::BECN != 0,
+            dest_qpn: Qpn::new(second),
+            ack_request: (third >> 24) as u8 & bit::ACK_REQUEST != 0,
+            psn: Psn::new(third),
         }
     }
 
     /// Writes the header, reserved bits as zero.
     #[inline]
     pub fn write(&self, out: &mut [u8; BTH_LEN]) {
-        *out = [0; BTH_LEN];
-        let mut packet = Packet::new_unchecked(out);
-        packet.set_opcode(self.opcode);
-        packet.set_solicited(self.solicited);
-        packet.set_migrated(self.migrated);
-        packet.set_pad_count(self.pad_count);
-        packet.set_version(self.version);
-        packet.set_partition_key(self.partition_key);
-        packet.set_fecn(self.fecn);
-        packet.set_becn(self.becn);
-        packet.set_dest_qpn(self.dest_qpn);
-        packet.set_ack_request(self.ack_request);
-        packet.set_psn(self.psn);
+        let bit_if = |set: bool, bit: u8| if set { bit } else { 0 };
+        let flags = bit_if(self.solicited, bit::SOLICITED)
+            | bit_if(self.migrated, bit::MIGRATED)
+            | self.pad_count << bit::PAD_COUNT_SHIFT & bit::PAD_COUNT
+            | self.version & bit::VERSION;
+        let congestion = bit_if(self.fecn, bit::FECN) | bit_if(self.becn, bit::BECN);
+        let ack_request = bit_if(self.ack_request, bit::ACK_REQUEST);
+        let words = [
+            u32::from(self.opcode.0) << 24 | u32::from(flags) << 16 | u32::from(self.partition_key.get()),
+            u32::from(congestion) << 24 | self.dest_qpn.get(),
+            u32::from(ack_request) << 24 | self.psn.get(),
+        ];
+        for (place, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *place = word.to_be_bytes();
+        }
     }
 }
 

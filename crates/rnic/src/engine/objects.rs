@@ -1,6 +1,5 @@
 //! A device's objects: how they are made, changed and destroyed.
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use crate::completion::{CompletionQueue, CompletionSink};
 use crate::congestion::{Destination, Window};
 use crate::engine::LIMITS;
 use crate::memory::{Pager, Region};
-use crate::qp::{Qp, ReceiveQueue, Requester, Responder, Settings};
+use crate::qp::{Qp, ReceiveQueue, ReceiveRing, Requester, Responder, Settings};
 use crate::shared::{ReceiveSource, SharedReceiveQueue};
 use crate::transmit::Path;
 use crate::work::SendQueue;
@@ -377,7 +376,7 @@ impl Rnic {
             }
             None => {
                 let (depth, max_sges) = (c.max_recv_wr, c.max_recv_sge);
-                ReceiveQueue::Own { wqes: VecDeque::new(), depth, max_sges, unrung: 0 }
+                ReceiveQueue::Own { ring: ReceiveRing::default(), depth, max_sges }
             }
         };
         self.cqs[init.send_cq.0 as usize].users += 1;

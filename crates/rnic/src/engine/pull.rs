@@ -74,8 +74,8 @@ impl Rnic {
     /// Tells the device of the oldest `receives` that it does not know of.
     pub fn ring_receives(&mut self, qpn: Qpn, receives: usize) {
         let Some(slot) = self.slot(qpn) else { return };
-        if let ReceiveQueue::Own { unrung, .. } = &mut self.qps[slot as usize].rq {
-            *unrung = unrung.saturating_sub(receives);
+        if let ReceiveQueue::Own { ring, .. } = &mut self.qps[slot as usize].rq {
+            ring.ring(receives);
         }
     }
 

@@ -171,7 +171,7 @@ impl Rnic {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: Packet<'_>) {
         let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
         qp.counters.rx_packets += 1;

@@ -47,29 +47,41 @@ impl Memory {
     }
 
     #[inline]
-    fn region(&mut self, key: u32) -> Result<&Region, MemoryError> {
-        let slot = &mut self.cache[Self::slot(key)];
-        let hit = slot.as_ref().is_some_and(|region| region.key == key && region.is_valid());
-        if !hit {
-            *slot = self.directory.find(key).filter(|region| region.is_valid());
+    fn region(&mut self, key: u32) -> Option<&Region> {
+        let slot = Self::slot(key);
+        let is_known = self.cache[slot].as_ref().is_some_and(|region| region.key == key && region.is_valid());
+        if !is_known {
+            self.look_up(key);
         }
-        slot.as_deref().ok_or(MemoryError::UnknownKey { key })
+        self.cache[slot].as_deref()
+    }
+
+    /// Asks the directory, which takes a lock.
+    #[cold]
+    #[inline(never)]
+    fn look_up(&mut self, key: u32) {
+        self.cache[Self::slot(key)] = self.directory.find(key).filter(|region| region.is_valid());
     }
 
     /// A region by its local key, which bound windows do not have.
     #[inline]
-    fn local_region(&mut self, lkey: LKey) -> Result<&Region, MemoryError> {
-        let LKey(key) = lkey;
-        self.region(key).ok().filter(|region| region.bound.is_none()).ok_or(MemoryError::UnknownKey { key })
+    fn local_region(&mut self, LKey(key): LKey) -> Result<&Region, MemoryError> {
+        match self.region(key) {
+            Some(region) if region.bound.is_none() => Ok(region),
+            _ => Err(MemoryError::UnknownKey { key }),
+        }
     }
 
     #[inline]
     fn remote_region(&mut self, through: Through, rkey: RKey) -> Result<&Region, MemoryError> {
-        let key = rkey.get();
-        self.region(key).ok().filter(|region| region.serves(through.qpn)).ok_or(MemoryError::UnknownKey { key })
+        match self.region(rkey.get()) {
+            Some(region) if region.serves(through.qpn) => Ok(region),
+            _ => Err(MemoryError::UnknownKey { key: rkey.get() }),
+        }
     }
 
     /// Checks one local scatter-gather element of a work request that is being posted.
+    #[inline]
     pub(crate) fn check_local(&mut self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
         if sge.length == 0 || self.checks_late {
             return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory

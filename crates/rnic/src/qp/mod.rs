@@ -4,10 +4,10 @@
 //! the other way round; `post` takes work from programs.
 
 mod post;
+mod receives;
 mod requester;
 mod responder;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use doorbell_verbs_core::{
@@ -23,18 +23,13 @@ use crate::transmit::Path;
 use crate::work::{RecvWqe, SendQueue, SendWqe};
 
 pub(crate) use post::check_receive;
+pub(crate) use receives::ReceiveRing;
 pub(crate) use requester::{Requester, Stop};
 pub(crate) use responder::{Acknowledgement, Responder};
 
 /// Where receives come from.
 pub(crate) enum ReceiveQueue {
-    Own {
-        wqes: VecDeque<RecvWqe>,
-        depth: usize,
-        max_sges: usize,
-        /// This many of the newest are posted, but the device has not been told of them.
-        unrung: usize,
-    },
+    Own { ring: ReceiveRing, depth: usize, max_sges: usize },
     Shared(Arc<dyn ReceiveSource>),
 }
 
@@ -112,6 +107,7 @@ impl Qp {
     }
 
     /// Takes the oldest receive, for a message that uses it if its packets arrive.
+    #[inline]
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
         let wqe = self.try_receive()?;
         self.used_receive();
@@ -119,9 +115,10 @@ impl Qp {
     }
 
     /// Takes the oldest receive, for a message of which is not known yet whether it fits.
+    #[inline]
     pub(crate) fn try_receive(&mut self) -> Option<RecvWqe> {
         match &mut self.rq {
-            ReceiveQueue::Own { wqes, unrung, .. } => (wqes.len() > *unrung).then(|| wqes.pop_front()).flatten(),
+            ReceiveQueue::Own { ring, .. } => ring.pop(),
             ReceiveQueue::Shared(source) => source.take(),
         }
     }
@@ -138,7 +135,7 @@ impl Qp {
     /// with an error, but then whoever knows a Q_Key can use up the receives of all queue pairs.
     pub(crate) fn give_back_receive(&mut self, wqe: RecvWqe) {
         match &mut self.rq {
-            ReceiveQueue::Own { wqes, .. } => wqes.push_front(wqe),
+            ReceiveQueue::Own { ring, .. } => ring.give_back(wqe),
             ReceiveQueue::Shared(source) => source.give_back(wqe),
         }
     }
@@ -171,6 +168,7 @@ impl Qp {
     }
 
     /// Completes a send work request.
+    #[inline]
     pub(crate) fn complete_send(&mut self, core: &mut Commons, wqe: &SendWqe, status: Status) {
         if status != Status::Success || self.signal_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let completion = Completion {
@@ -185,6 +183,7 @@ impl Qp {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn complete_receive(&mut self, core: &mut Commons, completion: Completion) {
         core.complete(self.recv_cq, Completion { qpn: self.qpn, ..completion });
     }
@@ -229,10 +228,8 @@ impl Qp {
     }
 
     pub(crate) fn flush_receives(&mut self, core: &mut Commons) {
-        while let ReceiveQueue::Own { wqes, unrung, .. } = &mut self.rq
-            && let Some(wqe) = wqes.pop_front()
-        {
-            *unrung = 0;
+        let ReceiveQueue::Own { ring, .. } = &mut self.rq else { return };
+        for wqe in ring.drain() {
             self.flush_receive(core, &wqe);
         }
     }
@@ -247,9 +244,8 @@ impl Qp {
         }
         self.return_receive();
         self.sq.rung = self.sq.tail;
-        if let ReceiveQueue::Own { wqes, unrung, .. } = &mut self.rq {
-            wqes.clear();
-            *unrung = 0;
+        if let ReceiveQueue::Own { ring, .. } = &mut self.rq {
+            *ring = ReceiveRing::default();
         }
         self.req = Requester::new(self.sq.head, &core.policy);
         self.resp = Responder::default();

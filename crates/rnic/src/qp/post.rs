@@ -7,7 +7,7 @@ use doorbell_wire::Psn;
 
 use super::{Qp, ReceiveQueue};
 use crate::commons::Commons;
-use crate::work::{RecvWqe, SendWqe};
+use crate::work::SendWqe;
 
 /// Checks the elements of a receive.
 pub(crate) fn check_receive(
@@ -77,15 +77,14 @@ impl Qp {
             let what = "receive work requests";
             return Err(PostErrorKind::WrongState { state: self.state, what, allowed: "any state but reset" });
         }
-        let ReceiveQueue::Own { wqes, depth, max_sges, unrung } = &mut self.rq else {
+        let ReceiveQueue::Own { ring, depth, max_sges } = &mut self.rq else {
             return Err(PostErrorKind::UsesSharedReceiveQueue);
         };
-        if wqes.len() >= *depth {
+        if ring.len() >= *depth {
             return Err(PostErrorKind::QueueFull { queue: "receive queue", depth: *depth });
         }
         check_receive(core, self.pd, *max_sges, request)?;
-        wqes.push_back(RecvWqe::new(self.pd, request));
-        *unrung += usize::from(core.policy.waits_for_doorbells);
+        ring.push(self.pd, request, core.policy.waits_for_doorbells);
         if self.state == QpState::Error {
             self.flush_receives(core);
         }

@@ -2,8 +2,8 @@
 
 use doorbell_verbs_core::{QpKind, SendFlags, SendOperation, Status};
 use doorbell_wire::{
-    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr,
-    Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
+    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthPacket, BthRepr, DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr,
+    ImmDtRepr, Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
 };
 
 use super::{MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
@@ -41,7 +41,8 @@ fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: boo
         QpKind::Uc => 0x20,
         QpKind::Ud => 0x60,
     };
-    Opcode(transport | row[column])
+    // In a register: a byte of memory that was written as a part of a word is there only later.
+    Opcode(transport | (u32::from_le_bytes(row) >> (8 * column)) as u8)
 }
 
 /// Takes the next `N` bytes of a packet that is being written.
@@ -65,6 +66,15 @@ struct Place {
     ack_request: bool,
 }
 
+/// The header of the packets in the midst of a message, which differ in their sequence numbers and in whether they ask for an
+/// acknowledgement.
+#[derive(Clone, Copy)]
+struct MiddleHeader {
+    /// The work request.
+    index: u64,
+    header: [u8; BTH_LEN],
+}
+
 impl Qp {
     /// Sends requests until the budget, the windows or the work is exhausted.
     pub(crate) fn transmit_requests(
@@ -73,6 +83,7 @@ impl Qp {
         budget: &mut usize,
         batch: &mut TransmitBatch,
     ) -> Stop {
+        let mut middle = None;
         while self.has_request_to_send() {
             if *budget == 0 {
                 return Stop::Budget;
@@ -85,20 +96,19 @@ impl Qp {
                 continue;
             }
             let index = self.req.cursor;
-            if self.sq.get(index).packets == 0 {
+            let wqe = self.sq.get_mut(index);
+            if wqe.packets == 0 {
                 match self.manage_window(core, index) {
                     Ok(()) => continue,
                     Err(stop) => return stop,
                 }
             }
             if index == self.req.assigned {
-                let next_psn = self.req.next_psn;
-                let wqe = self.sq.get_mut(index);
-                wqe.first_psn = next_psn;
-                self.req.next_psn = next_psn.add(wqe.packets);
+                wqe.first_psn = self.req.next_psn;
+                self.req.next_psn = wqe.first_psn.add(wqe.packets);
                 self.req.assigned += 1;
             }
-            let wqe = *self.sq.get(index);
+            let wqe = *wqe;
             if wqe.flags.contains(SendFlags::FENCE) && self.req.cursor_packet == 0 && !self.req.reads.is_empty() {
                 return Stop::Idle;
             }
@@ -114,7 +124,7 @@ impl Qp {
                     Err(stop) => return stop,
                 }
             } else {
-                match self.transmit_packet(core, index, &wqe, batch) {
+                match self.transmit_packet(core, index, &wqe, &mut middle, batch) {
                     Ok(()) => {}
                     Err(stop) => return stop,
                 }
@@ -188,7 +198,7 @@ impl Qp {
         if is_answered {
             self.write_read_or_atomic(core, &wqe, place, batch)?;
         } else {
-            self.write_packet(core, &wqe, place, batch)?;
+            self.write_packet(core, &wqe, place, &mut None, batch)?;
         }
         let has_newer = psn.add(packets) != self.req.cursor_psn;
         self.req.probe = (probe == Probe::Oldest && has_newer).then_some(Probe::Newest);
@@ -202,6 +212,7 @@ impl Qp {
         core: &mut Commons,
         index: u64,
         wqe: &SendWqe,
+        middle: &mut Option<MiddleHeader>,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
         let mtu = self.mtu();
@@ -231,7 +242,8 @@ impl Qp {
                 }));
         let psn = self.req.cursor_psn;
         let retransmission = rc && psn.is_before(self.req.high_psn);
-        self.write_packet(core, wqe, Place { index, packet, packets: 1, psn, retransmission, ack_request }, batch)?;
+        let place = Place { index, packet, packets: 1, psn, retransmission, ack_request };
+        self.write_packet(core, wqe, place, middle, batch)?;
         self.req.since_ack_request = if ack_request { 0 } else { since_ack_request };
 
         let was_outstanding = self.req.has_outstanding();
@@ -259,13 +271,15 @@ impl Qp {
         Ok(())
     }
 
-    /// Writes one packet of a SEND or WRITE.
+    /// Writes one packet of a SEND or WRITE. The header of one in the midst of a message is made once for all of them that leave
+    /// together.
     #[inline]
     fn write_packet(
         &mut self,
         core: &mut Commons,
         wqe: &SendWqe,
         place: Place,
+        middle: &mut Option<MiddleHeader>,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
         use SendOperation as Op;
@@ -299,20 +313,34 @@ impl Qp {
             dest_qpn = ud.qpn;
         }
         let mut out = batch.push(&path, len, info);
-        let bth = BthRepr {
-            opcode,
-            solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
-            migrated: true,
-            pad_count: pad as u8,
-            version: 0,
-            partition_key: PartitionKey::DEFAULT,
-            fecn: false,
-            becn: false,
-            dest_qpn,
-            ack_request,
-            psn,
-        };
-        bth.write(take::<BTH_LEN>(&mut out));
+        let header = take::<BTH_LEN>(&mut out);
+        match middle {
+            Some(known) if known.index == index && !first && !last => {
+                *header = known.header;
+                let mut bth = BthPacket::new_unchecked(header);
+                bth.set_ack_request(ack_request);
+                bth.set_psn(psn);
+            }
+            _ => {
+                let bth = BthRepr {
+                    opcode,
+                    solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
+                    migrated: true,
+                    pad_count: pad as u8,
+                    version: 0,
+                    partition_key: PartitionKey::DEFAULT,
+                    fecn: false,
+                    becn: false,
+                    dest_qpn,
+                    ack_request,
+                    psn,
+                };
+                bth.write(header);
+                if !first && !last {
+                    *middle = Some(MiddleHeader { index, header: *header });
+                }
+            }
+        }
         if let Some(ud) = ud {
             let qkey = if ud.qkey.means_senders_own() { self.settings.qkey } else { ud.qkey };
             DethRepr { qkey, source_qpn: self.qpn }.write(take::<DETH_LEN>(&mut out));

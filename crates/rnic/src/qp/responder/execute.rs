@@ -7,8 +7,23 @@ use doorbell_wire::{NakCode, Operation};
 
 use super::{Answer, Current, Refusal, Request};
 use crate::commons::Commons;
-use crate::qp::Qp;
+use crate::qp::{Qp, ReceiveQueue};
 use crate::work::RecvWqe;
+
+/// How a receive fails, and what the peer is told.
+struct Failure(Status, NakCode);
+
+/// Places a packet of a SEND, before which `done` bytes of the message were placed. Returns the bytes that were placed with it.
+#[inline]
+fn place(core: &mut Commons, wqe: &RecvWqe, done: u64, request: &Request<'_>) -> Result<u64, Failure> {
+    let total = done + request.payload.len() as u64;
+    if total > wqe.length {
+        return Err(Failure(Status::LocalLength, NakCode::INVALID_REQUEST));
+    }
+    let placed = core.memory.scatter(wqe.pd, &wqe.sges, done, request.payload);
+    placed.map_err(|_| Failure(Status::LocalProtection, NakCode::REMOTE_OPERATIONAL_ERROR))?;
+    Ok(total)
+}
 
 impl Qp {
     /// Carries out the expected request.
@@ -37,51 +52,77 @@ impl Qp {
     }
 
     /// A receive failed on our side: it completes with an error, and so does the peer's request.
-    fn fail_receive(&mut self, core: &mut Commons, wqe: &RecvWqe, status: Status, code: NakCode) -> Refusal {
+    fn fail_receive(&mut self, core: &mut Commons, wr_id: u64, Failure(status, code): Failure) -> Refusal {
         let opcode = CompletionOpcode::Receive;
-        self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
+        self.complete_receive(core, Completion { wr_id, status, opcode, ..Completion::default() });
         Refusal(code)
     }
 
     #[inline]
     fn execute_send(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
-        let (wqe, done) = match std::mem::take(&mut self.resp.current) {
-            Current::Send { wqe, done } => (wqe, done),
-            _ => match self.need_receive(core, request.bth.psn) {
+        let opcode = request.bth.opcode;
+        // The receive of a message of one packet is used where it lies.
+        if opcode.is_first()
+            && opcode.is_last()
+            && let ReceiveQueue::Own { ring, .. } = &mut self.rq
+            && let Some(wqe) = ring.front()
+        {
+            let (wr_id, placed) = (wqe.wr_id, place(core, wqe, 0, request));
+            ring.drop_front();
+            return self.end_send(core, request, wr_id, placed);
+        }
+        let (wqe, done) = if opcode.is_first() {
+            match self.need_receive(core, request.bth.psn) {
                 Some(wqe) => (wqe, 0),
                 None => return Ok(()),
-            },
-        };
-        let total = done + request.payload.len() as u64;
-        if total > wqe.length {
-            return Err(self.fail_receive(core, &wqe, Status::LocalLength, NakCode::INVALID_REQUEST));
-        }
-        if core.memory.scatter(wqe.pd, &wqe.sges, done, request.payload).is_err() {
-            let code = NakCode::REMOTE_OPERATIONAL_ERROR;
-            return Err(self.fail_receive(core, &wqe, Status::LocalProtection, code));
-        }
-        if request.bth.opcode.is_last() {
-            if let Attachment::Invalidated(rkey) = request.attachment
-                && core.memory.invalidate(self.through(), rkey).is_err()
-            {
-                let code = NakCode::REMOTE_ACCESS_ERROR;
-                return Err(self.fail_receive(core, &wqe, Status::LocalAccess, code));
             }
-            core.counters.rx_send_requests += 1;
-            self.complete_reliable(
-                core,
-                Completion {
-                    wr_id: wqe.wr_id,
-                    opcode: CompletionOpcode::Receive,
-                    byte_len: total as u32,
-                    solicited: request.bth.solicited,
-                    attachment: request.attachment,
-                    ..Completion::default()
-                },
-            );
         } else {
-            self.resp.current = Current::Send { wqe, done: total };
+            // It is in sequence.
+            let Current::Send { wqe, done } = std::mem::take(&mut self.resp.current) else { return Ok(()) };
+            (wqe, done)
+        };
+        let placed = place(core, &wqe, done, request);
+        match placed {
+            Ok(total) if !opcode.is_last() => {
+                self.resp.current = Current::Send { wqe, done: total };
+                self.accepted(core, request);
+                Ok(())
+            }
+            placed => self.end_send(core, request, wqe.wr_id, placed),
         }
+    }
+
+    /// The last packet of a SEND was placed, and the message has this number of bytes; or one could not be.
+    #[inline]
+    fn end_send(
+        &mut self,
+        core: &mut Commons,
+        request: &Request<'_>,
+        wr_id: u64,
+        placed: Result<u64, Failure>,
+    ) -> Result<(), Refusal> {
+        let total = match placed {
+            Ok(total) => total,
+            Err(failure) => return Err(self.fail_receive(core, wr_id, failure)),
+        };
+        if let Attachment::Invalidated(rkey) = request.attachment
+            && core.memory.invalidate(self.through(), rkey).is_err()
+        {
+            let failure = Failure(Status::LocalAccess, NakCode::REMOTE_ACCESS_ERROR);
+            return Err(self.fail_receive(core, wr_id, failure));
+        }
+        core.counters.rx_send_requests += 1;
+        self.complete_reliable(
+            core,
+            Completion {
+                wr_id,
+                opcode: CompletionOpcode::Receive,
+                byte_len: total as u32,
+                solicited: request.bth.solicited,
+                attachment: request.attachment,
+                ..Completion::default()
+            },
+        );
         self.accepted(core, request);
         Ok(())
     }

@@ -265,7 +265,7 @@ impl Qp {
     /// completion stays staged until the acknowledgement has been handed to the link, so that nothing the
     /// program does next can lose it. Only if the program has answered what it received lately, the
     /// acknowledgement waits for the next answer.
-    #[inline]
+    #[inline(always)]
     fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
         let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
         self.resp.want_ack(core.now_ns);

@@ -1,0 +1,169 @@
+//! The receive queue of one queue pair.
+
+use doorbell_verbs_core::{PdId, RecvRequest};
+
+use crate::work::RecvWqe;
+
+/// Receives in the order in which messages take them. A place is filled where it lies, and one that was used is filled again, with
+/// whatever it has allocated: a message costs neither an allocation nor a copy of its receive.
+#[derive(Debug, Default)]
+pub(crate) struct ReceiveRing {
+    /// None, or a power of two of them.
+    places: Vec<RecvWqe>,
+    head: usize,
+    len: usize,
+    /// This many of the newest are posted, but the device has not been told of them.
+    unrung: usize,
+}
+
+impl ReceiveRing {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn place(&self, index: usize) -> usize {
+        (self.head + index) & (self.places.len() - 1)
+    }
+
+    /// Makes room for one more.
+    #[inline]
+    fn reserve(&mut self) {
+        if self.len == self.places.len() {
+            self.grow();
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.places.rotate_left(self.head);
+        self.head = 0;
+        self.places.resize_with((2 * self.len).max(1), RecvWqe::default);
+    }
+
+    /// Adds one of which the device is told now, or [later](Self::ring).
+    #[inline]
+    pub(crate) fn push(&mut self, pd: PdId, request: &RecvRequest<'_>, is_hidden: bool) {
+        self.reserve();
+        let place = self.place(self.len);
+        self.places[place].fill(pd, request);
+        self.len += 1;
+        self.unrung += usize::from(is_hidden);
+    }
+
+    /// The device is told of so many more.
+    pub(crate) fn ring(&mut self, receives: usize) {
+        self.unrung = self.unrung.saturating_sub(receives);
+    }
+
+    /// The oldest that the device knows of.
+    #[inline]
+    pub(crate) fn front(&self) -> Option<&RecvWqe> {
+        if self.len > self.unrung { self.places.get(self.head) } else { None }
+    }
+
+    /// Strikes off the oldest, which there is.
+    #[inline]
+    pub(crate) fn drop_front(&mut self) {
+        debug_assert!(self.len > self.unrung);
+        self.head = self.place(1);
+        self.len -= 1;
+    }
+
+    /// Takes the oldest that the device knows of.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<RecvWqe> {
+        if self.len <= self.unrung {
+            return None;
+        }
+        let wqe = std::mem::take(&mut self.places[self.head]);
+        self.drop_front();
+        Some(wqe)
+    }
+
+    /// Puts one back that a message has not used. The program may have posted into its room meanwhile.
+    pub(crate) fn give_back(&mut self, wqe: RecvWqe) {
+        self.reserve();
+        self.head = self.place(self.places.len() - 1);
+        self.places[self.head] = wqe;
+        self.len += 1;
+    }
+
+    /// Forgets all of them, and hands them out.
+    pub(crate) fn drain(&mut self) -> Vec<RecvWqe> {
+        self.unrung = 0;
+        std::iter::from_fn(|| self.pop()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use doorbell_verbs_core::{LKey, Sge};
+
+    use super::*;
+
+    fn sges(wr_id: u64) -> Vec<Sge> {
+        (0..wr_id % 4).map(|index| Sge { address: wr_id + index, length: 8, lkey: LKey(1) }).collect()
+    }
+
+    fn post(ring: &mut ReceiveRing, wr_id: u64, is_hidden: bool) {
+        ring.push(PdId(1), &RecvRequest { wr_id, sges: &sges(wr_id) }, is_hidden);
+    }
+
+    /// All that can happen to it, beside a list that does the same.
+    #[test]
+    fn receives_are_taken_in_order_however_places_are_used_again() {
+        let (mut ring, mut list) = (ReceiveRing::default(), VecDeque::new());
+        let mut random = 1_u64;
+        let mut next = 0;
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            match random >> 60 {
+                0..=6 if list.len() < 40 => {
+                    post(&mut ring, next, false);
+                    list.push_back(next);
+                    next += 1;
+                }
+                7..=10 => {
+                    let expected = list.pop_front();
+                    let taken = ring.front().map(|wqe| (wqe.wr_id, wqe.sges.to_vec(), wqe.length));
+                    assert_eq!(taken, expected.map(|wr_id| (wr_id, sges(wr_id), 8 * (wr_id % 4))));
+                    if taken.is_some() {
+                        ring.drop_front();
+                    }
+                }
+                11..=13 => {
+                    let taken = ring.pop();
+                    assert_eq!(taken.as_ref().map(|wqe| wqe.wr_id), list.front().copied());
+                    // Some come back.
+                    match taken {
+                        Some(wqe) if random & 1 << 40 != 0 => ring.give_back(wqe),
+                        _ => drop(list.pop_front()),
+                    }
+                }
+                14 if random & 31 << 40 == 0 => {
+                    let ids: Vec<u64> = ring.drain().iter().map(|wqe| wqe.wr_id).collect();
+                    assert_eq!(ids, list.drain(..).collect::<Vec<_>>());
+                }
+                _ => {}
+            }
+            assert_eq!(ring.len(), list.len());
+        }
+        assert!(next > 5_000, "{next} were posted");
+    }
+
+    #[test]
+    fn what_the_device_was_not_told_of_is_not_taken() {
+        let mut ring = ReceiveRing::default();
+        post(&mut ring, 1, true);
+        post(&mut ring, 2, true);
+        assert!(ring.front().is_none() && ring.pop().is_none());
+        ring.ring(1);
+        assert_eq!(ring.front().map(|wqe| wqe.wr_id), Some(1));
+        ring.drop_front();
+        assert!(ring.pop().is_none());
+        assert_eq!(ring.drain().len(), 1, "the program gets it back all the same");
+        assert_eq!(ring.len(), 0);
+    }
+}
