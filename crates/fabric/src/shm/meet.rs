@@ -4,9 +4,11 @@
 //! with its process. `message.rs` has what the two sides say. Nothing here is on the data path: a link asks for a peer
 //! once, before its first packet to it, and hears what came of it.
 
-use std::io::{self, IoSlice};
+mod connection;
+
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -16,16 +18,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow};
-use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
-    sendmsg, socket, sockopt::PeerCredentials,
-};
-use nix::unistd::geteuid;
+use nix::sys::socket::connect;
 use rustc_hash::FxHashSet;
 
-use super::message::{Datagram, MAX_BYTES, Message, Nonce, VERSION};
+use self::connection::{Heard, check_user, endpoint, hear, host, name_of, send};
+use super::message::{Datagram, Message, Nonce, VERSION};
 use super::own_process::{Opening, OwnProcess};
-use super::sys::{self, Mapping, receive_message};
+use super::sys::{self, Mapping};
 use crate::udp::{is_event, send_alone, signal};
 
 /// How long a guest may take for each step.
@@ -49,9 +48,6 @@ const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1
 /// How often a name is tried that must be had, and how long it is waited between two tries.
 const HOST_TRIES: u32 = 10;
 const HOST_NAP: Duration = Duration::from_millis(10);
-
-/// What a user reads as that the user namespace does not map, unless the kernel says otherwise.
-const OVERFLOW_UID: u32 = 65_534;
 
 /// What a link hears.
 #[derive(Debug)]
@@ -197,83 +193,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn endpoint() -> io::Result<OwnProcess> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let opening = Opening::begin();
-    Ok(OwnProcess::new(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?, &opening))
-}
-
-/// A socket that has the name of the device at `local`.
-fn host(local: SocketAddr) -> io::Result<OwnProcess> {
-    let listener = endpoint()?;
-    bind(listener.as_fd().as_raw_fd(), &name_of(local.ip(), local.port())?)?;
-    listen(&listener, Backlog::MAXCONN)?;
-    Ok(listener)
-}
-
-/// The name of the device with this address and port, in the network namespace of this thread.
-fn name_of(address: IpAddr, port: u16) -> io::Result<UnixAddr> {
-    let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
-    let name = format!("doorbell-link/{}/{address}/{port}", namespace.display());
-    Ok(UnixAddr::new_abstract(name.as_bytes())?)
-}
-
-/// Is whoever is at the other end this process's user?
-fn check_user(connection: &impl AsFd) -> Result<(), String> {
-    let own = geteuid().as_raw();
-    let peer = getsockopt(connection, PeerCredentials).map_err(|error| format!("its user is unknown: {error}"))?.uid();
-    if peer != own {
-        return Err(format!("it runs as user {peer}, this process as {own}; memory is shared within one user"));
-    }
-    if own == overflow_uid() {
-        return Err(format!("this process runs as user {own}, which stands for any user of other user namespaces"));
-    }
-    Ok(())
-}
-
-/// What a user reads as that the user namespace does not map.
-fn overflow_uid() -> u32 {
-    let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
-    said.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
-}
-
 fn random_nonce() -> io::Result<Nonce> {
     let mut nonce = Nonce::default();
     getrandom::fill(&mut nonce).map_err(io::Error::other)?;
     Ok(nonce)
-}
-
-fn send(connection: &impl AsFd, message: Message, file: Option<RawFd>) -> io::Result<()> {
-    let bytes = message.to_bytes();
-    let files: Vec<_> = file.into_iter().collect();
-    let rights = [ControlMessage::ScmRights(&files)];
-    let control = if files.is_empty() { &[][..] } else { &rights };
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(connection.as_fd().as_raw_fd(), &[IoSlice::new(&bytes)], control, flags, None)?;
-    Ok(())
-}
-
-/// What a look at a connection gives.
-enum Heard {
-    Nothing,
-    /// A message, and a descriptor that came along.
-    Said(Message, Option<OwnedFd>),
-    /// It ended, or said what nobody says.
-    Ended,
-}
-
-fn hear(connection: &impl AsFd) -> Heard {
-    let mut bytes = [0; MAX_BYTES];
-    let received = match receive_message(connection.as_fd(), &mut bytes) {
-        Ok(received) => received,
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return Heard::Nothing,
-        Err(_) => return Heard::Ended,
-    };
-    let mut files = received.files;
-    match Message::parse(&bytes[..received.length]) {
-        Some(message) if received.is_whole && files.len() <= 1 => Heard::Said(message, files.pop()),
-        _ => Heard::Ended,
-    }
 }
 
 /// How far one is with a peer.

@@ -1,17 +1,20 @@
 //! Guests and hosts that do not keep to the protocol. What they do is done here by hand, one message at a time.
 
 use std::fs::File;
+use std::io::IoSlice;
 use std::net::UdpSocket;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::*;
 use crate::link::Link;
 use crate::shm::LinkChoice;
 use crate::shm::link::SharedMemoryLink;
 use crate::shm::link::tests::{PORT, eventually, link, link_at, now_ns, send as exchange};
+use crate::shm::message::MAX_BYTES;
 use crate::testing::batch_of;
 use crate::{BindRequest, bind as bind_udp};
 
