@@ -50,6 +50,14 @@ enum Command {
     },
     /// Only runs the command end to end, as `test` does.
     EndToEnd,
+    /// Runs the whole quick study between two machines, and among four of which one loses packets, and judges it.
+    ///
+    /// The machines are network namespaces. It says how long the study takes beside one on loopback.
+    Hosts {
+        /// Keeps the records and reports here [default: `xtask/hosts` in the target directory]
+        #[arg(long, value_name = "DIRECTORY")]
+        out: Option<PathBuf>,
+    },
     /// Only opens a report in a browser, as `test` does.
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
@@ -189,6 +197,7 @@ fn run(command: Command) -> ExitCode {
         Command::Test { fast } => test::everything(fast),
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::end_to_end(),
+        Command::Hosts { out } => ended(two_machines::hosts(out.as_deref())),
         Command::Report => test::report(),
         Command::Programs { write_docs: true, .. } => ended(programs::page::write()),
         Command::Programs { only, .. } => test::programs(&only),

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use doorbell_fabric::shorten_time_slices;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
 use doorbell_verbs::{Device, Limits, soft};
@@ -73,7 +74,11 @@ impl Chosen {
     pub(crate) fn open(&self, soft_options: impl FnOnce() -> SoftOptions) -> Result<Device, Failure> {
         Ok(match self {
             Self::System(options) => system::open(options)?,
-            Self::Soft => soft::open(&soft_options())?,
+            Self::Soft => {
+                // Its threads and those of its peers take turns where processors are short. Where that is refused, they do so slowly.
+                let _ = shorten_time_slices();
+                soft::open(&soft_options())?
+            }
         })
     }
 

@@ -43,6 +43,7 @@ mod seal;
 mod shm;
 #[cfg(test)]
 mod testing;
+mod time_slice;
 pub mod udp;
 
 /// The names of the threads that a device has: the one that drives it, and the one that meets devices of this machine.
@@ -60,4 +61,5 @@ pub use pcap::{Pcap, PcapFile};
 pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use shm::{LinkChoice, Opening, OwnProcess, SharedMemoryCounters, SharedMemoryLink};
+pub use time_slice::shorten_time_slices;
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};

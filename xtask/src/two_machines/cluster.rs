@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -67,13 +68,18 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// How many there are.
+    pub(super) fn machines(&self) -> usize {
+        self.machines
+    }
+
     /// A command on one of the machines, as [`Namespaces::command`].
     pub(super) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
         self.namespaces.command(machine, program, arguments)
     }
 
     /// From now on one machine loses some of the packets of RoCE that come to it.
-    fn lose_packets(&self, machine: usize) -> Result<(), String> {
+    pub(super) fn lose_packets(&self, machine: usize) -> Result<(), String> {
         let percent = format!("{}%", 100 / ONE_LOST_IN);
         let port = format!("port{machine}");
         let netem = ["qdisc", "add", "dev", &port, "root", "netem", "loss", &percent];
@@ -89,6 +95,16 @@ impl Cluster {
 
     /// A quick study of these experiments by the first machine with all others: its records.
     fn study(&self, name: &str, experiments: &[&str]) -> Result<Vec<(PathBuf, Value)>, String> {
+        self.study_into(&place::own().join(format!("study-{name}")), experiments, PATIENCE)
+    }
+
+    /// The same, with its records in this directory. Without names it makes what a study makes without.
+    pub(super) fn study_into(
+        &self,
+        directory: &Path,
+        experiments: &[&str],
+        patience: Duration,
+    ) -> Result<Vec<(PathBuf, Value)>, String> {
         let doorbell = doorbell();
         let doorbell = doorbell.to_string_lossy();
         let mut servers = Vec::new();
@@ -100,7 +116,6 @@ impl Cluster {
         for server in &mut servers {
             server.wait_for("waiting for a client", PATIENCE)?;
         }
-        let directory = place::own().join(format!("study-{name}"));
         let out = directory.to_string_lossy();
         let others: Vec<String> = (1..self.machines).map(address).collect();
         let mut words = vec!["study", "--quick", "-d", "doorbell0", "--out", &out];
@@ -108,8 +123,8 @@ impl Cluster {
         words.extend(others.iter().map(String::as_str));
         let mut here = self.namespaces.command(0, &doorbell, &words);
         here.env("DOORBELL_TOKEN", TOKEN);
-        Running::start(here)?.finish(PATIENCE)?;
-        read(&directory)
+        Running::start(here)?.finish(patience)?;
+        read(directory)
     }
 }
 
@@ -133,7 +148,7 @@ pub(super) fn read(directory: &Path) -> Result<Vec<(PathBuf, Value)>, String> {
 
 /// Every point has its repetitions, with packets as predicted at each machine, and in some of them all machines have a part.
 /// Returns how many packets were sent again.
-fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> Result<u64, String> {
+pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> Result<u64, String> {
     let (mut resent, mut most) = (0, 0);
     for (file, record) in records {
         let failed = |why: String| format!("{}: {why}", file.display());

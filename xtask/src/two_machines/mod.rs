@@ -8,6 +8,7 @@ mod record;
 mod slurm;
 mod ssh;
 mod study;
+mod whole;
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use record::Expected;
 pub(crate) use slurm::slurm;
 pub(crate) use ssh::ssh;
 pub(crate) use study::study;
+pub(crate) use whole::hosts;
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
