@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::output::line;
-use crate::study::fits;
+use crate::study::{fits, same_host};
 use crate::{Failure, quantity};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -68,16 +68,24 @@ struct Examined {
     /// The name that the user gave it.
     name: String,
     environment: Option<Environment>,
+    /// The number of the process that answered there.
+    process: Option<u64>,
     findings: Vec<Finding>,
 }
 
 impl Examined {
+    /// One that could not be examined, and why.
+    fn not(name: &str, finding: Finding) -> Self {
+        Self { name: name.to_owned(), environment: None, process: None, findings: vec![finding] }
+    }
+
     fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Fine)
     }
 }
 
 pub(crate) fn run(doctor: &Doctor) -> Result<ExitCode, Failure> {
+    doctor.meeting.check()?;
     let own = (!doctor.udp.is_roce()).then_some("--udp-port");
     let chosen = doctor.device.choose(own)?;
     if doctor.listens() {
@@ -89,18 +97,25 @@ pub(crate) fn run(doctor: &Doctor) -> Result<ExitCode, Failure> {
     }
     let mut examined = vec![this_machine(doctor, &chosen)];
     for host in &doctor.hosts {
-        let seen = examined.iter().any(|other| &other.name == host);
-        let other =
-            if seen { Err(format!("{host} is named twice").into()) } else { other_machine(doctor, &chosen, host) };
-        examined.push(other.unwrap_or_else(|error| Examined {
-            name: host.clone(),
-            environment: None,
-            findings: vec![Finding {
-                subject: "control".to_owned(),
-                severity: Severity::Spoils,
-                what: error.to_string(),
-                remedy: format!("start `{THERE}` there with the same token, and open its TCP port"),
-            }],
+        if examined.iter().any(|other| &other.name == host) {
+            examined.push(Examined::not(host, named_twice(format!("{host} is named twice"))));
+            continue;
+        }
+        let other = other_machine(doctor, &chosen, host).map(|mut other| {
+            let same = examined.iter().find(|known| known.process.is_some() && known.process == other.process);
+            other.findings.extend(same.map(|known| named_twice(same_host(host, &known.name))));
+            other
+        });
+        examined.push(other.unwrap_or_else(|error| {
+            Examined::not(
+                host,
+                Finding {
+                    subject: "control".to_owned(),
+                    severity: Severity::Spoils,
+                    what: error.to_string(),
+                    remedy: format!("start `{THERE}` there with the same token, and open its TCP port"),
+                },
+            )
         }));
     }
     if doctor.json {
@@ -121,6 +136,7 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
             Examined {
                 name,
                 environment: Some(environment),
+                process: None,
                 findings: doctor::examine(&attributes, doctor.memory_bytes()),
             }
         }
@@ -131,7 +147,7 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
                 what: error.to_string(),
                 remedy: "`doorbell devices` lists what there is".to_owned(),
             };
-            Examined { name, environment: None, findings: vec![finding] }
+            Examined::not(&name, finding)
         }
     }
 }
@@ -143,7 +159,7 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     let introduction = doctor.meeting.introduction(true);
     let stream = connect()?;
     let toward = control::address_toward(&stream);
-    let Introduced { environment, mut findings, .. } = Client::meet(stream, introduction.clone())?;
+    let Introduced { environment, mut findings, process, .. } = Client::meet(stream, introduction.clone())?;
     findings.push(versions(&environment));
     let device = doctor.open(chosen, toward)?;
     if let Err(error) = fits(&Environment::of(&device.attributes()), &environment, host)
@@ -157,7 +173,16 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
         });
     }
     findings.push(path::probe(&device, &introduction, connect)?);
-    Ok(Examined { name: host.to_owned(), environment: Some(environment), findings })
+    Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
+}
+
+fn named_twice(what: String) -> Finding {
+    Finding {
+        subject: "hosts".to_owned(),
+        severity: Severity::Spoils,
+        what,
+        remedy: "name each host once: a study refuses to measure with one that is named twice".to_owned(),
+    }
 }
 
 fn versions(theirs: &Environment) -> Finding {

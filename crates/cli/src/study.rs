@@ -30,8 +30,8 @@ use crate::sim::arguments::Simulated;
 use crate::{Failure, Usage, WRONG_USAGE, progress};
 use callers::Callers;
 use ends::Ends;
-pub(crate) use hosts::fits;
 use hosts::{Hosts, Listening, Others};
+pub(crate) use hosts::{fits, same_host};
 use launch::Launch;
 
 const EXAMPLES: &str = "\
@@ -277,6 +277,7 @@ fn is_host(address: &str) -> bool {
 }
 
 pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
+    study.meeting.check()?;
     let others = [
         ("-d", study.device.name.is_some()),
         ("--ack", study.ack.is_some()),

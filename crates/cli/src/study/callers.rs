@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::hosts::Others;
 use super::launch::{Announcement, Launch, random_token};
 use super::{MEMORY_MIB, Study, open};
+use crate::address::{Listen, with_port};
 use crate::control;
 use crate::device::Chosen;
 use crate::output::note;
@@ -61,7 +62,7 @@ impl Callers {
     pub(super) fn of(launch: &Launch, given: Option<Token>) -> Result<Self, Failure> {
         let token = launch.token(given)?;
         let address = launch.listens_on();
-        let listener = TcpListener::bind(&address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        let listener = address.bind().map_err(|error| format!("cannot listen on {address}: {error}"))?;
         let announcement = launch.announce(listener.local_addr()?.port(), token.as_ref())?;
         let names = (1..launch.ranks).map(|rank| format!("rank {rank}")).collect();
         Self::new(listener, names, token, Some(announcement))
@@ -70,7 +71,7 @@ impl Callers {
     /// Starts a process on each of these hosts by the system's ssh.
     pub(super) fn by_ssh(hosts: &[String], remote: &str, arguments: &[String]) -> Result<Self, Failure> {
         let token = random_token()?;
-        let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"))?;
+        let listener = Listen::All { port: 0 }.bind()?;
         let port = listener.local_addr()?.port();
         let callers = Self::new(listener, hosts.to_vec(), Some(token.clone()), None)?;
         for (number, host) in hosts.iter().enumerate() {
@@ -192,7 +193,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     // sshd says who connected: address and port there, address and port here.
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
     let host = connection.split_whitespace().next().unwrap_or("127.0.0.1");
-    let address = control::with_port(host, u16::try_from(port)?);
+    let address = with_port(host, u16::try_from(port)?);
     let chosen = study.choose_quietly()?;
     serve_calls(study, &chosen, rank, ranks, || {
         Ok((control::reach(&address, ", which started this process by ssh")?, token.clone()))

@@ -52,7 +52,7 @@ impl Listening {
         for address in &addresses {
             let own: Vec<_> = address.to_socket_addrs().into_iter().flatten().collect();
             if let Some((other, _)) = found.iter().find(|(_, others)| own.iter().any(|own| others.contains(own))) {
-                return Err(Usage(format!("{address} and {other} are the same host: name each once")));
+                return Err(Usage(same_host(address, other)));
             }
             found.push((address, own));
         }
@@ -265,6 +265,7 @@ impl Hosts {
             let introduced = Client::meet(stream, reach.introduction.clone());
             met.push(introduced.map_err(|error| format!("{name}: {error}"))?);
         }
+        each_once(&reach.names[1..], &met)?;
         reach.toward = toward;
         let device = open(study, &reach.chosen, toward)?;
         let attributes = device.attributes();
@@ -326,6 +327,24 @@ impl Hosts {
         }
         result
     }
+}
+
+/// Are all of these different processes? A host has as many names as addresses, which the addresses alone do not show.
+fn each_once(names: &[String], met: &[Introduced]) -> Result<(), Usage> {
+    let mut known: Vec<(u64, &String)> = Vec::new();
+    for (name, introduced) in names.iter().zip(met) {
+        let Some(process) = introduced.process else { continue };
+        if let Some((_, other)) = known.iter().find(|(known, _)| *known == process) {
+            return Err(Usage(same_host(name, other)));
+        }
+        known.push((process, name));
+    }
+    Ok(())
+}
+
+/// Two names lead to one process.
+pub(crate) fn same_host(name: &str, other: &str) -> String {
+    format!("{other} and {name} are the same host: name each host once")
 }
 
 /// The fewest queue pairs of a device, this machine's or one of those of others that say, and whose it is.

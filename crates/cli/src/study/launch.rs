@@ -12,7 +12,7 @@ use std::{fs, io};
 use doorbell_study::session::Token;
 use serde_json::{Value, json};
 
-use crate::control::with_port;
+use crate::address::{Listen, with_port};
 use crate::{Failure, Usage};
 
 /// A process that was started together with others.
@@ -101,15 +101,15 @@ impl Launch {
     }
 
     /// Where number 0 listens.
-    pub(super) fn listens_on(&self) -> String {
+    pub(super) fn listens_on(&self) -> Listen {
         match &self.place {
-            Place::Address(address) => {
-                let port = address.rsplit(':').next().unwrap_or_default();
-                // The name is that of one of its addresses; the others may come by another.
-                if is_loopback(address) { address.clone() } else { format!("0.0.0.0:{port}") }
-            }
-            Place::File(_) if self.is_local => "127.0.0.1:0".to_owned(),
-            Place::File(_) => "0.0.0.0:0".to_owned(),
+            // The name is that of one of its addresses; the others may come by another.
+            Place::Address(address) => match address.rsplit(':').next().and_then(|port| port.parse().ok()) {
+                Some(port) if !is_loopback(address) => Listen::All { port },
+                _ => Listen::At(address.clone()),
+            },
+            Place::File(_) if self.is_local => Listen::At("127.0.0.1:0".to_owned()),
+            Place::File(_) => Listen::All { port: 0 },
         }
     }
 
@@ -264,14 +264,18 @@ mod tests {
         let found = launch(&open_mpi, None).unwrap().unwrap();
         let file = Place::File(own_directory().join("12-3"));
         assert_eq!((found.rank, found.ranks, &found.place), (1, 2, &file));
-        assert_eq!(found.listens_on(), "127.0.0.1:0");
+        assert_eq!(found.listens_on(), Listen::At("127.0.0.1:0".to_owned()));
 
         let mpich = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2")];
         assert!(launch(&mpich, None).unwrap_err().contains("--rendezvous"));
         let found = launch(&mpich, Some("head:7")).unwrap().unwrap();
         assert_eq!((found.rank, found.place.clone()), (3, Place::Address("head:7".to_owned())));
-        assert_eq!(found.listens_on(), "0.0.0.0:7");
+        assert_eq!(found.listens_on(), Listen::All { port: 7 });
         assert!(found.token(None).unwrap_err().to_string().contains("DOORBELL_TOKEN"));
+        let by_ipv6 = |given| launch(&mpich, Some(given)).unwrap().unwrap();
+        assert_eq!(by_ipv6("[fd00::7]:8").listens_on(), Listen::All { port: 8 });
+        assert_eq!(by_ipv6("[fd00::7]").place, Place::Address("[fd00::7]:18515".to_owned()));
+        assert_eq!(by_ipv6("::1").listens_on(), Listen::At("[::1]:18515".to_owned()));
         let shared = launch(&mpich, Some("/home/shared")).unwrap().unwrap();
         assert_eq!(shared.place, Place::File("/home/shared/doorbell-study".into()));
 

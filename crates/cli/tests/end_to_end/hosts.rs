@@ -189,11 +189,13 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
     let other = other_port.told("waiting for a client on ");
     refuses(&other, 1, &["at 4792", "--udp-port"]);
+    // Another process than the first host, which would be that host under a second name.
+    let (_behind, behind) = listen("127.0.0.1:0");
     let release = concat!("\"doorbell\":\"", env!("CARGO_PKG_VERSION"), "\"");
-    refuses(&pretending(&address, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
+    refuses(&pretending(&behind, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
     let mtu = "\"active_mtu\":1024";
-    refuses(&pretending(&address, "\"active_mtu\":4096", mtu), 1, &["path MTU of 1024 B", "the same MTU"]);
-    let few = pretending(&address, "\"max_qps\":", "\"max_qps\":1,\"before\":");
+    refuses(&pretending(&behind, "\"active_mtu\":4096", mtu), 1, &["path MTU of 1024 B", "the same MTU"]);
+    let few = pretending(&behind, "\"max_qps\":", "\"max_qps\":1,\"before\":");
     with("direct-write/n-to-1", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
     with("far-memory/skew", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
     let deviceless = listener(|stream| drop(session::refuse(stream, "there is no RDMA device mlx5_9")));
@@ -201,6 +203,34 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     // What two hosts cannot be is said before, too.
     with("far-memory/reordering", &address).expect_complaint(2, &["on 2 hosts", "name another host"]);
     assert!(records(&scratch.0).is_empty());
+}
+
+#[test]
+fn one_host_under_two_of_its_addresses_is_refused_before_anything_is_measured() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("twice-named");
+    let with_token = |arguments: &str| {
+        let mut command = doorbell(arguments);
+        command.env("DOORBELL_TOKEN", "a secret");
+        Running::start(command)
+    };
+    let mut host = with_token("study -d doorbell0 --listen -p 0");
+    let at = host.told("waiting for a client on ");
+    let port = at.rsplit(':').next().expect("it has a port");
+    let [one, other] = [1, 2].map(|number| format!("127.0.0.{number}:{port}"));
+    let study = format!("study --quick -d doorbell0 --out {} hosts {one} {other}", scratch.path());
+    let begun = Instant::now();
+    with_token(&study).finish().expect_complaint(2, &[&one, &other, "are the same host: name each host once"]);
+    assert!(begun.elapsed() < Duration::from_secs(9), "it was known only when one of them did not answer");
+    assert!(records(&scratch.0).is_empty());
+    let examined = with_token(&format!("doctor -d doorbell0 {one} {other}")).finish().expect_status(1).stdout;
+    assert!(examined.contains(&format!("{one} and {other} are the same host")), "{examined}");
+    // The host is free again.
+    let finished = with_token(&format!("doctor -d doorbell0 {one} {one}")).finish().expect_status(1).stdout;
+    assert!(
+        finished.contains(&format!("{one} is named twice")) && finished.contains("name each host once"),
+        "{finished}"
+    );
 }
 
 /// A launcher of MPI that is here.

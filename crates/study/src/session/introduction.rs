@@ -73,6 +73,9 @@ pub struct Introduced {
     /// Queue pairs that the device has; ends of earlier releases do not say.
     #[serde(default)]
     pub max_qps: Option<usize>,
+    /// The number of the process that answers ([`Terms::process`]).
+    #[serde(default)]
+    pub process: Option<u64>,
 }
 
 /// On what terms an end answers.
@@ -84,12 +87,14 @@ pub struct Terms {
     pub token: Option<Token>,
     /// The CPUs that its threads are pinned to.
     pub pinning: Pinning,
+    /// A random number of the process that answers. A host that has several addresses says the same number at each of them.
+    pub process: Option<u64>,
 }
 
 impl Terms {
     /// So much memory for whoever asks; nothing is pinned.
     pub fn open(memory_bytes: usize) -> Self {
-        Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where") }
+        Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where"), process: None }
     }
 
     /// May somebody who introduces himself so, or not at all, measure?
@@ -111,7 +116,7 @@ impl Introduced {
             if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
         let pinning = Some(terms.pinning.share(introduction.place));
         let environment = Environment { pinning, ..Environment::of(device) };
-        Self { environment, findings, max_qps: Some(device.limits.max_qps) }
+        Self { environment, findings, max_qps: Some(device.limits.max_qps), process: terms.process }
     }
 }
 
