@@ -9,6 +9,7 @@ use clap::Args;
 use doorbell_study::pinning::Pinning;
 use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
 use doorbell_verbs::Device;
+use socket2::{Domain, Socket, Type};
 
 use crate::address::{Listen, with_port};
 use crate::output::note;
@@ -39,18 +40,40 @@ pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 
 /// Connects to a server, which `command` starts there.
 pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
-    reach(address, &format!("; is `{command}` running there?"))
+    reach(address, &is_running(command))
+}
+
+fn is_running(command: &str) -> String {
+    format!("; is `{command}` running there?")
 }
 
 /// Connects to a server. `hint` ends the sentence that says why it cannot be reached.
 pub(crate) fn reach(address: &str, hint: &str) -> Result<TcpStream, Failure> {
+    reach_by(address, hint, |address| TcpStream::connect_timeout(&address, DEADLINE))
+}
+
+/// Connects to a server, which `command` starts there, with segments no longer than this, in either direction.
+pub(crate) fn connect_in_segments(address: &str, command: &str, bytes: u32) -> Result<TcpStream, Failure> {
+    reach_by(address, &is_running(command), |address| {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
+        socket.set_tcp_mss(bytes)?;
+        socket.connect_timeout(&address.into(), DEADLINE)?;
+        Ok(socket.into())
+    })
+}
+
+fn reach_by(
+    address: &str,
+    hint: &str,
+    connect: impl Fn(SocketAddr) -> io::Result<TcpStream>,
+) -> Result<TcpStream, Failure> {
     let addresses: Vec<_> = address
         .to_socket_addrs()
         .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
         .collect();
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
-        match TcpStream::connect_timeout(&address, DEADLINE) {
+        match connect(address) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }

@@ -155,8 +155,14 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
 /// Another machine, and what lies between it and this one.
 fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examined, Failure> {
     let address = doctor.meeting.at(host);
-    let connect = || control::connect(&address, THERE);
+    let connect_with = |segment: Option<u32>| match segment {
+        Some(bytes) => control::connect_in_segments(&address, THERE, bytes),
+        None => control::connect(&address, THERE),
+    };
     let introduction = doctor.meeting.introduction(true);
+    let short = path::probe_control(&introduction, connect_with)?;
+    // Where long packets are dropped, the rest can still be found out.
+    let connect = || connect_with(short.as_ref().map(|_| path::SHORT_SEGMENT_BYTES));
     let stream = connect()?;
     let toward = control::address_toward(&stream);
     let Introduced { environment, mut findings, process, .. } = Client::meet(stream, introduction.clone())?;
@@ -172,7 +178,15 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
             remedy: "a study refuses to measure between these two".to_owned(),
         });
     }
-    findings.push(path::probe(&device, &introduction, connect)?);
+    let path = path::probe(&device, &introduction, connect);
+    findings.push(path.unwrap_or_else(|error: Failure| Finding {
+        subject: "path".to_owned(),
+        severity: Severity::Spoils,
+        what: format!("the control connection broke while full packets of RoCE v2 were sent there and back: {error}"),
+        remedy:
+            "ask again; if it breaks again, something on the way drops packets of the control connection".to_owned(),
+    }));
+    findings.extend(short);
     Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
 }
 

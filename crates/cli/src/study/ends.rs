@@ -65,7 +65,7 @@ impl Ends {
         let toward = control::address_toward(&stream);
         let device = open(study, &chosen, toward)?;
         let pinning = study.cpus.pinning(&device)?;
-        let introduced = Client::meet(stream, introduction.clone()).map_err(|error| format!("{host}: {error}"))?;
+        let introduced = Client::meet(stream, introduction.clone()).map_err(|error| hosts::not_met(&host, &error))?;
         let attributes = device.attributes();
         let (own, other) = (environment_of(study, toward, &attributes)?, introduced.environment);
         hosts::fits(&own, &other, &host)?;

@@ -1,6 +1,7 @@
 //! A study on several hosts: this machine, which coordinates, and others.
 
 use std::cell::Cell;
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 
 use doorbell_study::doctor::{Severity, path};
@@ -263,7 +264,7 @@ impl Hosts {
             let stream = reach.others.reach(number)?;
             toward = toward.or(control::address_toward(&stream));
             let introduced = Client::meet(stream, reach.introduction.clone());
-            met.push(introduced.map_err(|error| format!("{name}: {error}"))?);
+            met.push(introduced.map_err(|error| not_met(name, &error))?);
         }
         each_once(&reach.names[1..], &met)?;
         reach.toward = toward;
@@ -327,6 +328,17 @@ impl Hosts {
         }
         result
     }
+}
+
+/// Why a host is not known. TCP repeats long packets that something on the way drops, and says nothing.
+pub(super) fn not_met(name: &str, error: &session::SessionError) -> Failure {
+    let hint = match error {
+        session::SessionError::Control(error) if error.kind() == io::ErrorKind::TimedOut => {
+            "; `doorbell doctor` finds out whether something on the way drops long packets"
+        }
+        _ => "",
+    };
+    format!("{name}: {error}{hint}").into()
 }
 
 /// Are all of these different processes? A host has as many names as addresses, which the addresses alone do not show.

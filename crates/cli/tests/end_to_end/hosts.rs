@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_study::session;
 use serde_json::Value;
+use socket2::SockRef;
 
 use crate::command::{PATIENCE, Running, deaf_address, doorbell, list, measuring, number, run};
 use crate::study::{Scratch, records, repetitions};
@@ -154,6 +155,46 @@ fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
             }
         }
     })
+}
+
+/// The host at this address, behind something that drops long packets one way: of its client's, or of the host's own. Nothing
+/// passes any more behind the first that is dropped, since TCP repeats it for ever.
+fn behind_a_black_hole(host: &str, of_client: bool) -> String {
+    let host = host.to_owned();
+    listener(move |mut client| {
+        let segment = SockRef::from(&client).tcp_mss().expect("TCP says it");
+        let pass = move |from: &mut TcpStream, to: &mut TcpStream, drops: bool| {
+            let (mut piece, mut is_stalled) = (vec![0; 1 << 16], false);
+            while let Ok(count @ 1..) = from.read(&mut piece) {
+                is_stalled |= drops && segment > 1000 && count > 1000;
+                if !is_stalled && to.write_all(&piece[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        };
+        let mut server = TcpStream::connect(&host).expect("the host is there");
+        let (mut from, mut to) = (client.try_clone().expect("a stream"), server.try_clone().expect("a stream"));
+        std::thread::spawn(move || pass(&mut from, &mut to, of_client));
+        pass(&mut server, &mut client, !of_client);
+    })
+}
+
+#[test]
+fn the_doctor_finds_out_that_long_packets_of_the_control_connection_are_dropped() {
+    let _one_at_a_time = measuring();
+    let (_host, address) = listen("127.0.0.1:0");
+    for of_client in [true, false] {
+        let there = behind_a_black_hole(&address, of_client);
+        let begun = Instant::now();
+        let found = run(&format!("doctor -d doorbell0 {there}")).expect_status(1).stdout;
+        for words in ["control", "long packets are dropped on the way", "raise its MTU", "B of payload come through"] {
+            assert!(found.contains(words), "{words}: {found}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+    }
+    let found = run(&format!("doctor -d doorbell0 {address}")).stdout;
+    assert!(!found.contains("long packets"), "{found}");
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! What lies between two machines, found out by packets.
 
+use std::io;
 use std::net::TcpStream;
+use std::time::Duration;
 
 use doorbell_verbs::{Device, PathMtu};
+use socket2::SockRef;
 
 use super::{Finding, Severity};
 use crate::parameters::{Extent, Kind, Operation, Parameters};
-use crate::session::{Client, Introduction, SessionError};
+use crate::session::{Client, Introduction, Patience, SessionError};
 
 /// Round trips of a message of one full packet, each checked.
 const ROUND_TRIPS: u64 = 16;
@@ -16,6 +19,64 @@ const TIMEOUT_EXPONENT: u8 = 14;
 
 /// With the timeout, a path that carries nothing is given up after a quarter of a second.
 const RETRIES: u8 = 3;
+
+/// Bytes that fill packets of the control connection, several even where interfaces have jumbo frames.
+const BALLAST_BYTES: usize = 16 << 10;
+
+/// Payload of a TCP segment that every path of IPv4 carries (RFC 9293, 3.7.1).
+pub const SHORT_SEGMENT_BYTES: u32 = 536;
+
+/// Do packets of full length pass on the control connection? It finds out before anything that is waited for longer.
+/// `connect` makes a control connection, with segments no longer than that if it is told so.
+///
+/// Returns whether segments have to be short, and what that means. TCP repeats a long segment that is dropped without end, so
+/// a connection on which short messages pass stalls with the first long one.
+///
+/// # Errors
+///
+/// The control connection fails, also with short segments, or the other end refuses.
+pub fn probe_control<E: From<SessionError>>(
+    introduction: &Introduction,
+    mut connect: impl FnMut(Option<u32>) -> Result<TcpStream, E>,
+) -> Result<Option<Finding>, E> {
+    let introduction = Introduction { examine: false, ballast: "x".repeat(BALLAST_BYTES), ..introduction.clone() };
+    let mut attempt = |segment| {
+        let stream = connect(segment)?;
+        let ends_at_once = stream.try_clone().map_err(SessionError::Control)?;
+        let met = Client::meet_within(stream, introduction.clone(), Patience::Reason);
+        if met.is_err() {
+            // What was not acknowledged would keep the end of the connection from the other end, which then serves nobody else.
+            let _ = SockRef::from(&ends_at_once).set_linger(Some(Duration::ZERO));
+        }
+        Ok::<_, E>(met)
+    };
+    let stalled = match attempt(None)? {
+        Ok(_) => return Ok(None),
+        // The greeting has passed before.
+        Err(SessionError::Control(error)) if error.kind() == io::ErrorKind::TimedOut => error,
+        Err(error) => return Err(error.into()),
+    };
+    match attempt(Some(SHORT_SEGMENT_BYTES))? {
+        Ok(_) => Ok(Some(Finding::new(
+            "control",
+            Severity::Spoils,
+            format!(
+                "long packets are dropped on the way: {BALLAST_BYTES} B there and back do not pass on the control connection in \
+                 packets of full length, but do in packets with {SHORT_SEGMENT_BYTES} B"
+            ),
+            "something between has a smaller MTU than both interfaces, and no ICMP tells them (`ping -M do -s 1472 HOST` shows \
+             whether 1500 B pass): raise its MTU, or lower that of both interfaces",
+        ))),
+        Err(_) => Err(SessionError::Control(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!(
+                "it greets, but {BALLAST_BYTES} B there and back do not pass within 2 s, neither in packets of full length nor \
+                 in packets with {SHORT_SEGMENT_BYTES} B ({stalled})"
+            ),
+        ))
+        .into()),
+    }
+}
 
 /// What came of packets of one size.
 #[derive(Debug)]

@@ -61,6 +61,9 @@ pub struct Introduction {
     pub examine: bool,
     /// The place of the end that answers among the processes of the study on its machine.
     pub place: Place,
+    /// What fills packets, and comes back with the answer: a path may carry short ones alone.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ballast: String,
 }
 
 /// What an end that answers says of itself.
@@ -76,6 +79,9 @@ pub struct Introduced {
     /// The number of the process that answers ([`Terms::process`]).
     #[serde(default)]
     pub process: Option<u64>,
+    /// What filled packets of the introduction.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ballast: String,
 }
 
 /// On what terms an end answers.
@@ -116,7 +122,8 @@ impl Introduced {
             if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
         let pinning = Some(terms.pinning.share(introduction.place));
         let environment = Environment { pinning, ..Environment::of(device) };
-        Self { environment, findings, max_qps: Some(device.limits.max_qps), process: terms.process }
+        let ballast = introduction.ballast.clone();
+        Self { environment, findings, max_qps: Some(device.limits.max_qps), process: terms.process, ballast }
     }
 }
 
