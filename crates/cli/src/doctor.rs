@@ -13,7 +13,7 @@ use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
 use crate::control::{self, Meeting};
-use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::device::{Chosen, DeviceChoice, UdpPort, without_bind};
 use crate::output::line;
 use crate::study::{fits, same_host};
 use crate::{Failure, quantity};
@@ -59,7 +59,9 @@ impl Doctor {
     }
 
     fn open(&self, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
-        chosen.open(|| SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })
+        chosen
+            .open(|| SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })
+            .map_err(without_bind)
     }
 }
 
@@ -178,7 +180,7 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
             remedy: "a study refuses to measure between these two".to_owned(),
         });
     }
-    let path = path::probe(&device, &introduction, connect);
+    let path = path::probe(&device, environment.active_mtu, &introduction, connect);
     findings.push(path.unwrap_or_else(|error: Failure| Finding {
         subject: "path".to_owned(),
         severity: Severity::Spoils,

@@ -24,7 +24,7 @@ use serde_json::json;
 
 use crate::control::Meeting;
 use crate::cpus::Cpus;
-use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::device::{Chosen, DeviceChoice, UdpPort, without_bind};
 use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
@@ -431,11 +431,7 @@ fn open_with(
     toward: Option<IpAddr>,
     link: Option<LinkChoice>,
 ) -> Result<Device, Failure> {
-    chosen.open(|| SoftOptions {
-        address: toward,
-        port: study.udp.port,
-        ack: study.ack,
-        link,
-        ..SoftOptions::default()
-    })
+    let options =
+        || SoftOptions { address: toward, port: study.udp.port, ack: study.ack, link, ..SoftOptions::default() };
+    chosen.open(options).map_err(without_bind)
 }

@@ -1,6 +1,7 @@
 //! A study on several hosts: this machine, which coordinates, and others.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 
@@ -288,7 +289,7 @@ impl Hosts {
         let queue_pairs = fewest(&attributes, met.iter().map(|met: &Introduced| met.max_qps).zip(&reach.names[1..]));
         for ((number, name), Introduced { environment, .. }) in reach.names[1..].iter().enumerate().zip(&met) {
             fits(&own, environment, name)?;
-            passes(&device, &reach.introduction, || reach.others.reach(number), name)?;
+            passes(&device, environment.active_mtu, &reach.introduction, || reach.others.reach(number), name)?;
             let Environment { machine, cpu, device, .. } = environment;
             let pinned = note_pinning(&shared[number + 1]);
             note!("host {}: {} ({name}), {cpu}, device {device}{pinned}", number + 1, machine.host);
@@ -338,7 +339,14 @@ pub(super) fn not_met(name: &str, error: &session::SessionError) -> Failure {
         }
         _ => "",
     };
-    format!("{name}: {error}{hint}").into()
+    format!("{}{hint}", of_host(name, error)).into()
+}
+
+/// An error with the name of the host that it is about, which it may name already.
+pub(super) fn of_host(name: &str, error: &impl Display) -> String {
+    let error = error.to_string();
+    // A name without a port may be part of any word.
+    if name.contains(':') && error.contains(name) { error } else { format!("{name}: {error}") }
 }
 
 /// Are all of these different processes? A host has as many names as addresses, which the addresses alone do not show.
@@ -403,13 +411,29 @@ pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result
 /// Do packets of full length pass between this machine and another?
 pub(super) fn passes(
     device: &Device,
+    theirs: usize,
     introduction: &Introduction,
     reach: impl Fn() -> Result<TcpStream, Failure>,
     name: &str,
 ) -> Result<(), Failure> {
-    let finding = path::probe(device, introduction, reach)?;
+    let finding = path::probe(device, theirs, introduction, reach)?;
     if finding.severity == Severity::Spoils {
         return Err(format!("{name}: {}: {}", finding.what, finding.remedy).into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_its_host_once() {
+        let connect = "cannot connect to node7:18515: Connection refused".to_owned();
+        assert_eq!(of_host("node7:18515", &connect), connect);
+        assert_eq!(of_host("one", &"none came"), "one: none came");
+        let silence = io::Error::new(io::ErrorKind::TimedOut, "it does not answer");
+        let said = not_met("node7:18515", &session::SessionError::Control(silence)).to_string();
+        assert!(said.starts_with("node7:18515: the peer is gone: it does not answer; `doorbell doctor`"), "{said}");
+    }
 }

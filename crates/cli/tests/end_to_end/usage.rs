@@ -223,6 +223,17 @@ fn what_the_machine_refuses_is_a_failure_that_says_why() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_called_so() {
+    for arguments in ["wire cost --op send --size 1", "study --list", "man bench"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+        let output = doorbell(arguments).stdout(full).output().expect("it can be started");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
+        assert!(said.contains("standard output: No space left"), "{arguments}: {said}");
+    }
+}
+
+#[test]
 fn nobody_reading_the_output_is_no_error() {
     let _one_at_a_time = measuring();
     for arguments in ["wire cost --op send --size 1", "bench bw -n 50 -s 16,16,16", "bench lat -n 50 -s 16 --json"] {

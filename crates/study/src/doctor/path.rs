@@ -87,30 +87,32 @@ enum Tried {
     Lost(SessionError),
 }
 
-/// Sends full packets there and back, from the largest path MTU that the device has downwards, until some come through.
-/// `connect` makes a control connection to the other end.
+/// Sends full packets there and back, from the largest path MTU that both devices have downwards, until some come through.
+/// `theirs` is what the other end has said of its device, in bytes. `connect` makes a control connection to it.
 ///
 /// # Errors
 ///
 /// The control connection fails, or the other end refuses.
 pub fn probe<E: From<SessionError>>(
     device: &Device,
+    theirs: usize,
     introduction: &Introduction,
     mut connect: impl FnMut() -> Result<TcpStream, E>,
 ) -> Result<Finding, E> {
     let own = device.attributes().active_mtu;
+    let other = PathMtu::from_bytes(theirs).unwrap_or(own);
     let mut lost = Vec::new();
-    for mtu in PathMtu::ALL.into_iter().rev().filter(|mtu| *mtu <= own) {
+    for mtu in PathMtu::ALL.into_iter().rev().filter(|mtu| *mtu <= own.min(other)) {
         match attempt(device, introduction, connect()?, mtu)? {
-            Tried::Through(used) => return Ok(found(own, used, &lost)),
+            Tried::Through(used) => return Ok(found([own, other], used, &lost)),
             Tried::Lost(error) => lost.push((mtu, error)),
         }
     }
     Ok(nothing(device, lost.last().map(|(_, error)| error)))
 }
 
-/// The finding, where packets with `used` bytes of payload came through.
-fn found(own: PathMtu, used: usize, lost: &[(PathMtu, SessionError)]) -> Finding {
+/// The finding, where packets with `used` bytes of payload came through, of two devices with these path MTUs.
+fn found([own, other]: [PathMtu; 2], used: usize, lost: &[(PathMtu, SessionError)]) -> Finding {
     const SUBJECT: &str = "path MTU";
     let Some((largest, error)) = lost.first() else {
         return match used {
@@ -123,14 +125,18 @@ fn found(own: PathMtu, used: usize, lost: &[(PathMtu, SessionError)]) -> Finding
             _ => Finding::fine(SUBJECT, format!("packets with {used} B of payload come through, both ways")),
         };
     };
+    let whose = match own == other {
+        true => format!("both ends have a path MTU of {own} B"),
+        false => format!("this end has a path MTU of {own} B, the other end one of {other} B"),
+    };
     Finding::new(
         SUBJECT,
         Severity::Spoils,
+        format!("{whose}, but packets with {largest} B do not come through, those with {used} B do ({error})"),
         format!(
-            "both ends have a path MTU of {} B, but such packets do not come through, those with {used} B do ({error})",
-            largest.bytes()
+            "raise the MTU of whatever lies between, or lower that of both interfaces; `doorbell bench --mtu {used}` measures \
+             without either"
         ),
-        format!("raise the MTU of whatever lies between, lower that of both interfaces, or measure with --mtu {used}"),
     )
 }
 
@@ -174,5 +180,22 @@ fn attempt(
         Err(error @ (SessionError::Connection { .. } | SessionError::Both { .. })) => Ok(Tried::Lost(error)),
         Err(error @ SessionError::Peer(_)) => Ok(Tried::Lost(error)),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_loses_long_packets_is_told_with_the_path_mtu_of_each_end() {
+        let lost = |mtu| [(mtu, SessionError::Peer("nothing came".to_owned()))];
+        let said = |ends: [PathMtu; 2], used| found(ends, used, &lost(ends[0].min(ends[1])));
+        let same = said([PathMtu::Mtu4096; 2], 1024);
+        assert!(same.what.starts_with("both ends have a path MTU of 4096 B, but packets with 4096 B"), "{}", same.what);
+        let two = said([PathMtu::Mtu4096, PathMtu::Mtu1024], 512);
+        let words = "this end has a path MTU of 4096 B, the other end one of 1024 B, but packets with 1024 B do not";
+        assert!(two.what.starts_with(words), "{}", two.what);
+        assert!(two.remedy.contains("doorbell bench --mtu 512"), "{}", two.remedy);
     }
 }

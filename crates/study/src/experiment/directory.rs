@@ -169,23 +169,35 @@ impl RunDirectory {
         }
         let machine = |e: &Environment| (e.cpu.clone(), e.cpus, e.provider.clone(), e.udp_port, e.active_mtu);
         let (then, now) = (&record.environment, environment);
+        let said = |e: &Environment| {
+            let Environment { cpu, cpus, provider, udp_port, active_mtu, .. } = e;
+            format!("{cpu}, {cpus} CPUs, provider {provider}, UDP port {udp_port}, path MTU {active_mtu} B")
+        };
         if machine(then) != machine(now) {
-            let said = |e: &Environment| {
-                let Environment { cpu, cpus, provider, udp_port, active_mtu, .. } = e;
-                format!("{cpu}, {cpus} CPUs, provider {provider}, UDP port {udp_port}, path MTU {active_mtu} B")
-            };
             return differs("environment", format!("{} instead of {}", said(now), said(then)));
         }
         let others = |e: &Environment| -> Vec<_> {
             e.others().map(|other| (other.machine.host.clone(), machine(other))).collect()
         };
         if others(then) != others(now) {
-            let names = |e: &Environment| match e.others().map(|other| other.machine.host.as_str()).collect::<Vec<_>>()
-            {
-                names if names.is_empty() => "none".to_owned(),
-                names => names.join(", "),
+            let (here, before) = (others(now), others(then));
+            let names = |of: &[(String, _)]| of.iter().map(|(host, _)| host.clone()).collect::<Vec<_>>();
+            // Hosts of one name may be different machines, and the same machine may be another one by now.
+            let told = |e: &Environment, is_enough: bool| {
+                let one = |other: &Environment| match is_enough {
+                    true => other.machine.host.clone(),
+                    false => format!("{} ({})", other.machine.host, said(other)),
+                };
+                match e.others().map(one).collect::<Vec<_>>() {
+                    hosts if hosts.is_empty() => "none".to_owned(),
+                    hosts => hosts.join("; "),
+                }
             };
-            return differs("environment.peer", format!("{} instead of {}", names(now), names(then)));
+            let is_enough = names(&here) != names(&before);
+            return differs(
+                "environment.peer",
+                format!("{} instead of {}", told(now, is_enough), told(then, is_enough)),
+            );
         }
         if then.device != now.device {
             return differs("environment.device", format!("{} instead of {}", now.device, then.device));

@@ -547,6 +547,13 @@ fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
     let elsewhere = Environment { cpus: 3, ..environment.clone() };
     let error = directory.add(&experiment, &point, &elsewhere, result.clone()).unwrap_err().to_string();
     assert!(error.contains("field `environment` differs") && error.contains("another --out"), "{error}");
+    // Of another host with the same name it is said what differs.
+    let with_peer =
+        |cpus| Environment { peer: Some(Box::new(Environment { cpus, ..environment.clone() })), ..environment.clone() };
+    let pair = RunDirectory::create(&scratch.0.join("pair")).unwrap();
+    pair.add(&experiment, &point, &with_peer(2), result.clone()).unwrap();
+    let error = pair.get(&experiment, &point, &with_peer(8)).unwrap_err().to_string();
+    assert!(error.contains("environment.peer") && error.contains(" 8 CPUs") && error.contains(" 2 CPUs"), "{error}");
     let mut longer = point.clone();
     longer.parameters.extent = crate::parameters::Extent::Seconds(9.0);
     let error = directory.get(&experiment, &longer, &environment).unwrap_err().to_string();
