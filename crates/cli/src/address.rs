@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
+use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Socket, Type};
 
 /// Connections that wait until they are accepted, as the standard library has it.
@@ -43,11 +44,12 @@ fn scoped(text: &str) -> Option<String> {
 }
 
 fn interface_number(name: &str) -> Option<String> {
-    if name.contains('/') || name.starts_with('.') {
-        return None;
-    }
-    let number = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).ok()?;
-    Some(number.trim().to_owned())
+    if_nametoindex(name).ok().map(|number| number.to_string())
+}
+
+/// What ends the sentence that says that no such host is found.
+pub(crate) fn scope_hint(address: &str) -> &'static str {
+    if address.contains('%') { " (what stands behind % has to be an interface of this machine)" } else { "" }
 }
 
 /// Where a command listens.
@@ -153,7 +155,9 @@ mod tests {
         }
         let scoped: Vec<SocketAddr> = with_port("fe80::1%lo", 7).to_socket_addrs().unwrap().collect();
         assert!(matches!(scoped[..], [SocketAddr::V6(address)] if address.scope_id() == 1), "{scoped:?}");
-        assert!(with_port("fe80::1%no-such", 7).to_socket_addrs().is_err());
+        let unknown = with_port("fe80::1%no-such", 7);
+        assert!(unknown.to_socket_addrs().is_err() && scope_hint(&unknown).contains("interface"));
+        assert_eq!(scope_hint("host:7"), "");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
 use doorbell_verbs::Device;
 use socket2::{Domain, Socket, Type};
 
-use crate::address::{Listen, with_port};
+use crate::address::{Listen, scope_hint, with_port};
 use crate::output::note;
 use crate::visitors::Visitors;
 use crate::{Failure, Usage, quantity};
@@ -69,7 +69,7 @@ fn reach_by(
 ) -> Result<TcpStream, Failure> {
     let addresses: Vec<_> = address
         .to_socket_addrs()
-        .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
+        .map_err(|error| format!("{address} is no host and port that can be found{}: {error}", scope_hint(address)))?
         .collect();
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {

@@ -22,6 +22,7 @@ use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, DeviceAttributes};
 use serde_json::json;
 
+use crate::address::scope_hint;
 use crate::control::Meeting;
 use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort, without_bind};
@@ -232,7 +233,8 @@ impl Study {
         if let Some(unknown) = hosts.iter().find(|name| self.via.is_none() && !is_host(&self.meeting.at(name))) {
             let names: Vec<_> = all.iter().map(|experiment| experiment.name.as_str()).collect();
             return Err(Usage(format!(
-                "there is no experiment {unknown}, and no host of that name is found; experiments are {}",
+                "there is no experiment {unknown}, and no host of that name is found{}; experiments are {}",
+                scope_hint(unknown),
                 names.join(", ")
             )));
         }
