@@ -12,7 +12,7 @@ use doorbell_study::session::{self, Call, Caller, SessionError, Terms, Token, ca
 use serde_json::{Value, json};
 
 use super::hosts::Others;
-use super::launch::{Announcement, Launch, random_token};
+use super::launch::{Announcement, Launch, Place, random_token};
 use super::{MEMORY_MIB, Study, open};
 use crate::address::{Listen, with_port};
 use crate::control;
@@ -29,6 +29,9 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long one may take to call again.
 const NEXT_CALL: Duration = Duration::from_secs(10);
+
+/// How long a process waits before it calls again where something else than number 0 has answered.
+const AFTER_STRANGER: Duration = Duration::from_millis(100);
 
 /// How often something is looked at that nothing announces.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -196,6 +199,7 @@ pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) ->
     let zero = Zero {
         find: &|| launch.find(given.clone()),
         connect: &|address| control::connect(address, "process 0 of the launch"),
+        is_in_file: matches!(launch.place, Place::File(_)),
     };
     serve_calls(study, &chosen, launch.rank, launch.ranks, &zero)
 }
@@ -205,6 +209,8 @@ struct Zero<'a> {
     /// Its address and the token.
     find: &'a dyn Fn() -> Result<(String, Option<Token>), Failure>,
     connect: &'a dyn Fn(&str) -> Result<TcpStream, Failure>,
+    /// A file says where it is, which may be that of a launch before.
+    is_in_file: bool,
 }
 
 /// Is a process that ssh has started: what it needs to know comes on its standard input.
@@ -226,6 +232,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     let zero = Zero {
         find: &|| Ok((address.clone(), token.clone())),
         connect: &|address| control::reach(address, ", which started this process by ssh"),
+        is_in_file: false,
     };
     serve_calls(study, &chosen, rank, ranks, &zero)
 }
@@ -265,6 +272,9 @@ fn serve_calls(
             Err(SessionError::Control(_) | SessionError::Peer(_)) if has_served => return Ok(ExitCode::FAILURE),
             Err(SessionError::Peer(reason)) => return Err(format!("process 0 of the launch: {reason}").into()),
             Err(SessionError::Control(_)) if Instant::now() < until => std::thread::sleep(10 * PAUSE),
+            Err(SessionError::Unexpected(_)) if zero.is_in_file && Instant::now() < until => {
+                std::thread::sleep(AFTER_STRANGER);
+            }
             Err(error) => return Err(format!("{address}, where process 0 of the launch is to be: {error}").into()),
         }
         if has_served {

@@ -2,11 +2,11 @@
 //! one does.
 
 use std::fs;
+use std::io::Write as _;
 use std::net::TcpListener;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::command::{PATIENCE, Running, doorbell, measuring};
+use crate::command::{Running, doorbell, measuring};
 use crate::study::{Scratch, records};
 
 /// Shorter than processes wait for number 0.
@@ -44,26 +44,29 @@ fn processes_hear_at_once_why_number_0_failed() {
     assert!(begun.elapsed() < SOON);
 }
 
-/// A launch that was killed has left its file, and by now something else listens there that waits for its client to speak.
+/// A launch that was killed has left its file, and by now something else listens there, which waits for its client to speak or
+/// greets it.
 #[test]
-fn a_silent_service_where_another_number_0_was_keeps_nobody_waiting() {
+fn another_service_where_another_number_0_was_keeps_nobody_waiting_or_away() {
     let _one_at_a_time = measuring();
-    let (scratch, meeting) = (Scratch::new("silent"), tempfile::tempdir().unwrap());
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let job = format!("silent-{}", std::process::id());
-    let file = meeting.path().join(format!("doorbell-{job}"));
-    let told = format!("{{\"address\":\"{}\",\"token\":\"secret\"}}", silent.local_addr().unwrap());
-    fs::write(&file, told).unwrap();
-    // As where locks of other machines cannot be seen: the file is believed.
-    let believed = fs::File::open(&file).unwrap();
-    believed.lock().unwrap();
-    let study = format!("--out {} --rendezvous {}/ direct-write/latency", scratch.path(), meeting.path().display());
-    let begun = Instant::now();
-    let other = process(1, "silent", &study);
-    let (_never_answered, _) = silent.accept().unwrap();
-    let zero = process(0, "silent", &study);
-    zero.finish().expect_status(0);
-    other.finish().expect_status(0);
-    assert!(begun.elapsed() < PATIENCE && !records(&scratch.0).is_empty());
-    assert!(!Path::new(&file).exists());
+    for (job, greeting) in [("silent", &b""[..]), ("greets", b"SSH-2.0-OpenSSH_9.2\r\n")] {
+        let (scratch, meeting) = (Scratch::new(job), tempfile::tempdir().unwrap());
+        let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+        let file = meeting.path().join(format!("doorbell-{job}-{}", std::process::id()));
+        let told = format!("{{\"address\":\"{}\",\"token\":\"secret\"}}", stranger.local_addr().unwrap());
+        fs::write(&file, told).unwrap();
+        // As where locks of other machines cannot be seen: the file is believed.
+        let believed = fs::File::open(&file).unwrap();
+        believed.lock().unwrap();
+        let study = format!("--out {} --rendezvous {}/ direct-write/latency", scratch.path(), meeting.path().display());
+        let begun = Instant::now();
+        let other = process(1, job, &study);
+        let (mut never_answers, _) = stranger.accept().unwrap();
+        never_answers.write_all(greeting).unwrap();
+        let zero = process(0, job, &study);
+        zero.finish().expect_status(0);
+        other.finish().expect_status(0);
+        assert!(begun.elapsed() < SOON && !records(&scratch.0).is_empty());
+        assert!(!file.exists());
+    }
 }
