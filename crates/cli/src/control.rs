@@ -9,7 +9,9 @@ use clap::Args;
 use doorbell_study::pinning::Pinning;
 use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
 use doorbell_verbs::Device;
+use socket2::{Domain, Socket, Type};
 
+use crate::address::{Listen, scope_hint, with_port};
 use crate::output::note;
 use crate::visitors::Visitors;
 use crate::{Failure, Usage, quantity};
@@ -22,22 +24,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long a listener waits after it could not accept a connection, such as for lack of descriptors.
 pub(crate) const AFTER_FAILURE: Duration = Duration::from_millis(100);
-
-/// A host, or a host and a port, with the port that it has.
-pub(crate) fn with_port(address: &str, port: u16) -> String {
-    match address.parse::<IpAddr>() {
-        Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
-        Err(_) if address.contains(':') => address.to_owned(),
-        _ => format!("{address}:{port}"),
-    }
-}
-
-/// Listens, and says where.
-pub(crate) fn listen(address: &str) -> Result<TcpListener, Failure> {
-    let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
-    note!("waiting for a client on {}", listener.local_addr()?);
-    Ok(listener)
-}
 
 /// Accepts the next client, however often that fails before.
 pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
@@ -54,18 +40,40 @@ pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 
 /// Connects to a server, which `command` starts there.
 pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
-    reach(address, &format!("; is `{command}` running there?"))
+    reach(address, &is_running(command))
+}
+
+fn is_running(command: &str) -> String {
+    format!("; is `{command}` running there?")
 }
 
 /// Connects to a server. `hint` ends the sentence that says why it cannot be reached.
 pub(crate) fn reach(address: &str, hint: &str) -> Result<TcpStream, Failure> {
+    reach_by(address, hint, |address| TcpStream::connect_timeout(&address, DEADLINE))
+}
+
+/// Connects to a server, which `command` starts there, with segments no longer than this, in either direction.
+pub(crate) fn connect_in_segments(address: &str, command: &str, bytes: u32) -> Result<TcpStream, Failure> {
+    reach_by(address, &is_running(command), |address| {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
+        socket.set_tcp_mss(bytes)?;
+        socket.connect_timeout(&address.into(), DEADLINE)?;
+        Ok(socket.into())
+    })
+}
+
+fn reach_by(
+    address: &str,
+    hint: &str,
+    connect: impl Fn(SocketAddr) -> io::Result<TcpStream>,
+) -> Result<TcpStream, Failure> {
     let addresses: Vec<_> = address
         .to_socket_addrs()
-        .map_err(|error| format!("{address} is no host and port that can be found: {error}"))?
+        .map_err(|error| format!("{address} is no host and port that can be found{}: {error}", scope_hint(address)))?
         .collect();
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
-        match TcpStream::connect_timeout(&address, DEADLINE) {
+        match connect(address) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -99,7 +107,7 @@ pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failu
 #[command(next_help_heading = "Other machines")]
 pub(crate) struct Meeting {
     /// Be the other machine, until interrupted (of `bench`: until one client is done): on ADDRESS, ADDRESS:PORT or,
-    /// without value, on all addresses if there is a token and on loopback if not
+    /// without value, on all addresses of IPv4 and IPv6 if there is a token and on loopback if not
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "")]
     listen: Option<String>,
     /// TCP port on which both sides meet
@@ -109,8 +117,8 @@ pub(crate) struct Meeting {
     /// can see it: DOORBELL_TOKEN hides it
     #[arg(long, env = "DOORBELL_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// Serve anybody who can connect, without a token
-    #[arg(long, requires = "listen")]
+    /// With --listen: serve anybody who can connect, without a token
+    #[arg(long)]
     anyone: bool,
 }
 
@@ -120,12 +128,13 @@ impl Meeting {
     }
 
     /// Where the side that listens does so.
-    fn address(&self) -> Result<String, Usage> {
+    fn address(&self) -> Result<Listen, Usage> {
         let given = self.listen.as_deref().unwrap_or_default();
         let is_guarded = self.token.is_some() || self.anyone;
-        if given.is_empty() {
-            return Ok(with_port(if is_guarded { "0.0.0.0" } else { "127.0.0.1" }, self.port));
+        if given.is_empty() && is_guarded {
+            return Ok(Listen::All { port: self.port });
         }
+        let given = if given.is_empty() { "127.0.0.1" } else { given };
         let address = with_port(given, self.port);
         let mut found = address.to_socket_addrs().into_iter().flatten().peekable();
         if !is_guarded && found.peek().is_some() && found.any(|address| !address.ip().to_canonical().is_loopback()) {
@@ -134,7 +143,20 @@ impl Meeting {
                  DOORBELL_TOKEN), or say --anyone"
             )));
         }
-        Ok(address)
+        Ok(Listen::At(address))
+    }
+
+    /// Are the options about a side that listens given to one?
+    pub(crate) fn check(&self) -> Result<(), Usage> {
+        // To clap, `requires` holds no more where the other option conflicts with HOST.
+        if self.anyone && !self.listens() {
+            return Err(Usage(
+                "--anyone is for the side that listens, which it has serve clients without a token: say it there, \
+                 with --listen"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// The secret of this side.
@@ -159,15 +181,18 @@ impl Meeting {
 
     /// Listens, and says where and whom it serves.
     fn listener(&self) -> Result<TcpListener, Failure> {
-        let listener = listen(&self.address()?)?;
+        let address = self.address()?;
+        let listener = address.bind().map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        note!("waiting for a client on {}", listener.local_addr()?);
         if self.token.is_none() && !self.anyone {
             note!("only clients of this machine are served: others need a --token that both sides have, or --anyone");
         }
         Ok(listener)
     }
 
-    fn terms(&self, memory_bytes: usize, pinning: Pinning) -> Terms {
-        Terms { memory_bytes, token: self.token.clone(), pinning }
+    fn terms(&self, memory_bytes: usize, pinning: Pinning) -> Result<Terms, Failure> {
+        let process = Some(getrandom::u64()?);
+        Ok(Terms { memory_bytes, token: self.token.clone(), pinning, process })
     }
 
     /// Serves the first client that shows the right token; others are refused, and it goes on waiting. `open` returns the
@@ -183,7 +208,7 @@ impl Meeting {
             let (stream, peer) = visitors.next();
             note!("serving {peer}, and nobody else until it is done or gone");
             let device = open(address_toward(&stream))?;
-            let terms = self.terms(memory_bytes, pinning(&device)?);
+            let terms = self.terms(memory_bytes, pinning(&device)?)?;
             match session::serve(device, stream, &terms) {
                 Err(error @ SessionError::Token(_)) => note!("{peer}: {error}"),
                 result => return Ok(result?),
@@ -202,7 +227,7 @@ impl Meeting {
         // Opened before anybody comes, so that what is wrong is said at once.
         let pinning = pinning(&open(None)?)?;
         let mut visitors = Visitors::of_sessions(self.listener()?)?;
-        let terms = self.terms(memory_bytes, pinning);
+        let terms = self.terms(memory_bytes, pinning)?;
         let mut known = HashSet::new();
         loop {
             let (stream, peer) = visitors.next();

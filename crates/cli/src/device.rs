@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use doorbell_fabric::shorten_time_slices;
+use doorbell_fabric::{BindError, shorten_time_slices};
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
 use doorbell_verbs::{Device, Limits, soft};
@@ -155,6 +155,20 @@ impl DeviceChoice {
     }
 }
 
+/// The same failure of a command that chooses its devices' addresses itself, so that it has no --bind.
+pub(crate) fn without_bind(error: Failure) -> Failure {
+    let taken = match error.downcast_ref() {
+        Some(doorbell_verbs::Error::Bind(BindError::InUse { address, port })) => {
+            format!("UDP port {port} of {address} is taken by another socket")
+        }
+        Some(doorbell_verbs::Error::Bind(BindError::LoopbackExhausted { port, tried })) => {
+            format!("UDP port {port} is taken on all {tried} loopback addresses from 127.0.0.1 on")
+        }
+        _ => return error,
+    };
+    format!("{taken}: end a program that has one, or give all hosts another --udp-port").into()
+}
+
 /// The first RNIC of the machine that can be used, or why there is none.
 fn first_active() -> Result<String, String> {
     let none = "this machine has no RNIC that is active";
@@ -268,4 +282,22 @@ fn with_limits(limits: &Limits, mut device: Value) -> Value {
         device[name] = most.into();
     }
     device
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_told_without_options_that_the_command_lacks() {
+        let taken = BindError::InUse { address: [192, 0, 2, 1].into(), port: 4791 };
+        assert!(taken.to_string().contains("--bind"));
+        let exhausted = BindError::LoopbackExhausted { port: 4791, tried: 3 };
+        for error in [taken, exhausted] {
+            let told = without_bind(doorbell_verbs::Error::Bind(error).into()).to_string();
+            assert!(told.contains("UDP port 4791") && told.contains("--udp-port"), "{told}");
+            assert!(!told.contains("--bind"), "{told}");
+        }
+        assert_eq!(without_bind("something else, --bind".into()).to_string(), "something else, --bind");
+    }
 }

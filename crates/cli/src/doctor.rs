@@ -13,9 +13,9 @@ use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
 use crate::control::{self, Meeting};
-use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::device::{Chosen, DeviceChoice, UdpPort, without_bind};
 use crate::output::line;
-use crate::study::fits;
+use crate::study::{fits, same_host};
 use crate::{Failure, quantity};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -59,7 +59,9 @@ impl Doctor {
     }
 
     fn open(&self, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
-        chosen.open(|| SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })
+        chosen
+            .open(|| SoftOptions { address: toward, port: self.udp.port, ..SoftOptions::default() })
+            .map_err(without_bind)
     }
 }
 
@@ -68,16 +70,24 @@ struct Examined {
     /// The name that the user gave it.
     name: String,
     environment: Option<Environment>,
+    /// The number of the process that answered there.
+    process: Option<u64>,
     findings: Vec<Finding>,
 }
 
 impl Examined {
+    /// One that could not be examined, and why.
+    fn not(name: &str, finding: Finding) -> Self {
+        Self { name: name.to_owned(), environment: None, process: None, findings: vec![finding] }
+    }
+
     fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Fine)
     }
 }
 
 pub(crate) fn run(doctor: &Doctor) -> Result<ExitCode, Failure> {
+    doctor.meeting.check()?;
     let own = (!doctor.udp.is_roce()).then_some("--udp-port");
     let chosen = doctor.device.choose(own)?;
     if doctor.listens() {
@@ -89,18 +99,25 @@ pub(crate) fn run(doctor: &Doctor) -> Result<ExitCode, Failure> {
     }
     let mut examined = vec![this_machine(doctor, &chosen)];
     for host in &doctor.hosts {
-        let seen = examined.iter().any(|other| &other.name == host);
-        let other =
-            if seen { Err(format!("{host} is named twice").into()) } else { other_machine(doctor, &chosen, host) };
-        examined.push(other.unwrap_or_else(|error| Examined {
-            name: host.clone(),
-            environment: None,
-            findings: vec![Finding {
-                subject: "control".to_owned(),
-                severity: Severity::Spoils,
-                what: error.to_string(),
-                remedy: format!("start `{THERE}` there with the same token, and open its TCP port"),
-            }],
+        if examined.iter().any(|other| &other.name == host) {
+            examined.push(Examined::not(host, named_twice(format!("{host} is named twice"))));
+            continue;
+        }
+        let other = other_machine(doctor, &chosen, host).map(|mut other| {
+            let same = examined.iter().find(|known| known.process.is_some() && known.process == other.process);
+            other.findings.extend(same.map(|known| named_twice(same_host(host, &known.name))));
+            other
+        });
+        examined.push(other.unwrap_or_else(|error| {
+            Examined::not(
+                host,
+                Finding {
+                    subject: "control".to_owned(),
+                    severity: Severity::Spoils,
+                    what: error.to_string(),
+                    remedy: format!("start `{THERE}` there with the same token, and open its TCP port"),
+                },
+            )
         }));
     }
     if doctor.json {
@@ -121,6 +138,7 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
             Examined {
                 name,
                 environment: Some(environment),
+                process: None,
                 findings: doctor::examine(&attributes, doctor.memory_bytes()),
             }
         }
@@ -131,7 +149,7 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
                 what: error.to_string(),
                 remedy: "`doorbell devices` lists what there is".to_owned(),
             };
-            Examined { name, environment: None, findings: vec![finding] }
+            Examined::not(&name, finding)
         }
     }
 }
@@ -139,11 +157,17 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
 /// Another machine, and what lies between it and this one.
 fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examined, Failure> {
     let address = doctor.meeting.at(host);
-    let connect = || control::connect(&address, THERE);
+    let connect_with = |segment: Option<u32>| match segment {
+        Some(bytes) => control::connect_in_segments(&address, THERE, bytes),
+        None => control::connect(&address, THERE),
+    };
     let introduction = doctor.meeting.introduction(true);
+    let short = path::probe_control(&introduction, connect_with)?;
+    // Where long packets are dropped, the rest can still be found out.
+    let connect = || connect_with(short.as_ref().map(|_| path::SHORT_SEGMENT_BYTES));
     let stream = connect()?;
     let toward = control::address_toward(&stream);
-    let Introduced { environment, mut findings, .. } = Client::meet(stream, introduction.clone())?;
+    let Introduced { environment, mut findings, process, .. } = Client::meet(stream, introduction.clone())?;
     findings.push(versions(&environment));
     let device = doctor.open(chosen, toward)?;
     if let Err(error) = fits(&Environment::of(&device.attributes()), &environment, host)
@@ -156,8 +180,25 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
             remedy: "a study refuses to measure between these two".to_owned(),
         });
     }
-    findings.push(path::probe(&device, &introduction, connect)?);
-    Ok(Examined { name: host.to_owned(), environment: Some(environment), findings })
+    let path = path::probe(&device, environment.active_mtu, &introduction, connect);
+    findings.push(path.unwrap_or_else(|error: Failure| Finding {
+        subject: "path".to_owned(),
+        severity: Severity::Spoils,
+        what: format!("the control connection broke while full packets of RoCE v2 were sent there and back: {error}"),
+        remedy:
+            "ask again; if it breaks again, something on the way drops packets of the control connection".to_owned(),
+    }));
+    findings.extend(short);
+    Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
+}
+
+fn named_twice(what: String) -> Finding {
+    Finding {
+        subject: "hosts".to_owned(),
+        severity: Severity::Spoils,
+        what,
+        remedy: "name each host once: a study refuses to measure with one that is named twice".to_owned(),
+    }
 }
 
 fn versions(theirs: &Environment) -> Finding {

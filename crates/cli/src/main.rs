@@ -3,6 +3,7 @@
 // `println` and `eprintln` panic where nobody reads any more: `output` has what does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod address;
 mod advise;
 mod bench;
 mod control;

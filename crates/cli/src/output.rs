@@ -5,16 +5,15 @@ use std::io::{self, Write};
 
 /// Writes a line to stdout.
 pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{text}")?;
-    out.flush()
+    write_all(format!("{text}\n").as_bytes())
 }
 
 /// Writes what has lines already to stdout.
 pub(crate) fn write_all(text: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text)?;
-    out.flush()
+    let written = out.write_all(text).and_then(|()| out.flush());
+    // The kind stays: a pipe that nobody reads any more is no failure.
+    written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
 /// Writes a line to stderr. That nobody reads it is no reason to stop.

@@ -6,33 +6,34 @@ mod hosts;
 mod launch;
 mod links;
 mod list;
+mod source;
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use clap::Args;
-use doorbell_sim::reproduce::{Effort as SimulatedEffort, SEED};
-use doorbell_sim::{Testbed, far as simulated_far, session};
+use doorbell_sim::Testbed;
+use doorbell_sim::reproduce::Effort as SimulatedEffort;
 use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, Point, RunDirectory};
-use doorbell_study::record::PointResult;
+use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, RunDirectory};
 use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, DeviceAttributes};
 use serde_json::json;
 
+use crate::address::scope_hint;
 use crate::control::Meeting;
 use crate::cpus::Cpus;
-use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::device::{Chosen, DeviceChoice, UdpPort, without_bind};
 use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
-use crate::{Failure, Usage, WRONG_USAGE, progress};
+use crate::{Failure, Usage, WRONG_USAGE};
 use callers::Callers;
-use ends::Ends;
-pub(crate) use hosts::fits;
-use hosts::{Hosts, Listening, Others};
+pub(crate) use hosts::{fits, same_host};
 use launch::Launch;
+use source::{Source, measure_all};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,11 +55,11 @@ Examples:
 /// How the other side is started on another machine.
 const THERE: &str = "doorbell study --listen";
 
+/// The report's name in the directory of the records.
+const REPORT: &str = "report.html";
+
 /// MiB of message memory that a side that listens gives: what every point of a study is content with.
 const MEMORY_MIB: usize = 4096;
-
-/// Measurements that may fail one after the other before the study ends.
-const MAX_FAILURES_IN_A_ROW: usize = 3;
 
 /// Measures message exchange between two processes on this machine, or between this machine and others, or simulates it
 /// (--testbed): every experiment that was published of it, one record per point, and a report at the end. Experiments on
@@ -232,7 +233,8 @@ impl Study {
         if let Some(unknown) = hosts.iter().find(|name| self.via.is_none() && !is_host(&self.meeting.at(name))) {
             let names: Vec<_> = all.iter().map(|experiment| experiment.name.as_str()).collect();
             return Err(Usage(format!(
-                "there is no experiment {unknown}, and no host of that name is found; experiments are {}",
+                "there is no experiment {unknown}, and no host of that name is found{}; experiments are {}",
+                scope_hint(unknown),
                 names.join(", ")
             )));
         }
@@ -277,6 +279,7 @@ fn is_host(address: &str) -> bool {
 }
 
 pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
+    study.meeting.check()?;
     let others = [
         ("-d", study.device.name.is_some()),
         ("--ack", study.ack.is_some()),
@@ -302,13 +305,16 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     let chosen = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks));
     if let Some(launch) = launch.as_ref().filter(|launch| launch.rank > 0) {
         // What is wrong with the command is wrong with that of number 0, which says so.
-        let is_right = chosen.is_ok_and(|(_, hosts)| hosts.is_empty()) && launch.token(study.meeting.token()).is_ok();
+        let is_right = chosen.is_ok_and(|(_, hosts)| hosts.is_empty())
+            && study.via.is_none()
+            && launch.token(study.meeting.token()).is_ok();
+        launch.check()?;
         return match is_right {
             true => callers::be_called(study, launch, study.meeting.token()),
             false => Ok(ExitCode::from(WRONG_USAGE)),
         };
     }
-    let (mut experiments, hosts) = chosen?;
+    let (experiments, hosts) = chosen?;
     if let (Some(launch), Some(host)) = (&launch, hosts.first()) {
         return Err(Usage(format!(
             "a launcher has started {} processes, which are the hosts of this study: leave out {host}",
@@ -327,15 +333,39 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     if study.list {
         return list::list(study, testbed.as_ref(), &experiments).map(|()| ExitCode::SUCCESS);
     }
+    // Before anything that can fail from here on, so that the other processes of a launch hear of it.
+    let callers = launch.map(|launch| Callers::of(&launch, study.meeting.token())).transpose()?.map(Rc::new);
+    let result = measure_and_report(study, testbed, callers.clone(), (experiments, hosts));
+    if let (Err(error), Some(callers)) = (&result, &callers) {
+        callers.refuse_all(&error.to_string());
+    }
+    result
+}
+
+/// Measures what is missing of these experiments, and writes the report.
+fn measure_and_report(
+    study: &Study,
+    testbed: Option<Testbed>,
+    callers: Option<Rc<Callers>>,
+    (mut experiments, hosts): (Vec<Experiment>, Vec<String>),
+) -> Result<ExitCode, Failure> {
     let path = study.directory(testbed.as_ref());
     let directory = RunDirectory::create(&path)?;
-    // What the report could not be written of is better known before minutes of measuring.
+    let report = path.join(REPORT);
+    // What the report could not be written of, or to, is better known before minutes of measuring.
+    if report.is_dir() {
+        return Err(format!(
+            "{} is a directory, where the report is to be written: move it away, or choose another --out",
+            report.display()
+        )
+        .into());
+    }
     let there = match RunDirectory::read(&path) {
         Ok(records) => records,
         Err(DirectoryError::Empty(_)) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
-    let source = Source::new(study, testbed, launch, hosts)?;
+    let source = Source::new(study, testbed, callers, hosts)?;
     source.fit(&mut experiments)?;
     let environment = source.environment();
     if let Some(other) = there.iter().find(|record| record.environment.testbed != environment.testbed) {
@@ -348,10 +378,8 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         .into());
     }
     let outcome = measure_all(study, &source, &directory, &experiments)?;
-    if let Source::Together(hosts) = &source {
-        hosts.dismiss();
-    }
-    let written = write_report(std::slice::from_ref(&path), None, &path.join("report.html"))?;
+    source.dismiss();
+    let written = write_report(std::slice::from_ref(&path), None, &report)?;
     if study.json {
         line(serde_json::to_string_pretty(&json!({
             "schema": "doorbell-study/1",
@@ -377,196 +405,6 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         written.print()?;
     }
     Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// What came of a study.
-struct Studied {
-    points: usize,
-    /// Repetitions that were measured now.
-    measured: usize,
-    failures: Vec<String>,
-    /// Repetitions that are still to be measured.
-    missing: usize,
-}
-
-/// Where points come from.
-enum Source {
-    /// Two ends with RNICs.
-    Measured(Box<Ends>),
-    /// Several hosts with RNICs.
-    Together(Box<Hosts>),
-    /// A testbed in virtual time.
-    Simulated(Box<Testbed>, Box<Environment>),
-}
-
-impl Source {
-    fn new(
-        study: &Study,
-        testbed: Option<Testbed>,
-        launch: Option<Launch>,
-        mut hosts: Vec<String>,
-    ) -> Result<Self, Failure> {
-        let token = study.meeting.token();
-        let others: Option<Box<dyn Others>> = match launch {
-            Some(launch) => Some(Box::new(Callers::of(&launch, token)?)),
-            None if study.via.is_some() => Some(Box::new(Callers::by_ssh(&hosts, &study.remote, &study.arguments())?)),
-            None if hosts.len() > 1 => Some(Box::new(Listening::new(std::mem::take(&mut hosts), token)?)),
-            None => None,
-        };
-        if let Some(others) = others {
-            study.udp.note_if_other();
-            return Ok(Self::Together(Box::new(Hosts::meet(study, study.choose()?, others)?)));
-        }
-        match testbed {
-            None => {
-                study.udp.note_if_other();
-                Ok(Self::Measured(Box::new(Ends::meet(study, study.choose()?, hosts.pop())?)))
-            }
-            Some(testbed) => {
-                note!("simulating {}: {}", testbed.name, testbed.about);
-                let environment = session::environment(&testbed)?;
-                Ok(Self::Simulated(Box::new(testbed), Box::new(environment)))
-            }
-        }
-    }
-
-    fn testbed(&self) -> Option<&Testbed> {
-        match self {
-            Self::Measured(_) | Self::Together(_) => None,
-            Self::Simulated(testbed, _) => Some(testbed),
-        }
-    }
-
-    fn environment(&self) -> &Environment {
-        match self {
-            Self::Measured(ends) => &ends.environment,
-            Self::Together(hosts) => &hosts.environment,
-            Self::Simulated(_, environment) => environment,
-        }
-    }
-
-    /// Leaves out what the hosts cannot measure together, and links where there are none to choose between.
-    fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
-        if let Some(why) = self.lacks_links() {
-            links::leave_out(experiments, why)?;
-        }
-        match self {
-            Self::Together(hosts) => hosts.fit(experiments),
-            Self::Measured(ends) => match &ends.other {
-                Some((_, reach)) => {
-                    let all = std::iter::once(&ends.environment).chain(ends.environment.peer.as_deref());
-                    reach.fit(experiments, &ends.queue_pairs, hosts::are_soft(all))
-                }
-                None => Ok(()),
-            },
-            Self::Simulated(..) => Ok(()),
-        }
-    }
-
-    /// Why points cannot choose what carries their packets; `None` if they can.
-    fn lacks_links(&self) -> Option<&'static str> {
-        match self {
-            Self::Measured(ends) if ends.other.is_some() => Some(links::BETWEEN_MACHINES),
-            Self::Measured(ends) if ends.environment.provider != soft::PROVIDER => Some(links::HARDWARE),
-            Self::Measured(_) => None,
-            Self::Together(_) => Some(links::BETWEEN_MACHINES),
-            Self::Simulated(..) => Some(links::VIRTUAL),
-        }
-    }
-
-    /// Is a host gone without which nothing can be measured?
-    fn is_lost(&self) -> bool {
-        match self {
-            Self::Measured(ends) => ends.is_lost(),
-            Self::Together(hosts) => hosts.is_lost(),
-            Self::Simulated(..) => false,
-        }
-    }
-
-    /// Measures or simulates a point once.
-    fn measure(&self, study: &Study, experiment: &Experiment, point: &Point) -> Result<PointResult, Failure> {
-        match self {
-            Self::Measured(ends) => ends.measure(study, point),
-            Self::Together(hosts) => hosts.measure(study, experiment.layout, &point.parameters),
-            Self::Simulated(testbed, _) => {
-                if let Some(far) = &point.parameters.far {
-                    return Ok(simulated_far::simulate(testbed, far, SEED)?.result);
-                }
-                let bytes = *point.parameters.sizes.first().ok_or("a point has one size")?;
-                Ok(session::simulate(testbed, &point.parameters, bytes, SEED)?.result)
-            }
-        }
-    }
-}
-
-/// Measures every point as often as it is to be, in rounds: what changes on the machine meanwhile
-/// then shows in the spread of each point, instead of as a step between two.
-fn measure_all(
-    study: &Study,
-    source: &Source,
-    directory: &RunDirectory,
-    experiments: &[Experiment],
-) -> Result<Studied, Failure> {
-    let repetitions = study.repetitions(source.testbed());
-    let points: Vec<(&Experiment, &Point)> = experiments
-        .iter()
-        .flat_map(|experiment| experiment.points.iter().map(move |point| (experiment, point)))
-        .collect();
-    let environment = source.environment();
-    let mut done = Vec::new();
-    for &(experiment, point) in &points {
-        let environment = environment.of_point(&point.parameters);
-        done.push(directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len()));
-    }
-    let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
-    let bar = progress::bar((points.len() * repetitions) as u64, already as u64);
-    let mut outcome = Studied { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
-    let mut failed_in_a_row = 0;
-    // One round more: what failed once on a busy machine is tried again.
-    for round in 1..=repetitions + 1 {
-        for (&(experiment, point), done) in points.iter().zip(&mut done) {
-            if *done >= round.min(repetitions) {
-                continue;
-            }
-            bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
-            match source.measure(study, experiment, point) {
-                Ok(result) => {
-                    let environment = environment.of_point(&point.parameters);
-                    let environment = Environment { unix_time_s: Environment::now_s(), ..environment };
-                    directory.add(experiment, point, &environment, result)?;
-                    *done += 1;
-                    outcome.measured += 1;
-                    failed_in_a_row = 0;
-                    bar.inc(1);
-                }
-                Err(error) => {
-                    let what = format!("{}, {}, {}: {error}", experiment.name, point.series, point.x);
-                    bar.suspend(|| note!("{what}"));
-                    outcome.failures.push(what);
-                    failed_in_a_row += 1;
-                    if source.is_lost() {
-                        bar.finish_and_clear();
-                        return Err(format!(
-                            "a host is gone: {error}; {} measurements are in {}, and the same command goes on from there",
-                            already + outcome.measured,
-                            directory.path().display()
-                        )
-                        .into());
-                    }
-                    if failed_in_a_row == MAX_FAILURES_IN_A_ROW {
-                        bar.finish_and_clear();
-                        return Err(format!(
-                            "{failed_in_a_row} measurements failed in a row, the last of them {error}"
-                        )
-                        .into());
-                    }
-                }
-            }
-        }
-    }
-    bar.finish_and_clear();
-    outcome.missing = done.iter().map(|&count| repetitions.saturating_sub(count)).sum();
-    Ok(outcome)
 }
 
 /// This machine as records describe it. `toward` is the address of its device, where it is not the default.
@@ -595,11 +433,7 @@ fn open_with(
     toward: Option<IpAddr>,
     link: Option<LinkChoice>,
 ) -> Result<Device, Failure> {
-    chosen.open(|| SoftOptions {
-        address: toward,
-        port: study.udp.port,
-        ack: study.ack,
-        link,
-        ..SoftOptions::default()
-    })
+    let options =
+        || SoftOptions { address: toward, port: study.udp.port, ack: study.ack, link, ..SoftOptions::default() };
+    chosen.open(options).map_err(without_bind)
 }

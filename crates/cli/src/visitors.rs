@@ -100,6 +100,8 @@ impl Visitors {
         if self.silent.len() == SILENT_MAX {
             self.silent.remove(0);
         }
+        // A listener for both families sees IPv4 addresses as IPv6 ones.
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         self.silent.push(Visitor { stream, from, until: Instant::now() + DEADLINE });
     }
 

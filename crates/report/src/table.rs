@@ -141,21 +141,25 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
 type Row = (&'static str, fn(&Run) -> String);
 
 /// Where a run was measured.
-fn environment() -> [Row; 17] {
+fn environment() -> [Row; 19] {
     [
         ("measured or simulated", |run| of(run, doorbell_study::environment::Environment::substrate)),
         ("host", |run| of(run, |e| e.machine.host.clone())),
         ("other hosts", |run| of(run, |e| e.others().map(about).collect::<Vec<_>>().join("; "))),
         ("processor", |run| of(run, |e| e.cpu.clone())),
         ("CPUs", |run| of(run, |e| e.cpus.to_string())),
-        ("frequency governor", |run| of(run, |e| e.machine.governors.join(", "))),
+        ("frequency governor", |run| of_hosts(run, |e| e.machine.governors.join(", "))),
         ("NUMA nodes", |run| of(run, |e| e.machine.nodes.len().to_string())),
         ("Linux", |run| of(run, |e| e.kernel.clone())),
         ("provider", |run| of(run, |e| e.provider.clone())),
         ("RNIC", |run| of(run, |e| e.adapter.as_ref().map_or_else(String::new, ToString::to_string))),
         ("UDP port", |run| of(run, |e| e.udp_port.to_string())),
-        ("largest path MTU", |run| of(run, |e| format!("{} B", e.active_mtu))),
-        ("receive buffer granted", |run| of(run, |e| format!("{} B", e.receive_buffer_bytes))),
+        ("largest path MTU", |run| of_hosts(run, |e| format!("{} B", e.active_mtu))),
+        ("receive buffer granted", |run| of_hosts(run, |e| format!("{} B", e.receive_buffer_bytes))),
+        ("receive buffer, net.core.rmem_max", |run| {
+            of_hosts(run, |e| e.machine.receive_buffer_max_bytes.map_or_else(String::new, |bytes| format!("{bytes} B")))
+        }),
+        ("memory that may be locked", |run| of_hosts(run, lockable)),
         ("link of software RNICs", link),
         ("pinned threads", |run| of(run, pinned)),
         ("Doorbell", |run| of(run, |e| e.doorbell.clone())),
@@ -438,6 +442,31 @@ fn about(peer: &Environment) -> String {
 /// What the records of a run say of their environment, each different answer once.
 pub(crate) fn of(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     distinct(run.records.iter().map(|record| line(&record.environment)).collect())
+}
+
+/// The same of all hosts: one line where they agree, else what each says.
+fn of_hosts(run: &Run, line: impl Fn(&Environment) -> String) -> String {
+    of(run, |own| {
+        let all: Vec<&Environment> = std::iter::once(own).chain(own.others()).collect();
+        let lines: Vec<String> = all.iter().map(|host| line(host)).collect();
+        if lines.iter().all(|other| *other == lines[0]) {
+            return line(own);
+        }
+        let named = |(number, (host, said)): (usize, (&&Environment, &String))| {
+            let said = if said.is_empty() { "not said" } else { said };
+            format!("host {number} ({}): {said}", host.machine.host)
+        };
+        all.iter().zip(&lines).enumerate().map(named).collect::<Vec<_>>().join("; ")
+    })
+}
+
+/// How much memory a process may lock. Records of earlier releases say nothing of their machine, not even its name.
+fn lockable(environment: &Environment) -> String {
+    match environment.machine.memlock_bytes {
+        Some(bytes) => format!("{bytes} B"),
+        None if environment.machine.host.is_empty() => String::new(),
+        None => "without limit".to_owned(),
+    }
 }
 
 /// Each different answer once.

@@ -344,6 +344,34 @@ fn what_links_carry_is_a_line_in_plots_of_throughput() {
 }
 
 #[test]
+fn what_machines_of_a_run_differ_in_is_told_of_each_host() {
+    let mut run = small("here");
+    let machine = |host: &str, governor: &str, memlock_bytes| Machine {
+        host: host.to_owned(),
+        governors: vec![governor.to_owned()],
+        memlock_bytes,
+        receive_buffer_max_bytes: Some(212_992),
+        ..Machine::default()
+    };
+    for record in &mut run.records {
+        let own = Environment { machine: machine("node6", "performance", None), active_mtu: 4096, ..environment() };
+        let other =
+            Environment { machine: machine("node7", "powersave", Some(65536)), active_mtu: 1024, ..environment() };
+        record.environment = Environment { hosts: vec![other], ..own };
+    }
+    let page = html(&[run], None, None);
+    for told in [
+        "host 0 (node6): performance; host 1 (node7): powersave",
+        "host 0 (node6): without limit; host 1 (node7): 65536 B",
+        "host 0 (node6): 4096 B; host 1 (node7): 1024 B",
+        // They agree.
+        "<td>212992 B</td>",
+    ] {
+        assert!(page.contains(told), "{told} is missing");
+    }
+}
+
+#[test]
 fn the_cpu_time_of_each_host_is_shown_for_each_point() {
     let mut run = small("here");
     let is_window = |record: &&mut PointRecord| record.experiment == "send-receive/window";

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
@@ -164,6 +165,13 @@ fn with_culprit<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 
 fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
     let error = with_culprit(drop);
     assert!(error.is_gone() && error.to_string().starts_with("host 1: the peer is gone"), "{error}");
+    // Whatever went wrong in set-up, the host is named once.
+    let error = with_culprit(|mut stream| {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n");
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let said = error.to_string();
+    assert!(said.starts_with("host 1: it does not speak Doorbell's set-up") && !said.contains("127.0.0.1"), "{said}");
     let error = with_culprit(|stream| session::refuse(stream, "no device here"));
     assert_eq!(error.to_string(), "host 1: the peer failed: no device here");
     let terms = Terms { token: "another".parse().ok(), ..Terms::open(MEMORY_BYTES) };

@@ -110,7 +110,8 @@ fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
         if let Some(refused) = refused {
             expect(&refused, 1, &[&[other.as_str()], &words[1..]].concat())?;
         }
-        if directory.read_dir().is_ok_and(|mut files| files.next().is_some()) {
+        let is_record = |file: &std::fs::DirEntry| file.path().extension().is_some_and(|extension| extension == "json");
+        if directory.read_dir().is_ok_and(|files| files.flatten().any(|file| is_record(&file))) {
             return Err(format!("something was measured although {rule}"));
         }
     }

@@ -28,7 +28,11 @@ pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     let between = study(&two, &out.join("two"), 4096)?;
     let here = on_loopback(&two, &out.join("loopback"))?;
     let ratio = between.as_secs_f64() / here.as_secs_f64();
-    println!("two machines: {:.0} s, on loopback {:.0} s: {ratio:.2} times that", between.as_secs_f64(), here.as_secs_f64());
+    println!(
+        "two machines: {:.0} s, on loopback {:.0} s: {ratio:.2} times that",
+        between.as_secs_f64(),
+        here.as_secs_f64()
+    );
     drop(two);
     let four = Cluster::new(4, 1500)?;
     four.lose_packets(3)?;

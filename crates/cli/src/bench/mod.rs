@@ -86,6 +86,7 @@ fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
+    exchange.meeting.check()?;
     if let Some(testbed) = exchange.testbed()? {
         return simulate(kind, exchange, &testbed);
     }

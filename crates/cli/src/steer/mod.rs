@@ -23,7 +23,8 @@ use doorbell_steer::{Config, Driver, Limits};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach, with_port};
+use crate::address::with_port;
+use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach};
 use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
 use control::{Job, Own, Plane, retries_within};

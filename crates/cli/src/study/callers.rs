@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use doorbell_study::session::{self, Call, Caller, SessionError, Terms, Token, call};
 use serde_json::{Value, json};
 
 use super::hosts::Others;
-use super::launch::{Announcement, Launch, random_token};
+use super::launch::{Announcement, Launch, Place, random_token};
 use super::{MEMORY_MIB, Study, open};
+use crate::address::{Listen, with_port};
 use crate::control;
 use crate::device::Chosen;
 use crate::output::note;
@@ -22,8 +24,14 @@ use crate::{Failure, Usage};
 /// How long processes may take to be started and to call: on a cluster that is long.
 const FIRST_CALL: Duration = Duration::from_secs(60);
 
+/// How long number 0 stays when it has failed, for processes that have not called yet and would wait for it.
+const FAREWELL: Duration = Duration::from_secs(5);
+
 /// How long one may take to call again.
 const NEXT_CALL: Duration = Duration::from_secs(10);
+
+/// How long a process waits before it calls again where something else than number 0 has answered.
+const AFTER_STRANGER: Duration = Duration::from_millis(100);
 
 /// How often something is looked at that nothing announces.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -61,7 +69,7 @@ impl Callers {
     pub(super) fn of(launch: &Launch, given: Option<Token>) -> Result<Self, Failure> {
         let token = launch.token(given)?;
         let address = launch.listens_on();
-        let listener = TcpListener::bind(&address).map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        let listener = address.bind().map_err(|error| format!("cannot listen on {address}: {error}"))?;
         let announcement = launch.announce(listener.local_addr()?.port(), token.as_ref())?;
         let names = (1..launch.ranks).map(|rank| format!("rank {rank}")).collect();
         Self::new(listener, names, token, Some(announcement))
@@ -70,7 +78,7 @@ impl Callers {
     /// Starts a process on each of these hosts by the system's ssh.
     pub(super) fn by_ssh(hosts: &[String], remote: &str, arguments: &[String]) -> Result<Self, Failure> {
         let token = random_token()?;
-        let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"))?;
+        let listener = Listen::All { port: 0 }.bind()?;
         let port = listener.local_addr()?.port();
         let callers = Self::new(listener, hosts.to_vec(), Some(token.clone()), None)?;
         for (number, host) in hosts.iter().enumerate() {
@@ -110,6 +118,23 @@ impl Callers {
         }
     }
 
+    /// Tells everybody that the study has failed: those who wait, and those who have not called yet and come soon. Whoever was
+    /// served before notices that this process ends.
+    pub(super) fn refuse_all(&self, reason: &str) {
+        let until = Instant::now() + FAREWELL;
+        loop {
+            self.take();
+            for (rank, caller) in self.waiting.take() {
+                caller.refuse(reason);
+                self.has_called.borrow_mut()[rank - 1] = true;
+            }
+            if self.has_called.borrow().iter().all(|has_called| *has_called) || Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// The process of a host, once it has called.
     fn await_call(&self, number: usize, patience: Duration) -> Result<Caller, Failure> {
         let until = Instant::now() + patience;
@@ -132,7 +157,7 @@ impl Callers {
     }
 }
 
-impl Others for Callers {
+impl Others for Rc<Callers> {
     fn names(&self) -> Vec<String> {
         self.names.clone()
     }
@@ -167,15 +192,25 @@ impl Drop for Callers {
     }
 }
 
-/// Is a process of a launch other than number 0, until number 0 has it end. It prints nothing, unless it never reaches number
-/// 0: its failures are told there.
+/// Is a process of a launch other than number 0, until number 0 has it end. It prints nothing once number 0 has had it serve a
+/// point: from then on failures are told there.
 pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) -> Result<ExitCode, Failure> {
     let chosen = study.choose_quietly()?;
-    let find = || {
-        let (address, token) = launch.find(given.clone())?;
-        Ok((control::connect(&address, "process 0 of the launch")?, token))
+    let zero = Zero {
+        find: &|| launch.find(given.clone()),
+        connect: &|address| control::connect(address, "process 0 of the launch"),
+        is_in_file: matches!(launch.place, Place::File(_)),
     };
-    serve_calls(study, &chosen, launch.rank, launch.ranks, find)
+    serve_calls(study, &chosen, launch.rank, launch.ranks, &zero)
+}
+
+/// How number 0 is found and reached.
+struct Zero<'a> {
+    /// Its address and the token.
+    find: &'a dyn Fn() -> Result<(String, Option<Token>), Failure>,
+    connect: &'a dyn Fn(&str) -> Result<TcpStream, Failure>,
+    /// A file says where it is, which may be that of a launch before.
+    is_in_file: bool,
 }
 
 /// Is a process that ssh has started: what it needs to know comes on its standard input.
@@ -192,11 +227,14 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     // sshd says who connected: address and port there, address and port here.
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
     let host = connection.split_whitespace().next().unwrap_or("127.0.0.1");
-    let address = control::with_port(host, u16::try_from(port)?);
+    let address = with_port(host, u16::try_from(port)?);
     let chosen = study.choose_quietly()?;
-    serve_calls(study, &chosen, rank, ranks, || {
-        Ok((control::reach(&address, ", which started this process by ssh")?, token.clone()))
-    })
+    let zero = Zero {
+        find: &|| Ok((address.clone(), token.clone())),
+        connect: &|address| control::reach(address, ", which started this process by ssh"),
+        is_in_file: false,
+    };
+    serve_calls(study, &chosen, rank, ranks, &zero)
 }
 
 /// Calls number 0 again and again, and serves it.
@@ -205,13 +243,14 @@ fn serve_calls(
     chosen: &Chosen,
     rank: usize,
     ranks: usize,
-    find: impl Fn() -> Result<(TcpStream, Option<Token>), Failure>,
+    zero: &Zero<'_>,
 ) -> Result<ExitCode, Failure> {
     let mut until = Instant::now() + FIRST_CALL;
     let mut has_served = false;
     loop {
-        let (stream, token) = match find() {
-            Ok(found) => found,
+        let reached = (zero.find)().and_then(|found| Ok(((zero.connect)(&found.0)?, found)));
+        let (stream, found) = match reached {
+            Ok(reached) => reached,
             // Number 0 has ended, and said why.
             Err(_) if has_served => return Ok(ExitCode::FAILURE),
             Err(error) if Instant::now() > until => return Err(error),
@@ -220,16 +259,23 @@ fn serve_calls(
                 continue;
             }
         };
-        match call(stream, &Call::new(rank, ranks, token.clone())) {
+        // A file that a dead launch has left behind may lead to anybody, until number 0 has written its own.
+        let is_elsewhere = || (zero.find)().is_ok_and(|now| now != found);
+        let gives_up = || !has_served && (Instant::now() > until || is_elsewhere());
+        let (address, token) = &found;
+        match call(stream, &Call::new(rank, ranks, token.clone()), gives_up) {
             Ok(None) => return Ok(ExitCode::SUCCESS),
             Ok(Some(stream)) => {
                 has_served = true;
-                serve_one(study, chosen, stream, token);
+                serve_one(study, chosen, stream, token.clone());
             }
-            Err(SessionError::Control(_)) if has_served => return Ok(ExitCode::FAILURE),
-            // A file that a dead launch has left behind may lead to anybody.
+            Err(SessionError::Control(_) | SessionError::Peer(_)) if has_served => return Ok(ExitCode::FAILURE),
+            Err(SessionError::Peer(reason)) => return Err(format!("process 0 of the launch: {reason}").into()),
             Err(SessionError::Control(_)) if Instant::now() < until => std::thread::sleep(10 * PAUSE),
-            Err(error) => return Err(error.into()),
+            Err(SessionError::Unexpected(_)) if zero.is_in_file && Instant::now() < until => {
+                std::thread::sleep(AFTER_STRANGER);
+            }
+            Err(error) => return Err(format!("{address}, where process 0 of the launch is to be: {error}").into()),
         }
         if has_served {
             until = Instant::now();

@@ -65,11 +65,11 @@ impl Ends {
         let toward = control::address_toward(&stream);
         let device = open(study, &chosen, toward)?;
         let pinning = study.cpus.pinning(&device)?;
-        let introduced = Client::meet(stream, introduction.clone()).map_err(|error| format!("{host}: {error}"))?;
+        let introduced = Client::meet(stream, introduction.clone()).map_err(|error| hosts::not_met(&host, &error))?;
         let attributes = device.attributes();
         let (own, other) = (environment_of(study, toward, &attributes)?, introduced.environment);
         hosts::fits(&own, &other, &host)?;
-        hosts::passes(&device, &introduction, || control::connect(&host, THERE), &host)?;
+        hosts::passes(&device, other.active_mtu, &introduction, || control::connect(&host, THERE), &host)?;
         let queue_pairs = hosts::fewest(&attributes, [(introduced.max_qps, &host)]);
         let [here, there] = <[Place; 2]>::try_from(Place::among(&[&own, &other])).unwrap_or_default();
         let pinnings =
@@ -137,7 +137,7 @@ impl Ends {
             return client.map_err(Failure::from).and_then(|(client, ..)| measure(client)).map_err(|error| {
                 // Whoever cannot be reached any more has not failed at this point alone.
                 self.is_lost.set(control::connect(host, THERE).is_err());
-                format!("{host}: {error}").into()
+                hosts::of_host(host, &error).into()
             });
         }
         let memory_mib = parameters.memory_bytes >> 20;

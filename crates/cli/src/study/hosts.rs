@@ -1,6 +1,8 @@
 //! A study on several hosts: this machine, which coordinates, and others.
 
 use std::cell::Cell;
+use std::fmt::Display;
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 
 use doorbell_study::doctor::{Severity, path};
@@ -52,7 +54,7 @@ impl Listening {
         for address in &addresses {
             let own: Vec<_> = address.to_socket_addrs().into_iter().flatten().collect();
             if let Some((other, _)) = found.iter().find(|(_, others)| own.iter().any(|own| others.contains(own))) {
-                return Err(Usage(format!("{address} and {other} are the same host: name each once")));
+                return Err(Usage(same_host(address, other)));
             }
             found.push((address, own));
         }
@@ -263,8 +265,9 @@ impl Hosts {
             let stream = reach.others.reach(number)?;
             toward = toward.or(control::address_toward(&stream));
             let introduced = Client::meet(stream, reach.introduction.clone());
-            met.push(introduced.map_err(|error| format!("{name}: {error}"))?);
+            met.push(introduced.map_err(|error| not_met(name, &error))?);
         }
+        each_once(&reach.names[1..], &met)?;
         reach.toward = toward;
         let device = open(study, &reach.chosen, toward)?;
         let attributes = device.attributes();
@@ -286,7 +289,7 @@ impl Hosts {
         let queue_pairs = fewest(&attributes, met.iter().map(|met: &Introduced| met.max_qps).zip(&reach.names[1..]));
         for ((number, name), Introduced { environment, .. }) in reach.names[1..].iter().enumerate().zip(&met) {
             fits(&own, environment, name)?;
-            passes(&device, &reach.introduction, || reach.others.reach(number), name)?;
+            passes(&device, environment.active_mtu, &reach.introduction, || reach.others.reach(number), name)?;
             let Environment { machine, cpu, device, .. } = environment;
             let pinned = note_pinning(&shared[number + 1]);
             note!("host {}: {} ({name}), {cpu}, device {device}{pinned}", number + 1, machine.host);
@@ -326,6 +329,42 @@ impl Hosts {
         }
         result
     }
+}
+
+/// Why a host is not known. TCP repeats long packets that something on the way drops, and says nothing.
+pub(super) fn not_met(name: &str, error: &session::SessionError) -> Failure {
+    let hint = match error {
+        session::SessionError::Control(error) if error.kind() == io::ErrorKind::TimedOut => {
+            "; `doorbell doctor` finds out whether something on the way drops long packets"
+        }
+        _ => "",
+    };
+    format!("{}{hint}", of_host(name, error)).into()
+}
+
+/// An error with the name of the host that it is about, which it may name already.
+pub(super) fn of_host(name: &str, error: &impl Display) -> String {
+    let error = error.to_string();
+    // A name without a port may be part of any word.
+    if name.contains(':') && error.contains(name) { error } else { format!("{name}: {error}") }
+}
+
+/// Are all of these different processes? A host has as many names as addresses, which the addresses alone do not show.
+fn each_once(names: &[String], met: &[Introduced]) -> Result<(), Usage> {
+    let mut known: Vec<(u64, &String)> = Vec::new();
+    for (name, introduced) in names.iter().zip(met) {
+        let Some(process) = introduced.process else { continue };
+        if let Some((_, other)) = known.iter().find(|(known, _)| *known == process) {
+            return Err(Usage(same_host(name, other)));
+        }
+        known.push((process, name));
+    }
+    Ok(())
+}
+
+/// Two names lead to one process.
+pub(crate) fn same_host(name: &str, other: &str) -> String {
+    format!("{other} and {name} are the same host: name each host once")
 }
 
 /// The fewest queue pairs of a device, this machine's or one of those of others that say, and whose it is.
@@ -372,13 +411,29 @@ pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result
 /// Do packets of full length pass between this machine and another?
 pub(super) fn passes(
     device: &Device,
+    theirs: usize,
     introduction: &Introduction,
     reach: impl Fn() -> Result<TcpStream, Failure>,
     name: &str,
 ) -> Result<(), Failure> {
-    let finding = path::probe(device, introduction, reach)?;
+    let finding = path::probe(device, theirs, introduction, reach)?;
     if finding.severity == Severity::Spoils {
         return Err(format!("{name}: {}: {}", finding.what, finding.remedy).into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_its_host_once() {
+        let connect = "cannot connect to node7:18515: Connection refused".to_owned();
+        assert_eq!(of_host("node7:18515", &connect), connect);
+        assert_eq!(of_host("one", &"none came"), "one: none came");
+        let silence = io::Error::new(io::ErrorKind::TimedOut, "it does not answer");
+        let said = not_met("node7:18515", &session::SessionError::Control(silence)).to_string();
+        assert!(said.starts_with("node7:18515: the peer is gone: it does not answer; `doorbell doctor`"), "{said}");
+    }
 }

@@ -4,15 +4,19 @@
 //! they do not tell is where number 0 can be called. On one machine that is a file in a directory that only this user can
 //! read; between machines it is a host and port, or such a file in a directory that all of them share.
 
-use std::io::Write;
+use std::fmt::Display;
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fs, io};
 
 use doorbell_study::session::Token;
+use nix::fcntl::OFlag;
+use nix::unistd::AccessFlags;
 use serde_json::{Value, json};
 
-use crate::control::with_port;
+use crate::address::{Listen, with_port};
 use crate::{Failure, Usage};
 
 /// A process that was started together with others.
@@ -77,9 +81,9 @@ impl Launch {
         };
         let place = match given {
             // A name of a job is no path.
-            Some(directory) if directory.contains('/') => {
-                Place::File(Path::new(directory).join(format!("doorbell-{}", plain(job.as_deref().unwrap_or("study")))))
-            }
+            Some(directory) if directory.contains('/') => Place::File(
+                Path::new(directory).join(format!("{SHARED_PREFIX}{}", plain(job.as_deref().unwrap_or("study")))),
+            ),
             Some(address) => Place::Address(with_port(address, port)),
             None if is_local => {
                 // Who has no name for the job has one parent for all of it.
@@ -101,15 +105,15 @@ impl Launch {
     }
 
     /// Where number 0 listens.
-    pub(super) fn listens_on(&self) -> String {
+    pub(super) fn listens_on(&self) -> Listen {
         match &self.place {
-            Place::Address(address) => {
-                let port = address.rsplit(':').next().unwrap_or_default();
-                // The name is that of one of its addresses; the others may come by another.
-                if is_loopback(address) { address.clone() } else { format!("0.0.0.0:{port}") }
-            }
-            Place::File(_) if self.is_local => "127.0.0.1:0".to_owned(),
-            Place::File(_) => "0.0.0.0:0".to_owned(),
+            // The name is that of one of its addresses; the others may come by another.
+            Place::Address(address) => match address.rsplit(':').next().and_then(|port| port.parse().ok()) {
+                Some(port) if !is_loopback(address) => Listen::All { port },
+                _ => Listen::At(address.clone()),
+            },
+            Place::File(_) if self.is_local => Listen::At("127.0.0.1:0".to_owned()),
+            Place::File(_) => Listen::All { port: 0 },
         }
     }
 
@@ -127,23 +131,48 @@ impl Launch {
         }
     }
 
+    /// Can number 0 write its file, and the others read it? Each process finds out by itself, since number 0 can tell them
+    /// nothing without that.
+    ///
+    /// # Errors
+    ///
+    /// The directory is none, or one that this process cannot write to or others can.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let Place::File(path) = &self.place else { return Ok(()) };
+        let directory = path.parent().unwrap_or(path);
+        let failed = |why: &dyn Display| Failure::from(format!("{}: {why}", directory.display()));
+        if directory == own_directory() {
+            return make_own_directory().map_err(|error| failed(&error));
+        }
+        if !directory.is_dir() {
+            return Err(failed(&"this machine has no such directory: --rendezvous is one that all machines share"));
+        }
+        let allowed = nix::unistd::access(directory, AccessFlags::W_OK | AccessFlags::X_OK);
+        allowed.map_err(|error| failed(&format_args!("processes of the launch cannot meet there: {error}")))
+    }
+
     /// Writes the file that tells the others where number 0 listens. Dropping the announcement removes the file.
     pub(super) fn announce(&self, port: u16, token: Option<&Token>) -> Result<Announcement, Failure> {
+        self.check()?;
         let Place::File(path) = &self.place else { return Ok(Announcement(None)) };
         let host = if self.is_local { "127.0.0.1".to_owned() } else { host_name()? };
         let told = json!({ "address": with_port(&host, port), "token": token });
-        let failed = |error: io::Error| Failure::from(format!("{}: {error}", path.display()));
-        if *path == own_directory().join(path.file_name().unwrap_or_default()) {
-            make_own_directory().map_err(failed)?;
+        let directory = path.parent().unwrap_or(path);
+        match directory == own_directory() {
+            true => remove_left_behind(directory, "", LEFT_HERE),
+            false => remove_left_behind(directory, SHARED_PREFIX, LEFT_ELSEWHERE),
         }
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
         let write = || {
             let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            // It is locked for as long as this process lives. Where files cannot be locked, nobody finds it left behind.
+            let _ = file.try_lock();
             file.write_all(told.to_string().as_bytes())?;
-            fs::rename(&temporary, path)
+            fs::rename(&temporary, path)?;
+            Ok(file)
         };
-        write().map_err(failed)?;
-        Ok(Announcement(Some(path.clone())))
+        let file = write().map_err(|error: io::Error| format!("{}: {error}", path.display()))?;
+        Ok(Announcement(Some((path.clone(), file))))
     }
 
     /// Where number 0 is, and the token; an error for as long as nobody has said so.
@@ -153,10 +182,13 @@ impl Launch {
             Place::File(path) => path,
         };
         let failed = |error| format!("{}: {error}", path.display());
-        if fs::metadata(path).map_err(failed)?.uid() != own_user() {
-            return Err(format!("{} belongs to another user", path.display()).into());
+        let mut file = open_own(path).map_err(failed)?;
+        // Locks of other machines may not be seen here.
+        if self.is_local && file.try_lock_shared().is_ok() {
+            return Err(format!("{} was left behind by a launch that has ended", path.display()).into());
         }
-        let text = fs::read(path).map_err(failed)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(failed)?;
         let damaged = || Failure::from(format!("{} does not say where process 0 is", path.display()));
         let told: Value = serde_json::from_slice(&text).map_err(|_| damaged())?;
         let address = told["address"].as_str().ok_or_else(damaged)?;
@@ -165,13 +197,61 @@ impl Launch {
     }
 }
 
-/// A file that says where number 0 is.
+/// How the names of files begin that processes of several machines meet by.
+const SHARED_PREFIX: &str = "doorbell-";
+
+/// How old a file is at least that a launch on this machine has left behind: a younger one may be about to be locked.
+const LEFT_HERE: Duration = Duration::from_secs(10);
+
+/// The same in a directory that machines share, where locks of others may not be seen: by then all its processes have called.
+const LEFT_ELSEWHERE: Duration = Duration::from_secs(24 * 3600);
+
+/// Opens a file of this user alone, which is no link to another.
+fn open_own(path: &Path) -> io::Result<fs::File> {
+    let file =
+        fs::OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path)?;
+    let found = file.metadata()?;
+    if found.is_file() && found.uid() == own_user() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is no file of this user"))
+}
+
+/// Removes files with tokens that launches have left behind which were killed. What cannot be removed stays.
+fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
+        let path = entry.path();
+        let is_left = || -> io::Result<bool> {
+            let mut file = open_own(&path)?;
+            let found = file.metadata()?;
+            let is_old = found.modified()?.elapsed().is_ok_and(|elapsed| elapsed > age);
+            if !is_old || file.try_lock().is_err() {
+                return Ok(false);
+            }
+            let mut text = Vec::new();
+            Read::by_ref(&mut file).take(LONGEST).read_to_end(&mut text)?;
+            // A launch that was killed while it wrote has left part of that.
+            let is_ours = text.is_empty() || text.starts_with(b"{\"address\":");
+            let still = fs::symlink_metadata(&path)?;
+            Ok(is_ours && (still.ino(), still.dev()) == (found.ino(), found.dev()))
+        };
+        if is_left().unwrap_or(false) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Bytes of a file that are looked at.
+const LONGEST: u64 = 64;
+
+/// A file that says where number 0 is, and that is locked while this process lives.
 #[derive(Debug)]
-pub(super) struct Announcement(Option<PathBuf>);
+pub(super) struct Announcement(Option<(PathBuf, fs::File)>);
 
 impl Drop for Announcement {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
+        if let Some((path, _)) = &self.0 {
             // It may be somebody else's by now, who then calls in vain and reads again.
             let _ = fs::remove_file(path);
         }
@@ -264,14 +344,18 @@ mod tests {
         let found = launch(&open_mpi, None).unwrap().unwrap();
         let file = Place::File(own_directory().join("12-3"));
         assert_eq!((found.rank, found.ranks, &found.place), (1, 2, &file));
-        assert_eq!(found.listens_on(), "127.0.0.1:0");
+        assert_eq!(found.listens_on(), Listen::At("127.0.0.1:0".to_owned()));
 
         let mpich = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2")];
         assert!(launch(&mpich, None).unwrap_err().contains("--rendezvous"));
         let found = launch(&mpich, Some("head:7")).unwrap().unwrap();
         assert_eq!((found.rank, found.place.clone()), (3, Place::Address("head:7".to_owned())));
-        assert_eq!(found.listens_on(), "0.0.0.0:7");
+        assert_eq!(found.listens_on(), Listen::All { port: 7 });
         assert!(found.token(None).unwrap_err().to_string().contains("DOORBELL_TOKEN"));
+        let by_ipv6 = |given| launch(&mpich, Some(given)).unwrap().unwrap();
+        assert_eq!(by_ipv6("[fd00::7]:8").listens_on(), Listen::All { port: 8 });
+        assert_eq!(by_ipv6("[fd00::7]").place, Place::Address("[fd00::7]:18515".to_owned()));
+        assert_eq!(by_ipv6("::1").listens_on(), Listen::At("[::1]:18515".to_owned()));
         let shared = launch(&mpich, Some("/home/shared")).unwrap().unwrap();
         assert_eq!(shared.place, Place::File("/home/shared/doorbell-study".into()));
 
@@ -308,5 +392,43 @@ mod tests {
         assert_eq!(launch.find(None).unwrap(), ("127.0.0.1:4711".to_owned(), token));
         drop(announced);
         assert!(launch.find(None).is_err());
+    }
+
+    #[test]
+    fn files_of_launches_that_were_killed_are_not_believed_and_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let aged = |name: &str, text: &str| {
+            let file = fs::File::create(at(name)).unwrap();
+            fs::write(at(name), text).unwrap();
+            file.set_modified(std::time::SystemTime::now() - 2 * LEFT_ELSEWHERE).unwrap();
+            file
+        };
+        let told = "{\"address\":\"127.0.0.1:9\",\"token\":\"secret\"}";
+        aged("doorbell-killed", told);
+        aged("doorbell-notes", "of somebody else");
+        aged("other", told);
+        let lives = aged("doorbell-lives", told);
+        lives.lock().unwrap();
+        fs::write(at("doorbell-young"), told).unwrap();
+        std::os::unix::fs::symlink(at("other"), at("doorbell-link")).unwrap();
+        let launch = |name: &str| Launch { rank: 0, ranks: 2, place: Place::File(at(name)), is_local: true };
+        let error = launch("doorbell-killed").find(None).unwrap_err().to_string();
+        assert!(error.contains("left behind"), "{error}");
+        assert!(launch("doorbell-link").find(None).is_err());
+        assert!(launch("doorbell-lives").find(None).is_ok());
+        let _announced = launch("doorbell-new").announce(1, None).unwrap();
+        let mut left: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        left.sort();
+        let stay = ["doorbell-link", "doorbell-lives", "doorbell-new", "doorbell-notes", "doorbell-young", "other"];
+        assert_eq!(left, stay);
+    }
+
+    #[test]
+    fn each_process_finds_out_that_there_is_no_place_to_meet() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::File(directory.path().join("none").join("doorbell-job"));
+        let error = Launch { rank: 1, ranks: 2, place, is_local: false }.check().unwrap_err().to_string();
+        assert!(error.contains("no such directory") && error.contains("--rendezvous"), "{error}");
     }
 }

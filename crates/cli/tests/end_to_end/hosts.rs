@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_study::session;
 use serde_json::Value;
+use socket2::SockRef;
 
 use crate::command::{PATIENCE, Running, deaf_address, doorbell, list, measuring, number, run};
 use crate::study::{Scratch, records, repetitions};
@@ -156,6 +157,46 @@ fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
     })
 }
 
+/// The host at this address, behind something that drops long packets one way: of its client's, or of the host's own. Nothing
+/// passes any more behind the first that is dropped, since TCP repeats it for ever.
+fn behind_a_black_hole(host: &str, of_client: bool) -> String {
+    let host = host.to_owned();
+    listener(move |mut client| {
+        let segment = SockRef::from(&client).tcp_mss().expect("TCP says it");
+        let pass = move |from: &mut TcpStream, to: &mut TcpStream, drops: bool| {
+            let (mut piece, mut is_stalled) = (vec![0; 1 << 16], false);
+            while let Ok(count @ 1..) = from.read(&mut piece) {
+                is_stalled |= drops && segment > 1000 && count > 1000;
+                if !is_stalled && to.write_all(&piece[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        };
+        let mut server = TcpStream::connect(&host).expect("the host is there");
+        let (mut from, mut to) = (client.try_clone().expect("a stream"), server.try_clone().expect("a stream"));
+        std::thread::spawn(move || pass(&mut from, &mut to, of_client));
+        pass(&mut server, &mut client, !of_client);
+    })
+}
+
+#[test]
+fn the_doctor_finds_out_that_long_packets_of_the_control_connection_are_dropped() {
+    let _one_at_a_time = measuring();
+    let (_host, address) = listen("127.0.0.1:0");
+    for of_client in [true, false] {
+        let there = behind_a_black_hole(&address, of_client);
+        let begun = Instant::now();
+        let found = run(&format!("doctor -d doorbell0 {there}")).expect_status(1).stdout;
+        for words in ["control", "long packets are dropped on the way", "raise its MTU", "B of payload come through"] {
+            assert!(found.contains(words), "{words}: {found}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+    }
+    let found = run(&format!("doctor -d doorbell0 {address}")).stdout;
+    assert!(!found.contains("long packets"), "{found}");
+}
+
 #[test]
 fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     let _one_at_a_time = measuring();
@@ -189,11 +230,13 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
     let other = other_port.told("waiting for a client on ");
     refuses(&other, 1, &["at 4792", "--udp-port"]);
+    // Another process than the first host, which would be that host under a second name.
+    let (_behind, behind) = listen("127.0.0.1:0");
     let release = concat!("\"doorbell\":\"", env!("CARGO_PKG_VERSION"), "\"");
-    refuses(&pretending(&address, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
+    refuses(&pretending(&behind, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
     let mtu = "\"active_mtu\":1024";
-    refuses(&pretending(&address, "\"active_mtu\":4096", mtu), 1, &["path MTU of 1024 B", "the same MTU"]);
-    let few = pretending(&address, "\"max_qps\":", "\"max_qps\":1,\"before\":");
+    refuses(&pretending(&behind, "\"active_mtu\":4096", mtu), 1, &["path MTU of 1024 B", "the same MTU"]);
+    let few = pretending(&behind, "\"max_qps\":", "\"max_qps\":1,\"before\":");
     with("direct-write/n-to-1", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
     with("far-memory/skew", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
     let deviceless = listener(|stream| drop(session::refuse(stream, "there is no RDMA device mlx5_9")));
@@ -201,6 +244,34 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
     // What two hosts cannot be is said before, too.
     with("far-memory/reordering", &address).expect_complaint(2, &["on 2 hosts", "name another host"]);
     assert!(records(&scratch.0).is_empty());
+}
+
+#[test]
+fn one_host_under_two_of_its_addresses_is_refused_before_anything_is_measured() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("twice-named");
+    let with_token = |arguments: &str| {
+        let mut command = doorbell(arguments);
+        command.env("DOORBELL_TOKEN", "a secret");
+        Running::start(command)
+    };
+    let mut host = with_token("study -d doorbell0 --listen -p 0");
+    let at = host.told("waiting for a client on ");
+    let port = at.rsplit(':').next().expect("it has a port");
+    let [one, other] = [1, 2].map(|number| format!("127.0.0.{number}:{port}"));
+    let study = format!("study --quick -d doorbell0 --out {} hosts {one} {other}", scratch.path());
+    let begun = Instant::now();
+    with_token(&study).finish().expect_complaint(2, &[&one, &other, "are the same host: name each host once"]);
+    assert!(begun.elapsed() < Duration::from_secs(9), "it was known only when one of them did not answer");
+    assert!(records(&scratch.0).is_empty());
+    let examined = with_token(&format!("doctor -d doorbell0 {one} {other}")).finish().expect_status(1).stdout;
+    assert!(examined.contains(&format!("{one} and {other} are the same host")), "{examined}");
+    // The host is free again.
+    let finished = with_token(&format!("doctor -d doorbell0 {one} {one}")).finish().expect_status(1).stdout;
+    assert!(
+        finished.contains(&format!("{one} is named twice")) && finished.contains("name each host once"),
+        "{finished}"
+    );
 }
 
 /// A launcher of MPI that is here.

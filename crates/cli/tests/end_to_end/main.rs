@@ -11,6 +11,7 @@ mod explain;
 mod failures;
 mod far;
 mod hosts;
+mod launches;
 mod model;
 mod operations;
 mod run;

@@ -43,6 +43,36 @@ pub(crate) fn repetitions(file: &Path) -> usize {
 }
 
 #[test]
+fn a_directory_that_cannot_be_used_is_refused_before_anything_is_measured() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("unusable");
+    fs::create_dir_all(&scratch.0).unwrap();
+    let study = |out: &str| format!("study --quick -d doorbell0 direct-write/latency --out {out}");
+    let refused = |out: &str, words: &[&str]| run(&study(out)).expect_complaint(1, &[&[out], words].concat());
+    let file = scratch.0.join("file").display().to_string();
+    fs::write(&file, "").unwrap();
+    refused(&file, &["is a file", "--out names a directory"]);
+    // Not even root can write there.
+    refused("/proc/sys", &["no records and no report can be written there"]);
+    let taken = scratch.0.join("taken");
+    fs::create_dir_all(taken.join("report.html")).unwrap();
+    refused(&taken.display().to_string(), &["report.html is a directory", "another --out"]);
+    assert!(records(&taken).is_empty());
+
+    // Another study has it, until that one ends in whatever way.
+    let out = scratch.0.join("shared").display().to_string();
+    let first = Running::start(doorbell(&format!("study --full -d doorbell0 direct-write/latency --out {out}")));
+    let until = Instant::now() + PATIENCE;
+    while records(Path::new(&out)).is_empty() {
+        assert!(Instant::now() < until, "no records");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    refused(&out, &["another study writes to", "another --out"]);
+    first.kill();
+    run(&format!("study --quick -d doorbell0 wire/request-response --out {out}")).expect_status(0);
+}
+
+#[test]
 fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("twice");

@@ -1,7 +1,7 @@
 //! A side that listens and one that connects: two commands, as on two machines.
 
 use std::io::Write;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 
 use crate::bench::check_packets;
@@ -55,14 +55,21 @@ fn with_token(arguments: &str, token: &str) -> Running {
 fn a_server_with_a_token_serves_whoever_shows_it_and_waits_for_that_one() {
     let _one_at_a_time = measuring();
     let mut server = with_token("bench bw --listen -p 0", "a secret");
-    let port = server.told("waiting for a client on 0.0.0.0:");
-    let client = format!("bench bw -n 100 -s 16 -p {port} localhost");
-    run(&client).expect_complaint(1, &["shows no token"]);
-    with_token(&client, "another").finish().expect_complaint(1, &["another token"]);
-    with_token(&client, "a secret").finish().expect_status(0);
+    let at = server.told("waiting for a client on ");
+    let port = at.rsplit(':').next().expect("it has a port");
+    let client = |host: &str| format!("bench bw -n 100 -s 16 -p {port} {host}");
+    // Both families reach it, where both are here.
+    let ipv6 = if TcpListener::bind("[::1]:0").is_ok() { "[::1]" } else { "127.0.0.1" };
+    run(&client("127.0.0.1")).expect_complaint(1, &["shows no token"]);
+    with_token(&client(ipv6), "another").finish().expect_complaint(1, &["another token"]);
+    with_token(&client("localhost"), "a secret").finish().expect_status(0);
     let said = server.finish().expect_status(0).stderr;
     assert!(said.contains("shows no token") && said.contains("shows another token"), "{said}");
+    // An IPv4 client is called by its IPv4 address.
+    assert!(said.contains("serving 127.0.0.1:") && !said.contains("::ffff"), "{said}");
     // One without a token is not started where others could connect.
+    let mapped = Running::start(doorbell("bench bw --listen ::ffff:127.0.0.1 -p 0")).told("waiting for a client on ");
+    assert!(mapped.contains("127.0.0.1"), "{mapped}");
     run("bench bw --listen 0.0.0.0").expect_complaint(2, &["--listen 0.0.0.0", "--token", "--anyone"]);
 }
 

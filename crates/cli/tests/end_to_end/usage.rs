@@ -125,6 +125,12 @@ fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
         ("study --testbed connectx5-100g --cpus none", &["--cpus", "--testbed"]),
         ("bench bw --fault lose=0.1", &["lose", "drop, duplicate"]),
         ("bench bw --fault delay=5", &["delay", "unit"]),
+        ("bench bw --anyone localhost", &["--anyone is for the side that listens", "--listen"]),
+        ("study --anyone localhost", &["--anyone is for the side that listens", "--listen"]),
+        ("study --anyone", &["--anyone is for the side that listens", "--listen"]),
+        ("doctor --anyone localhost", &["--anyone is for the side that listens", "--listen"]),
+        ("bench bw --listen ::ffff:192.0.2.1", &["--listen ::ffff:192.0.2.1", "--token", "--anyone"]),
+        ("bench bw --listen [::]", &["--listen [::]", "--token", "--anyone"]),
         ("bench bw --listen 127.0.0.1 somewhere", &["cannot be used with"]),
         ("bench bw --op cas -s 16", &["message size (-s) is 16 B, allowed is 8 B for atomic operations"]),
         ("bench lat --op fetch-add -a", &["message size (-s) is 2 B, allowed is 8 B"]),
@@ -214,6 +220,17 @@ fn what_the_machine_refuses_is_a_failure_that_says_why() {
     run("bench bw -n 1 -s 16 --pcap /no/such/folder/x.pcap").expect_complaint(1, &["pcap"]);
     run("bench bw --anyone --listen 192.0.2.77").expect_complaint(1, &["cannot listen on 192.0.2.77"]);
     run("bench bw -n 1 somewhere:else").expect_complaint(1, &["somewhere:else is no host and port"]);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_called_so() {
+    for arguments in ["wire cost --op send --size 1", "study --list", "man bench"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+        let output = doorbell(arguments).stdout(full).output().expect("it can be started");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
+        assert!(said.contains("standard output: No space left"), "{arguments}: {said}");
+    }
 }
 
 #[test]

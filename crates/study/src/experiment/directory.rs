@@ -1,6 +1,6 @@
 //! Where the records of one run lie: one file for each point.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,16 @@ const MAX_RECORD_BYTES: u64 = 64 << 20;
 /// The most files of a directory.
 const MAX_RECORDS: usize = 100_000;
 
-/// A directory of records.
+/// The file that is locked while a process writes to a directory. It stays there: whoever removed it could not know that nobody
+/// else has just locked it.
+const LOCK: &str = ".lock";
+
+/// A directory of records, to which no other process writes meanwhile.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
+    /// Locked until it is closed, however this process ends.
+    _lock: File,
 }
 
 /// Why the records of a directory are of no use.
@@ -32,6 +38,20 @@ pub enum DirectoryError {
         /// Why.
         error: io::Error,
     },
+    /// It is no directory.
+    #[error("{} is a file, and --out names a directory: choose another one", .0.display())]
+    NoDirectory(PathBuf),
+    /// Nothing can be written to it.
+    #[error("{}: no records and no report can be written there: {error}", .path.display())]
+    ReadOnly {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Another process writes to it.
+    #[error("another study writes to {} at the moment: wait until it has ended, or choose another --out", .0.display())]
+    InUse(PathBuf),
     /// A file is no record.
     #[error("{}: {error}", .path.display())]
     Record {
@@ -63,10 +83,23 @@ impl RunDirectory {
     ///
     /// # Errors
     ///
-    /// The directory cannot be made.
+    /// It cannot be made or is no directory, nothing can be written to it, or another process writes to it.
     pub fn create(path: &Path) -> Result<Self, DirectoryError> {
+        if path.exists() && !path.is_dir() {
+            return Err(DirectoryError::NoDirectory(path.to_owned()));
+        }
         fs::create_dir_all(path).map_err(|error| DirectoryError::Io { path: path.to_owned(), error })?;
-        Ok(Self { path: path.to_owned() })
+        let read_only = |error| DirectoryError::ReadOnly { path: path.to_owned(), error };
+        let lock = File::options().create(true).append(true).open(path.join(LOCK)).map_err(read_only)?;
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(DirectoryError::InUse(path.to_owned())),
+            // A file system without locks: two studies at once are then not noticed.
+            Ok(()) | Err(TryLockError::Error(_)) => {}
+        }
+        // The lock file may have been there before, in a directory that takes no new ones.
+        let probe = path.join(".new");
+        File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(read_only)?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     /// Where it is.
@@ -136,23 +169,35 @@ impl RunDirectory {
         }
         let machine = |e: &Environment| (e.cpu.clone(), e.cpus, e.provider.clone(), e.udp_port, e.active_mtu);
         let (then, now) = (&record.environment, environment);
+        let said = |e: &Environment| {
+            let Environment { cpu, cpus, provider, udp_port, active_mtu, .. } = e;
+            format!("{cpu}, {cpus} CPUs, provider {provider}, UDP port {udp_port}, path MTU {active_mtu} B")
+        };
         if machine(then) != machine(now) {
-            let said = |e: &Environment| {
-                let Environment { cpu, cpus, provider, udp_port, active_mtu, .. } = e;
-                format!("{cpu}, {cpus} CPUs, provider {provider}, UDP port {udp_port}, path MTU {active_mtu} B")
-            };
             return differs("environment", format!("{} instead of {}", said(now), said(then)));
         }
         let others = |e: &Environment| -> Vec<_> {
             e.others().map(|other| (other.machine.host.clone(), machine(other))).collect()
         };
         if others(then) != others(now) {
-            let names = |e: &Environment| match e.others().map(|other| other.machine.host.as_str()).collect::<Vec<_>>()
-            {
-                names if names.is_empty() => "none".to_owned(),
-                names => names.join(", "),
+            let (here, before) = (others(now), others(then));
+            let names = |of: &[(String, _)]| of.iter().map(|(host, _)| host.clone()).collect::<Vec<_>>();
+            // Hosts of one name may be different machines, and the same machine may be another one by now.
+            let told = |e: &Environment, is_enough: bool| {
+                let one = |other: &Environment| match is_enough {
+                    true => other.machine.host.clone(),
+                    false => format!("{} ({})", other.machine.host, said(other)),
+                };
+                match e.others().map(one).collect::<Vec<_>>() {
+                    hosts if hosts.is_empty() => "none".to_owned(),
+                    hosts => hosts.join("; "),
+                }
             };
-            return differs("environment.peer", format!("{} instead of {}", names(now), names(then)));
+            let is_enough = names(&here) != names(&before);
+            return differs(
+                "environment.peer",
+                format!("{} instead of {}", told(now, is_enough), told(then, is_enough)),
+            );
         }
         if then.device != now.device {
             return differs("environment.device", format!("{} instead of {}", now.device, then.device));

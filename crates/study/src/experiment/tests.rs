@@ -38,7 +38,8 @@ const EFFORTS: [Effort; 3] = [Effort::Quick, Effort::Usual, Effort::Full];
 
 #[test]
 fn every_point_can_be_measured_and_has_a_file_of_its_own() {
-    let directory = RunDirectory::create(&std::env::temp_dir()).unwrap();
+    let scratch = Scratch::new("files");
+    let directory = RunDirectory::create(&scratch.0).unwrap();
     for effort in EFFORTS {
         let (mut names, mut files, mut points) = (BTreeSet::new(), BTreeSet::new(), 0);
         for experiment in all(effort) {
@@ -525,6 +526,8 @@ fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
     let scratch = Scratch::new("directory");
     let directory = RunDirectory::create(&scratch.0).unwrap();
     assert!(matches!(RunDirectory::read(&scratch.0), Err(DirectoryError::Empty(_))));
+    // Nobody else writes to it for as long.
+    assert!(matches!(RunDirectory::create(&scratch.0), Err(DirectoryError::InUse(_))));
     let (experiment, point, record) = one();
     let (environment, result) = (environment("soft", 2), record.repetitions[0].clone());
     assert!(directory.get(&experiment, &point, &environment).unwrap().is_none());
@@ -544,6 +547,13 @@ fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
     let elsewhere = Environment { cpus: 3, ..environment.clone() };
     let error = directory.add(&experiment, &point, &elsewhere, result.clone()).unwrap_err().to_string();
     assert!(error.contains("field `environment` differs") && error.contains("another --out"), "{error}");
+    // Of another host with the same name it is said what differs.
+    let with_peer =
+        |cpus| Environment { peer: Some(Box::new(Environment { cpus, ..environment.clone() })), ..environment.clone() };
+    let pair = RunDirectory::create(&scratch.0.join("pair")).unwrap();
+    pair.add(&experiment, &point, &with_peer(2), result.clone()).unwrap();
+    let error = pair.get(&experiment, &point, &with_peer(8)).unwrap_err().to_string();
+    assert!(error.contains("environment.peer") && error.contains(" 8 CPUs") && error.contains(" 2 CPUs"), "{error}");
     let mut longer = point.clone();
     longer.parameters.extent = crate::parameters::Extent::Seconds(9.0);
     let error = directory.get(&experiment, &longer, &environment).unwrap_err().to_string();

@@ -1,11 +1,16 @@
 //! Processes that call the coordinator of a study, where a launcher or ssh has started them, instead of being called.
 //!
-//! A caller says its rank and shows the token, and waits. For each point that it has a part in, the coordinator tells it to
+//! A caller says its rank and shows the token, hears that it was understood, and waits. For each point that it has a part in, the coordinator tells it to
 //! serve; from then on the stream is that of a session whose other end it is ([`serve`](super::serve)). Afterwards it calls
 //! again. So a stream is never used after something went wrong on it, and a caller whose coordinator is gone notices.
 
+use std::io;
 use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::introduction::{Introduction, Terms, Token};
@@ -37,26 +42,56 @@ impl Call {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Called {
+    /// The coordinator has heard who calls: whoever is at the other end is one.
+    Heard,
     /// A session begins.
     Serve,
     /// The study is over.
     Over,
-    /// The caller has no part in it.
+    /// The caller has no part in it, or the study has failed.
     Refused(String),
 }
 
-/// Calls the coordinator, and waits until it wants a session: its stream. `None` if the study is over.
+/// How often a caller that has heard nothing yet asks whether to give up.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Calls the coordinator, and waits until it wants a session: its stream. `None` if the study is over. Until the coordinator
+/// has answered, something else may be at the other end, which need not say anything ever: `gives_up` is asked meanwhile.
 ///
 /// # Errors
 ///
-/// The coordinator is gone ([`SessionError::Control`]) or refuses ([`SessionError::Peer`]).
-pub fn call(stream: TcpStream, call: &Call) -> Result<Option<TcpStream>, SessionError> {
+/// The coordinator is gone, or was given up ([`SessionError::Control`]), or it refuses ([`SessionError::Peer`]).
+pub fn call(
+    stream: TcpStream,
+    call: &Call,
+    mut gives_up: impl FnMut() -> bool,
+) -> Result<Option<TcpStream>, SessionError> {
     let mut peer = TcpPeer::<Call, Called>::new(stream)?;
     block_on(peer.send(call.clone()))?;
-    match block_on(peer.receive(Patience::Endless))? {
-        Called::Serve => Ok(Some(peer.into_stream())),
-        Called::Over => Ok(None),
-        Called::Refused(reason) => Err(SessionError::Peer(reason)),
+    while !speaks(peer.stream())? {
+        if gives_up() {
+            let silence = io::Error::new(io::ErrorKind::TimedOut, "it accepts the connection, but does not answer");
+            return Err(SessionError::Control(silence));
+        }
+    }
+    let mut patience = Patience::Answer;
+    loop {
+        match block_on(peer.receive(patience))? {
+            Called::Heard => patience = Patience::Endless,
+            Called::Serve => return Ok(Some(peer.into_stream())),
+            Called::Over => return Ok(None),
+            Called::Refused(reason) => return Err(SessionError::Peer(reason)),
+        }
+    }
+}
+
+/// Has the other end said something, or hung up, now or within a moment?
+fn speaks(stream: &TcpStream) -> Result<bool, SessionError> {
+    let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::EINTR) => Ok(false),
+        Err(error) => Err(SessionError::Control(error.into())),
     }
 }
 
@@ -92,7 +127,10 @@ impl Caller {
             Ok(()) => None,
         };
         match refusal {
-            None => Ok(Self { call, peer }),
+            None => {
+                block_on(peer.send(Called::Heard))?;
+                Ok(Self { call, peer })
+            }
             Some(error) => {
                 // If it cannot be told, it is gone.
                 let _ = block_on(peer.send(Called::Refused(error.to_string())));
@@ -109,6 +147,12 @@ impl Caller {
     pub fn serve(mut self) -> Result<TcpStream, SessionError> {
         block_on(self.peer.send(Called::Serve))?;
         Ok(self.peer.into_stream())
+    }
+
+    /// Tells it why there is no study, or none any more.
+    pub fn refuse(mut self, reason: &str) {
+        // If it cannot be told, it is gone.
+        let _ = block_on(self.peer.send(Called::Refused(reason.to_owned())));
     }
 
     /// Tells it that the study is over.
@@ -131,7 +175,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         let said = Call { doorbell: doorbell.to_owned(), ..Call::new(rank, 3, token.parse().ok()) };
-        let caller = std::thread::spawn(move || call(stream, &said));
+        let caller = std::thread::spawn(move || call(stream, &said, || false));
         let terms = Terms { token: "secret".parse().ok(), ..Terms::open(1) };
         let heard = Caller::hear(accepted, &terms, 3).map_err(|error| error.to_string());
         let rank = heard.as_ref().map(|caller| caller.call.rank).map_err(Clone::clone);
@@ -140,6 +184,34 @@ mod tests {
         }
         let called = caller.join().unwrap();
         (called.map(|stream| stream.is_some()).map_err(|error| error.to_string()), rank)
+    }
+
+    /// As where a file that a dead launch has left behind leads to a service that waits for its client to speak.
+    #[test]
+    fn a_service_that_never_answers_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_silent, _) = listener.accept().unwrap();
+        let mut looks = 0;
+        let error = call(stream, &Call::new(1, 2, None), || {
+            looks += 1;
+            looks == 3
+        });
+        assert!(
+            matches!(&error, Err(SessionError::Control(error)) if error.kind() == io::ErrorKind::TimedOut),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn callers_hear_why_there_is_no_study() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let caller = std::thread::spawn(move || call(stream, &Call::new(1, 2, None), || false));
+        Caller::hear(accepted, &Terms::open(1), 2).unwrap().refuse("there is no place for records");
+        let error = caller.join().unwrap().unwrap_err();
+        assert!(matches!(&error, SessionError::Peer(reason) if reason == "there is no place for records"), "{error}");
     }
 
     #[test]

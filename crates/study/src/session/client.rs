@@ -48,7 +48,7 @@ impl Client {
         parameters.check()?;
         block_on(async {
             let mut peer = TcpPeer::new(stream)?;
-            let introduced = introduce(&mut peer, introduction).await?;
+            let introduced = introduce(&mut peer, introduction, Patience::Answer).await?;
             let asking = Asking::accepted(device, peer, OsThreads::default(), parameters).await?;
             Ok((Self(asking), introduced))
         })
@@ -60,9 +60,22 @@ impl Client {
     ///
     /// The other end does not admit this one, or is gone.
     pub fn meet(stream: TcpStream, introduction: Introduction) -> Result<Introduced, SessionError> {
+        Self::meet_within(stream, introduction, Patience::Answer)
+    }
+
+    /// The same, where the other end has nothing to do before it answers.
+    ///
+    /// # Errors
+    ///
+    /// As [`meet`](Self::meet).
+    pub(crate) fn meet_within(
+        stream: TcpStream,
+        introduction: Introduction,
+        patience: Patience,
+    ) -> Result<Introduced, SessionError> {
         block_on(async {
             let mut peer = TcpPeer::new(stream)?;
-            let introduced = introduce(&mut peer, introduction).await?;
+            let introduced = introduce(&mut peer, introduction, patience).await?;
             peer.send(ToServer::End).await?;
             Ok(introduced)
         })
@@ -238,13 +251,13 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
 }
 
 /// Greets the peer, and makes the ends known to each other.
-async fn introduce<P>(peer: &mut P, introduction: Introduction) -> Result<Introduced, SessionError>
+async fn introduce<P>(peer: &mut P, introduction: Introduction, patience: Patience) -> Result<Introduced, SessionError>
 where
     P: Peer<Says = ToServer, Hears = FromServer>,
 {
     peer.exchange(&[]).await?;
     peer.send(ToServer::Introduce(Box::new(introduction))).await?;
-    match peer.receive(Patience::Answer).await? {
+    match peer.receive(patience).await? {
         FromServer::Introduced(introduced) => Ok(*introduced),
         other => Err(other.instead_of("an introduction")),
     }

@@ -8,9 +8,12 @@
 //! Clocks of hosts differ. The coordinator asks each for its time and takes the answer of the shortest round trip: the clock
 //! was read within it, so half of it bounds the error. All hosts that ask begin at one instant, each by its own clock.
 
+mod clock;
+mod together;
+
 use std::net::TcpStream;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_verbs::PathMtu;
@@ -19,17 +22,17 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::introduction::Introduction;
 use super::peer::{FromServer, Patience, Peer, ToServer};
-use super::report::{Performed, Report};
-use super::result::{Seen, Ways, acknowledged_besides};
 use super::{SessionError, TcpPeer};
-use crate::cpu::CpuPerMessage;
 use crate::executor::block_on;
 use crate::layout::{Lane, Layout, Share};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::{Extent, Parameters, Transport};
 use crate::pinning::Place;
-use crate::record::{Buckets, Counted, HostResult, PointResult};
-use crate::workload::Tally;
+use crate::record::PointResult;
+use together::{SeenBy, Together};
+
+pub(super) use clock::{Clock, Watch};
+pub(super) use together::{Interval, in_common, of_common_time};
 
 /// How long a host may take to answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
@@ -85,60 +88,6 @@ impl Dealt {
     /// The shares of the hosts that have one, in the order of hosts.
     pub fn shares(&self) -> &[Share] {
         &self.shares
-    }
-}
-
-/// What a host's clock shows when the coordinator's shows 0, and how wrong that may be.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
-    ahead_ns: i128,
-    pub(super) error_ns: u64,
-}
-
-impl Clock {
-    /// Takes the look at a host's clock with the shortest round trip. A look is what the clock showed, and the coordinator's
-    /// time before and after it was asked.
-    fn of(looks: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
-        let clock = |(shown, before, after): (u64, u64, u64)| {
-            let (before, error_ns) = (i128::from(before), after.saturating_sub(before) / 2);
-            Self { ahead_ns: i128::from(shown) - before - i128::from(error_ns), error_ns }
-        };
-        let none = Self { ahead_ns: 0, error_ns: u64::MAX };
-        looks.into_iter().map(clock).min_by_key(|clock| clock.error_ns).unwrap_or(none)
-    }
-
-    /// What it shows at this instant of the coordinator's clock.
-    pub(super) fn at(self, coordinator_ns: u64) -> u64 {
-        clamped(i128::from(coordinator_ns) + self.ahead_ns)
-    }
-
-    /// The instant on the coordinator's clock when it shows this.
-    pub(super) fn back(self, shown_ns: u64) -> u64 {
-        clamped(i128::from(shown_ns) - self.ahead_ns)
-    }
-}
-
-fn clamped(ns: i128) -> u64 {
-    u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
-}
-
-/// A clock of the machine, which starts with a point: that of the coordinator, and of a middlebox.
-#[derive(Clone, Copy)]
-pub(super) struct Watch(Instant);
-
-impl Watch {
-    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
-    pub(super) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
-    fn elapsed(self) -> Duration {
-        self.0.elapsed()
-    }
-
-    pub(super) fn ns(self) -> u64 {
-        u64::try_from(self.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -316,21 +265,6 @@ struct Joined {
     memory: Vec<Option<RemoteMemory>>,
 }
 
-/// What one host saw.
-enum SeenBy {
-    Asking(Performed),
-    Answering(Report),
-}
-
-impl SeenBy {
-    fn report(&self) -> &Report {
-        match self {
-            Self::Asking(performed) => &performed.report,
-            Self::Answering(report) => report,
-        }
-    }
-}
-
 impl Hosts {
     /// All hosts at the other ends of these streams, when they have heard what is to be measured, and their clocks.
     pub(super) fn meet(
@@ -471,165 +405,5 @@ fn gone_or(error: SetupError) -> SessionError {
     match error {
         SetupError::Io { error, .. } => SessionError::Control(error),
         other => SessionError::Setup(other),
-    }
-}
-
-/// A point of many hosts, when all have told what they saw.
-struct Together<'a> {
-    names: Vec<String>,
-    parameters: &'a Parameters,
-    bytes: usize,
-    dealt: &'a Dealt,
-    clocks: Vec<Clock>,
-    mtu: PathMtu,
-    ipv6: bool,
-    start_ns: u64,
-}
-
-/// When a host that asks measured, on the coordinator's clock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Interval {
-    pub(super) began_ns: u64,
-    pub(super) ended_ns: u64,
-    pub(super) sent: u64,
-}
-
-/// The time in which all hosts measured, and the share of all messages that were sent in it: each host is taken to have
-/// sent evenly. If there is no such time, the host that began too late, and by how many nanoseconds.
-pub(super) fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (usize, u64)> {
-    let known = || intervals.iter().enumerate().filter_map(|(host, interval)| Some((host, (*interval)?)));
-    let Some((last, began_ns)) = known().map(|(host, it)| (host, it.began_ns)).max_by_key(|(_, began)| *began) else {
-        return Ok((1, 1.0));
-    };
-    let ended_ns = known().map(|(_, it)| it.ended_ns).min().unwrap_or(began_ns);
-    if ended_ns <= began_ns {
-        return Err((last, began_ns - ended_ns));
-    }
-    let common_ns = ended_ns - began_ns;
-    let all: f64 = known().map(|(_, it)| it.sent as f64).sum();
-    let within = |it: Interval| it.sent as f64 * common_ns as f64 / (it.ended_ns - it.began_ns) as f64;
-    let sent: f64 = known().map(|(_, it)| within(it)).sum();
-    Ok((common_ns, if all > 0.0 { sent / all } else { 1.0 }))
-}
-
-/// A point's result, of which only the share `within` of all messages counts, that were sent in the common time.
-pub(super) fn of_common_time(all: PointResult, common_ns: u64, within: f64) -> PointResult {
-    let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
-    let messages_per_s = messages / seconds;
-    PointResult {
-        messages: messages.round() as u64,
-        seconds,
-        messages_per_s,
-        bytes_per_s: messages_per_s * all.bytes as f64,
-        ..all
-    }
-}
-
-impl Together<'_> {
-    fn interval(&self, index: usize, seen: &SeenBy) -> Option<Interval> {
-        let SeenBy::Asking(Performed { tallies, .. }) = seen else { return None };
-        let clock = self.clocks[index];
-        Some(Interval {
-            began_ns: clock.back(tallies.iter().map(|tally| tally.began_ns).min()?),
-            ended_ns: clock.back(tallies.iter().map(|tally| tally.ended_ns).max()?),
-            sent: tallies.iter().fold(0, |sum, tally| sum.saturating_add(tally.sent)),
-        })
-    }
-
-    fn result(self, seen: Vec<SeenBy>) -> Result<PointResult, HostError> {
-        let Self { parameters, bytes, mtu, ipv6, .. } = self;
-        let failed = |host: usize, error| HostError { host: self.names[host].clone(), error };
-        let fitted = parameters.fit(bytes).map_err(|error| failed(0, error.into()))?;
-        let intervals: Vec<_> = seen.iter().enumerate().map(|(index, seen)| self.interval(index, seen)).collect();
-        let (common_ns, within) =
-            in_common(&intervals).map_err(|(host, late_ns)| failed(host, SessionError::Apart(late_ns as f64 / 1e9)))?;
-        let ways = Ways { parameters, bytes, fitted: &fitted, mtu, ipv6 };
-        let hosts = self.each(&seen, &intervals, ways);
-        let (mut tallies, mut own, mut report) = (Vec::new(), None, None);
-        let mut histogram = None;
-        for (seen, clock) in seen.iter().zip(&self.clocks) {
-            let sum = if matches!(seen, SeenBy::Asking(_)) { &mut own } else { &mut report };
-            *sum = Some(sum.take().map_or_else(|| seen.report().clone(), |sum: Report| sum.and(seen.report())));
-            let SeenBy::Asking(performed) = seen else { continue };
-            tallies.extend(performed.tallies.iter().map(|tally| Tally {
-                first_ns: clock.back(tally.first_ns),
-                began_ns: clock.back(tally.began_ns),
-                ended_ns: clock.back(tally.ended_ns),
-                ..*tally
-            }));
-            if let Some(buckets) = &performed.histogram_ns {
-                // It grows by itself, so there is nothing that it cannot record.
-                let _ = histogram.get_or_insert_with(Buckets::empty_histogram).add(buckets.to_histogram());
-            }
-        }
-        let (own, report) = (own.unwrap_or_default(), report.unwrap_or_default());
-        let fitted = fitted.clone();
-        let all = Seen { parameters, bytes, fitted, mtu, ipv6, tallies: &tallies, histogram, own, report }.result();
-        Ok(PointResult { hosts, ..of_common_time(all, common_ns, within) })
-    }
-
-    /// What each host did.
-    fn each(&self, seen: &[SeenBy], intervals: &[Option<Interval>], ways: Ways<'_>) -> Vec<HostResult> {
-        let counted: Vec<Counted> = seen.iter().map(|seen| ways.counted(seen.report())).collect();
-        let (cast, shares) = (self.parameters.cast(), &self.dealt.shares);
-        let host = |(index, (seen, share)): (usize, (&SeenBy, &Share))| {
-            // What those at the other ends of its connections sent: to it, or to others as well.
-            let is_peer = |other: &&Share| {
-                let lanes = || other.lanes.iter().map(|&lane| self.dealt.lanes[lane]);
-                other.host != share.host && lanes().any(|lane| lane.asks == share.host || lane.answers == share.host)
-            };
-            let peers = shares.iter().zip(&counted).filter(|(other, _)| is_peer(other)).map(|(_, counted)| counted);
-            let requests = peers.clone().fold(0, |sum: u64, peer| sum.saturating_add(peer.data_packets));
-            let besides = peers.fold(0, |sum: u64, peer| sum.saturating_add(acknowledged_besides(peer)));
-            let report = seen.report();
-            let mut predicted = ways.path(share.lanes.len()).predict(report.sent, report.received, requests);
-            predicted.ack_packets_max = predicted.ack_packets_max.saturating_add(besides);
-            let part = if share.asks { cast.asking } else { cast.answering };
-            let host = HostResult {
-                number: share.host,
-                name: self.names[index].clone(),
-                role: part.role.to_string(),
-                asks: share.asks,
-                connections: share.lanes.len(),
-                sent: report.sent,
-                received: report.received,
-                counted: counted[index],
-                predicted,
-                cpu: report.cpu,
-                cpu_per_message: CpuPerMessage::default(),
-                link: report.link.clone(),
-                late_ns: intervals[index].map(|interval| interval.began_ns.saturating_sub(self.start_ns)),
-                clock_ns: self.clocks[index].error_ns,
-            };
-            HostResult { cpu_per_message: host.cpu_by_message(), ..host }
-        };
-        seen.iter().zip(shares).enumerate().map(host).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_look_with_the_shortest_round_trip_tells_a_clock() {
-        // A clock that is 1000 ahead, read in the middle of 10, and at the end of 400.
-        let clock = Clock::of([(1400, 0, 400), (1505, 500, 510), (2000, 600, 1000)]);
-        assert_eq!((clock.ahead_ns, clock.error_ns), (1000, 5));
-        assert_eq!((clock.at(7), clock.back(1007)), (1007, 7));
-        // One that started long after the coordinator's, asked for an instant before it did.
-        let behind = Clock::of([(5, 1000, 1000)]);
-        assert_eq!((behind.at(0), behind.at(1000), behind.back(5)), (0, 5, 1000));
-    }
-
-    #[test]
-    fn rates_are_those_of_the_time_in_which_all_measured() {
-        let interval = |began_ns, ended_ns, sent| Some(Interval { began_ns, ended_ns, sent });
-        assert_eq!(in_common(&[interval(10, 110, 500)]), Ok((100, 1.0)));
-        // One sends 100 in 100 ns, the other 300 in 50 ns of these; a third has no part.
-        let (common_ns, share) = in_common(&[interval(0, 100, 100), None, interval(50, 100, 300)]).unwrap();
-        assert_eq!((common_ns, share), (50, 350.0 / 400.0));
-        assert_eq!(in_common(&[interval(0, 10, 1), interval(30, 40, 1)]), Err((1, 20)));
-        assert_eq!(in_common(&[None, None]), Ok((1, 1.0)));
     }
 }

@@ -61,6 +61,9 @@ pub struct Introduction {
     pub examine: bool,
     /// The place of the end that answers among the processes of the study on its machine.
     pub place: Place,
+    /// What fills packets, and comes back with the answer: a path may carry short ones alone.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ballast: String,
 }
 
 /// What an end that answers says of itself.
@@ -73,6 +76,12 @@ pub struct Introduced {
     /// Queue pairs that the device has; ends of earlier releases do not say.
     #[serde(default)]
     pub max_qps: Option<usize>,
+    /// The number of the process that answers ([`Terms::process`]).
+    #[serde(default)]
+    pub process: Option<u64>,
+    /// What filled packets of the introduction.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ballast: String,
 }
 
 /// On what terms an end answers.
@@ -84,12 +93,14 @@ pub struct Terms {
     pub token: Option<Token>,
     /// The CPUs that its threads are pinned to.
     pub pinning: Pinning,
+    /// A random number of the process that answers. A host that has several addresses says the same number at each of them.
+    pub process: Option<u64>,
 }
 
 impl Terms {
     /// So much memory for whoever asks; nothing is pinned.
     pub fn open(memory_bytes: usize) -> Self {
-        Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where") }
+        Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where"), process: None }
     }
 
     /// May somebody who introduces himself so, or not at all, measure?
@@ -111,7 +122,8 @@ impl Introduced {
             if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
         let pinning = Some(terms.pinning.share(introduction.place));
         let environment = Environment { pinning, ..Environment::of(device) };
-        Self { environment, findings, max_qps: Some(device.limits.max_qps) }
+        let ballast = introduction.ballast.clone();
+        Self { environment, findings, max_qps: Some(device.limits.max_qps), process: terms.process, ballast }
     }
 }
 

@@ -71,10 +71,10 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         Ok(Self { stream, words: PhantomData })
     }
 
-    /// What the peer describes, so many ends: for whoever passes it on, and describes something only then.
+    /// What the peer describes, so many ends: for whoever passes it on, and describes something only then. Its errors do not
+    /// name the peer, which whoever passes it on does.
     pub(super) fn hear_descriptions(&self, count: usize) -> Result<Vec<EndpointDescription>, SetupError> {
-        let peer = self.stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string());
-        setup::receive(&mut Timed::new(&self.stream, ANSWER_DEADLINE), &peer, count, ANSWER_DEADLINE)
+        setup::receive(&mut Timed::new(&self.stream, ANSWER_DEADLINE), "it", count, ANSWER_DEADLINE)
     }
 
     /// Describes ends to the peer, which has described its own before.

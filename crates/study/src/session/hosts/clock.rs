@@ -1,0 +1,73 @@
+//! The clocks of hosts, as the coordinator knows them.
+
+use std::time::{Duration, Instant};
+
+/// What a host's clock shows when the coordinator's shows 0, and how wrong that may be.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::session) struct Clock {
+    ahead_ns: i128,
+    pub(in crate::session) error_ns: u64,
+}
+
+impl Clock {
+    /// Takes the look at a host's clock with the shortest round trip. A look is what the clock showed, and the coordinator's
+    /// time before and after it was asked.
+    pub(super) fn of(looks: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
+        let clock = |(shown, before, after): (u64, u64, u64)| {
+            let (before, error_ns) = (i128::from(before), after.saturating_sub(before) / 2);
+            Self { ahead_ns: i128::from(shown) - before - i128::from(error_ns), error_ns }
+        };
+        let none = Self { ahead_ns: 0, error_ns: u64::MAX };
+        looks.into_iter().map(clock).min_by_key(|clock| clock.error_ns).unwrap_or(none)
+    }
+
+    /// What it shows at this instant of the coordinator's clock.
+    pub(in crate::session) fn at(self, coordinator_ns: u64) -> u64 {
+        clamped(i128::from(coordinator_ns) + self.ahead_ns)
+    }
+
+    /// The instant on the coordinator's clock when it shows this.
+    pub(in crate::session) fn back(self, shown_ns: u64) -> u64 {
+        clamped(i128::from(shown_ns) - self.ahead_ns)
+    }
+}
+
+fn clamped(ns: i128) -> u64 {
+    u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
+}
+
+/// A clock of the machine, which starts with a point: that of the coordinator, and of a middlebox.
+#[derive(Clone, Copy)]
+pub(in crate::session) struct Watch(Instant);
+
+impl Watch {
+    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
+    pub(in crate::session) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
+    pub(super) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    pub(in crate::session) fn ns(self) -> u64 {
+        u64::try_from(self.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_look_with_the_shortest_round_trip_tells_a_clock() {
+        // A clock that is 1000 ahead, read in the middle of 10, and at the end of 400.
+        let clock = Clock::of([(1400, 0, 400), (1505, 500, 510), (2000, 600, 1000)]);
+        assert_eq!((clock.ahead_ns, clock.error_ns), (1000, 5));
+        assert_eq!((clock.at(7), clock.back(1007)), (1007, 7));
+        // One that started long after the coordinator's, asked for an instant before it did.
+        let behind = Clock::of([(5, 1000, 1000)]);
+        assert_eq!((behind.at(0), behind.at(1000), behind.back(5)), (0, 5, 1000));
+    }
+}
