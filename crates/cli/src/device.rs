@@ -1,6 +1,7 @@
 //! Which RNIC a command uses, and `doorbell devices`.
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::Args;
 use doorbell_fabric::{BindError, shorten_time_slices};
@@ -58,6 +59,12 @@ impl UdpPort {
     }
 }
 
+/// Asks for short time slices, once for this process, and says whether it has them.
+pub(crate) fn has_short_time_slices() -> bool {
+    static SHORT: OnceLock<bool> = OnceLock::new();
+    *SHORT.get_or_init(|| shorten_time_slices().unwrap_or(false))
+}
+
 /// Which it is.
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
@@ -76,7 +83,7 @@ impl Chosen {
             Self::System(options) => system::open(options)?,
             Self::Soft => {
                 // Its threads and those of its peers take turns where processors are short. Where that is refused, they do so slowly.
-                let _ = shorten_time_slices();
+                has_short_time_slices();
                 soft::open(&soft_options())?
             }
         })

@@ -7,7 +7,7 @@ use clap::Args;
 use doorbell_study::doctor::{self, Finding, Severity, path};
 use doorbell_study::environment::Environment;
 use doorbell_study::pinning::Pinning;
-use doorbell_study::session::{Client, Introduced};
+use doorbell_study::session::{Client, Introduced, SessionError};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
@@ -180,16 +180,25 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
             remedy: "a study refuses to measure between these two".to_owned(),
         });
     }
-    let path = path::probe(&device, environment.active_mtu, &introduction, connect);
-    findings.push(path.unwrap_or_else(|error: Failure| Finding {
-        subject: "path".to_owned(),
-        severity: Severity::Spoils,
-        what: format!("the control connection broke while full packets of RoCE v2 were sent there and back: {error}"),
-        remedy:
-            "ask again; if it breaks again, something on the way drops packets of the control connection".to_owned(),
-    }));
+    findings.push(
+        path::probe::<Failure>(&device, environment.active_mtu, &introduction, connect).unwrap_or_else(not_found_out),
+    );
     findings.extend(short);
     Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
+}
+
+/// Nothing is known of the path, for this reason.
+fn not_found_out(error: Failure) -> Finding {
+    let is_broken = matches!(error.downcast_ref(), Some(SessionError::Control(_)));
+    let (what, remedy) = match is_broken {
+        true => (
+            "the control connection broke while full packets of RoCE v2 were sent there and back",
+            "ask again; if it breaks again, something on the way drops packets of the control connection",
+        ),
+        false => ("no packets of RoCE v2 could be sent there and back", "mend that, and ask again"),
+    };
+    let (subject, severity) = ("path".to_owned(), Severity::Spoils);
+    Finding { subject, severity, what: format!("{what}: {error}"), remedy: remedy.to_owned() }
 }
 
 fn named_twice(what: String) -> Finding {

@@ -13,19 +13,23 @@ const SHORTEST_NS: u64 = 100_000;
 
 /// Asks for the shortest time slices for the calling thread, and for all threads that it starts from now on.
 ///
+/// True if it has them: kernels before 6.12 accept the wish without effect.
+///
 /// # Errors
 ///
-/// The thread is not one of the usual policy (`SCHED_OTHER`), or the operating system refuses, as sandboxes may. Kernels before 6.12
-/// accept it without effect.
-pub fn shorten_time_slices() -> io::Result<()> {
-    let mut attributes = attributes()?;
-    if attributes.sched_policy != libc::SCHED_OTHER as u32 {
+/// The thread is not one of the usual policy (`SCHED_OTHER`), or the operating system refuses, as sandboxes may.
+pub fn shorten_time_slices() -> io::Result<bool> {
+    let mut wanted = attributes()?;
+    if wanted.sched_policy != libc::SCHED_OTHER as u32 {
         return Err(io::Error::other("the thread has another policy than SCHED_OTHER"));
     }
-    attributes.sched_runtime = SHORTEST_NS;
+    wanted.sched_runtime = SHORTEST_NS;
     // SAFETY: the structure says how long it is, and outlives the call, which changes how this thread is scheduled alone.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, &raw const attributes, NO_FLAGS) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, &raw const wanted, NO_FLAGS) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(attributes()?.sched_runtime == SHORTEST_NS)
 }
 
 const THIS_THREAD: libc::pid_t = 0;
@@ -50,11 +54,11 @@ mod tests {
         // A thread of its own, so that tests which run beside keep theirs.
         std::thread::spawn(|| {
             let before = attributes().unwrap();
-            shorten_time_slices().unwrap();
+            let has_short = shorten_time_slices().unwrap();
             let after = attributes().unwrap();
             assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, before.sched_nice));
             // Kernels before 6.12 tell nothing of slices.
-            assert!(after.sched_runtime == SHORTEST_NS || after.sched_runtime == before.sched_runtime);
+            assert_eq!(after.sched_runtime, if has_short { SHORTEST_NS } else { before.sched_runtime });
             let inherited = std::thread::spawn(|| attributes().unwrap().sched_runtime).join().unwrap();
             assert_eq!(inherited, after.sched_runtime);
         })

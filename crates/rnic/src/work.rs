@@ -152,7 +152,7 @@ impl SendQueue {
     /// Takes the oldest request.
     #[inline]
     pub(crate) fn pop(&mut self) -> SendWqe {
-        debug_assert!(self.head < self.tail);
+        assert!(self.head < self.tail, "there is a request");
         let slot = self.slot(self.head);
         self.head += 1;
         self.wqes[slot]

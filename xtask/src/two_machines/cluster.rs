@@ -152,7 +152,9 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
     let (mut resent, mut most) = (0, 0);
     for (file, record) in records {
         let failed = |why: String| format!("{}: {why}", file.display());
-        let others = record.pointer("/environment/hosts").and_then(Value::as_array).map_or(0, Vec::len);
+        // Where there is one other, it is the peer of each point.
+        let one = usize::from(record.pointer("/environment/peer").is_some_and(Value::is_object));
+        let others = record.pointer("/environment/hosts").and_then(Value::as_array).map_or(one, Vec::len);
         let repetitions = record["repetitions"].as_array().map_or(&[][..], Vec::as_slice);
         if others + 1 != machines || repetitions.len() != 3 {
             return Err(failed(format!("{others} other hosts, {} repetitions", repetitions.len())));
@@ -162,17 +164,22 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
                 return Err(failed(format!("a path MTU of {} instead of {mtu}", result["mtu"])));
             }
             let hosts = result["hosts"].as_array().map_or(&[][..], Vec::as_slice);
-            most = most.max(hosts.len());
-            for host in hosts {
-                let number = |place: &str| host.pointer(place).and_then(Value::as_u64).unwrap_or(0);
-                let counted = number("/counted/data_packets");
-                let (least, greatest) = (number("/predicted/data_packets"), number("/predicted/data_packets_max"));
+            let sides = ["client", "server"];
+            let parts: Vec<[&Value; 2]> = match hosts {
+                [] => sides.iter().map(|side| [&result["counted"][side], &result["predicted"][side]]).collect(),
+                hosts => hosts.iter().map(|host| [&host["counted"], &host["predicted"]]).collect(),
+            };
+            most = most.max(parts.len());
+            for [counted, predicted] in parts {
+                let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
+                let data = number(counted, "data_packets");
+                let (least, greatest) = (number(predicted, "data_packets"), number(predicted, "data_packets_max"));
                 // Whoever asks by READ may ask as often as it likes.
-                let is_bounded = host.pointer("/predicted/asks") != Some(&Value::Bool(true));
-                if counted < least || (is_bounded && counted > greatest) {
-                    return Err(failed(format!("{counted} data packets, predicted are {least} to {greatest}: {host}")));
+                let is_bounded = predicted["asks"] != Value::Bool(true);
+                if data < least || (is_bounded && data > greatest) {
+                    return Err(failed(format!("{data} data packets, predicted are {least} to {greatest}: {counted}")));
                 }
-                resent += number("/counted/retransmitted_packets");
+                resent += number(counted, "retransmitted_packets");
             }
         }
     }

@@ -14,9 +14,37 @@ use doorbell_study::serving::{Serving, SharedBy};
 
 use crate::output::{line, note, us};
 
+/// The windows and depths with which messages of all sizes are measured: large ones get less by default.
+struct Fit {
+    windows: Vec<usize>,
+    depths: Vec<usize>,
+}
+
+impl Fit {
+    fn of(parameters: &Parameters) -> Self {
+        // Those that fit nowhere were refused before.
+        let (windows, depths) = parameters
+            .sizes
+            .iter()
+            .filter_map(|&size| parameters.fit(size).ok())
+            .map(|fit| (fit.window, fit.depth))
+            .unzip();
+        Self { windows, depths }
+    }
+
+    fn text(of_sizes: Vec<usize>) -> String {
+        let (least, most) = (of_sizes.iter().min().copied().unwrap_or(0), of_sizes.iter().max().copied().unwrap_or(0));
+        if least == most { most.to_string() } else { format!("{most} to {least}") }
+    }
+}
+
 pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Parameters) -> io::Result<()> {
-    let depth =
-        if parameters.operation.is_one_sided() { String::new() } else { format!(", depth {}", parameters.depth) };
+    let fitted = Fit::of(parameters);
+    let depth = if parameters.operation.is_one_sided() {
+        String::new()
+    } else {
+        format!(", depth {}", Fit::text(fitted.depths))
+    };
     let place = match &environment.testbed {
         Some(testbed) => format!("simulated, testbed {} in virtual time", testbed.name),
         None => {
@@ -31,7 +59,7 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
         environment.device,
         environment.provider,
         parameters.mtu.unwrap_or(environment.active_mtu),
-        parameters.window,
+        Fit::text(fitted.windows),
         parameters.batch,
         parameters.inline,
         parameters.connections,
@@ -458,6 +486,24 @@ mod tests {
     use doorbell_verbs::LinkCounters;
 
     use super::*;
+
+    #[test]
+    fn the_first_line_tells_the_windows_that_large_messages_get() {
+        let of = |sizes: &[usize]| {
+            let given = Parameters {
+                sizes: sizes.to_vec(),
+                window: 64,
+                depth: 128,
+                depths_are_defaults: true,
+                ..Parameters::default()
+            };
+            let Fit { windows, depths } = Fit::of(&given);
+            [windows, depths].map(Fit::text)
+        };
+        assert_eq!(of(&[16]), ["64", "128"]);
+        assert_eq!(of(&[65536]), ["8", "16"]);
+        assert_eq!(of(&[16, 65536, 1 << 20]), ["64 to 2", "128 to 4"]);
+    }
 
     #[test]
     fn what_a_link_lost_is_printed_and_nothing_else() {

@@ -136,7 +136,8 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// The directory is none, or one that this process cannot write to or others can.
+    /// The directory is none, or one that number 0 cannot write to or another process cannot look into, or this user's own can be
+    /// used by others.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Place::File(path) = &self.place else { return Ok(()) };
         let directory = path.parent().unwrap_or(path);
@@ -144,10 +145,12 @@ impl Launch {
         if directory == own_directory() {
             return make_own_directory().map_err(|error| failed(&error));
         }
-        if !directory.is_dir() {
+        // Another machine may see it a moment later.
+        if self.rank == 0 && !directory.is_dir() {
             return Err(failed(&"this machine has no such directory: --rendezvous is one that all machines share"));
         }
-        let allowed = nix::unistd::access(directory, AccessFlags::W_OK | AccessFlags::X_OK);
+        let needed = if self.rank == 0 { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::X_OK };
+        let allowed = nix::unistd::access(directory, needed);
         allowed.map_err(|error| failed(&format_args!("processes of the launch cannot meet there: {error}")))
     }
 
@@ -182,7 +185,7 @@ impl Launch {
             Place::File(path) => path,
         };
         let failed = |error| format!("{}: {error}", path.display());
-        let mut file = open_own(path).map_err(failed)?;
+        let mut file = open_own(path, false).map_err(failed)?;
         // Locks of other machines may not be seen here.
         if self.is_local && file.try_lock_shared().is_ok() {
             return Err(format!("{} was left behind by a launch that has ended", path.display()).into());
@@ -206,10 +209,12 @@ const LEFT_HERE: Duration = Duration::from_secs(10);
 /// The same in a directory that machines share, where locks of others may not be seen: by then all its processes have called.
 const LEFT_ELSEWHERE: Duration = Duration::from_secs(24 * 3600);
 
-/// Opens a file of this user alone, which is no link to another.
-fn open_own(path: &Path) -> io::Result<fs::File> {
-    let file =
-        fs::OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path)?;
+/// Opens a file of this user alone, which is no link to another. To be locked by one process alone it has to be `writable`, where
+/// it is on NFS (flock(2)).
+fn open_own(path: &Path, writable: bool) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(writable).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+    let file = options.open(path)?;
     let found = file.metadata()?;
     if found.is_file() && found.uid() == own_user() {
         return Ok(file);
@@ -223,7 +228,7 @@ fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
         let path = entry.path();
         let is_left = || -> io::Result<bool> {
-            let mut file = open_own(&path)?;
+            let mut file = open_own(&path, true)?;
             let found = file.metadata()?;
             let is_old = found.modified()?.elapsed().is_ok_and(|elapsed| elapsed > age);
             if !is_old || file.try_lock().is_err() {

@@ -2,7 +2,7 @@
 
 use super::peer::Peer;
 
-/// A ring is idle once nothing was written to it for this time, and for less than twice as long.
+/// A ring gives its memory back once nothing was written to it for this time, or for up to twice as long.
 const IDLE_NS: u64 = 1_000_000_000;
 
 /// How many rings one look gives back: each costs tens of microseconds, in which the device does nothing else.

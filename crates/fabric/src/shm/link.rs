@@ -1,11 +1,12 @@
 //! The link of a device that shares memory with devices of its machine, and reaches all others over UDP.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
+use rustc_hash::FxHashMap;
 
 use super::LinkChoice;
 use super::idle::Idle;
@@ -14,7 +15,8 @@ use super::message::Datagram;
 use super::peer::{Behind, Desk, Peer};
 use super::routes::{Routes, Way, answer_within};
 use super::sys::RING_BYTES;
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use super::words::WithoutWords;
+use crate::link::{Link, LinkProperties, Sink};
 use crate::udp::UdpLink;
 
 /// How many peers one call of receive looks at, unless somebody slept, beside those that sent something lately.
@@ -53,6 +55,8 @@ pub struct SharedMemoryLink {
     routes: Routes,
     /// By place; a place whose peer is gone is free.
     peers: Vec<Option<Peer>>,
+    /// How many of them have each address: nearly always one.
+    rings: FxHashMap<IpAddr, usize>,
     /// The place that the next call of receive looks at first.
     next_peer: usize,
     /// Places of peers that sent something lately, and which of these is replaced next.
@@ -123,6 +127,7 @@ impl SharedMemoryLink {
             meeting,
             routes: Routes::new(choice, local.ip()),
             peers: Vec::new(),
+            rings: FxHashMap::default(),
             next_peer: 0,
             lately: [0; LATELY],
             next_lately: 0,
@@ -181,6 +186,7 @@ impl SharedMemoryLink {
                         self.peers.push(None);
                     }
                     self.peers[place] = Some(peer);
+                    *self.rings.entry(address).or_default() += 1;
                     self.leave_predecessors(address, now_ns);
                     self.routes.arrived(address, place);
                 }
@@ -233,21 +239,37 @@ impl SharedMemoryLink {
         peer.depart();
         let address = peer.address;
         self.look_at_all = true;
-        // What is sent from now on would never be read.
+        self.reroute(place, address);
+        let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.has_departed()).map(|peer| peer.id);
+        if self.peers.iter().filter_map(departed).count() > DEPARTED_MAX {
+            let places = (0..self.peers.len()).filter(|&place| departed(&self.peers[place]).is_some());
+            let oldest = places.min_by_key(|&place| departed(&self.peers[place]));
+            oldest.into_iter().for_each(|place| drop(self.take_peer(place)));
+        }
+    }
+
+    /// What is sent to a peer from now on would never be read.
+    fn reroute(&mut self, place: usize, address: IpAddr) {
         self.routes.forget(place);
         // Both devices may have asked the other at the same time: then there are two pairs of rings.
-        let is_same = |peer: &Peer| peer.address == address && !peer.has_departed();
+        let is_same = |peer: &Peer| peer.address == address && !peer.has_ended();
         match self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_same)) {
             Some(other) => self.routes.arrived(address, other),
             None if self.is_within_batch => self.gone_within_batch.push(address),
             None => {}
         }
-        let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.has_departed()).map(|peer| peer.id);
-        if self.peers.iter().filter_map(departed).count() > DEPARTED_MAX {
-            let oldest =
-                self.peers.iter_mut().filter(|peer| departed(peer).is_some()).min_by_key(|peer| departed(peer));
-            oldest.into_iter().for_each(|peer| *peer = None);
+    }
+
+    /// Frees the place of a peer.
+    fn take_peer(&mut self, place: usize) -> Option<Peer> {
+        let peer = self.peers[place].take()?;
+        if let Some(rings) = self.rings.get_mut(&peer.address) {
+            *rings -= 1;
+            if *rings == 0 {
+                self.rings.remove(&peer.address);
+            }
         }
+        Some(peer)
     }
 
     #[cold]
@@ -328,15 +350,15 @@ impl SharedMemoryLink {
 
     #[cold]
     fn remove(&mut self, place: usize) {
-        let Some(peer) = self.peers[place].take() else { return };
+        let Some(peer) = self.take_peer(place) else { return };
         if !peer.has_departed() {
             self.counters.broken += 1;
             if let Some(meeting) = &self.meeting {
                 meeting.leave(peer.id);
             }
             self.explain(peer.address, "it wrote something to its ring that is no packet");
+            self.reroute(place, peer.address);
         }
-        self.routes.forget(place);
     }
 
     /// Looks at the rings in turn.
@@ -366,17 +388,24 @@ impl SharedMemoryLink {
     fn receive_newcomer(&mut self, place: usize) {
         let datagrams = self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1;
         let Some(peer) = &self.peers[place] else { return };
-        let others = self.peers.iter().flatten().filter(|other| other.address == peer.address && other.id != peer.id);
-        let ring_bytes = others.map(|other| other.reader.position() + RING_BYTES as u64).sum();
+        let (address, own) = (peer.address, peer.id);
+        let (mut ring_bytes, mut taken) = (0, 0);
+        // Nearly always there is one ring for each address.
+        if self.rings.get(&address).is_some_and(|rings| *rings > 1) {
+            for other in self.peers.iter().flatten().filter(|other| other.address == address && other.id != own) {
+                ring_bytes += RING_BYTES as u64;
+                taken += other.reader.position();
+            }
+        }
         if let Some(peer) = &mut self.peers[place] {
-            peer.behind = Behind::Others { datagrams, ring_bytes };
+            peer.behind = Behind::Others { datagrams, ring_bytes, taken };
         }
         self.has_newcomers = true;
     }
 
     /// Lets rings be read that waited for the datagrams that the last look has taken from the socket, or for other rings. True if
     /// it lets any.
-    fn admit(&mut self, taken: usize) -> bool {
+    fn admit(&mut self, datagrams_taken: usize) -> bool {
         if !self.has_newcomers {
             return false;
         }
@@ -384,18 +413,21 @@ impl SharedMemoryLink {
         let (mut admits, mut others_wait) = (false, false);
         for place in 0..self.peers.len() {
             let Some(peer) = &self.peers[place] else { continue };
-            let Behind::Others { datagrams, ring_bytes } = peer.behind else { continue };
-            let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(taken) };
-            let others =
-                self.peers.iter().flatten().filter(|other| other.address == peer.address && other.id != peer.id);
-            let (mut read_bytes, mut are_behind) = (0, false);
-            for other in others {
-                read_bytes += other.reader.position();
-                are_behind |= other.precedes(peer);
+            let Behind::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
+            let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(datagrams_taken) };
+            let (mut taken, mut are_behind) = (0, false);
+            if ring_bytes > 0 {
+                let others = self.peers.iter().flatten();
+                for other in others.filter(|other| other.address == peer.address && other.id != peer.id) {
+                    taken += other.reader.position();
+                    are_behind |= other.precedes(peer);
+                }
+                // One that was removed in between counts no more.
+                ring_bytes = ring_bytes.saturating_sub(taken.saturating_sub(before));
             }
-            let waits = datagrams > 0 || (are_behind && read_bytes < ring_bytes);
+            let waits = datagrams > 0 || (are_behind && ring_bytes > 0);
             if let Some(peer) = &mut self.peers[place] {
-                peer.behind = if waits { Behind::Others { datagrams, ring_bytes } } else { Behind::Nothing };
+                peer.behind = if waits { Behind::Others { datagrams, ring_bytes, taken } } else { Behind::Nothing };
             }
             admits |= !waits;
             others_wait |= waits;
@@ -412,53 +444,6 @@ impl SharedMemoryLink {
             || !lately(self.last_shared_ns)
             || lately(self.last_udp_ns)
             || now_ns.saturating_sub(self.udp_looked_at_ns) >= UDP_EVERY_NS
-    }
-}
-
-/// Takes what is no packet out of what the socket received.
-struct WithoutWords<'a> {
-    sink: &'a mut dyn Sink,
-    meeting: Option<&'a Meeting>,
-    peers: &'a [Option<Peer>],
-    own: SocketAddr,
-    packets: usize,
-    /// Somebody wrote to a ring while this device slept, or there is news.
-    is_woken: bool,
-}
-
-impl WithoutWords<'_> {
-    /// Is that the socket of this device, or of one that shares memory with it? Others cannot make it look at all rings.
-    #[cold]
-    fn may_wake(&self, run: &ReceivedRun<'_>) -> bool {
-        let src = run.outer.src;
-        let is_peer = || self.peers.iter().flatten().any(|peer| peer.address == src);
-        run.source_port == self.own.port() && (src == self.own.ip() || is_peer())
-    }
-}
-
-impl Sink for WithoutWords<'_> {
-    #[inline]
-    fn receive(&mut self, run: ReceivedRun<'_>) {
-        // The kernel puts datagrams of one length together, so the first tells of all, or nearly.
-        if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
-            self.packets += run.segments().len();
-            return self.sink.receive(run);
-        }
-        for packet in run.segments() {
-            match Datagram::parse(packet) {
-                Some(Datagram::Wake) => self.is_woken = self.is_woken || self.may_wake(&run),
-                Some(Datagram::Challenge { invited, asked }) if run.source_port == self.own.port() => {
-                    if let Some(meeting) = self.meeting {
-                        meeting.challenged(run.outer.src, invited, asked);
-                    }
-                }
-                Some(Datagram::Challenge { .. }) => {}
-                None => {
-                    self.packets += 1;
-                    self.sink.receive(ReceivedRun { bytes: packet, segment_bytes: packet.len(), ..run });
-                }
-            }
-        }
     }
 }
 

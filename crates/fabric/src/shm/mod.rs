@@ -3,7 +3,7 @@
 //! A pair of devices has a file in memory with two rings, one for each direction. `ring.rs` has the order in which
 //! the two sides access a ring, `sys.rs` the memory itself, `own_process.rs` which descriptors no child keeps, `meet.rs` and
 //! `message.rs` how two devices come to share it, `routes.rs` which way packets to each destination go, `peer.rs` what goes through
-//! the rings of one peer, `idle.rs` when a ring gives its memory back, and `link.rs` the link. A side that sleeps sleeps on its
+//! the rings of one peer, `idle.rs` when a ring gives its memory back, `words.rs` what else comes through the socket, and `link.rs` the link. A side that sleeps sleeps on its
 //! UDP socket, and is woken by a datagram without a packet in it: so nothing but the file passes between the processes,
 //! and no peer can make another's call block.
 
@@ -16,6 +16,7 @@ mod peer;
 mod ring;
 mod routes;
 mod sys;
+mod words;
 
 use std::fmt;
 use std::str::FromStr;

@@ -13,7 +13,7 @@ use crate::link::{ReceivedRun, SharedRun, Sink};
 const RECORDS_PER_RING: usize = 8;
 const BYTES_PER_RING: usize = 64 << 10;
 
-/// So much of a ring stays in memory while nothing is sent: with the other ring, and the page before both, less than 64 KiB.
+/// A ring to which no more was written keeps its memory: with the other ring, and the page before both, that is less than 64 KiB.
 const KEPT_BYTES: u64 = 16 << 10;
 
 /// What has to be read before the first record of a ring, which must not overtake it.
@@ -28,9 +28,10 @@ pub(super) enum Behind {
     Others {
         /// At most this number of datagrams: the receive buffer cannot have held more when the record was seen.
         datagrams: usize,
-        /// What the other rings of that device hold, until this number of bytes was read from them in all: they cannot have
-        /// held more.
+        /// At most this number of bytes in other rings of that device: they cannot have held more.
         ring_bytes: u64,
+        /// How many bytes had been taken from them in all when they were looked at last.
+        taken: u64,
     },
     /// Nothing: all that was read, or was not there.
     Nothing,
@@ -115,13 +116,18 @@ impl Peer {
     /// May the ring be read? One that is gone and wrote nothing is, so that it is removed.
     #[inline]
     pub(super) fn may_be_read(&self) -> bool {
-        self.behind == Behind::Nothing || (self.behind == Behind::Unknown && self.has_departed())
+        match self.behind {
+            Behind::Nothing => true,
+            Behind::Unknown => self.has_departed() && !self.reader.has_record(),
+            Behind::Others { .. } => false,
+        }
     }
 
-    /// Does the ring hold packets that its writer has written before those in the other, as far as can be told?
+    /// Does the ring hold packets that its writer has written before those in the other ring, as far as can be told? A writer goes
+    /// over to another ring when the one that it used ends. This is a strict order, so no two rings wait for each other.
     pub(super) fn precedes(&self, other: &Self) -> bool {
-        let is_older = self.has_departed() || self.behind == Behind::Nothing || self.id < other.id;
-        self.id != other.id && self.address == other.address && is_older && self.reader.has_record()
+        let place = |peer: &Self| (peer.behind != Behind::Nothing, !peer.has_departed(), peer.id);
+        self.reader.has_record() && place(self) < place(other)
     }
 
     /// Takes what stands in the ring. Returns the number of packets.

@@ -4,8 +4,8 @@ use doorbell_verbs_core::{PdId, RecvRequest};
 
 use crate::work::RecvWqe;
 
-/// Receives in the order in which messages take them. A place is filled where it lies, and one that was used is filled again, with
-/// whatever it has allocated: a message costs neither an allocation nor a copy of its receive.
+/// Receives in the order in which messages take them. A place is filled where it lies. A message of one packet on a reliable
+/// connection uses its receive there, and the place is filled again, with whatever it has allocated; others take it out.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveRing {
     /// None, or a power of two of them.

@@ -5,7 +5,7 @@ use doorbell_rnic::MAX_RUN_BYTES;
 use doorbell_wire::{Check, ICRC_LEN};
 
 use super::*;
-use crate::link::SharedRun;
+use crate::link::{ReceivedRun, SharedRun};
 use crate::seal::{Checker, Sealer};
 use crate::shm::ring::{Header, Memory as _, Reader, Writer};
 use crate::shm::routes::OTHERS_WAIT_NS;
@@ -597,6 +597,80 @@ fn packets_through_a_second_ring_do_not_overtake_those_of_the_first() {
         assert_eq!(numbers, (1..=total as u32).collect::<Vec<_>>());
         assert_eq!(a.peers.iter().flatten().count(), 1, "the first is let go of");
     }
+}
+
+/// Takes all that comes through memory, and what comes over UDP as well.
+#[derive(Default)]
+struct Both(Vec<u8>);
+
+impl Sink for Both {
+    fn receive(&mut self, run: ReceivedRun<'_>) {
+        self.0.extend(run.segments().map(|packet| packet[0]));
+    }
+
+    fn receive_shared(&mut self, run: &SharedRun<'_>) -> bool {
+        self.0.extend(run.packets().map(|packet| {
+            let mut first = [0];
+            packet.bytes().split_at(1).0.copy_to(&mut first);
+            first[0]
+        }));
+        true
+    }
+}
+
+/// A writer of packets of 32 bytes, each of which is one number.
+fn write_number(writer: &mut Writer<Ring>, number: u8) {
+    assert!(writer.push(SHORT, [&[number; 32][..]].into_iter()));
+}
+
+/// However two rings of one address end, and whatever is in the socket meanwhile, both are read and the device can sleep.
+#[test]
+fn two_rings_of_one_address_never_wait_for_each_other() {
+    for case in 0..8 {
+        let address: IpAddr = [127, 77, 42, 20 + case].into();
+        let mut a = link();
+        let other = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+        let [mut first, mut second] = [1 << 40, 1 << 41].map(|id| Writer::new(in_our_hands_as(&mut a, id, address).0));
+        let [one, two] = if case & 1 == 0 { [&mut first, &mut second] } else { [&mut second, &mut first] };
+        write_number(one, 1);
+        let mut seen = Both::default();
+        // With a word in the socket, so that it is not found empty.
+        assert!(other.send_alone(a.udp.local_address(), &Datagram::Wake.to_bytes()));
+        if case & 2 == 0 {
+            a.receive(now_ns(), &mut seen).unwrap();
+        }
+        write_number(two, 2);
+        let gone = if case & 1 == 0 { [1 << 40, 1 << 41] } else { [1 << 41, 1 << 40] };
+        let count = if case & 4 == 0 { 1 } else { 2 };
+        a.learn(now_ns(), gone[..count].iter().map(|&id| News::Gone { id }).collect());
+        eventually("both are read", || {
+            a.receive(now_ns(), &mut seen).unwrap();
+            seen.0.len() == 2
+        });
+        assert!(seen.0 == [1, 2] || count == 2, "{case}: {:?}", seen.0);
+        eventually("the device can sleep", || {
+            a.receive(now_ns(), &mut seen).unwrap();
+            a.prepare_sleep()
+        });
+        assert_eq!(a.peers.iter().flatten().count(), 2 - count, "{case}");
+    }
+}
+
+#[test]
+fn what_a_peer_sent_over_udp_before_its_ring_goes_first_though_the_peer_has_gone() {
+    let mut a = link();
+    let other = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
+    let address = other.local_address();
+    assert!(other.send_alone(a.udp.local_address(), &[1; 36]));
+    let mut writer = Writer::new(in_our_hands_as(&mut a, 1 << 40, address).0);
+    write_number(&mut writer, 2);
+    a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
+    let mut seen = Both::default();
+    eventually("both are read", || {
+        a.receive(now_ns(), &mut seen).unwrap();
+        seen.0.len() == 2
+    });
+    assert_eq!(seen.0, [1, 2]);
 }
 
 #[test]

@@ -77,8 +77,9 @@ impl Qp {
                 None => return Ok(()),
             }
         } else {
-            // It is in sequence.
-            let Current::Send { wqe, done } = std::mem::take(&mut self.resp.current) else { return Ok(()) };
+            let Current::Send { wqe, done } = std::mem::take(&mut self.resp.current) else {
+                return Err(Refusal(NakCode::INVALID_REQUEST)); // not in sequence, which was checked before
+            };
             (wqe, done)
         };
         let placed = place(core, &wqe, done, request);
