@@ -218,7 +218,7 @@ pub(super) const SHAPES: Judges = &[
             view,
             ratio >= shape.number("gain")?,
             format!("{ratio:.2} times at best"),
-            "on the testbed 512 B fill the line (594 line bytes each, 21 million per second), and loopback has none",
+            "on the testbed 512 B fill the line (594 line bytes each, 21 million per second), and there is none here",
         )
     }),
     ("send-receive/n-to-1-line-rate", |view, shape| {
