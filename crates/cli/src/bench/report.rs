@@ -495,7 +495,7 @@ mod tests {
                 window: 64,
                 depth: 128,
                 depths_are_defaults: true,
-                ..Parameters::default()
+                ..Parameters::plain(Kind::Bandwidth, Operation::Send, 16)
             };
             let Fit { windows, depths } = Fit::of(&given);
             [windows, depths].map(Fit::text)

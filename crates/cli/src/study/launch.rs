@@ -145,8 +145,7 @@ impl Launch {
         if directory == own_directory() {
             return make_own_directory().map_err(|error| failed(&error));
         }
-        // Another machine may see it a moment later.
-        if self.rank == 0 && !directory.is_dir() {
+        if !directory.is_dir() {
             return Err(failed(&"this machine has no such directory: --rendezvous is one that all machines share"));
         }
         let needed = if self.rank == 0 { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::X_OK };

@@ -6,6 +6,7 @@ use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, far as simulated_far, session};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Experiment, Point, RunDirectory};
+use doorbell_study::far::FarPoint;
 use doorbell_study::record::PointResult;
 use doorbell_verbs::soft;
 
@@ -18,6 +19,28 @@ use crate::{Failure, Usage, progress};
 
 /// Measurements that may fail one after the other before the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
+
+/// Leaves out points with a longer path MTU than devices have, which is `most` bytes, and says which.
+fn leave_out_longer_packets(experiments: &mut Vec<Experiment>, most: usize) -> Result<(), Usage> {
+    let mut sentence = None;
+    for experiment in experiments.iter_mut() {
+        let is_longer = |point: &Point| point.parameters.far.as_deref().and_then(FarPoint::path_mtu) > Some(most);
+        let mut series: Vec<_> =
+            experiment.points.iter().filter(|point| is_longer(point)).map(|point| point.series.clone()).collect();
+        series.dedup();
+        if !series.is_empty() {
+            experiment.points.retain(|point| !is_longer(point));
+            let said = format!("{} goes without {}: the path MTU is {most} B here", experiment.name, series.join(", "));
+            note!("{said}");
+            sentence = Some(said);
+        }
+    }
+    experiments.retain(|experiment| !experiment.points.is_empty());
+    match sentence {
+        Some(sentence) if experiments.is_empty() => Err(Usage(sentence)),
+        _ => Ok(()),
+    }
+}
 
 /// What came of a study.
 pub(super) struct Studied {
@@ -93,6 +116,9 @@ impl Source {
     pub(super) fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
         if let Some(why) = self.lacks_links() {
             links::leave_out(experiments, why)?;
+        }
+        if self.testbed().is_none() {
+            leave_out_longer_packets(experiments, self.environment().active_mtu)?;
         }
         match self {
             Self::Together(hosts) => hosts.fit(experiments),
@@ -218,4 +244,30 @@ pub(super) fn measure_all(
     bar.finish_and_clear();
     outcome.missing = done.iter().map(|&count| repetitions.saturating_sub(count)).sum();
     Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_study::experiment::{Effort, all};
+
+    use super::*;
+
+    #[test]
+    fn points_with_longer_packets_than_the_path_has_are_left_out() {
+        let tearing = || -> Vec<Experiment> {
+            all(Effort::Quick).into_iter().filter(|experiment| experiment.name == "far-memory/tearing").collect()
+        };
+        let series = |most| {
+            let mut experiments = tearing();
+            leave_out_longer_packets(&mut experiments, most).map(|()| {
+                let mut series: Vec<String> = experiments[0].points.iter().map(|point| point.series.clone()).collect();
+                series.dedup();
+                series
+            })
+        };
+        assert_eq!(series(4096).unwrap(), ["path MTU 256", "path MTU 1024", "path MTU 4096"]);
+        assert_eq!(series(1024).unwrap(), ["path MTU 256", "path MTU 1024"]);
+        let refused = series(128).unwrap_err().to_string();
+        assert!(refused.contains("path MTU 256, path MTU 1024, path MTU 4096: the path MTU is 128 B"), "{refused}");
+    }
 }

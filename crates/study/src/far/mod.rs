@@ -193,6 +193,14 @@ impl FarPoint {
         }
     }
 
+    /// The path MTU that it asks for, in bytes, if it asks for one.
+    pub fn path_mtu(&self) -> Option<usize> {
+        match self {
+            Self::Tearing(tearing) => Some(tearing.mtu),
+            Self::Store(_) | Self::Order(_) | Self::Scope(_) | Self::Hot(_) => None,
+        }
+    }
+
     /// The store's workload, if it is one.
     pub fn store(&self) -> Option<&StorePoint> {
         match self {

@@ -134,7 +134,9 @@ fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Opti
 fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64>) -> Option<Judgement> {
     let most = knee(&view.best_curve(experiment, series, Quantity::Throughput), 1.0)?.1;
     if view.is_soft() {
-        return cannot(format!("{most:.1} Gb/s at best; the software RNIC has no line rate, and the CPUs copy every byte"));
+        return cannot(format!(
+            "{most:.1} Gb/s at best; the software RNIC has no line rate, and the CPUs copy every byte"
+        ));
     }
     let (rate, of) = match view.line_rate() {
         Some(rate) => (rate, format!("the link's {rate:.0} Gb/s")),
