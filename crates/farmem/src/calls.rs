@@ -99,6 +99,8 @@ pub(crate) struct Calls {
     over: Option<StoreError>,
     /// Those who wait for an answer have not heard yet that none will come.
     is_news: bool,
+    /// Somebody could not ask, since the connection had no room, and is to try again: no answer will wake it.
+    was_full: bool,
     scratch: Vec<u8>,
     verbs_left: Cell<Option<u64>>,
     exchanged: (u64, u64),
@@ -123,6 +125,7 @@ impl Calls {
             values: (0..slots).map(|_| Vec::with_capacity(geometry.max_value)).collect(),
             over: None,
             is_news: false,
+            was_full: false,
             scratch: Vec::with_capacity(HEAD_BYTES + geometry.max_key + geometry.max_value),
             verbs_left: Cell::new(death),
             exchanged: (0, 0),
@@ -159,7 +162,10 @@ impl Calls {
                 self.exchanged = (self.exchanged.0 + 1, self.exchanged.1 + self.scratch.len() as u64);
                 Ok(true)
             }
-            Ok(Submit::Full(_)) => Ok(false),
+            Ok(Submit::Full(_)) => {
+                self.was_full = true;
+                Ok(false)
+            }
             Err(error) => Err(self.fail(StoreError::ServerGone(error))),
         }
     }
@@ -205,7 +211,7 @@ impl Calls {
                         None => drop(self.fail(StoreError::Protocol("the memory node's CPU sent no answer"))),
                     }
                 }
-                Ok(None) => return happened,
+                Ok(None) => return std::mem::take(&mut self.was_full) || happened,
                 Err(ConnectionError::PeerClosed) if self.connection.is_closed() => return happened,
                 Err(error) => {
                     self.fail(StoreError::ServerGone(error));
@@ -237,7 +243,33 @@ impl Calls {
 
 #[cfg(test)]
 mod tests {
+    use doorbell_exchange::{Connector, SendReceive};
+    use doorbell_verbs::soft::{SoftOptions, open};
+
     use super::*;
+
+    /// No answer wakes an operation whose question found no room: it has to be told to try again.
+    #[test]
+    fn an_operation_that_could_not_ask_is_told_to_try_again() {
+        let geometry = Geometry::default();
+        let config = config(&Config::default().window(1), &geometry);
+        let [(own, endpoint), (_peers, peer)] = [0, 1].map(|_| {
+            let device = open(&SoftOptions { publish: false, ..SoftOptions::default() }).unwrap();
+            let endpoint = SendReceive.endpoint(&device.create_pd().unwrap(), &config, None).unwrap();
+            (device, endpoint)
+        });
+        let (described, peers) = (SendReceive.describe(&endpoint), SendReceive.describe(&peer));
+        let connection = SendReceive.connect(endpoint, &peers).unwrap();
+        let _silent = SendReceive.connect(peer, &described).unwrap();
+        let mut calls = Calls::new(connection, &geometry, 1, None);
+        assert!(!calls.poll(), "nothing has happened");
+        // The other end takes nothing, so there is no room at last.
+        let asked = (0..10_000).take_while(|_| calls.ask(0, Kind::Get, b"key", b"") == Ok(true)).count();
+        assert!((1..10_000).contains(&asked), "{asked} were asked");
+        assert!(calls.poll(), "whoever could not ask tries again");
+        assert!(!calls.poll(), "once for each try");
+        drop(own);
+    }
 
     #[test]
     fn messages_are_what_they_were_and_what_is_cut_is_none() {
