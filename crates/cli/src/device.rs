@@ -59,8 +59,8 @@ impl UdpPort {
     }
 }
 
-/// Asks for short time slices, once for this process, and says whether it has them.
-pub(crate) fn has_short_time_slices() -> bool {
+/// Asks for short time slices, the first time that it is called, and returns whether this process has them.
+pub(crate) fn ask_for_short_time_slices() -> bool {
     static SHORT: OnceLock<bool> = OnceLock::new();
     *SHORT.get_or_init(|| shorten_time_slices().unwrap_or(false))
 }
@@ -83,7 +83,7 @@ impl Chosen {
             Self::System(options) => system::open(options)?,
             Self::Soft => {
                 // Its threads and those of its peers take turns where processors are short. Where that is refused, they do so slowly.
-                has_short_time_slices();
+                ask_for_short_time_slices();
                 soft::open(&soft_options())?
             }
         })

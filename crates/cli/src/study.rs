@@ -25,7 +25,7 @@ use serde_json::json;
 use crate::address::scope_hint;
 use crate::control::Meeting;
 use crate::cpus::Cpus;
-use crate::device::{Chosen, DeviceChoice, UdpPort, has_short_time_slices, without_bind};
+use crate::device::{Chosen, DeviceChoice, UdpPort, ask_for_short_time_slices, without_bind};
 use crate::output::{line, note};
 use crate::report::write_report;
 use crate::sim::arguments::Simulated;
@@ -419,7 +419,7 @@ fn environment_of(
     }
     let (link, ack) = SoftOptions { ack: study.ack, link: study.link, ..SoftOptions::default() }.effective()?;
     let ip = if toward.is_some_and(|address| address.is_ipv6()) { "IPv6" } else { "IPv4" };
-    let slices = if has_short_time_slices() { "short" } else { "the usual" };
+    let slices = if ask_for_short_time_slices() { "short" } else { "the usual" };
     let said = format!("link {link}, acknowledgements {ack}, {ip}, {slices} time slices");
     Ok(Environment { soft_options: Some(said), ..environment })
 }

@@ -11,7 +11,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use proptest::prelude::*;
-use ring::{Header, LINE_BYTES, Memory, Reader, WORD_BYTES, Writer};
+use ring::{Header, LINE_BYTES, Memory, Reader, Record, WORD_BYTES, Writer};
 
 /// The most bytes of a record that takes one line.
 const ONE_LINE: usize = LINE_BYTES - WORD_BYTES;
@@ -98,6 +98,16 @@ impl Memory for Model {
     }
 }
 
+/// The next record, once it is there.
+fn next_record(reader: &mut Reader<Model>) -> Record {
+    loop {
+        match reader.pop() {
+            Some(record) => return record,
+            None => loom::thread::yield_now(),
+        }
+    }
+}
+
 #[test]
 fn records_arrive_whole_and_in_order() {
     const RECORDS: u8 = 3; // more than the ring holds
@@ -113,12 +123,7 @@ fn records_arrive_whole_and_in_order() {
         });
         let mut reader = Reader::new(memory);
         for number in 1..=RECORDS {
-            let record = loop {
-                match reader.pop() {
-                    Some(record) => break record,
-                    None => loom::thread::yield_now(),
-                }
-            };
+            let record = next_record(&mut reader);
             assert_eq!(record.header, header(3));
             let mut packet = [0; 3];
             reader.copy_out(&record, &mut packet);
@@ -146,12 +151,7 @@ fn a_ring_that_gives_its_memory_back_loses_nothing() {
         });
         let mut reader = Reader::new(memory);
         for number in 1..=2 {
-            let record = loop {
-                match reader.pop() {
-                    Some(record) => break record,
-                    None => loom::thread::yield_now(),
-                }
-            };
+            let record = next_record(&mut reader);
             let mut packet = [0; 3];
             reader.copy_out(&record, &mut packet);
             assert_eq!(packet, [number; 3]);

@@ -117,7 +117,8 @@ impl Guest {
         Ok(Ended { status, complaints, shared })
     }
 
-    /// Boots the guest, and again if it does not reach its command in time. Returns once it has reached it, or has ended.
+    /// Boots the guest, and boots it again if it does not reach its command in time. Returns once the guest has reached its command
+    /// or has ended.
     fn boot(
         &self,
         image: &image::Image,

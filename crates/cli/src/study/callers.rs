@@ -192,8 +192,8 @@ impl Drop for Callers {
     }
 }
 
-/// Is a process of a launch other than number 0, until number 0 has it end. It prints nothing once number 0 has had it serve a
-/// point: from then on failures are told there.
+/// What a process of a launch does that is not number 0: it serves number 0 until that tells it to end. Once it has served a point it
+/// prints nothing: from then on number 0 prints failures.
 pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) -> Result<ExitCode, Failure> {
     let chosen = study.choose_quietly()?;
     let zero = Zero {

@@ -221,7 +221,7 @@ fn open_own(path: &Path, writable: bool) -> io::Result<fs::File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is no file of this user"))
 }
 
-/// Removes files with tokens that launches have left behind which were killed. What cannot be removed stays.
+/// Removes files with tokens that killed launches have left behind. A file that cannot be removed stays.
 fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {

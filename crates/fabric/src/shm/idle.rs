@@ -5,7 +5,8 @@ use super::peer::Peer;
 /// A ring gives its memory back once nothing was written to it for this time, or for up to twice as long.
 const IDLE_NS: u64 = 1_000_000_000;
 
-/// How many rings one look gives back: each costs tens of microseconds, in which the device does nothing else.
+/// A look gives back the memory of at most this number of rings: each takes tens of microseconds, in which the device does nothing
+/// else.
 const RINGS_PER_LOOK: usize = 4;
 
 /// When rings are looked at.

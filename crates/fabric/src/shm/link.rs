@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
-use rustc_hash::FxHashMap;
 
 use super::LinkChoice;
 use super::idle::Idle;
@@ -55,8 +54,6 @@ pub struct SharedMemoryLink {
     routes: Routes,
     /// By place; a place whose peer is gone is free.
     peers: Vec<Option<Peer>>,
-    /// How many of them have each address: nearly always one.
-    rings: FxHashMap<IpAddr, usize>,
     /// The place that the next call of receive looks at first.
     next_peer: usize,
     /// Places of peers that sent something lately, and which of these is replaced next.
@@ -127,7 +124,6 @@ impl SharedMemoryLink {
             meeting,
             routes: Routes::new(choice, local.ip()),
             peers: Vec::new(),
-            rings: FxHashMap::default(),
             next_peer: 0,
             lately: [0; LATELY],
             next_lately: 0,
@@ -186,7 +182,6 @@ impl SharedMemoryLink {
                         self.peers.push(None);
                     }
                     self.peers[place] = Some(peer);
-                    *self.rings.entry(address).or_default() += 1;
                     self.leave_predecessors(address, now_ns);
                     self.routes.arrived(address, place);
                 }
@@ -242,13 +237,13 @@ impl SharedMemoryLink {
         self.reroute(place, address);
         let departed = |peer: &Option<Peer>| peer.as_ref().filter(|peer| peer.has_departed()).map(|peer| peer.id);
         if self.peers.iter().filter_map(departed).count() > DEPARTED_MAX {
-            let places = (0..self.peers.len()).filter(|&place| departed(&self.peers[place]).is_some());
-            let oldest = places.min_by_key(|&place| departed(&self.peers[place]));
-            oldest.into_iter().for_each(|place| drop(self.take_peer(place)));
+            let oldest =
+                self.peers.iter_mut().filter(|peer| departed(peer).is_some()).min_by_key(|peer| departed(peer));
+            oldest.into_iter().for_each(|peer| *peer = None);
         }
     }
 
-    /// What is sent to a peer from now on would never be read.
+    /// Finds another way for packets to this address: the peer at this place will never read what is sent to it from now on.
     fn reroute(&mut self, place: usize, address: IpAddr) {
         self.routes.forget(place);
         // Both devices may have asked the other at the same time: then there are two pairs of rings.
@@ -258,18 +253,6 @@ impl SharedMemoryLink {
             None if self.is_within_batch => self.gone_within_batch.push(address),
             None => {}
         }
-    }
-
-    /// Frees the place of a peer.
-    fn take_peer(&mut self, place: usize) -> Option<Peer> {
-        let peer = self.peers[place].take()?;
-        if let Some(rings) = self.rings.get_mut(&peer.address) {
-            *rings -= 1;
-            if *rings == 0 {
-                self.rings.remove(&peer.address);
-            }
-        }
-        Some(peer)
     }
 
     #[cold]
@@ -350,7 +333,7 @@ impl SharedMemoryLink {
 
     #[cold]
     fn remove(&mut self, place: usize) {
-        let Some(peer) = self.take_peer(place) else { return };
+        let Some(peer) = self.peers[place].take() else { return };
         if !peer.has_departed() {
             self.counters.broken += 1;
             if let Some(meeting) = &self.meeting {
@@ -390,12 +373,9 @@ impl SharedMemoryLink {
         let Some(peer) = &self.peers[place] else { return };
         let (address, own) = (peer.address, peer.id);
         let (mut ring_bytes, mut taken) = (0, 0);
-        // Nearly always there is one ring for each address.
-        if self.rings.get(&address).is_some_and(|rings| *rings > 1) {
-            for other in self.peers.iter().flatten().filter(|other| other.address == address && other.id != own) {
-                ring_bytes += RING_BYTES as u64;
-                taken += other.reader.position();
-            }
+        for other in self.peers.iter().flatten().filter(|other| other.address == address && other.id != own) {
+            ring_bytes += RING_BYTES as u64;
+            taken += other.reader.position();
         }
         if let Some(peer) = &mut self.peers[place] {
             peer.behind = Behind::Others { datagrams, ring_bytes, taken };
@@ -416,6 +396,7 @@ impl SharedMemoryLink {
             let Behind::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
             let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(datagrams_taken) };
             let (mut taken, mut are_behind) = (0, false);
+            // Nearly always there is one ring for each address.
             if ring_bytes > 0 {
                 let others = self.peers.iter().flatten();
                 for other in others.filter(|other| other.address == peer.address && other.id != peer.id) {

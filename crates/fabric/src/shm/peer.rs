@@ -13,7 +13,7 @@ use crate::link::{ReceivedRun, SharedRun, Sink};
 const RECORDS_PER_RING: usize = 8;
 const BYTES_PER_RING: usize = 64 << 10;
 
-/// A ring to which no more was written keeps its memory: with the other ring, and the page before both, that is less than 64 KiB.
+/// A ring to which no more than this number of bytes was written keeps its memory: with the other ring, and the page before both, that is less than 64 KiB.
 const KEPT_BYTES: u64 = 16 << 10;
 
 /// What has to be read before the first record of a ring, which must not overtake it.
@@ -52,7 +52,7 @@ pub(super) struct Peer {
     /// It closed or died, and this number of bytes of its ring is still read: not more than a ring holds, whatever a hostile
     /// peer has left there.
     left_bytes: Option<usize>,
-    /// Where the writer was when it was last looked at whether the ring is idle.
+    /// The writer's position at the last look for idle rings.
     looked_at: u64,
 }
 
@@ -85,7 +85,8 @@ impl Peer {
         self.left_bytes.is_some()
     }
 
-    /// Was all read that will be?
+    /// Has it closed or died, or written something that is no record? Then nothing more is sent to it, and it is removed once its ring
+    /// gives nothing more.
     #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.has_departed() || self.reader.is_broken()
@@ -130,7 +131,7 @@ impl Peer {
         self.reader.has_record() && place(self) < place(other)
     }
 
-    /// Takes what stands in the ring. Returns the number of packets.
+    /// Hands the next records of the ring to a sink, and returns the number of their packets.
     #[inline]
     pub(super) fn read(&mut self, desk: &mut Desk, sink: &mut dyn Sink) -> usize {
         let (mut packets, mut bytes) = (0, 0);

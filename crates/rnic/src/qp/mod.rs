@@ -14,7 +14,7 @@ use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, PdId, QpAttributes, QpCounters, QpInit, QpKind,
     QpState, SendFlags, SendOperation, Status,
 };
-use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
+use doorbell_wire::{BthRepr, Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
 use crate::commons::Commons;
 use crate::memory::Through;
@@ -306,6 +306,25 @@ impl Qp {
             self.req.drain_reported = true;
             core.events.push(AsyncEvent::SqDrained(self.qpn));
         }
+    }
+}
+
+/// The base transport header that all packets have, where nothing else is said: of the default partition, on the primary path,
+/// without congestion marks.
+#[inline]
+fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
+    BthRepr {
+        opcode,
+        solicited: false,
+        migrated: true,
+        pad_count: pad as u8,
+        version: 0,
+        partition_key: PartitionKey::DEFAULT,
+        fecn: false,
+        becn: false,
+        dest_qpn,
+        ack_request: false,
+        psn,
     }
 }
 

@@ -80,7 +80,7 @@ impl ReceiveRing {
         Some(wqe)
     }
 
-    /// Puts one back that a message has not used. The program may have posted into its room meanwhile.
+    /// Puts a receive back that its message has not used. The program may have posted another one into its room meanwhile.
     pub(crate) fn give_back(&mut self, wqe: RecvWqe) {
         self.reserve();
         self.head = self.place(self.places.len() - 1);

@@ -90,7 +90,7 @@ enum Tried {
 }
 
 /// Sends full packets there and back, from the largest path MTU that both devices have downwards, until some come through.
-/// `theirs` is what the other end has said of its device, in bytes. `connect` makes a control connection to it.
+/// `theirs` is the path MTU in bytes that the other end's device has. `connect` makes a control connection to it.
 ///
 /// # Errors
 ///

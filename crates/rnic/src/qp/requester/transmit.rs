@@ -3,13 +3,13 @@
 use doorbell_verbs_core::{QpKind, SendFlags, SendOperation, Status};
 use doorbell_wire::{
     ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthPacket, BthRepr, DETH_LEN, DethRepr, IETH_LEN, IMM_DT_LEN, IethRepr,
-    ImmDtRepr, Opcode, PartitionKey, Psn, RETH_LEN, RethRepr,
+    ImmDtRepr, Opcode, Psn, RETH_LEN, RethRepr,
 };
 
 use super::{MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
 use crate::commons::{Commons, Sent};
 use crate::congestion::in_flight_cost;
-use crate::qp::Qp;
+use crate::qp::{Qp, plain_bth};
 use crate::transmit::{TransmitBatch, TransmitInfo};
 use crate::work::SendWqe;
 
@@ -322,19 +322,8 @@ impl Qp {
                 bth.set_psn(psn);
             }
             _ => {
-                let bth = BthRepr {
-                    opcode,
-                    solicited: last && wqe.flags.contains(SendFlags::SOLICITED),
-                    migrated: true,
-                    pad_count: pad as u8,
-                    version: 0,
-                    partition_key: PartitionKey::DEFAULT,
-                    fecn: false,
-                    becn: false,
-                    dest_qpn,
-                    ack_request,
-                    psn,
-                };
+                let solicited = last && wqe.flags.contains(SendFlags::SOLICITED);
+                let bth = BthRepr { solicited, ack_request, ..plain_bth(opcode, dest_qpn, psn, pad) };
                 bth.write(header);
                 if !first && !last {
                     *middle = Some(MiddleHeader { index, header: *header });
@@ -471,19 +460,7 @@ impl Qp {
             payload_bytes: 0,
         };
         let mut out = batch.push(&self.path, len, info);
-        let bth = BthRepr {
-            opcode,
-            solicited: false,
-            migrated: true,
-            pad_count: 0,
-            version: 0,
-            partition_key: PartitionKey::DEFAULT,
-            fecn: false,
-            becn: false,
-            dest_qpn: self.settings.dest_qpn,
-            ack_request: true,
-            psn,
-        };
+        let bth = BthRepr { ack_request: true, ..plain_bth(opcode, self.settings.dest_qpn, psn, 0) };
         bth.write(take::<BTH_LEN>(&mut out));
         match wqe.operation {
             Op::Read { remote_address, rkey } => {

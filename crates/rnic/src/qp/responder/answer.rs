@@ -1,13 +1,12 @@
 //! Answers on their way out: READ and atomic responses, NAKs, and the acknowledgement that is due.
 
 use doorbell_wire::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, BthRepr, Msn, NakCode, Opcode, PartitionKey,
-    Psn, Qpn, Syndrome,
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, Msn, NakCode, Opcode, Psn, Qpn, Syndrome,
 };
 
 use super::Answer;
 use crate::commons::{Commons, Sent};
-use crate::qp::Qp;
+use crate::qp::{Qp, plain_bth};
 use crate::transmit::{Path, TransmitBatch, TransmitInfo};
 
 impl Qp {
@@ -58,7 +57,7 @@ impl Qp {
             };
             let out = batch.push(&self.path, len, info);
             let (bth, mut out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
-            response_bth(opcode, self.settings.dest_qpn, psn, pad).write(bth);
+            plain_bth(opcode, self.settings.dest_qpn, psn, pad).write(bth);
             if opcode.has_aeth() {
                 let (aeth, rest) = out.split_first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
                 AethRepr { syndrome, msn }.write(aeth);
@@ -167,25 +166,8 @@ impl Acknowledgement {
         };
         let out = batch.push(path, Self::LEN, info);
         let (bth, out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
-        response_bth(opcode, self.dest_qpn, self.psn, 0).write(bth);
+        plain_bth(opcode, self.dest_qpn, self.psn, 0).write(bth);
         let aeth = out.first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
         AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: self.msn }.write(aeth);
-    }
-}
-
-#[inline]
-fn response_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
-    BthRepr {
-        opcode,
-        solicited: false,
-        migrated: true,
-        pad_count: pad as u8,
-        version: 0,
-        partition_key: PartitionKey::DEFAULT,
-        fecn: false,
-        becn: false,
-        dest_qpn,
-        ack_request: false,
-        psn,
     }
 }
