@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_int, c_uint};
 use std::mem::offset_of;
+use std::net::IpAddr;
 use std::ptr;
 
 use doorbell_ibverbs_sys as c;
@@ -236,6 +237,11 @@ unsafe extern "C" fn ibv_query_gid(
     })
 }
 
+/// The network interface of the device, and its index; `None` if no interface has the address just now.
+pub(crate) fn interface(address: IpAddr) -> Option<(String, u32)> {
+    doorbell_fabric::udp::interface_index(address).ok()
+}
+
 /// The entry of the table.
 fn gid_entry(context: &Context) -> c::ibv_gid_entry {
     c::ibv_gid_entry {
@@ -243,7 +249,7 @@ fn gid_entry(context: &Context) -> c::ibv_gid_entry {
         gid_index: 0,
         port_num: PORT.into(),
         gid_type: c::IBV_GID_TYPE_ROCE_V2,
-        ndev_ifindex: 0,
+        ndev_ifindex: interface(context.device.attributes.address).map_or(0, |(_, index)| index),
     }
 }
 
@@ -362,4 +368,28 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, va
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::{ibv_close_device, ibv_open_device};
+
+    #[test]
+    fn both_queries_of_a_gid_name_the_interface_that_sysfs_names() {
+        let size = size_of::<c::ibv_gid_entry>();
+        let mut entries = [c::ibv_gid_entry::default(); 2];
+        // SAFETY: the context exists until it is closed, and the entries have their places.
+        unsafe {
+            let context = ibv_open_device(device::listed());
+            assert_eq!(_ibv_query_gid_ex(context, 1, 0, &raw mut entries[0], 0, size), 0);
+            assert_eq!(_ibv_query_gid_table(context, &raw mut entries[1], 1, 0, size), 1);
+            let named = std::fs::read_to_string("/sys/class/infiniband/doorbell0/ports/1/gid_attrs/ndevs/0").unwrap();
+            let index = CString::new(named.trim()).unwrap();
+            let index = libc::if_nametoindex(index.as_ptr());
+            assert_ne!(index, 0, "{named:?}");
+            assert_eq!(entries.map(|entry| entry.ndev_ifindex), [index; 2]);
+            assert_eq!(ibv_close_device(context), 0);
+        }
+    }
 }

@@ -52,16 +52,33 @@ pub fn active_mtu(address: IpAddr) -> io::Result<PathMtu> {
 /// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not tell its
 /// interfaces or the MTU.
 pub fn interface_mtu(address: IpAddr) -> io::Result<(String, usize)> {
+    let interface = interface_name(address)?;
+    let socket = UdpSocket::bind(if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" })?;
+    let mtu = sys::interface_mtu(socket.as_fd(), &interface)?;
+    Ok((interface, mtu))
+}
+
+/// The interface that has this address, and its index.
+///
+/// # Errors
+///
+/// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not tell its
+/// interfaces.
+pub fn interface_index(address: IpAddr) -> io::Result<(String, u32)> {
+    let interface = interface_name(address)?;
+    let gone = || io::Error::new(io::ErrorKind::AddrNotAvailable, format!("the interface {interface} is gone"));
+    let index = sys::interface_index(&interface).ok_or_else(gone)?;
+    Ok((interface, index))
+}
+
+fn interface_name(address: IpAddr) -> io::Result<String> {
     let addresses = sys::interface_addresses()?;
-    let interface = interface_of(address, &addresses).ok_or_else(|| {
+    interface_of(address, &addresses).map(str::to_owned).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::AddrNotAvailable,
             format!("no interface has the address {address}; {}", list(&addresses)),
         )
-    })?;
-    let socket = UdpSocket::bind(if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" })?;
-    let mtu = sys::interface_mtu(socket.as_fd(), interface)?;
-    Ok((interface.to_owned(), mtu))
+    })
 }
 
 /// The index of the interface of a link-local address, which means nothing without it.
@@ -150,6 +167,8 @@ mod tests {
     #[test]
     fn all_loopback_addresses_belong_to_the_loopback_interface() {
         let (first, mtu) = interface_mtu("127.0.0.1".parse().unwrap()).unwrap();
+        let (also, index) = interface_index("127.0.0.1".parse().unwrap()).unwrap();
+        assert_eq!((also, sys::interface_index(&first)), (first.clone(), Some(index)));
         assert_eq!(interface_mtu("127.9.8.7".parse().unwrap()).unwrap(), (first, mtu));
         let expected = largest_path_mtu(mtu, false).unwrap();
         assert_eq!(active_mtu("127.9.8.7".parse().unwrap()).unwrap(), expected);

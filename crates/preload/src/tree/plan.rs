@@ -374,9 +374,9 @@ pub(super) fn text(content: &Content) -> Option<Text> {
             writeln!(text, "{a:04x}:{b:04x}:{c:04x}:{d:04x}:{e:04x}:{f:04x}:{g:04x}:{h:04x}")
         }
         // The kernel has no interface for a GID that is not there.
-        Content::Live(Live::Netdev) => match device::address().ok()?.map(doorbell_fabric::udp::interface_mtu) {
-            Some(Ok((interface, _))) => writeln!(text, "{interface}"),
-            _ => Ok(()),
+        Content::Live(Live::Netdev) => match device::address().ok()?.and_then(query::interface) {
+            Some((interface, _)) => writeln!(text, "{interface}"),
+            None => Ok(()),
         },
         Content::Live(Live::Port(counter)) => {
             let counted = stats::total()?;
