@@ -72,7 +72,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The operating system has too little memory left, or the device has as many regions as it can have.
+    /// `bytes` is 0, the operating system has too little memory left, or the device has as many regions as it can have.
     pub fn allocate(&self, bytes: usize, access: Access) -> Result<Region, verbs::Error> {
         self.pd.allocate(bytes, access, MemoryKind::Plain)
     }

@@ -62,9 +62,13 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
     Ok(known.iter().filter(|(flag, _)| flags & flag != 0).map(|&(_, access)| access).collect())
 }
 
-/// What is checked of a registration before the RNIC sees it.
+/// Checks a registration before the RNIC sees it, and returns its rights.
 fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Answer<Access> {
     let access = access(flags)?;
+    if length == 0 {
+        // The kernel refuses it for every adapter (`ib_umem_get`), before it looks whether the address is mapped.
+        return Err(Refused::invalid(format!("0 B at {memory:p} cannot be registered: at least 1 B can")));
+    }
     if access.contains(Access::ON_DEMAND) && !can_bring_in() {
         return Err(Refused::unsupported("paging on demand needs Linux 5.14"));
     }
@@ -228,7 +232,8 @@ unsafe extern "C" fn ibv_rereg_mr(
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
         if moves && (memory.is_null() || length == 0) {
-            return Err(Refused::invalid("a changed translation needs memory"));
+            let why = format!("a changed translation needs memory: {length} B at {memory:p} are none");
+            return Err(Refused::invalid(why));
         }
         let address = if moves { memory as u64 } else { own.address };
         let pd = if changes & c::IBV_REREG_MR_CHANGE_PD != 0 { pd } else { own.c.pd };
@@ -306,6 +311,7 @@ mod tests {
     use super::*;
     use crate::context::{ibv_close_device, ibv_open_device};
     use crate::device::listed;
+    use crate::dm::{alloc_dm, free_dm, reg_dm_mr};
     use crate::pd::{ibv_alloc_pd, ibv_dealloc_pd};
 
     #[test]
@@ -327,6 +333,40 @@ mod tests {
             assert_eq!(ibv_dereg_mr(mr), 0);
             assert_eq!([own, other, sibling].map(|pd| ibv_dealloc_pd(pd)), [0; 3]);
             assert_eq!(contexts.map(|context| ibv_close_device(context)), [0; 2]);
+        }
+    }
+
+    #[test]
+    fn a_region_of_no_bytes_is_refused_by_every_call() {
+        let mut memory = [0_u8; 64];
+        let (here, nowhere) = (memory.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(0x10000));
+        #[track_caller]
+        fn refused(mr: *mut c::ibv_mr) {
+            assert!(mr.is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        }
+        let on_demand = c::IBV_ACCESS_ON_DEMAND | c::IBV_ACCESS_LOCAL_WRITE;
+        // SAFETY: the objects exist until they are destroyed, and the memory longer.
+        unsafe {
+            let context = ibv_open_device(listed());
+            let pd = ibv_alloc_pd(context);
+            for place in [here, nowhere, ptr::null_mut()] {
+                for flags in [0, c::IBV_ACCESS_LOCAL_WRITE, on_demand] {
+                    refused(ibv_reg_mr(pd, place, 0, flags as c_int));
+                    refused(ibv_reg_mr_iova(pd, place, 0, 4096, flags as c_int));
+                    refused(ibv_reg_mr_iova2(pd, place, 0, 4096, flags));
+                }
+            }
+            let mut attributes = c::ibv_alloc_dm_attr { length: 64, ..c::ibv_alloc_dm_attr::default() };
+            let dm = alloc_dm(context, &raw mut attributes);
+            refused(reg_dm_mr(pd, dm, 0, 0, c::IBV_ACCESS_ZERO_BASED | c::IBV_ACCESS_LOCAL_WRITE));
+            assert_eq!(free_dm(dm), 0);
+            let mr = ibv_reg_mr(pd, here, memory.len(), 0);
+            let changes = c::IBV_REREG_MR_CHANGE_TRANSLATION as c_int;
+            assert_eq!(ibv_rereg_mr(mr, changes, pd, here, 0, 0), c::IBV_REREG_MR_ERR_INPUT);
+            assert_eq!(((*mr).addr, (*mr).length), (here, memory.len()), "the region stays as it was");
+            assert_eq!(ibv_dereg_mr(mr), 0);
+            assert_eq!((ibv_dealloc_pd(pd), ibv_close_device(context)), (0, 0));
         }
     }
 }

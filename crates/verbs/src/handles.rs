@@ -185,7 +185,7 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// The operating system gives no memory, a file is too short or cannot be mapped, the length of
+    /// `length` is 0, the operating system gives no memory, a file is too short or cannot be mapped, the length of
     /// [`MemoryKind::Mirrored`] is no multiple of the page size, or the device does not register the memory:
     /// [`Provider::register`].
     pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {

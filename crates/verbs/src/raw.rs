@@ -123,7 +123,8 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, the range or its length is impossible, or the device has no more regions.
+    /// There is no such protection domain, the range is impossible, its length is 0 or impossible, or the device has no
+    /// more regions.
     /// RNICs lock memory, so the limit on locked memory may be too small
     /// ([`SystemError::LockedMemory`](crate::system::SystemError::LockedMemory)).
     ///

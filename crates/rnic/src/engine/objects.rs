@@ -22,6 +22,11 @@ use crate::transmit::Path;
 use crate::work::SendQueue;
 
 /// Objects.
+/// Refuses a region without bytes, as the kernel does for every RNIC: it has no page to pin.
+fn expect_bytes(length: usize) -> Result<(), ObjectError> {
+    check_range("the length of a memory region", length, 1, usize::MAX)
+}
+
 impl Rnic {
     /// Creates a protection domain.
     pub fn create_pd(&mut self) -> PdId {
@@ -62,8 +67,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, the region is longer than the device allows or goes beyond the last address,
-    /// or the device has no more regions.
+    /// There is no such protection domain, the region has no bytes, is longer than the device allows or goes beyond the
+    /// last address, or the device has no more regions.
     ///
     /// # Safety
     ///
@@ -105,6 +110,7 @@ impl Rnic {
         pager: Option<Arc<dyn Pager>>,
     ) -> Result<Arc<Region>, ObjectError> {
         self.check_pd(pd)?;
+        expect_bytes(length)?;
         let rng = &mut self.key_rng;
         // SAFETY: passed on to our caller.
         unsafe { self.regions.insert(pd, base, length, address, access, owner, pager, || rng.next_u32()) }
@@ -128,8 +134,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain or region, the new region is longer than the device allows or goes beyond the
-    /// last address, or a memory window is bound to the region. Then the region stays as it was.
+    /// There is no such protection domain or region, the new region has no bytes, is longer than the device allows or goes
+    /// beyond the last address, or a memory window is bound to the region. Then the region stays as it was.
     ///
     /// # Safety
     ///
@@ -145,6 +151,7 @@ impl Rnic {
         access: Access,
     ) -> Result<Arc<Region>, ObjectError> {
         self.check_pd(pd)?;
+        expect_bytes(length)?;
         let key = region.lkey().0;
         // SAFETY: passed on to our caller; the engine forgets the old region before this returns.
         let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
