@@ -29,15 +29,20 @@ unsafe impl Object for Ah {
 /// What packets carry where a program leaves it open: a datagram with 0 goes nowhere.
 pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
+/// Advice to users of programs that leave out the GID index, which RoCE needs.
+const GIVE_INDEX: &str = "give the programs at both ends the GID index 0 (most take it with -g 0 or -x 0)";
+
 /// What a program means by its address attributes.
 pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<AddressVector> {
     expect_port(attr.port_num.into())?;
     if attr.is_global == 0 {
-        return Err(Refused::invalid(
-            "RoCE addresses are GIDs: is_global is not set (many programs take the GID index with -g or -x)",
-        ));
+        return Err(Refused::hint(format!(
+            "the peer's address has no GID (is_global is 0), and RoCE needs one: {GIVE_INDEX}"
+        )));
     }
-    expect_gid_index(attr.grh.sgid_index.into())?;
+    if let Err(refused) = expect_gid_index(attr.grh.sgid_index.into()) {
+        return Err(Refused::hint(format!("{refused}; {GIVE_INDEX}")));
+    }
     // SAFETY: both views of a GID are plain bytes.
     let destination = IpAddr::V6(Ipv6Addr::from(unsafe { attr.grh.dgid.raw })).to_canonical();
     let own = device.attributes.address;
@@ -161,4 +166,33 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
         drop(unsafe { context.handles.take::<Ah>(ah) });
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::{ibv_close_device, ibv_open_device};
+    use crate::device::listed;
+
+    #[test]
+    fn a_missing_gid_index_gives_a_hint() {
+        // SAFETY: the context exists until it is closed.
+        unsafe {
+            let context = ibv_open_device(listed());
+            let device = &Context::of(context).unwrap().device;
+            let good = ah_attributes(&AddressVector::to(device.attributes.address));
+            assert!(address_vector(&good, device).is_ok());
+            let without_gid = c::ibv_ah_attr { is_global: 0, ..good };
+            let mut without_index = good;
+            without_index.grh.sgid_index = 255; // -1, as programs keep it
+            for wrong in [without_gid, without_index] {
+                let refused = address_vector(&wrong, device).unwrap_err();
+                assert_eq!((refused.errno, refused.is_hint), (libc::EINVAL, true));
+                assert!(refused.to_string().contains("-g 0 or -x 0"), "{refused}");
+            }
+            let no_port = c::ibv_ah_attr { port_num: 2, ..good };
+            assert!(!address_vector(&no_port, device).unwrap_err().is_hint);
+            assert_eq!(ibv_close_device(context), 0);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::ptr;
 
 use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
 
-use crate::explain::{explain, is_wanted};
+use crate::explain::{explain, hint, is_wanted};
 use crate::fork::Inside;
 use crate::wait::Uncancelled;
 
@@ -17,13 +17,20 @@ use crate::wait::Uncancelled;
 pub(crate) struct Refused {
     pub(crate) errno: c_int,
     why: Cow<'static, str>,
+    /// The sentence goes to standard error even without `--explain`.
+    pub(crate) is_hint: bool,
 }
 
 pub(crate) type Answer<T> = Result<T, Refused>;
 
 impl Refused {
     pub(crate) fn new(errno: c_int, why: impl Into<Cow<'static, str>>) -> Self {
-        Self { errno, why: why.into() }
+        Self { errno, why: why.into(), is_hint: false }
+    }
+
+    /// A refusal with EINVAL whose reason newcomers need at once: an option of the program's that RoCE needs.
+    pub(crate) fn hint(why: impl Into<Cow<'static, str>>) -> Self {
+        Self { is_hint: true, ..Self::invalid(why) }
     }
 
     pub(crate) fn invalid(why: impl Into<Cow<'static, str>>) -> Self {
@@ -34,11 +41,15 @@ impl Refused {
         Self::new(libc::EOPNOTSUPP, why)
     }
 
-    /// Says it to who asked for it with `--explain`.
+    /// Writes it to standard error: with `--explain` each sentence once, and without it the first hint of the process.
     pub(crate) fn tell(&self, call: &str) {
-        if is_wanted() {
+        if is_wanted() || self.is_hint {
             let _uncancelled = Uncancelled::new();
-            explain(&call, &self.why);
+            if is_wanted() {
+                explain(&call, &self.why);
+            } else {
+                hint(&call, &self.why);
+            }
         }
     }
 }
@@ -84,11 +95,13 @@ impl From<Error> for Refused {
     }
 }
 
-/// The errno of a work request that was not accepted.
-pub(crate) fn errno_of_post(kind: &PostErrorKind) -> c_int {
-    match kind {
-        PostErrorKind::QueueFull { .. } => libc::ENOMEM,
-        _ => libc::EINVAL,
+impl From<PostErrorKind> for Refused {
+    fn from(kind: PostErrorKind) -> Self {
+        let errno = match kind {
+            PostErrorKind::QueueFull { .. } => libc::ENOMEM,
+            _ => libc::EINVAL,
+        };
+        Self::new(errno, kind.to_string())
     }
 }
 

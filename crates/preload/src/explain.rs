@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use std::num::NonZeroUsize;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use tracing::field::{Field, Visit};
@@ -73,6 +73,14 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
                 line(format_args!("{MOST} sentences are explained already: nothing more is"));
             }
         }
+    }
+}
+
+/// Writes a sentence to standard error without `--explain`, the first time that this process has one.
+pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
+    static IS_GIVEN: AtomicBool = AtomicBool::new(false);
+    if !IS_GIVEN.swap(true, Ordering::Relaxed) {
+        line(format_args!("{subject}: {why}"));
     }
 }
 

@@ -7,7 +7,7 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{LKey, Payload, RKey, SendOperation, SendRequest, WindowBinding, WindowKind};
 
-use crate::answer::{Answer, Refused, errno_of_post, pointer, status};
+use crate::answer::{Answer, Refused, pointer, status};
 use crate::handle::{Kind, Object, object};
 use crate::mr::{self, Mr};
 use crate::pd::Pd;
@@ -120,7 +120,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
         };
         // SAFETY: it names no memory that is read or written.
         let posted = unsafe { qp.raw.post_send(&[request]) };
-        posted.map_err(|error| Refused::new(errno_of_post(&error.kind), error.kind.to_string()))?;
+        posted.map_err(|error| error.kind)?;
         // SAFETY: the C contract: the program does not use the window meanwhile.
         unsafe { (*own.c.get()).rkey = rkey };
         Ok(())

@@ -7,13 +7,14 @@ use std::slice;
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{
-    LKey, Payload, PostError, QKey, QpKind, Qpn, RKey, RecvRequest, SendFlags, SendOperation, SendRequest, Sge,
-    UdDestination,
+    LKey, Payload, PostError, PostErrorKind, QKey, QpKind, Qpn, RKey, RecvRequest, SendFlags, SendOperation,
+    SendRequest, Sge, UdDestination, check_inline,
 };
 use smallvec::SmallVec;
 
 use crate::ah::Ah;
-use crate::answer::{Answer, Refused, errno_of_post, set_errno};
+use crate::answer::{Answer, Refused, set_errno};
+use crate::device::Device;
 use crate::handle::object;
 use crate::mw;
 use crate::qp::Qp;
@@ -89,7 +90,7 @@ unsafe fn in_groups<W: Linked, R>(
         }
         let stopped = match post(&group) {
             Ok(()) => refused.map(|why| (group.len(), why)),
-            Err(error) => Some((error.index, Refused::new(errno_of_post(&error.kind), error.kind.to_string()))),
+            Err(error) => Some((error.index, error.kind.into())),
         };
         if let Some((index, why)) = stopped {
             let mut at = first;
@@ -171,49 +172,79 @@ fn count(number: c_int) -> Answer<usize> {
     usize::try_from(number).map_err(|_| Refused::invalid(format!("{number} scatter-gather elements are negative")))
 }
 
-/// A send work request as the RNIC takes it. Inline bytes that lie in several pieces are put
-/// together in `gathered`.
+/// The elements of a work request, of which a queue takes at most `allowed`. Their number is checked before the first
+/// is read.
+///
+/// # Safety
+///
+/// If `given` is at most `allowed`, there are that many elements at `list`, which no thread changes meanwhile.
+pub(crate) unsafe fn elements_within<'a>(list: *const c::ibv_sge, given: usize, allowed: usize) -> Answer<&'a [Sge]> {
+    if given > allowed {
+        return Err(PostErrorKind::TooManySges { given, allowed }.into());
+    }
+    // SAFETY: by the caller's promise.
+    Ok(unsafe { elements(list, given) })
+}
+
+/// The bytes of a send work request. Limits are checked before any byte is read, as drivers do: what is refused may lie
+/// anywhere. Inline bytes in several pieces are put together in `gathered`.
 ///
 /// # Safety
 ///
 /// The C contract of `ibv_post_send`; `gathered` outlives the request.
-unsafe fn send_request<'a>(
-    kind: QpKind,
+unsafe fn payload<'a>(
+    own: &Qp,
+    operation: SendOperation,
     wr: &c::ibv_send_wr,
     gathered: &RefCell<Vec<Box<[u8]>>>,
-) -> Answer<SendRequest<'a>> {
-    let sges: &[Sge] = match wr.opcode {
-        c::IBV_WR_BIND_MW | c::IBV_WR_LOCAL_INV => &[], // it moves no bytes
+) -> Answer<Payload<'a>> {
+    if operation.is_local() {
+        return Ok(Payload::Sges(&[])); // it moves no bytes
+    }
+    let limits = &own.capacities;
+    if wr.send_flags & c::IBV_SEND_INLINE == 0 {
         // SAFETY: the C contract.
-        _ => unsafe { elements(wr.sg_list, count(wr.num_sge)?) },
-    };
-    let payload = match (wr.send_flags & c::IBV_SEND_INLINE != 0, sges) {
-        (false, sges) => Payload::Sges(sges),
-        (true, []) => Payload::Inline(&[]),
+        return Ok(Payload::Sges(unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge) }?));
+    }
+    // A queue pair that was created for inline data alone takes one piece.
+    // SAFETY: the C contract.
+    let sges = unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge.max(1)) }?;
+    check_inline(operation, sges.iter().map(|sge| sge.length as usize), limits.max_inline)?;
+    Ok(Payload::Inline(match sges {
+        [] => &[],
         // SAFETY: inline pieces are the program's memory.
-        (true, [sge]) => Payload::Inline(unsafe { piece(sge) }),
-        (true, sges) => {
+        [sge] => unsafe { piece(sge) },
+        sges => {
             // SAFETY: as above.
             let bytes: Box<[u8]> = sges.iter().flat_map(|sge| unsafe { piece(sge) }).copied().collect();
             // SAFETY: the box stays in `gathered` until the request is posted, wherever that moves it.
             let inline = unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
             gathered.borrow_mut().push(bytes);
-            Payload::Inline(inline)
+            inline
         }
-    };
-    let destination = match kind {
+    }))
+}
+
+/// A send work request as the RNIC takes it.
+///
+/// # Safety
+///
+/// As for [`payload`].
+unsafe fn send_request<'a>(
+    own: &Qp,
+    wr: &c::ibv_send_wr,
+    gathered: &RefCell<Vec<Box<[u8]>>>,
+) -> Answer<SendRequest<'a>> {
+    // SAFETY: the C contract.
+    let operation = unsafe { operation(wr) }?;
+    let destination = match own.kind {
         // SAFETY: the C contract.
         QpKind::Ud => Some(unsafe { destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
         _ => None,
     };
-    Ok(SendRequest {
-        wr_id: wr.wr_id,
-        // SAFETY: the C contract.
-        operation: unsafe { operation(wr) }?,
-        flags: send_flags(wr.send_flags),
-        payload,
-        destination,
-    })
+    // SAFETY: passed on to our caller.
+    let payload = unsafe { payload(own, operation, wr, gathered) }?;
+    Ok(SendRequest { wr_id: wr.wr_id, operation, flags: send_flags(wr.send_flags), payload, destination })
 }
 
 /// # Safety
@@ -241,7 +272,7 @@ pub(crate) unsafe extern "C" fn post_send(
             return Err(gone());
         }
         // SAFETY: the C contract; everything is posted before `gathered` goes.
-        unsafe { send_request(own.kind, wr, &gathered) }
+        unsafe { send_request(own, wr, &gathered) }
     };
     // SAFETY: the C contract; memory stays registered until the completion is reaped.
     unsafe { in_groups("ibv_post_send", list, bad, convert, |group| own.raw.post_send(group)) }
@@ -255,9 +286,12 @@ pub(crate) unsafe extern "C" fn post_recv(
     // SAFETY: the C contract: a queue pair that exists.
     let own = unsafe { &*qp.cast::<Qp>() };
     let _uncancelled = own.device.uncancelled();
-    let is_own = own.device.is_own();
+    let convert = |wr: &c::ibv_recv_wr| {
+        // SAFETY: the C contract.
+        unsafe { recv_request(&own.device, wr, own.max_recv_sge) }
+    };
     // SAFETY: the C contract; memory stays registered until the completion is reaped.
-    unsafe { in_groups("ibv_post_recv", list, bad, |wr| recv_request(wr, is_own), |group| own.raw.post_recv(group)) }
+    unsafe { in_groups("ibv_post_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
 pub(crate) unsafe extern "C" fn post_srq_recv(
@@ -268,20 +302,26 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     // SAFETY: the C contract: a queue that exists.
     let own = unsafe { &*srq.cast::<Srq>() };
     let _uncancelled = own.device.uncancelled();
-    let is_own = own.device.is_own();
+    let convert = |wr: &c::ibv_recv_wr| {
+        // SAFETY: the C contract.
+        unsafe { recv_request(&own.device, wr, own.max_sge()) }
+    };
     // SAFETY: the C contract; memory stays registered until the completion is reaped.
-    unsafe {
-        in_groups("ibv_post_srq_recv", list, bad, |wr| recv_request(wr, is_own), |group| own.raw.post_recv(group))
-    }
+    unsafe { in_groups("ibv_post_srq_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
+/// A receive work request as the RNIC takes it.
+///
 /// # Safety
 ///
 /// The C contract of `ibv_post_recv`.
-unsafe fn recv_request<'a>(wr: &c::ibv_recv_wr, is_own: bool) -> Answer<RecvRequest<'a>> {
-    if !is_own {
+unsafe fn recv_request<'a>(device: &Device, wr: &c::ibv_recv_wr, max_sge: usize) -> Answer<RecvRequest<'a>> {
+    if !device.is_own() {
         return Err(gone());
     }
     // SAFETY: passed on to our caller.
-    Ok(RecvRequest { wr_id: wr.wr_id, sges: unsafe { elements(wr.sg_list, count(wr.num_sge)?) } })
+    Ok(RecvRequest { wr_id: wr.wr_id, sges: unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, max_sge) }? })
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,6 +32,11 @@ pub(crate) struct Qp {
     source: Option<Source>,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) kind: QpKind,
+    /// Capacities that it was created with.
+    pub(crate) capacities: QpCapacities,
+    /// Scatter-gather elements of a receive that `ibv_post_recv` looks at. With a shared receive queue the call is
+    /// refused whatever their number.
+    pub(crate) max_recv_sge: usize,
     /// Work requests between `ibv_wr_start` and `ibv_wr_complete`, if it was created for that.
     pub(crate) builder: Option<Builder>,
 }
@@ -81,19 +86,20 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
     }
     let cap = init.cap;
     let table = operations.map(|operations| wr::table(kind, operations)).transpose()?;
+    let capacities = QpCapacities {
+        max_send_wr: cap.max_send_wr as usize,
+        max_recv_wr: if srq.is_some() { 0 } else { cap.max_recv_wr as usize },
+        max_send_sge: cap.max_send_sge as usize,
+        max_recv_sge: if srq.is_some() { 0 } else { cap.max_recv_sge as usize },
+        max_inline: cap.max_inline_data as usize,
+    };
     let raw = context.device.provider.create_qp(QpInit {
         kind,
         pd: own.id,
         send_cq: send_cq.raw.id(),
         recv_cq: recv_cq.raw.id(),
         srq: srq.map(|srq| srq.raw.id()),
-        capacities: QpCapacities {
-            max_send_wr: cap.max_send_wr as usize,
-            max_recv_wr: if srq.is_some() { 0 } else { cap.max_recv_wr as usize },
-            max_send_sge: cap.max_send_sge as usize,
-            max_recv_sge: if srq.is_some() { 0 } else { cap.max_recv_sge as usize },
-            max_inline: cap.max_inline_data as usize,
-        },
+        capacities,
         signal_all: init.sq_sig_all != 0,
     })?;
     let qpn = raw.qpn();
@@ -115,6 +121,8 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
         source: None,
         unacknowledged: Unacknowledged::default(),
         kind,
+        capacities,
+        max_recv_sge: if srq.is_some() { context.device.attributes.limits.max_sges } else { capacities.max_recv_sge },
         builder: operations.map(|_| Builder::default()),
     });
     let source = Source::new(Element::Qp(qp), context);

@@ -33,6 +33,13 @@ unsafe impl Object for Srq {
     const KIND: Kind = Kind::Srq;
 }
 
+impl Srq {
+    /// Scatter-gather elements of a receive at most.
+    pub(crate) fn max_sge(&self) -> usize {
+        self.max_sge as usize
+    }
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_init_attr) -> *mut c::ibv_srq {
     pointer("ibv_create_srq", || {

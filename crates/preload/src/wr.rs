@@ -7,12 +7,14 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::{LKey, Payload, QpKind, RKey, SendFlags, SendOperation, SendRequest, Sge, UdDestination};
+use doorbell_verbs::{
+    LKey, Payload, PostErrorKind, QpKind, RKey, SendFlags, SendOperation, SendRequest, Sge, UdDestination, check_inline,
+};
 use smallvec::SmallVec;
 
-use crate::answer::{Answer, Refused, errno_of_post};
+use crate::answer::{Answer, Refused};
 use crate::mw::bind_operation;
-use crate::post::{destination, elements, send_flags};
+use crate::post::{destination, elements_within, send_flags};
 use crate::qp::Qp;
 
 /// Operations that are offered.
@@ -134,7 +136,15 @@ unsafe fn building<'a>(qp: *mut c::ibv_qp_ex) -> &'a mut Building {
 /// As [`building`].
 unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     // SAFETY: by the caller's promise; the program has set both fields.
-    let (building, wr_id, flags) = unsafe { (building(qp), (*qp).wr_id, (*qp).wr_flags) };
+    let (own, building, wr_id, flags) = unsafe { (parts(qp).0, building(qp), (*qp).wr_id, (*qp).wr_flags) };
+    if building.refused.is_some() {
+        return; // nothing of the list is posted
+    }
+    let depth = own.capacities.max_send_wr;
+    if building.requests.len() >= depth {
+        building.refused = Some(PostErrorKind::QueueFull { queue: "send queue", depth }.into());
+        return;
+    }
     let here = building.sges.len();
     building.requests.push(Request {
         wr_id,
@@ -145,7 +155,7 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     });
 }
 
-/// Runs something on the request that was begun last.
+/// Runs something on the request that was begun last, unless a part of the list was refused already.
 ///
 /// # Safety
 ///
@@ -153,13 +163,14 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
 unsafe fn with_last(qp: *mut c::ibv_qp_ex, body: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Answer<()>) {
     // SAFETY: by the caller's promise.
     let Building { requests, sges, inline, refused } = unsafe { building(qp) };
+    if refused.is_some() {
+        return;
+    }
     let outcome = match requests.last_mut() {
         Some(request) => body(request, sges, inline),
         None => Err(Refused::invalid("no work request was begun")),
     };
-    if let Err(why) = outcome {
-        refused.get_or_insert(why);
-    }
+    *refused = outcome.err();
 }
 
 unsafe extern "C" fn wr_start(qp: *mut c::ibv_qp_ex) {
@@ -199,7 +210,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
             .collect();
         // SAFETY: the C contract: memory stays registered until the completion is reaped.
         let posted = unsafe { own.raw.post_all_sends(&list) };
-        posted.map_err(|error| Refused::new(errno_of_post(&error.kind), error.to_string()))
+        posted.map_err(|error| Refused::new(Refused::from(error.kind).errno, error.to_string()))
     });
     builder.busy.store(false, Ordering::Release);
     match posted {
@@ -300,9 +311,10 @@ unsafe extern "C" fn wr_set_sge(qp: *mut c::ibv_qp_ex, lkey: u32, address: u64, 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_sge) {
     // SAFETY: the C contract.
     unsafe {
+        let allowed = parts(qp).0.capacities.max_send_sge;
         with_last(qp, |request, sges, _| {
             let start = sges.len();
-            sges.extend_from_slice(elements(list, count));
+            sges.extend_from_slice(elements_within(list, count, allowed)?);
             request.bytes = Bytes::Sges(start..sges.len());
             Ok(())
         });
@@ -326,15 +338,22 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_v
     unsafe { wr_set_inline_data_list(qp, 1, &raw const list) }
 }
 
+/// Copies inline data, once all of it is known to fit. IBTA and drivers limit only the bytes of such a list; a list with
+/// more pieces than any queue pair here has scatter-gather elements is a mistake.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_data_buf) {
     // SAFETY: the C contract.
     unsafe {
+        let own = parts(qp).0;
+        let (max_pieces, max_inline) = (own.device.attributes.limits.max_sges, own.capacities.max_inline);
         with_last(qp, |request, _, inline| {
+            if count > max_pieces {
+                return Err(PostErrorKind::TooManySges { given: count, allowed: max_pieces }.into());
+            }
+            let pieces = if list.is_null() { &[] } else { slice::from_raw_parts(list, count) };
+            check_inline(request.operation, pieces.iter().map(|piece| piece.length), max_inline)?;
             let start = inline.len();
-            if count > 0 {
-                for piece in slice::from_raw_parts(list, count) {
-                    inline.extend_from_slice(inline_bytes(piece.addr, piece.length));
-                }
+            for piece in pieces {
+                inline.extend_from_slice(inline_bytes(piece.addr, piece.length));
             }
             request.bytes = Bytes::Inline(start..inline.len());
             Ok(())

@@ -33,5 +33,5 @@ pub use qp::{
 };
 pub use work::{
     AddressVector, Payload, PostError, PostErrorKind, RecvRequest, SendFlags, SendOperation, SendRequest, SendRules,
-    UdDestination, check_sges,
+    UdDestination, check_inline, check_sges,
 };

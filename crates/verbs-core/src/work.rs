@@ -220,9 +220,9 @@ pub enum PostErrorKind {
         allowed: usize,
     },
     /// Too much inline data.
-    #[error("{given} B of inline data were given, the queue pair was created for at most {allowed} B")]
+    #[error("{given} B or more of inline data were given, the queue pair was created for at most {allowed} B")]
     InlineTooLong {
-        /// How much was given.
+        /// Bytes up to and with the first piece that was too much.
         given: usize,
         /// How much is allowed.
         allowed: usize,
@@ -357,11 +357,7 @@ impl SendRules {
                 let needed = if operation.is_read() { Access::LOCAL_WRITE } else { Access::empty() };
                 check_sges(sges, self.max_sges, needed, memory)?
             }
-            Payload::Inline(_) if operation.is_read() => return Err(PostErrorKind::InlineRead(operation.name())),
-            Payload::Inline(bytes) if bytes.len() > self.max_inline => {
-                return Err(PostErrorKind::InlineTooLong { given: bytes.len(), allowed: self.max_inline });
-            }
-            Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Inline(bytes) => check_inline(operation, [bytes.len()], self.max_inline)? as u64,
         };
         if operation.is_local() && length > 0 {
             return Err(PostErrorKind::NoPayload(operation.name()));
@@ -380,6 +376,31 @@ impl SendRules {
         }
         Ok(length)
     }
+}
+
+/// Checks inline data by the lengths of its pieces, and returns how many bytes they have together. It stops at the first
+/// piece that is too much, so that no byte of data has to be read before.
+///
+/// # Errors
+///
+/// The operation brings bytes instead of taking them, or the pieces together are longer than `allowed`.
+#[inline]
+pub fn check_inline(
+    operation: SendOperation,
+    pieces: impl IntoIterator<Item = usize>,
+    allowed: usize,
+) -> Result<usize, PostErrorKind> {
+    if operation.is_read() {
+        return Err(PostErrorKind::InlineRead(operation.name()));
+    }
+    let mut given = 0_usize;
+    for piece in pieces {
+        given = given.saturating_add(piece);
+        if given > allowed {
+            return Err(PostErrorKind::InlineTooLong { given, allowed });
+        }
+    }
+    Ok(given)
 }
 
 /// Checks the scatter-gather elements of a work request, and says how many bytes they have together.

@@ -65,7 +65,7 @@ pub use doorbell_verbs_core::{
     Limits, LinkCounters, MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notifier, Notify, ObjectError, Overrun, Payload,
     PdId, PostError, PostErrorKind, QpAttributes, QpCapacities, QpCounters, QpInfo, QpInit, QpKind, QpState,
     RecvRequest, SendFlags, SendOperation, SendRequest, Sge, SrqId, Status, UdDestination, WindowBinding, WindowKind,
-    transition,
+    check_inline, transition,
 };
 pub use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
 pub use error::Error;
