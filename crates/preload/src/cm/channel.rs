@@ -1,11 +1,11 @@
 //! Event channels: news on their way from the service thread, or a call, to the program.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Notices;
@@ -185,23 +185,39 @@ unsafe impl Object for Channel {
     const NAME: &'static str = "event channel";
 }
 
+/// Channels that exist, by their addresses.
+///
+/// Programs destroy a channel while another of their threads is about to ask it for an event (rping does, up to release 58 of
+/// rdma-core). With the kernel that thread gets EBADF. So a call looks here before it touches what a channel was.
+static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
+
+fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
+    CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The channel behind a C pointer, if it exists.
+fn find(channel: *mut c::rdma_event_channel) -> Answer<Arc<Channel>> {
+    if channel.is_null() {
+        return Err(Refused::invalid(format!("the {} is null", Channel::NAME)));
+    }
+    let found = channels().get(&channel.addr()).map(Arc::clone);
+    found.ok_or_else(|| Refused::new(libc::EBADF, format!("there is no {} at {channel:p}", Channel::NAME)))
+}
+
 pub(super) fn create() -> Answer<*mut c::rdma_event_channel> {
     let queue = Queue::new()?;
     let c = c::rdma_event_channel { fd: queue.waiting.fd().as_raw_fd() };
-    Ok(give(Channel { c, queue: Mutex::new(queue) }))
+    let channel = Arc::new(Channel { c, queue: Mutex::new(queue) });
+    let pointer = Arc::as_ptr(&channel).cast_mut().cast::<c::rdma_event_channel>();
+    channels().insert(pointer.addr(), channel);
+    Ok(pointer)
 }
 
 /// Destroys a channel, unless ids still report to it: those would be left with nothing.
-///
-/// # Safety
-///
-/// The C contract of `rdma_destroy_event_channel`.
-pub(super) unsafe fn destroy(channel: *mut c::rdma_event_channel) -> Answer<()> {
-    // SAFETY: the C contract.
-    let own = unsafe { object::<Channel>(channel) }?;
-    own.queue()?.users.expect_none(Channel::NAME)?;
-    // SAFETY: no id reports to it, and the program does not name it again.
-    drop(unsafe { take::<Channel>(channel) });
+pub(super) fn destroy(channel: *mut c::rdma_event_channel) -> Answer<()> {
+    find(channel)?.queue()?.users.expect_none(Channel::NAME)?;
+    let gone = channels().remove(&channel.addr());
+    drop(gone); // once the lock is free
     Ok(())
 }
 
@@ -212,8 +228,8 @@ pub(crate) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_chann
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
-    // SAFETY: the C contract. C has no way to be told of an error.
-    number("rdma_destroy_event_channel", || unsafe { destroy(channel) }.map(|()| 0));
+    // C has no way to see an error here.
+    number("rdma_destroy_event_channel", || destroy(channel).map(|()| 0));
 }
 
 /// An event as C sees it, and the private data that it points to.
@@ -334,12 +350,11 @@ fn event_of(news: News) -> Option<Event> {
 
 /// The next event of a channel.
 ///
-/// # Safety
+/// # Errors
 ///
-/// The channel exists.
-pub(super) unsafe fn next(channel: *mut c::rdma_event_channel, mut turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
-    // SAFETY: by the caller's promise.
-    let queue = unsafe { object::<Channel>(channel) }?.queue()?;
+/// EBADF: there is no such channel any more.
+pub(super) fn next(channel: *mut c::rdma_event_channel, mut turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
+    let queue = find(channel)?.queue()?;
     while let Some(news) = queue.take(turn) {
         let id = news.id;
         match event_of(news) {

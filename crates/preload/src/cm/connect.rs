@@ -133,8 +133,11 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
     };
     match phase {
         Phase::Requested => {}
-        Phase::Over => return Err(Refused::new(libc::ENOTCONN, "the other end has given up")),
-        _ => return Err(Refused::invalid("only the id of a request can be accepted, once")),
+        _ => {
+            return Err(Refused::invalid(
+                "only the id of a request can be accepted, once, and while the other end waits",
+            ));
+        }
     }
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REPLY_PRIVATE };
     let private = match param {
@@ -213,8 +216,15 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
     // SAFETY: the C contract.
     let private = unsafe { private_data(data, length, room) }?;
-    if !matches!(phase, Phase::Requested | Phase::Over) {
-        return Err(Refused::invalid("only the id of a request can be rejected, once"));
+    // The states in which the kernel sends a REJ (`ib_send_cm_rej`), or refuses a lookup (`ib_send_cm_sidr_rep`).
+    let may_reject = match phase {
+        Phase::Requested => true,
+        Phase::Answered | Phase::Accepted | Phase::Connecting { connected: true } => kind != QpKind::Ud,
+        _ => false,
+    };
+    if !may_reject {
+        let why = "only a connection that is being set up can be rejected, once, and while the other end waits";
+        return Err(Refused::invalid(why));
     }
     let rejection = if kind == QpKind::Ud {
         let gid = device::context_of(own)?.device.attributes.gid;
@@ -223,7 +233,7 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
     } else {
         Message::Reject { reason: why, private }
     };
-    own.line.answer(Phase::Requested, &rejection, Phase::Over)
+    own.line.answer(phase, &rejection, Phase::Over)
 }
 
 #[unsafe(no_mangle)]
@@ -298,8 +308,8 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
     let begin = move || {
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
-        if own.line.has_connection() {
-            // First, so that nothing is sent any more to an end that takes it for over.
+        if own.line.has_begun() {
+            // First, so that nothing is sent any more to an end for which the connection is over.
             qp::stop(own);
         }
         own.line.disconnect()?;

@@ -102,8 +102,7 @@ unsafe fn make(
     });
     let line = made.inspect_err(|_| {
         if sync {
-            // SAFETY: nobody else knows it.
-            let _ = unsafe { channel::destroy(channel) };
+            let _ = channel::destroy(channel);
         }
     })?;
     let kind = line.state().kind;
@@ -303,7 +302,7 @@ impl Id {
     /// The next event of a synchronous id, which stays in `event`.
     pub(super) fn next_event(&self, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
         self.forget_event();
-        // SAFETY: the channel of an id exists; as above.
+        // SAFETY: set by calls on the id, which a program does not make at the same time.
         unsafe {
             let found = channel::next((*self.c.get()).channel, turn)?;
             if let Ok(event) = found {
@@ -363,8 +362,7 @@ unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
     // SAFETY: the channel of an id exists.
     unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
     if sync {
-        // SAFETY: it was the id's own.
-        unsafe { channel::destroy(channel) }?;
+        channel::destroy(channel)?;
     }
     Ok(())
 }

@@ -42,6 +42,9 @@ const GOODBYE: Duration = Duration::from_secs(5);
 /// How long packets of a connection that is over may be under way.
 const TIMEWAIT: Duration = Duration::from_millis(200);
 
+/// Why the other end cannot be answered.
+const LEFT: &str = "the other end has left, or was answered already";
+
 /// Requests that wait for a program that does not say how many may.
 pub(super) const DEFAULT_BACKLOG: usize = 1024;
 
@@ -62,8 +65,8 @@ pub(super) enum Phase {
     Connecting {
         connected: bool,
     },
-    /// Nobody listens there; it is tried again soon.
-    Refused,
+    /// The listener has no room for one more connection; the id tries again soon.
+    Crowded,
     /// The reply is here; the program has to take note of it.
     Answered,
     /// Accepted; the other end has to say that it knows.
@@ -230,15 +233,17 @@ impl Line {
         }
     }
 
-    /// Says the program's answer to a request, or that it knows of the reply. `next` says what becomes
-    /// of the line.
+    /// Sends the program's answer to a request, or that it knows of the reply. `next` says what becomes of the line.
+    ///
+    /// If the other end has left, the errno is EINVAL, as for every message that the kernel's connection manager refuses
+    /// in a state (`ib_send_cm_rep`, `ib_send_cm_rej` and `ib_send_cm_rtu` in `drivers/infiniband/core/cm.c`).
     pub(super) fn answer(&self, expected: Phase, message: &Message, next: Phase) -> Answer<()> {
         let mut state = self.state();
         if state.phase != expected {
-            return Err(Refused::new(libc::ENOTCONN, "the other end has given up"));
+            return Err(Refused::invalid(LEFT));
         }
-        let said = state.say(message).map_err(|error| refused("the other end could not be answered", &error));
-        if said.is_err() && expected == Phase::Answered {
+        let said = state.say(message).map_err(|error| Refused::invalid(format!("{LEFT}: {error}")));
+        if said.is_err() && expected == Phase::Answered && next != Phase::Over {
             state.disconnected(&self.service, self.number, 0);
         } else if said.is_err() || next == Phase::Over {
             state.end(&self.service, self.number);
@@ -262,10 +267,10 @@ impl Line {
         }
     }
 
-    /// Is there a connection that can be ended, or was there one?
-    pub(super) fn has_connection(&self) -> bool {
+    /// Whether the id has connected, or is the id of a request, whatever came of it.
+    pub(super) fn has_begun(&self) -> bool {
         use Phase as P;
-        matches!(self.state().phase, P::Established | P::Accepted | P::Answered | P::Disconnecting | P::Disconnected)
+        !matches!(self.state().phase, P::Idle | P::AddressResolved | P::RouteResolved | P::Listening { .. })
     }
 
     /// Is there, or will there certainly be, something to tell of the end of its connection?
@@ -274,12 +279,15 @@ impl Line {
         state.phase == Phase::Disconnecting || state.queue.has_news_of(state.id)
     }
 
+    /// Ends the connection. Where one has begun and does not stand, nothing is sent and nothing is refused, as the kernel
+    /// does it (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
     pub(super) fn disconnect(&self) -> Answer<()> {
+        if !self.has_begun() {
+            return Err(Refused::invalid("the id has no connection: it did not connect, and is not that of a request"));
+        }
         let mut state = self.state();
-        match state.phase {
-            Phase::Established | Phase::Accepted | Phase::Answered => {}
-            Phase::Disconnecting | Phase::Disconnected => return Ok(()),
-            _ => return Err(Refused::invalid("the id has no connection")),
+        if !matches!(state.phase, Phase::Established | Phase::Accepted | Phase::Answered) {
+            return Ok(());
         }
         if state.say(&Message::DisconnectRequest).is_err() {
             state.disconnected(&self.service, self.number, 0);

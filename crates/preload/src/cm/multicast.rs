@@ -10,6 +10,7 @@ use libc::sockaddr;
 use super::address;
 use super::channel::{Detail, Opaque};
 use super::id::{self, BEGUN, Id};
+use super::line::Phase;
 use crate::ah;
 use crate::answer::{Answer, Refused, number};
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
@@ -38,6 +39,12 @@ unsafe fn join(
     }
     if own.verbs().is_null() || own.line.state().kind != QpKind::Ud {
         return Err(Refused::invalid("only an id for datagrams that is bound to a device can join a group"));
+    }
+    // The kernel refuses it in any other state (`rdma_join_multicast` in `drivers/infiniband/core/cma.c`).
+    let phase = own.line.state().phase;
+    if !matches!(phase, Phase::Idle | Phase::AddressResolved) {
+        let why = format!("an id joins groups once it is bound or its address is resolved, not while {phase:?}");
+        return Err(Refused::invalid(why));
     }
     if own.groups().iter().any(|joined| joined.address == group) {
         return Err(Refused::new(libc::EADDRINUSE, format!("the id has joined {group} already")));

@@ -40,7 +40,7 @@ impl Line {
         match state.phase {
             Phase::Listening { .. } => self.accept_all(&mut state),
             Phase::Connecting { connected: false } => self.on_connected(&mut state),
-            Phase::Refused => {}
+            Phase::Crowded => {}
             _ => {
                 let end = state.receive();
                 loop {
@@ -191,7 +191,10 @@ impl Line {
                     state.tell(c::RDMA_CM_EVENT_UNREACHABLE, status.into(), Detail::NoService { private });
                 }
             }
-            (Phase::Connecting { .. } | Phase::Requested | Phase::Accepted, M::Reject { reason, private }) => {
+            (
+                Phase::Connecting { .. } | Phase::Requested | Phase::Accepted | Phase::Answered,
+                M::Reject { reason, private },
+            ) => {
                 state.end(&self.service, self.number);
                 state.tell(c::RDMA_CM_EVENT_REJECTED, reason.into(), Detail::Rejection { private });
             }
@@ -272,7 +275,7 @@ impl Line {
         let mut state = self.state();
         match state.phase {
             Phase::Listening { .. } => self.resume(&state),
-            Phase::Refused => {
+            Phase::Crowded => {
                 if let Err(refused) = self.reach_out(&mut state) {
                     refused.tell("rdma_connect");
                     state.end(&self.service, self.number);

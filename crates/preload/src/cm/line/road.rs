@@ -22,12 +22,7 @@ use crate::cm::ports::{Bound, Claim, is_taken};
 use crate::cm::service::attempt;
 use crate::cm::tcp;
 
-/// How long nobody may listen before a request is rejected. Servers that take one connection at a time
-/// listen anew for the next, and clients that are told of an address at once come too early for that; real
-/// networks take their time to resolve one.
-const LISTENER_LATE: Duration = Duration::from_secs(2);
-
-/// How long it is waited between two tries.
+/// Time between two attempts to reach a listener that has no room.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// How many numbers the kernel is asked for where a program leaves it open: others may have those that it offers.
@@ -227,19 +222,16 @@ impl Line {
         Ok(())
     }
 
-    /// A connection did not come about.
+    /// A connection did not come about. Without a listener it is rejected at once, as the kernel rejects a service that
+    /// does not exist; programs that may come too early connect anew.
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
-        let patience = match error.raw_os_error() {
-            Some(libc::ECONNREFUSED) => LISTENER_LATE,
-            // The listener of this machine has not taken those before yet.
-            Some(libc::EAGAIN) => ANSWER,
-            _ => Duration::ZERO,
-        };
-        if state.begun.is_some_and(|begun| begun.elapsed() < patience) {
+        // The listener of this machine has not taken the connections before yet.
+        let is_crowded = error.raw_os_error() == Some(libc::EAGAIN);
+        if is_crowded && state.begun.is_some_and(|begun| begun.elapsed() < ANSWER) {
             if let Some(socket) = &state.socket {
                 self.service.forget_socket(socket);
             }
-            state.phase = Phase::Refused;
+            state.phase = Phase::Crowded;
             self.service.keep(self, soon(AGAIN));
             return;
         }

@@ -171,6 +171,11 @@ fn whoever_finds_a_listener_full_waits_for_its_turn() {
     let client = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
+    // Another one gives up while it waits.
+    let other = active.resolved(c::RDMA_PS_TCP, port);
+    // SAFETY: the id exists.
+    fine(unsafe { rdma_connect(other, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
+    destroy(&[other]);
     drop(listening.accept().unwrap());
     let mut second = listening.accept().unwrap().0;
     assert!(matches!(heard(&mut second), Message::Addresses { .. }));
@@ -203,7 +208,7 @@ fn a_dead_peer_is_noticed(road: Road) {
         let seen = passive.next();
         assert_eq!((seen.kind, seen.id), (c::RDMA_CM_EVENT_UNREACHABLE, early));
         create_qp(early, c::IBV_QPT_RC);
-        refused(rdma_accept(early, ptr::null_mut()), libc::ENOTCONN);
+        refused(rdma_accept(early, ptr::null_mut()), libc::EINVAL);
 
         // After the reply.
         let mut stream = connect();
