@@ -88,8 +88,8 @@ pub(crate) struct Run {
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
     json: bool,
-    /// The program and its arguments. It must be dynamically linked, and not setuid
-    #[arg(last = true, required_unless_present = "processes", value_name = "PROGRAM")]
+    /// The program and its arguments, with or without `--` before them. It must be dynamically linked, and not setuid
+    #[arg(trailing_var_arg = true, required_unless_present = "processes", value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 

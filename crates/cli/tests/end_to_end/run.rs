@@ -56,6 +56,23 @@ fn a_program_gets_its_environment_and_gives_its_status() {
 }
 
 #[test]
+fn a_program_needs_no_dashes_before_it() {
+    let library = Library::new("dashes");
+    for options in ["run", "run --", "run --stats", "run --stats --"] {
+        let mut command = library.with(doorbell(options));
+        // What follows the program is the program's, whatever it looks like.
+        command.args(["sh", "-c", "echo $DOORBELL_STATS $DOORBELL_PORT $0 $*", "--udp-port", "7", "--", "-h"]);
+        let stats = if options.contains("--stats") { "1 " } else { "" };
+        assert_eq!(
+            Running::start(command).finish().expect_status(0).stdout,
+            format!("{stats}--udp-port 7 -- -h\n"),
+            "{options}"
+        );
+    }
+    run("run --no-such-option ibv_devices").expect_complaint(2, &["--no-such-option"]);
+}
+
+#[test]
 fn a_program_is_the_same_process() {
     let library = Library::new("process");
     let mut command = library.with(doorbell("run --"));
