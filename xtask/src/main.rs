@@ -3,9 +3,9 @@
 
 mod bindings;
 mod browser;
+mod cores;
 mod digests;
 mod dist;
-mod end_to_end;
 mod figures;
 mod fuzz;
 mod network;
@@ -14,8 +14,10 @@ mod peers;
 mod place;
 mod programs;
 mod regressions;
+mod repeat;
 mod seeds;
 mod shell;
+mod steps;
 mod test;
 mod two_machines;
 mod versus;
@@ -26,6 +28,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, Subcommand};
+
+use crate::steps::Group;
 
 /// Developer chores.
 #[derive(Debug, Parser)]
@@ -38,11 +42,21 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Checks and tests everything. In CI (CI=true) nothing may be left out.
+    ///
+    /// With names it runs only those steps, after the builds that they need.
     Test {
+        /// Steps: a name as the summary prints it, or a part of names.
+        #[arg(value_name = "STEP", conflicts_with = "fast")]
+        steps: Vec<String>,
         /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool, chromium, perftest, qemu).
         #[arg(long)]
         fast: bool,
     },
+    /// Runs one step of `test`, or several or all of them, many times, and counts how often each passed.
+    ///
+    /// Each run is a process of its own. A run that failed is logged with the end of its output, the seeds in it, and
+    /// the backtraces of programs that died.
+    Repeat(repeat::Repeat),
     /// Has other programs check captured packets, as `test` does with those that the tests write.
     Packets {
         /// Holds captures, and beside each what is expected of it.
@@ -194,14 +208,18 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> ExitCode {
     match command {
-        Command::Test { fast } => test::everything(fast),
+        Command::Test { fast, steps } if steps.is_empty() => test::everything(fast),
+        Command::Test { steps, .. } => test::some(&steps),
+        Command::Repeat(repeat) => ended(repeat.run()),
         Command::Packets { directory } => test::packets(&directory),
-        Command::EndToEnd => test::end_to_end(),
+        Command::EndToEnd => test::group(Group::Machines, None),
         Command::Hosts { out } => ended(two_machines::hosts(out.as_deref())),
-        Command::Report => test::report(),
+        Command::Report => test::group(Group::Report, None),
         Command::Programs { write_docs: true, .. } => ended(programs::page::write()),
         Command::Programs { only, .. } => test::programs(&only),
-        Command::Compare { rounds, out, programs: true, .. } => test::measure(rounds.unwrap_or(5), out.as_deref()),
+        Command::Compare { rounds, out, programs: true, .. } => {
+            ended(test::measure(rounds.unwrap_or(5), out.as_deref()))
+        }
         Command::Compare { rounds, busy, out, against: None, against_revision: None, .. } => {
             ended(programs::compare(rounds.unwrap_or(5), busy, out.as_deref()))
         }
@@ -222,8 +240,8 @@ fn run(command: Command) -> ExitCode {
             let alone = || programs::build().and_then(|()| place::measuring());
             ended(alone().and_then(|_alone| vm::ratios(rounds, &out)))
         }
-        Command::Guest { only } => test::guest(only.as_deref()),
-        Command::Machines { only } => test::machines(only.as_deref()),
+        Command::Guest { only } => test::group(Group::Guests, only.as_deref()),
+        Command::Machines { only } => test::group(Group::Machines, only.as_deref()),
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Fuzz { target, minutes } => ended(fuzz::fuzz(target.as_deref(), minutes)),
         Command::Regressions { names } => ended(regressions::judge(&names)),

@@ -18,6 +18,7 @@ pub(crate) fn install() {
             ("ethtool", succeeds(command("ethtool", &["--version"]))),
             ("nftables", succeeds(command("nft", &["--version"]))),
             ("chromium", chromium().is_some()),
+            ("gdb", has("gdb")),
             ("gcc", succeeds(command("cc", &["--version"]))),
             ("libibverbs-dev", has_header("infiniband/verbs.h")),
             ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),

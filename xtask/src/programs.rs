@@ -19,7 +19,7 @@ mod rdma_cm;
 mod rping;
 mod ucx;
 
-pub(crate) use compare::compare;
+pub(crate) use compare::{compare, cpus, kernel};
 pub(crate) use rdma_cm::all as rdma_cm;
 pub(crate) use ucx::all as ucx;
 
@@ -199,8 +199,8 @@ const OWN: &[(&str, &[&str])] = &[
 
 /// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names
 /// some of them; none names all.
-pub(crate) fn own(only: &[String]) -> Result<(), String> {
-    if let Some(unknown) = only.iter().find(|name| OWN.iter().all(|(own, _)| own != name)) {
+pub(crate) fn own(only: &[&str]) -> Result<(), String> {
+    if let Some(unknown) = only.iter().find(|name| OWN.iter().all(|(own, _)| own != *name)) {
         let names: Vec<_> = OWN.iter().map(|(name, _)| *name).collect();
         return Err(format!("{unknown} is no program of our own; those are {}", names.join(", ")));
     }
@@ -265,17 +265,25 @@ fn pair(line: &str, options: &[&str]) -> Result<(), String> {
 /// A program that was started; it is killed with its handle.
 struct Started {
     child: std::process::Child,
-    output: PathBuf,
+    /// Folder of its own, in which its output lies, and its core if it dies.
+    folder: PathBuf,
 }
 
+/// Name of the file with a program's output.
+const OUTPUT: &str = "output.txt";
+
+/// Starts a program, in a folder of its own unless its command names one: each of two programs that die has its core.
 fn start(mut command: Command) -> Result<Started, String> {
-    let output = place::own_file("program.txt");
-    let file = fs::File::create(&output);
-    let file = file.map_err(|error| format!("{} could not be written: {error}", output.display()))?;
+    let folder = place::own_file("program");
+    let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(folder.join(OUTPUT)));
+    let file = file.map_err(|error| format!("{} could not be written: {error}", folder.display()))?;
     let both = file.try_clone().map_err(|error| error.to_string())?;
+    if command.get_current_dir().is_none_or(|current| current == root()) {
+        command.current_dir(&folder);
+    }
     let child = command.stdout(Stdio::from(file)).stderr(Stdio::from(both)).spawn();
     let child = child.map_err(|error| format!("{command:?} could not be started: {error}"))?;
-    Ok(Started { child, output })
+    Ok(Started { child, folder })
 }
 
 impl Started {
@@ -301,7 +309,7 @@ impl Started {
     }
 
     fn said(&self) -> String {
-        fs::read_to_string(&self.output).unwrap_or_default()
+        fs::read_to_string(self.folder.join(OUTPUT)).unwrap_or_default()
     }
 
     /// Waits until it has succeeded, and returns what it said.
@@ -327,7 +335,9 @@ impl Drop for Started {
         // It may have ended already, which is just as well.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = fs::remove_file(&self.output);
+        // A folder with a core stays: the step that fails reads it.
+        let _ = fs::remove_file(self.folder.join(OUTPUT));
+        let _ = fs::remove_dir(&self.folder);
     }
 }
 

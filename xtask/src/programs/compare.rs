@@ -207,11 +207,11 @@ pub(super) fn load() -> String {
     text_of("/proc/loadavg")
 }
 
-pub(super) fn kernel() -> String {
+pub(crate) fn kernel() -> String {
     text_of("/proc/sys/kernel/osrelease")
 }
 
-pub(super) fn cpus() -> usize {
+pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(0, usize::from)
 }
 

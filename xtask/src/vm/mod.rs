@@ -20,7 +20,7 @@ mod steps;
 mod sysfs;
 
 pub(crate) use ratios::measure as ratios;
-pub(crate) use steps::{capture, run as steps};
+pub(crate) use steps::{behind_a_box, capture, commands, exchange, loss, on_the_wire, two_hosts, verbs};
 
 use std::ffi::OsString;
 use std::fs;
@@ -87,6 +87,11 @@ impl Guest {
     pub(crate) fn new(limit: Duration) -> Self {
         let files = programs::BUILT.map(|name| (name.to_owned(), programs::built().join(name)));
         Self { files: files.into(), limit, name: None }
+    }
+
+    /// The guest of a step of the test run. With a name it writes its output to a file, since it runs beside another.
+    pub(crate) fn of_step(name: Option<&'static str>) -> Self {
+        Self { name, ..Self::new(steps::LIMIT) }
     }
 
     /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.

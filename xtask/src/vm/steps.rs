@@ -1,10 +1,7 @@
 //! What `cargo xtask test` has the guest do.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -13,7 +10,7 @@ use crate::shell::{cargo, output_of, root};
 use crate::test::StepEnd;
 
 /// Longer than any of these takes on two processors that three runs share.
-const LIMIT: Duration = Duration::from_secs(900);
+pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
 /// Messages of a long case, and of one with loss: as many as the suites have to carry.
 const MESSAGES: u32 = 10_000;
@@ -26,43 +23,19 @@ const BOX: &str = script!("cable", "box");
 const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
-/// A step's name and body, which is given a guest that has not booted yet.
-type Step = (&'static str, fn(Guest) -> StepEnd);
+/// Runs packets of both kinds of device over a cable between two network namespaces.
+pub(crate) fn on_the_wire(guest: Guest) -> StepEnd {
+    in_guest(&guest, ON_THE_WIRE)
+}
 
-/// Each in a guest of its own, those that take longest first.
-const STEPS: &[Step] = &[
-    ("rdma_rxe, exchange", exchange),
-    ("rdma_rxe, on the wire", |guest| in_guest(&guest, ON_THE_WIRE)),
-    ("rdma_rxe, loss", loss),
-    ("rdma_rxe, verbs", verbs),
-    ("rdma_rxe, behind a box", |guest| in_guest(&guest, BOX)),
-    ("rdma_rxe, two hosts", |guest| in_guest(&guest, TWO_HOSTS)),
-    ("rdma_rxe, commands", commands),
-];
+/// Runs rdma_rxe as the memory node behind a middlebox.
+pub(crate) fn behind_a_box(guest: Guest) -> StepEnd {
+    in_guest(&guest, BOX)
+}
 
-/// Guests that run at the same time: one alone leaves the other of two processors idle for much of its time.
-const AT_A_TIME: usize = 2;
-
-/// Runs all of them, or those whose names contain `only`, and says of each how long it took and how it ended.
-pub(crate) fn run(only: Option<&str>) -> Vec<(&'static str, Duration, StepEnd)> {
-    let meant: Vec<&Step> = STEPS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
-    let next = AtomicUsize::new(0);
-    let ended = Mutex::new(Vec::new());
-    let lane = || {
-        while let Some(&&(name, body)) = meant.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let mut guest = Guest::new(LIMIT);
-            if meant.len() > 1 {
-                guest.name = Some(name);
-            }
-            let start = Instant::now();
-            let end = body(guest);
-            ended.lock().unwrap_or_else(PoisonError::into_inner).push((name, start.elapsed(), end));
-        }
-    };
-    thread::scope(|scope| {
-        (0..AT_A_TIME.min(meant.len())).for_each(|_| drop(scope.spawn(lane)));
-    });
-    ended.into_inner().unwrap_or_else(PoisonError::into_inner)
+/// Runs a study between two devices of rdma_rxe.
+pub(crate) fn two_hosts(guest: Guest) -> StepEnd {
+    in_guest(&guest, TWO_HOSTS)
 }
 
 /// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
@@ -77,12 +50,12 @@ pub(crate) fn capture() -> Result<(), String> {
 }
 
 /// The conformance suite of verbs on the provider `system`.
-fn verbs(guest: Guest) -> StepEnd {
+pub(crate) fn verbs(guest: Guest) -> StepEnd {
     suite(guest, "doorbell-verbs", "--ignored system::")
 }
 
 /// The command on rxe, and what sysfs shows of both.
-fn commands(guest: Guest) -> StepEnd {
+pub(crate) fn commands(guest: Guest) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
     }
@@ -94,12 +67,12 @@ fn commands(guest: Guest) -> StepEnd {
 }
 
 /// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
-fn exchange(guest: Guest) -> StepEnd {
+pub(crate) fn exchange(guest: Guest) -> StepEnd {
     suite(guest, "doorbell-exchange", "--skip loss_is_not_seen")
 }
 
 /// Both suites over a network that loses packets.
-fn loss(guest: Guest) -> StepEnd {
+pub(crate) fn loss(guest: Guest) -> StepEnd {
     let script = format!("messages={MESSAGES}\n{LOSS}");
     with_test_programs(guest, &[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
 }

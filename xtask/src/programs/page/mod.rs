@@ -164,7 +164,11 @@ impl Row {
         let words = if std::ptr::eq(commands, &raw const self.ours) { self.words } else { &[] };
         match words.iter().find(|word| !said.contains(**word)) {
             Some(missing) => Err(format!("{missing:?} is missing in:\n{said}")),
-            None => Ok(said),
+            None => {
+                // The folder of a run that fails stays, since a core may lie in it.
+                fs::remove_dir_all(&run.folder).map_err(|error| format!("{}: {error}", run.folder.display()))?;
+                Ok(said)
+            }
         }
     }
 }
@@ -244,14 +248,8 @@ fn mpi(run: &Run<'_>) -> Result<String, String> {
 
 /// An empty folder.
 fn fresh_folder() -> Result<PathBuf, String> {
-    let folder = place::own().join("page");
-    let made = (|| {
-        if folder.exists() {
-            fs::remove_dir_all(&folder)?;
-        }
-        fs::create_dir_all(&folder)
-    })();
-    made.map_err(|error| format!("{} could not be emptied: {error}", folder.display()))?;
+    let folder = place::own_file("page");
+    fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
     Ok(folder)
 }
 

@@ -1,0 +1,149 @@
+//! Core files of programs that died in a step, and the backtraces in them.
+//!
+//! The kernel writes them where `core_pattern` says, which belongs to the whole machine and is only read here. With the
+//! pattern `core` a core lies in the working directory of its program: the root, a crate, or a folder of this run.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::place;
+use crate::shell::{command, output_of, root};
+
+/// Lines of a backtrace that are repeated.
+const LINES_MAX: usize = 200;
+
+/// Has the kernel write cores of all that this process starts, as far as its hard limit allows.
+pub(crate) fn allow() {
+    let own = std::process::id().to_string();
+    let raise = |limit: &str| output_of(command("prlimit", &["--pid", &own, limit]));
+    // Only root may raise the hard limit.
+    if let Err(why) = raise("--core=unlimited:unlimited").or_else(|_| raise("--core=unlimited:")) {
+        eprintln!("no cores of programs that die: {why}");
+    }
+}
+
+/// Takes the cores that were written since then, and returns their backtraces.
+pub(crate) fn backtraces(since: SystemTime) -> String {
+    let mut text = String::new();
+    for core in written(since) {
+        let kept = place::own_file("core");
+        let core = if place::publish(&core, &kept).is_ok() { kept } else { core };
+        text += &format!("\na program died; its core is {}\n{}", core.display(), backtrace(&core));
+    }
+    text
+}
+
+/// Removes the cores that were written since then: some tests have programs die.
+pub(crate) fn discard(since: SystemTime) {
+    for core in written(since) {
+        if let Err(error) = fs::remove_file(&core) {
+            eprintln!("{}: {error}", core.display());
+        }
+    }
+}
+
+fn written(since: SystemTime) -> Vec<PathBuf> {
+    let crates = fs::read_dir(root().join("crates")).into_iter().flatten().filter_map(Result::ok);
+    let mut found = Vec::new();
+    for folder in [root(), root().join("xtask")].into_iter().chain(crates.map(|entry| entry.path())) {
+        found.extend(cores_in(&folder, since).0);
+    }
+    let mut folders = vec![place::own().to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let (cores, below) = cores_in(&folder, since);
+        found.extend(cores);
+        folders.extend(below);
+    }
+    found
+}
+
+/// The cores in a folder, and the folders in it.
+fn cores_in(folder: &Path, since: SystemTime) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let (mut cores, mut folders) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
+        // The file may belong to a program that removes it now.
+        let Ok(metadata) = entry.metadata() else { continue };
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        if metadata.is_dir() {
+            folders.push(path);
+        } else if metadata.is_file()
+            && (name == "core" || name.starts_with("core."))
+            && metadata.modified().is_ok_and(|modified| modified >= since)
+            && is_core(&path)
+        {
+            cores.push(path);
+        }
+    }
+    (cores, folders)
+}
+
+/// Is it an ELF file of the type `ET_CORE`?
+fn is_core(path: &Path) -> bool {
+    let mut header = [0; 18];
+    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok() && header.starts_with(b"\x7fELF") && header[16..] == 4u16.to_le_bytes()
+}
+
+/// The backtraces of all threads, as gdb prints them.
+fn backtrace(core: &Path) -> String {
+    let gdb = |arguments: &[&str]| {
+        let mut gdb = command("gdb", &["--batch", "--nx"]);
+        gdb.args(arguments).arg("--core").arg(core);
+        output_of(gdb)
+    };
+    let program = gdb(&["-ex", "info proc mappings"]).ok().and_then(|text| first_file(&text));
+    let mut arguments = vec!["-ex", "thread apply all backtrace 40"];
+    arguments.extend(program.iter().flat_map(|program| ["--exec", program, "--symbols", program]));
+    match gdb(&arguments) {
+        Ok(text) => {
+            let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("[New LWP")).collect();
+            lines[..lines.len().min(LINES_MAX)].join("\n")
+        }
+        Err(why) => format!("there is no backtrace: {why}"),
+    }
+}
+
+/// The file that is mapped at the lowest address, which is the program itself.
+fn first_file(mappings: &str) -> Option<String> {
+    let lines = mappings.lines().filter(|line| line.trim_start().starts_with("0x"));
+    lines.filter_map(|line| line.find(" /").map(|at| line[at + 1..].trim_end().to_owned())).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_program_is_the_file_at_the_lowest_address() {
+        let text = "Mapped address spaces:\n\n          Start Addr           End Addr       Size     Offset objfile\n      \
+                    0x5555000          0x5556000   0x1000        0x0 /usr/bin/a program\n      0x7f00000  0x7f01000 \
+                    0x1000 0x0 /lib/libc.so.6\n";
+        assert_eq!(first_file(text).as_deref(), Some("/usr/bin/a program"));
+        assert_eq!(first_file("warning: none"), None);
+    }
+
+    /// Only if this machine writes cores into the working directory, and has gdb.
+    #[test]
+    fn a_core_in_the_working_directory_is_found_and_names_the_function() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = SystemTime::now() - std::time::Duration::from_secs(5);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -c unlimited && exec sh -c 'kill -SEGV $$'"]).current_dir(folder.path());
+        assert!(!shell.status().unwrap().success());
+        fs::write(folder.path().join("core.txt"), "no core, although its name begins so").unwrap();
+        let (cores, _) = cores_in(folder.path(), before);
+        let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+        if pattern.trim() != "core" || !crate::peers::has("gdb") {
+            eprintln!("left out: cores go to {pattern:?}");
+            return;
+        }
+        assert_eq!(cores.len(), 1);
+        assert!(backtrace(&cores[0]).contains("kill"), "{}", backtrace(&cores[0]));
+        assert!(cores_in(folder.path(), SystemTime::now() + std::time::Duration::from_secs(60)).0.is_empty());
+    }
+}

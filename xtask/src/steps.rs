@@ -1,0 +1,208 @@
+//! The steps of `cargo xtask test`: one table, from which every command that runs some of them selects.
+
+use std::path::Path;
+
+use crate::test::{self, StepEnd};
+use crate::{
+    bindings, browser, digests, dist, fuzz, network, packets, peers, programs, regressions, two_machines, versus, vm,
+};
+
+/// A step of a test run.
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) group: Group,
+    pub(crate) body: Body,
+}
+
+/// Steps that a command selects together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Checks and tests that need no other program.
+    Code,
+    /// Other programs read captured packets.
+    Packets,
+    /// The command, on machines that are network namespaces.
+    Machines,
+    /// The report, in a browser.
+    Report,
+    /// Unmodified verbs programs.
+    Programs,
+    /// Guests with rdma_rxe.
+    Guests,
+    /// The C compiler reads our layouts.
+    Layouts,
+}
+
+impl Group {
+    /// Steps that run at the same time. Programs wait for timeouts and for each other, and a guest uses one processor
+    /// for most of its time.
+    pub(crate) const fn at_a_time(self) -> usize {
+        match self {
+            Self::Programs | Self::Guests => 2,
+            _ => 1,
+        }
+    }
+
+    /// Steps that must pass before a step of this group can run alone.
+    pub(crate) const fn needs(self) -> &'static [&'static str] {
+        match self {
+            Self::Code => &[],
+            Self::Packets => &[OTHER_PROGRAMS, TESTS],
+            Self::Layouts => &[OTHER_PROGRAMS],
+            Self::Guests => &[BUILD],
+            Self::Machines | Self::Report | Self::Programs => &[OTHER_PROGRAMS, BUILD],
+        }
+    }
+}
+
+/// Work of a step.
+pub(crate) enum Body {
+    Plain(fn() -> StepEnd),
+    /// Reads the captures in a folder.
+    Captures(fn(&Path) -> StepEnd),
+    /// Runs the programs with these names, or all of its own if there are none.
+    Named(fn(&[&str]) -> StepEnd),
+    /// Runs in a guest that has not booted yet.
+    Guest(fn(vm::Guest) -> StepEnd),
+}
+
+/// Installs other programs.
+pub(crate) const OTHER_PROGRAMS: &str = "other programs";
+/// Builds the command and the library.
+pub(crate) const BUILD: &str = "release build";
+/// Runs all tests, which capture packets.
+const TESTS: &str = "tests";
+/// Programs of our own, and those of the page: the steps of which parts can be selected.
+pub(crate) const OWN: &str = "verbs programs, our own";
+pub(crate) const PAGE: &str = "verbs programs, their page";
+
+const fn plain(group: Group, name: &'static str, body: fn() -> StepEnd) -> Step {
+    Step { name, group, body: Body::Plain(body) }
+}
+
+const fn guest(name: &'static str, body: fn(vm::Guest) -> StepEnd) -> Step {
+    Step { name, group: Group::Guests, body: Body::Guest(body) }
+}
+
+/// All steps, in the order of a whole run. Of steps that run at the same time those that take longest come first.
+pub(crate) const STEPS: &[Step] = &[
+    plain(Group::Code, "formatting", test::formatting),
+    plain(Group::Code, "lints", test::lints),
+    plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
+    plain(Group::Code, "packages", || test::packages().into()),
+    plain(Group::Code, "fuzz targets, build", fuzz::build),
+    plain(Group::Code, "instruction counter, check", || versus::check().into()),
+    plain(Group::Code, "regressions apply", || regressions::check().into()),
+    plain(Group::Code, BUILD, || programs::build().into()),
+    plain(Group::Code, "documentation", || test::documentation().into()),
+    plain(Group::Code, OTHER_PROGRAMS, || {
+        peers::install();
+        StepEnd::Passed
+    }),
+    plain(Group::Code, "tests, build", || test::build().into()),
+    plain(Group::Code, TESTS, || network::apart(|| test::tests().into())),
+    plain(Group::Code, "tests of root", test::left_out),
+    plain(Group::Code, "tests, over UDP", || network::apart(|| test::over_udp().into())),
+    plain(Group::Code, "simulations, in the release build", || digests::compare().into()),
+    Step { name: "packets, to tshark", group: Group::Packets, body: Body::Captures(packets::dissect) },
+    Step { name: "packets, to scapy", group: Group::Packets, body: Body::Captures(packets::recompute_icrc) },
+    plain(Group::Machines, "two machines", two_machines::exchange),
+    plain(Group::Machines, "two machines, with loss", two_machines::with_loss),
+    plain(Group::Machines, "two machines, real frames", two_machines::frames),
+    plain(Group::Machines, "two machines, study", two_machines::study),
+    plain(Group::Machines, "many machines, study", two_machines::cluster),
+    plain(Group::Machines, "many machines, ssh", two_machines::ssh),
+    plain(Group::Machines, "many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
+    plain(Group::Report, "report, in a browser", browser::report),
+    Step {
+        name: PAGE,
+        group: Group::Programs,
+        body: Body::Named(|only| network::apart_with_interface(|| programs::page::check(only).into())),
+    },
+    plain(Group::Programs, "verbs programs, UCX", || network::apart(|| programs::ucx().into())),
+    plain(Group::Programs, "verbs programs, pairs", || network::apart(|| programs::pairs().into())),
+    plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
+    plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),
+    Step { name: OWN, group: Group::Programs, body: Body::Named(|only| network::apart(|| programs::own(only).into())) },
+    plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::behind::a_box().into())),
+    plain(Group::Programs, "verbs programs, archive", || network::apart(|| dist::check().into())),
+    plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
+    guest("rdma_rxe, exchange", vm::exchange),
+    guest("rdma_rxe, on the wire", vm::on_the_wire),
+    guest("rdma_rxe, loss", vm::loss),
+    guest("rdma_rxe, verbs", vm::verbs),
+    guest("rdma_rxe, behind a box", vm::behind_a_box),
+    guest("rdma_rxe, two hosts", vm::two_hosts),
+    guest("rdma_rxe, commands", vm::commands),
+    plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
+];
+
+/// The steps of a group.
+pub(crate) fn of(group: Group) -> Vec<&'static Step> {
+    STEPS.iter().filter(|step| step.group == group).collect()
+}
+
+/// The step with this name, or all whose names contain it in whatever case.
+pub(crate) fn named(part: &str) -> Result<Vec<&'static Step>, String> {
+    if let Some(step) = STEPS.iter().find(|step| step.name == part) {
+        return Ok(vec![step]);
+    }
+    let part = part.to_lowercase();
+    let found: Vec<&Step> = STEPS.iter().filter(|step| step.name.to_lowercase().contains(&part)).collect();
+    if found.is_empty() {
+        let names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        return Err(format!("no step's name contains {part:?}; the steps are: {}", names.join("; ")));
+    }
+    Ok(found)
+}
+
+/// These steps, after those that they need.
+pub(crate) fn with_needs(steps: Vec<&'static Step>) -> Vec<&'static Step> {
+    let mut all: Vec<&Step> = Vec::new();
+    for name in steps.iter().flat_map(|step| step.group.needs()) {
+        let needed = STEPS.iter().filter(|step| step.name == *name);
+        needed.for_each(|step| add(&mut all, step));
+    }
+    steps.into_iter().for_each(|step| add(&mut all, step));
+    all
+}
+
+fn add(steps: &mut Vec<&'static Step>, step: &'static Step) {
+    if steps.iter().all(|other| other.name != step.name) {
+        steps.push(step);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(steps: &[&Step]) -> Vec<&'static str> {
+        steps.iter().map(|step| step.name).collect()
+    }
+
+    #[test]
+    fn a_step_is_found_by_its_name_or_by_a_part_of_it() {
+        assert_eq!(names(&named("tests").unwrap()), ["tests"]);
+        assert_eq!(names(&named("two machines").unwrap()), ["two machines"]);
+        assert_eq!(names(&named("ucx").unwrap()), ["verbs programs, UCX"]);
+        assert_eq!(names(&named("two machines, ").unwrap()).len(), 3);
+        assert!(named("nonsense").err().unwrap().contains("verbs programs, UCX"));
+    }
+
+    #[test]
+    fn a_step_alone_comes_after_what_it_needs_once() {
+        let steps = with_needs(named("rdma").unwrap());
+        assert_eq!(names(&steps)[..3], ["other programs", "release build", "rdma-core's tests"]);
+        assert_eq!(names(&with_needs(of(Group::Guests)))[0], "release build");
+        assert_eq!(names(&with_needs(named("formatting").unwrap())), ["formatting"]);
+    }
+
+    #[test]
+    fn names_differ_and_whatever_a_group_needs_is_a_step() {
+        for (index, step) in STEPS.iter().enumerate() {
+            assert!(STEPS[..index].iter().all(|other| other.name != step.name), "{}", step.name);
+            assert!(step.group.needs().iter().all(|name| STEPS.iter().any(|step| step.name == *name)));
+        }
+    }
+}
