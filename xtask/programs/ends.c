@@ -82,7 +82,9 @@ static void open_end(int link)
 	CHECK((mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE)));
 	CHECK((cq = ibv_create_cq(context, 64, NULL, NULL, 0)));
 	qp = create_qp(cq, NULL, IBV_QPT_RC, 16);
-	own = (struct end){ gid, qp->qp_num };
+	memset(&own, 0, sizeof(own)); /* padding too, since it is written */
+	own.gid = gid;
+	own.qpn = qp->qp_num;
 	CHECK(write(link, &own, sizeof(own)) == sizeof(own));
 	CHECK(read(link, &other, sizeof(other)) == sizeof(other));
 	gid = other.gid;

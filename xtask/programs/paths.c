@@ -128,7 +128,7 @@ static void opening(void)
 	int (*open64_2)(const char *, int) = (int (*)(const char *, int))dlsym(RTLD_DEFAULT, "__open64_2");
 	int (*openat_2)(int, const char *, int) = (int (*)(int, const char *, int))dlsym(RTLD_DEFAULT, "__openat_2");
 	int (*openat64_2)(int, const char *, int) = (int (*)(int, const char *, int))dlsym(RTLD_DEFAULT, "__openat64_2");
-	char text[64];
+	char text[64] = "";
 	FILE *file;
 
 	CHECK(is(open(PORT "/state", O_RDONLY), "4: ACTIVE\n"));
