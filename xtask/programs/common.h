@@ -10,12 +10,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* The status with which a program ends when a check fails. */
+#ifndef CHECK_STATUS
+#define CHECK_STATUS 1
+#endif
+
 #define CHECK(x)                                                                    \
 	do {                                                                        \
 		errno = 0;                                                          \
 		if (!(x)) {                                                         \
 			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); \
-			exit(1);                                                    \
+			exit(CHECK_STATUS);                                         \
 		}                                                                   \
 	} while (0)
 
@@ -27,6 +32,8 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
 static struct ibv_port_attr port;
+/* The exponent of the acknowledgement timeout. */
+static uint8_t ack_timeout = 14;
 
 static inline void open_device(void)
 {
@@ -94,7 +101,7 @@ static inline void to_rts(struct ibv_qp *qp)
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_RTS,
 		.sq_psn = 7,
-		.timeout = 14,
+		.timeout = ack_timeout,
 		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = 4,

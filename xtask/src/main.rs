@@ -3,6 +3,7 @@
 
 mod bindings;
 mod browser;
+mod chaos;
 mod cores;
 mod digests;
 mod dist;
@@ -130,6 +131,18 @@ enum Command {
         #[arg(long, value_name = "SEED", value_parser = seed)]
         from: Option<u64>,
     },
+    /// Runs pairs of verbs programs of which one is killed, stopped, forked, or loses memory, descriptors or disk space.
+    ///
+    /// A round that fails prints its seed, the output of both programs, and the stacks of a process that crashed or
+    /// hangs. Consecutive seeds pass through all kinds of disturbance.
+    Chaos {
+        /// Seed of the first round; each further round takes the next number [default: one never tried before]
+        #[arg(long, value_name = "SEED", value_parser = seed)]
+        seed: Option<u64>,
+        /// Number of rounds.
+        #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        rounds: u64,
+    },
     /// Makes an archive with the command and the library that it preloads.
     Dist {
         /// Where to [default: `dist` in the target directory]
@@ -233,6 +246,10 @@ fn run(command: Command) -> ExitCode {
             ended(versus::compare(&against, out.as_deref()))
         }
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
+        Command::Chaos { seed, rounds } => {
+            peers::install();
+            ended(programs::build().and_then(|()| chaos::run(seed, rounds)))
+        }
         Command::Seeds { hours, from } => ended(seeds::try_for(hours, from)),
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),
         Command::Ratios { rounds, out } => {

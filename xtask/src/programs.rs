@@ -13,7 +13,7 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 pub(crate) mod behind;
 mod compare;
 pub(crate) mod page;
-mod ports;
+pub(crate) mod ports;
 mod qemu;
 mod rdma_cm;
 mod rping;
@@ -211,12 +211,17 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Compiles one of our own programs, and says where it is then.
-fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
+/// Compiles one of our own programs, and returns its path.
+pub(crate) fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
+    compile_with(compiler, name, &[], libraries)
+}
+
+/// Compiles one of our own sources with further options, and returns the path of the result.
+pub(crate) fn compile_with(compiler: &str, name: &str, options: &[&str], libraries: &[&str]) -> Result<String, String> {
     let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
     let program = place::own().join(name).to_string_lossy().into_owned();
     let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
-    run(command(compiler, &[&arguments[..], libraries].concat()))?;
+    run(command(compiler, &[&arguments[..], options, libraries].concat()))?;
     Ok(program)
 }
 

@@ -79,8 +79,7 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
     let port: u16 = port.parse().map_err(|error| format!("{port:?} is no port: {error}"))?;
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
-        let listening = listeners(port);
-        if !listening.is_empty() && has_one_of(server.child.id(), &listening) {
+        if is_listening(server.child.id(), port) {
             return Ok(());
         }
         if server.has_ended() {
@@ -89,6 +88,12 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
         std::thread::sleep(Duration::from_millis(20));
     }
     Err(format!("it does not listen on port {port}: {}", server.said()))
+}
+
+/// Does a process listen on this port, or one that it has started?
+pub(crate) fn is_listening(process: u32, port: u16) -> bool {
+    let listening = listeners(port);
+    !listening.is_empty() && has_one_of(process, &listening)
 }
 
 /// The sockets that listen on a port, whoever has them, as a process's descriptors name them.

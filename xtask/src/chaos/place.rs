@@ -1,0 +1,188 @@
+//! Surroundings of a lane's rounds: folders, file systems and, for root, namespaces of its own, so that whatever a
+//! round leaves is found and nothing else is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+
+use super::plan::Plan;
+use super::process::Process;
+use super::{home, make};
+use crate::programs::{doorbell, ports};
+use crate::shell::{command, output_of, run};
+
+/// Names the folder of published counters to Doorbell.
+pub(super) const COUNTERS_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
+
+/// Marks the processes of a lane.
+const MARK: &str = "XTASK_CHAOS";
+
+/// KiB of the file system that fills up.
+const SMALL_KIB: u64 = 64;
+
+/// Where a lane runs.
+pub(super) struct Place {
+    folder: PathBuf,
+    /// The networks, `/dev/shm` and the small file system are of this lane alone.
+    is_own: bool,
+}
+
+impl Place {
+    /// Makes one for the thread that calls, and for the processes that it starts.
+    pub(super) fn new(lane: usize) -> Result<Self, String> {
+        let folder = home(lane);
+        let place = Self { is_own: crate::peers::is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok(), folder };
+        [place.full(), place.counters()].iter().try_for_each(|folder| make(folder))?;
+        if place.is_own {
+            let small = format!("size={SMALL_KIB}k,mode=700");
+            run(command("mount", &["--make-rprivate", "/"]))?;
+            run(command("mount", &["-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"]))?;
+            run(command("mount", &["-t", "tmpfs", "-o", &small, "tmpfs", &place.full().to_string_lossy()]))?;
+        }
+        Ok(place)
+    }
+
+    pub(super) fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    /// A file system of 64 KiB; a folder without a limit where only root could mount one.
+    pub(super) fn full(&self) -> PathBuf {
+        self.folder.join("full")
+    }
+
+    pub(super) fn counters(&self) -> PathBuf {
+        self.folder.join("counters")
+    }
+
+    /// Removes what the round before has written, and uses a part of the small file system.
+    pub(super) fn begin(&self, plan: &Plan) -> Result<(), String> {
+        for entry in fs::read_dir(self.full()).into_iter().flatten().flatten() {
+            let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
+        }
+        let counters = self.full().join("counters");
+        make(&counters)?;
+        use std::os::unix::fs::PermissionsExt as _;
+        for folder in [counters, self.counters()] {
+            let private = fs::Permissions::from_mode(0o700);
+            fs::set_permissions(&folder, private).map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
+        if self.is_own {
+            // The last of it fails where the file system is full.
+            let _ = fs::write(self.full().join("used"), vec![0; plan.used_kib as usize * 1024]);
+        }
+        for name in ["server", "client"] {
+            let _ = fs::remove_dir_all(self.folder.join(name));
+        }
+        Ok(())
+    }
+
+    /// Starts a process of the round.
+    pub(super) fn start(
+        &self,
+        name: &'static str,
+        mut run: Command,
+        program: &str,
+        link: Stdio,
+    ) -> Result<Process, String> {
+        run.env(MARK, &self.folder);
+        Process::start(name, run, program, &self.folder.join(name), link)
+    }
+
+    /// Waits until a server listens on a port of TCP or `rdma_cm`.
+    pub(super) fn wait_until_listening(
+        &self,
+        server: &mut Process,
+        port: u16,
+        patience: Duration,
+    ) -> Result<(), String> {
+        let until = Instant::now() + patience;
+        while !ports::is_listening(server.id(), port) {
+            if server.ended().is_some() || Instant::now() > until {
+                return Err(format!("it does not listen on port {port}\n{}", server.report()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Checks that nothing is left: no process, no socket, no name, and no file after the next process has looked.
+    pub(super) fn check(&self, patience: Duration) -> Result<(), String> {
+        let until = Instant::now() + patience;
+        let mut left = self.processes();
+        while !left.is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+            left = self.processes();
+        }
+        if !left.is_empty() {
+            return Err(format!("processes are left: {left:?}"));
+        }
+        if self.is_own {
+            let sockets = self.sockets();
+            if !sockets.is_empty() {
+                return Err(format!("sockets are left:\n{}", sockets.join("\n")));
+            }
+        }
+        // A killed process leaves files, which the next reader and the next process remove.
+        for counters in [self.counters(), self.full().join("counters")] {
+            for words in [&["run", "--processes"][..], &["run", "--", "ls", "/sys/class/infiniband"]] {
+                let mut look = command(doorbell(), words);
+                look.env(COUNTERS_VARIABLE, &counters);
+                // On a full disk there may be no room for the tree.
+                let looked = output_of(look);
+                if counters == self.counters() {
+                    looked?;
+                }
+            }
+        }
+        let mut folders = vec![self.counters(), self.full().join("counters")];
+        if self.is_own {
+            folders.push("/dev/shm".into());
+        }
+        let files: Vec<PathBuf> = folders.iter().flat_map(|folder| files_below(folder)).collect();
+        if files.is_empty() { Ok(()) } else { Err(format!("files are left: {files:?}")) }
+    }
+
+    /// Processes that were started here.
+    fn processes(&self) -> Vec<String> {
+        let wanted = format!("{MARK}={}", self.folder.display()).into_bytes();
+        let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let is_of_it = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|&byte| byte == 0).any(|variable| variable == wanted)
+        };
+        let named = |pid: u32| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            format!("{pid} {}", line.replace('\0', " "))
+        };
+        pids.filter(is_of_it).map(named).collect()
+    }
+
+    /// Sockets of the network, but for TCP connections that the kernel still remembers.
+    fn sockets(&self) -> Vec<String> {
+        let lines = |table: &str, is_left: fn(&str) -> bool| {
+            let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+            let lines = text.lines().skip(1).filter(|line| is_left(line));
+            lines.map(|line| format!("{table} {line}")).collect::<Vec<_>>()
+        };
+        let listens = |line: &str| line.split_whitespace().nth(3) == Some("0A");
+        let is_ours = |line: &str| line.contains("@doorbell");
+        let mut left = lines("unix", is_ours);
+        left.extend(["udp", "udp6"].iter().flat_map(|table| lines(table, |_| true)));
+        left.extend(["tcp", "tcp6"].iter().flat_map(|table| lines(table, listens)));
+        left
+    }
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let below = |entry: fs::DirEntry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => files_below(&entry.path()),
+        _ => vec![entry.path()],
+    };
+    entries.flat_map(below).collect()
+}

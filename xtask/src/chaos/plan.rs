@@ -1,0 +1,259 @@
+//! The kinds of rounds, and the draws of one round: everything that a seed decides.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+/// How a process that is disturbed may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// After all messages arrived.
+    Finishes,
+    /// With the status of a program that its own act ended.
+    Leaves,
+    /// By this signal, unless it had finished before.
+    Dies(Signal),
+    /// After a completion with an error.
+    Fails,
+    /// After a refused call or a completion with an error, or regularly.
+    MayFail,
+}
+
+/// A disturbance of one process of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Disturbance {
+    /// An act of `xtask/programs/chaos.c`, at a stage of its life or in its traffic.
+    Act(&'static str, When),
+    /// A signal from outside.
+    Signal(Signal),
+    /// SIGSTOP, and SIGCONT before the retries of the other end run out.
+    Pause,
+    /// SIGSTOP, and SIGKILL later.
+    StopAndKill,
+    /// SIGKILL of both processes.
+    KillBoth,
+    /// Threads with little more stack than the C library allows at least.
+    SmallStacks,
+    /// A full file system for the capture and the counters.
+    FullDisk,
+    /// A time of day that jumps.
+    Clock,
+    /// A time namespace whose monotonic clock is eleven days ahead.
+    TimeNamespace,
+}
+
+/// When an act may happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// At any stage, or in the traffic.
+    Anytime,
+    /// In the traffic only.
+    Traffic,
+}
+
+/// Programs of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Programs {
+    /// Two of `xtask/programs/chaos.c`.
+    Own,
+    /// perftest, of which either end may be disturbed.
+    Perftest,
+    /// `rping`.
+    Rping,
+    /// `doorbell bench`, a Rust program, on the preloaded library.
+    Bench,
+}
+
+/// A kind of round.
+#[derive(Debug)]
+pub(super) struct Kind {
+    pub(super) programs: Programs,
+    pub(super) disturbance: Disturbance,
+    pub(super) end: End,
+}
+
+const fn own(act: &'static str, when: When, end: End) -> Kind {
+    Kind { programs: Programs::Own, disturbance: Disturbance::Act(act, when), end }
+}
+
+const fn outside(programs: Programs, disturbance: Disturbance, end: End) -> Kind {
+    Kind { programs, disturbance, end }
+}
+
+/// All kinds. The seed of a round names one by its remainder, so that consecutive seeds pass through all of them.
+pub(super) const KINDS: &[Kind] = &[
+    own("_exit", When::Anytime, End::Leaves),
+    outside(Programs::Own, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
+    own("fork", When::Anytime, End::Finishes),
+    outside(Programs::Perftest, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
+    own("exit", When::Anytime, End::Leaves),
+    own("fork_open", When::Anytime, End::Finishes),
+    outside(Programs::Own, Disturbance::Pause, End::Finishes),
+    own("cancel", When::Traffic, End::Fails),
+    own("restart", When::Traffic, End::Finishes),
+    own("close", When::Anytime, End::MayFail),
+    outside(Programs::Bench, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
+    own("exec", When::Anytime, End::Leaves),
+    own("fork_exit", When::Anytime, End::Finishes),
+    outside(Programs::Own, Disturbance::FullDisk, End::Finishes),
+    own("unmap", When::Traffic, End::Fails),
+    outside(Programs::Own, Disturbance::StopAndKill, End::Dies(Signal::SIGKILL)),
+    own("interrupt", When::Traffic, End::Finishes),
+    own("exhaust", When::Anytime, End::MayFail),
+    outside(Programs::Perftest, Disturbance::Pause, End::Finishes),
+    own("orphan", When::Anytime, End::Leaves),
+    outside(Programs::Own, Disturbance::Clock, End::Finishes),
+    own("fork_exec", When::Anytime, End::Finishes),
+    outside(Programs::Own, Disturbance::SmallStacks, End::Finishes),
+    outside(Programs::Own, Disturbance::Signal(Signal::SIGTERM), End::Dies(Signal::SIGTERM)),
+    own("vfork", When::Anytime, End::Finishes),
+    outside(Programs::Rping, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
+    own("quick_exit", When::Anytime, End::Leaves),
+    outside(Programs::Own, Disturbance::TimeNamespace, End::Finishes),
+    own("onstack", When::Traffic, End::Finishes),
+    own("posix_spawn", When::Anytime, End::Finishes),
+    outside(Programs::Own, Disturbance::KillBoth, End::Dies(Signal::SIGKILL)),
+    own("system", When::Anytime, End::Finishes),
+];
+
+/// perftest with options that keep it busy for longer than a round disturbs it.
+const PERFTEST: &[&str] = &[
+    "ib_send_bw -n 200000 -s 4096",
+    "ib_send_bw -n 100000 -q 4 -e",
+    "ib_send_lat -n 200000",
+    "ib_send_lat -n 50000 -e",
+    "ib_write_bw -n 200000 -s 1024",
+    "ib_write_lat -n 20000",
+    "ib_read_bw -n 200000 -s 1024",
+    "ib_read_lat -n 100000",
+    "ib_atomic_lat -n 100000 -A FETCH_AND_ADD",
+    "ib_send_bw -R -n 100000",
+];
+
+/// Stages of `xtask/programs/chaos.c`.
+const STAGES: u64 = 7;
+
+/// The traffic of a round.
+pub(super) const TRAFFIC: Duration = Duration::from_millis(600);
+
+/// A sequence of numbers that a seed determines (SplitMix64).
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// What one seed decides.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) kind: &'static Kind,
+    /// Options of `doorbell run` of both processes.
+    pub(super) options: Vec<String>,
+    /// Words of both programs, without those that belong to one of them.
+    pub(super) words: Vec<String>,
+    /// Words of the program that is disturbed.
+    pub(super) act: Vec<String>,
+    /// The disturbed process is the server.
+    pub(super) disturbs_server: bool,
+    /// Time from the start of the pair to a disturbance from outside.
+    pub(super) after: Duration,
+    /// Time for which a process is stopped.
+    pub(super) pause: Duration,
+    /// KiB of the small file system that are used before the start.
+    pub(super) used_kib: u64,
+}
+
+impl Plan {
+    pub(super) fn new(seed: u64) -> Self {
+        let kind = &KINDS[(seed % KINDS.len() as u64) as usize];
+        let mut random = Random::new(seed);
+        let link = ["udp", "shm", "auto"][random.below(3) as usize];
+        let mut options = vec!["--link".to_owned(), link.to_owned()];
+        // A datagram that unmapped memory is to take must not end the process.
+        if kind.disturbance == Disturbance::Act("unmap", When::Traffic) {
+            options.push("--check-memory".to_owned());
+        }
+        if random.below(4) == 0 && kind.programs == Programs::Own {
+            options.push("--fault".to_owned());
+            options.push(format!("drop=0.002,reorder=0.002,seed={}", random.below(1000)));
+        }
+        let words = match kind.programs {
+            Programs::Own => {
+                let via = ["verbs", "cm"][random.below(2) as usize];
+                // 4.096 us times two to it, eight times: processes that pause are waited for.
+                let timeout = if kind.end == End::Finishes { 17 } else { 12 };
+                let numbers =
+                    format!("timeout={timeout} us={} via={via} seed={}", TRAFFIC.as_micros(), seed % 1_000_000);
+                numbers.split(' ').map(str::to_owned).collect()
+            }
+            Programs::Perftest => {
+                let line = PERFTEST[random.below(PERFTEST.len() as u64) as usize];
+                line.split(' ').map(str::to_owned).collect()
+            }
+            Programs::Rping | Programs::Bench => Vec::new(),
+        };
+        let mut act = Vec::new();
+        match kind.disturbance {
+            Disturbance::Act(name, when) => {
+                act.push(format!("act={name}"));
+                act.push(format!("lane={}", random.below(3)));
+                if when == When::Anytime && random.below(2) == 0 {
+                    act.push(format!("stage={}", random.below(STAGES)));
+                } else {
+                    act.push(format!("after={}", random.below(TRAFFIC.as_micros() as u64 * 4 / 5)));
+                }
+            }
+            Disturbance::SmallStacks => act.push(format!("stack={}", 16_384 + random.below(16) * 1024)),
+            _ => {}
+        }
+        Self {
+            seed,
+            kind,
+            options,
+            words,
+            act,
+            disturbs_server: random.below(2) == 0,
+            after: Duration::from_micros(random.below(800_000)),
+            pause: Duration::from_millis(20 + random.below(300)),
+            used_kib: random.below(65),
+        }
+    }
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let who = if self.disturbs_server { "server" } else { "client" };
+        write!(f, "{:?} of the {who}, {:?}", self.kind.disturbance, self.kind.programs)?;
+        write!(f, " [{}] {} {}", self.options.join(" "), self.words.join(" "), self.act.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_draws_the_same_plan_each_time_and_consecutive_seeds_draw_each_kind() {
+        for seed in [0, 7, u64::MAX] {
+            assert_eq!(format!("{:?}", Plan::new(seed)), format!("{:?}", Plan::new(seed)));
+        }
+        let first = 1_000_003;
+        let drawn: Vec<_> = (first..first + KINDS.len() as u64).map(|seed| Plan::new(seed).kind).collect();
+        assert!(KINDS.iter().all(|kind| drawn.iter().any(|other| std::ptr::eq(*other, kind))));
+    }
+}
