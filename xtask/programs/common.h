@@ -91,9 +91,13 @@ static inline void to_rtr(struct ibv_qp *qp, uint32_t peer)
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } },
 	};
 
-	CHECK(ibv_modify_qp(qp, &attr, qp->qp_type == IBV_QPT_UD ? IBV_QP_STATE :
-			    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-			    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	int mask = IBV_QP_STATE;
+
+	if (qp->qp_type != IBV_QPT_UD)
+		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+	if (qp->qp_type == IBV_QPT_RC)
+		mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	CHECK(ibv_modify_qp(qp, &attr, mask) == 0);
 }
 
 static inline void to_rts(struct ibv_qp *qp)
@@ -107,9 +111,11 @@ static inline void to_rts(struct ibv_qp *qp)
 		.max_rd_atomic = 4,
 	};
 
-	CHECK(ibv_modify_qp(qp, &attr, qp->qp_type == IBV_QPT_UD ? IBV_QP_STATE | IBV_QP_SQ_PSN :
-			    IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-			    IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+	int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+
+	if (qp->qp_type == IBV_QPT_RC)
+		mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+	CHECK(ibv_modify_qp(qp, &attr, mask) == 0);
 }
 
 static inline void to_error(struct ibv_qp *qp)

@@ -1,31 +1,366 @@
-/* Memory that a program unmaps too early, with `doorbell run --check-memory`: the work requests that
- * need it end with errors, and the program goes on. */
+/* Memory that goes while it is registered: the work requests that need it end with errors, and the program goes on.
+ * Handlers of SIGSEGV and SIGBUS that the program installs are called for its own faults only. */
+#define _GNU_SOURCE
 #include "common.h"
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define PAGE 4096
+#define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+
+/* Ways for the second page to go. */
+enum way { UNMAP, PROTECT, READ_ONLY, TRUNCATE, WAYS };
+
+/* Operations that touch the second page, and the ends of which side. */
+enum touch { SEND_FROM, WRITE_FROM, WRITE_TO, READ_FROM, READ_INTO, ADD_TO, SWAP_TO, ADD_RESULT, RECEIVE_INTO, TOUCHES };
+
+static const enum ibv_wc_status expected[TOUCHES] = {
+	[SEND_FROM] = IBV_WC_LOC_PROT_ERR, [WRITE_FROM] = IBV_WC_LOC_PROT_ERR, [WRITE_TO] = IBV_WC_REM_ACCESS_ERR,
+	[READ_FROM] = IBV_WC_REM_OP_ERR, [READ_INTO] = IBV_WC_LOC_PROT_ERR, [ADD_TO] = IBV_WC_REM_ACCESS_ERR,
+	[SWAP_TO] = IBV_WC_REM_ACCESS_ERR, [ADD_RESULT] = IBV_WC_LOC_PROT_ERR, [RECEIVE_INTO] = IBV_WC_REM_OP_ERR,
+};
+
+/* Reads do not care whether the page may be written. */
+static int only_reads(enum touch touch)
+{
+	return touch == SEND_FROM || touch == WRITE_FROM || touch == READ_FROM;
+}
+
+static char *two_pages(int *file)
+{
+	char *memory;
+
+	CHECK((*file = memfd_create("pages", 0)) >= 0 && ftruncate(*file, 2 * PAGE) == 0);
+	memory = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, *file, 0);
+	CHECK(memory != MAP_FAILED);
+	memset(memory, 5, 2 * PAGE);
+	return memory;
+}
+
+static void take_away(char *page, int file, enum way way)
+{
+	switch (way) {
+	case UNMAP:
+		CHECK(munmap(page, PAGE) == 0);
+		break;
+	case PROTECT:
+		CHECK(mprotect(page, PAGE, PROT_NONE) == 0);
+		break;
+	case READ_ONLY:
+		CHECK(mprotect(page, PAGE, PROT_READ) == 0);
+		break;
+	default:
+		CHECK(ftruncate(file, PAGE) == 0);
+	}
+}
+
+static struct ibv_wc sleep_for_completion(struct ibv_comp_channel *channel, struct ibv_cq *cq)
+{
+	struct ibv_cq *of;
+	void *own;
+	struct ibv_wc wc;
+	int found;
+
+	while ((found = ibv_poll_cq(cq, 1, &wc)) == 0) {
+		CHECK(ibv_req_notify_cq(cq, 0) == 0);
+		if ((found = ibv_poll_cq(cq, 1, &wc)))
+			break;
+		CHECK(ibv_get_cq_event(channel, &of, &own) == 0);
+		ibv_ack_cq_events(of, 1);
+	}
+	CHECK(found == 1);
+	return wc;
+}
+
+static void fill(struct ibv_send_wr *wr, struct ibv_sge *sge, enum touch touch, char *good, char *gone, uint32_t rkey)
+{
+	static const enum ibv_wr_opcode opcodes[TOUCHES] = {
+		[SEND_FROM] = IBV_WR_SEND, [WRITE_FROM] = IBV_WR_RDMA_WRITE, [WRITE_TO] = IBV_WR_RDMA_WRITE,
+		[READ_FROM] = IBV_WR_RDMA_READ, [READ_INTO] = IBV_WR_RDMA_READ, [ADD_TO] = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		[SWAP_TO] = IBV_WR_ATOMIC_CMP_AND_SWP, [ADD_RESULT] = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		[RECEIVE_INTO] = IBV_WR_SEND,
+	};
+	int is_local = touch == SEND_FROM || touch == WRITE_FROM || touch == READ_INTO || touch == ADD_RESULT;
+	uint64_t remote = (uintptr_t)(is_local ? good : gone);
+
+	sge->addr = (uintptr_t)(is_local ? gone : good);
+	wr->opcode = opcodes[touch];
+	wr->send_flags = IBV_SEND_SIGNALED;
+	wr->sg_list = sge;
+	wr->num_sge = 1;
+	if (touch == ADD_TO || touch == SWAP_TO || touch == ADD_RESULT) {
+		wr->wr.atomic.remote_addr = remote;
+		wr->wr.atomic.rkey = rkey;
+	} else {
+		wr->wr.rdma.remote_addr = remote;
+		wr->wr.rdma.rkey = rkey;
+	}
+}
+
+/* `length` bytes by one operation, of which the last one, or all, lie in a page that has gone. */
+static void touch_gone(enum touch touch, enum way way, uint32_t length, int asleep)
+{
+	int file;
+	char *memory = two_pages(&file), *gone = memory + PAGE - (length > 8 ? length - 1 : 0), *good = memory;
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, channel, 0);
+	struct ibv_qp *a = create_qp(cq, NULL, IBV_QPT_RC, 4), *b = create_qp(cq, NULL, IBV_QPT_RC, 4);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, 2 * PAGE, ALL);
+	struct ibv_sge sge = { .length = length }, receive = { .length = length };
+	struct ibv_send_wr wr = { .wr_id = 2 }, *bad;
+	struct ibv_recv_wr recv = { .wr_id = 3, .sg_list = &receive, .num_sge = 1 }, *bad_recv;
+	int succeeds = way == READ_ONLY && only_reads(touch), seen = 0, ends;
+
+	CHECK(channel && cq && mr);
+	connect_pair(a, b);
+	fill(&wr, &sge, touch, good, gone, mr->rkey);
+	sge.lkey = receive.lkey = mr->lkey;
+	receive.addr = (uintptr_t)(touch == RECEIVE_INTO ? gone : good);
+	if (wr.opcode == IBV_WR_SEND)
+		CHECK(ibv_post_recv(b, &recv, &bad_recv) == 0);
+	take_away(memory + PAGE, file, way);
+	CHECK(ibv_post_send(a, &wr, &bad) == 0);
+	/* The request ends, and so does a receive: with its own error, with the message, or flushed. */
+	ends = 1 + (touch == RECEIVE_INTO || (touch == SEND_FROM && succeeds));
+	while (seen < ends) {
+		struct ibv_wc wc = asleep ? sleep_for_completion(channel, cq) : next_completion(cq);
+
+		if (wc.wr_id == 2)
+			CHECK(wc.status == (succeeds ? IBV_WC_SUCCESS : expected[touch]));
+		else
+			CHECK(wc.status == (succeeds ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
+		seen++;
+	}
+	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
+	munmap(memory, 2 * PAGE);
+	close(file);
+}
+
+/* Datagrams and unreliable connections: the receive fails, and the sender does not know. */
+static void receive_gone(enum ibv_qp_type type, enum way way)
+{
+	int file;
+	char *memory = two_pages(&file);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp *a = create_qp(cq, NULL, type, 4), *b = create_qp(cq, NULL, type, 4);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, 2 * PAGE, ALL);
+	struct ibv_sge sge = { (uintptr_t)memory, 64, mr->lkey }, into = { (uintptr_t)memory + PAGE, 128, mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_recv_wr recv = { .wr_id = 3, .sg_list = &into, .num_sge = 1 }, *bad_recv;
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	struct ibv_ah *ah = ibv_create_ah(pd, &attr);
+
+	CHECK(cq && mr && ah);
+	connect_pair(a, b);
+	if (type == IBV_QPT_UD) {
+		wr.wr.ud.ah = ah;
+		wr.wr.ud.remote_qpn = b->qp_num;
+		wr.wr.ud.remote_qkey = 0x1234;
+	}
+	CHECK(ibv_post_recv(b, &recv, &bad_recv) == 0);
+	take_away(memory + PAGE, file, way);
+	CHECK(ibv_post_send(a, &wr, &bad) == 0);
+	for (int seen = 0; seen < 2; seen++) {
+		struct ibv_wc wc = next_completion(cq);
+
+		CHECK(wc.status == (wc.wr_id == 2 ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
+	}
+	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0 && ibv_destroy_ah(ah) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
+	munmap(memory, 2 * PAGE);
+	close(file);
+}
+
+static void touch_all(int asleep)
+{
+	static const uint32_t lengths[] = { 8, 16, 40, 100, 400, 1024, 3000 };
+
+	for (int way = 0; way < WAYS; way++) {
+		for (int touch = 0; touch < TOUCHES; touch++)
+			for (unsigned i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+				if (lengths[i] == 8 || (touch != ADD_TO && touch != SWAP_TO && touch != ADD_RESULT))
+					touch_gone(touch, way, lengths[i], asleep);
+		receive_gone(IBV_QPT_UD, way);
+		receive_gone(IBV_QPT_UC, way);
+	}
+}
+
+static void *in_a_thread(void *unused)
+{
+	touch_gone(WRITE_TO, UNMAP, 1024, 0);
+	touch_gone(SEND_FROM, TRUNCATE, 16, 0);
+	return unused;
+}
+
+static void *with_all_blocked(void *unused)
+{
+	sigset_t all;
+
+	sigfillset(&all);
+	CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
+	CHECK(sigprocmask(SIG_BLOCK, &all, NULL) == 0);
+	return in_a_thread(unused);
+}
+
+static void run_thread(void *(*body)(void *), size_t stack, int masked)
+{
+	pthread_t thread;
+	pthread_attr_t attr;
+	sigset_t all, before;
+
+	sigfillset(&all);
+	CHECK(pthread_attr_init(&attr) == 0 && (!stack || pthread_attr_setstacksize(&attr, stack) == 0));
+	/* A mask that was set by a system call is inherited too. */
+	if (masked)
+		CHECK(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8) == 0);
+	CHECK(pthread_create(&thread, &attr, body, NULL) == 0);
+	if (masked)
+		CHECK(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, 8) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static sigjmp_buf back;
+static volatile int caught;
+static volatile char *hole;
+
+static void catch_and_jump(int signal)
+{
+	(void)signal;
+	caught++;
+	siglongjmp(back, 1);
+}
+
+static void catch_and_mend(int signal, siginfo_t *info, void *context)
+{
+	(void)signal, (void)context;
+	CHECK(info->si_addr == (void *)hole);
+	caught++;
+	/* A fault of the RNIC's copies within the program's own handler. */
+	in_a_thread(NULL);
+	CHECK(mprotect((void *)hole, PAGE, PROT_READ | PROT_WRITE) == 0);
+}
+
+static void fault_and_jump(void)
+{
+	int before = caught;
+
+	if (sigsetjmp(back, 1) == 0) {
+		*hole = 1;
+		CHECK(!"the program's own fault was passed over");
+	}
+	CHECK(caught == before + 1);
+}
+
+static void fault_and_mend(void)
+{
+	int before = caught;
+
+	CHECK(mprotect((void *)hole, PAGE, PROT_NONE) == 0);
+	*hole = 1;
+	CHECK(caught == before + 1 && *hole == 1);
+	CHECK(mprotect((void *)hole, PAGE, PROT_NONE) == 0);
+}
+
+static void handlers_of_the_program(void)
+{
+	struct sigaction jump = { .sa_handler = catch_and_jump }, mend = { .sa_flags = SA_SIGINFO }, old;
+	stack_t stack = { .ss_sp = malloc(SIGSTKSZ * 16), .ss_size = SIGSTKSZ * 16 };
+
+	mend.sa_sigaction = catch_and_mend;
+	sigfillset(&jump.sa_mask);
+	hole = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(sigaltstack(&stack, NULL) == 0);
+	for (int on_stack = 0; on_stack < 2; on_stack++) {
+		jump.sa_flags = on_stack ? SA_ONSTACK : 0;
+		CHECK(sigaction(SIGSEGV, &jump, NULL) == 0);
+		for (int i = 0; i < 3; i++) {
+			fault_and_jump();
+			in_a_thread(NULL);
+		}
+		CHECK(sigaction(SIGSEGV, &mend, &old) == 0);
+		CHECK(old.sa_handler == catch_and_jump && sigismember(&old.sa_mask, SIGUSR1) == 1);
+		fault_and_mend();
+		in_a_thread(NULL);
+	}
+	CHECK(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
+	CHECK(signal(SIGSEGV, catch_and_jump) == SIG_DFL);
+	fault_and_jump();
+	CHECK(signal(SIGSEGV, SIG_DFL) == catch_and_jump);
+	CHECK(signal(SIGBUS, SIG_IGN) == SIG_DFL && raise(SIGBUS) == 0);
+	in_a_thread(NULL);
+	CHECK(signal(SIGBUS, SIG_DFL) == SIG_IGN);
+	stack.ss_flags = SS_DISABLE;
+	CHECK(sigaltstack(&stack, NULL) == 0);
+	free(stack.ss_sp);
+}
+
+/* The program's own faults end it as they would without an RNIC. */
+static void deaths(void)
+{
+	for (int how = 0; how < 4; how++) {
+		int status;
+		pid_t child = fork();
+
+		CHECK(child >= 0);
+		if (child == 0) {
+			struct sigaction once = { .sa_handler = catch_and_jump, .sa_flags = SA_RESETHAND };
+
+			if (how == 0)
+				*hole = 1;
+			if (how == 1)
+				raise(SIGSEGV);
+			if (how == 2) {
+				signal(SIGSEGV, SIG_IGN);
+				*hole = 1;
+			}
+			CHECK(sigaction(SIGSEGV, &once, NULL) == 0);
+			fault_and_jump();
+			*hole = 1;
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child);
+		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	}
+}
+
+/* What Go's runtime does: handlers that the C library knows nothing of. After four times the kernel copies. */
+static void handlers_by_system_call(void)
+{
+	struct {
+		void *handler;
+		unsigned long flags;
+		void *restorer;
+		uint64_t mask;
+	} none = { SIG_DFL, 0, NULL, 0 };
+
+	for (int i = 0; i < 6; i++) {
+		CHECK(syscall(SYS_rt_sigaction, SIGSEGV, &none, NULL, 8) == 0);
+		CHECK(syscall(SYS_rt_sigaction, SIGBUS, &none, NULL, 8) == 0);
+		in_a_thread(NULL);
+	}
+	CHECK(syscall(SYS_rt_sigaction, SIGSEGV, &none, NULL, 8) == 0);
+	CHECK(syscall(SYS_rt_sigaction, SIGBUS, &none, NULL, 8) == 0);
+	touch_all(0);
+}
 
 int main(void)
 {
-	static const enum ibv_wc_status wanted[] = { IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_PROT_ERR };
-
 	open_device();
-	for (int local = 0; local < 2; local++) {
-		char *memory = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
-		struct ibv_qp *a = create_qp(cq, NULL, IBV_QPT_RC, 4), *b = create_qp(cq, NULL, IBV_QPT_RC, 4);
-		struct ibv_mr *mr;
-		char *from = memory + (local ? 4096 : 0), *to = memory + (local ? 0 : 4096);
-
-		CHECK(memory != MAP_FAILED && cq);
-		CHECK((mr = ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
-		connect_pair(a, b);
-		CHECK(post(a, IBV_WR_RDMA_WRITE, 1, mr, from, 8, mr, to) == 0);
-		CHECK(next_completion(cq).status == IBV_WC_SUCCESS);
-		CHECK(munmap(memory + 4096, 4096) == 0);
-		CHECK(post(a, IBV_WR_RDMA_WRITE, 2, mr, from, 8, mr, to) == 0);
-		CHECK(next_completion(cq).status == wanted[local]);
-		CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0);
-		CHECK(ibv_destroy_cq(cq) == 0 && ibv_dereg_mr(mr) == 0);
-		CHECK(munmap(memory, 4096) == 0);
-	}
+	touch_all(0);
+	touch_all(1);
+	run_thread(in_a_thread, 0, 0);
+	run_thread(with_all_blocked, 0, 0);
+	run_thread(in_a_thread, PTHREAD_STACK_MIN + 32768, 1);
+	handlers_of_the_program();
+	deaths();
+	handlers_by_system_call();
 	close_device();
 	return 0;
 }

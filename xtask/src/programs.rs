@@ -191,7 +191,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("multicast", &[]),
     ("datagrams", &[]),
     ("datagrams", &["--bind", "::1"]),
-    ("unmapped", &["--check-memory"]),
+    ("unmapped", &[]),
     ("waits", &[]),
     ("paths", &[]),
     ("both_ports", &[]),

@@ -43,10 +43,10 @@ use std::time::Instant;
 use doorbell_rnic::{CompletionQueue, Rnic};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::TimeSpec;
 
 use crate::driver::{Acks, Driver};
+use crate::guard;
 use crate::link::Link;
 use crate::observe::Observer;
 use crate::udp::{is_event, signal};
@@ -142,15 +142,12 @@ impl DrivenRnic {
             lingering: Mutex::default(),
             groups: Mutex::default(),
         });
-        // Signals are the program's: the thread is born with all of them blocked.
-        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let thread = {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(crate::DRIVER_THREAD.into()).spawn(move || shared.run(&readable))
+            guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
         };
-        before.thread_set_mask()?;
         exit::add(&shared);
-        Ok(Self { shared, thread: Some(thread?) })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Shows the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
@@ -334,6 +331,7 @@ impl Shared {
     }
 
     fn lock(&self) -> Guard<'_> {
+        guard::admit_thread();
         // The holder is another caller or the thread, for the length of one pump: worth a short
         // spin before going to sleep.
         for _ in 0..200 {
@@ -387,6 +385,7 @@ impl Shared {
     /// Drives the engine on behalf of a caller that polls.
     #[inline]
     fn drive(&self) -> bool {
+        guard::admit_thread();
         let mut driver = match self.driver.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

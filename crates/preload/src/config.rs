@@ -8,7 +8,6 @@ use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::SoftOptions;
 
 use crate::answer::{Answer, Refused};
-use crate::next::is_loaded;
 
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
@@ -36,20 +35,13 @@ pub(crate) fn options() -> Answer<SoftOptions> {
         pcap: variable("DOORBELL_PCAP").map(per_process),
         faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
         check_elements_late: true,
-        check_memory: variable("DOORBELL_CHECK_MEMORY").is_some_and(|value| value != "0"),
-        check_datagrams: keeps_registrations(),
+        guards_memory: true,
         ..SoftOptions::default()
     };
     if let Some(port) = parsed("DOORBELL_PORT")? {
         options.port = port;
     }
     Ok(options)
-}
-
-/// Does the program use UCX? That keeps registrations of memory which it has unmapped, and frees the buffers of
-/// datagrams before it destroys the queue pair that they are posted to. An adapter has pinned their pages.
-fn keeps_registrations() -> bool {
-    is_loaded(c"ucm_set_event_handler")
 }
 
 /// Processes must not write to one file: `%p` in its name stands for the process.

@@ -14,7 +14,7 @@ use crate::last::thread_leaves;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::launch::{self, Arguments, Environment, Launch, Program};
 use crate::next::Next;
-use crate::{cm, tree};
+use crate::{cm, signals, tree};
 
 /// Ends the process at once.
 #[unsafe(no_mangle)]
@@ -54,6 +54,7 @@ static AT_LOADING: extern "C" fn() = {
         }
         tree::find_all();
         cm::find_next();
+        signals::find_all();
     }
     at_loading
 };

@@ -52,6 +52,7 @@ mod qp;
 mod qp_attr;
 mod query;
 mod refused;
+mod signals;
 mod srq;
 mod stats;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

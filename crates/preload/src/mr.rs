@@ -69,9 +69,6 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint) -> Answer<Access> 
         // The kernel refuses it for every adapter (`ib_umem_get`), before it looks whether the address is mapped.
         return Err(Refused::invalid(format!("0 B at {memory:p} cannot be registered: at least 1 B can")));
     }
-    if access.contains(Access::ON_DEMAND) && !can_bring_in() {
-        return Err(Refused::unsupported("paging on demand needs Linux 5.14"));
-    }
     // IBTA Vol 1, 10.6.3.1.
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Refused::invalid("remote write or atomic access needs local write access"));

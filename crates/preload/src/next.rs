@@ -7,12 +7,6 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 /// The thread that looks for a function just now. Looking may allocate, and an allocator may open files.
 static SEEKER: AtomicI32 = AtomicI32::new(0);
 
-/// Does the process have a function of this name?
-pub(crate) fn is_loaded(name: &CStr) -> bool {
-    // SAFETY: the name is a C string.
-    !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
-}
-
 /// A function of the C library that ours stands before.
 pub(crate) struct Next {
     name: &'static CStr,

@@ -96,7 +96,9 @@ mod work;
 pub use completion::{CompletionQueue, CompletionSink};
 pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
 pub use engine::{Part, Pulled, Ready};
-pub use memory::{HEADERS_BYTES_MAX, Packet, Pager, Payload, Region, RegionDirectory, RegionTable, Through};
+pub use memory::{
+    Copier, GuardedCode, HEADERS_BYTES_MAX, Packet, Pager, Payload, Region, RegionDirectory, RegionTable, Through, copy_through,
+};
 pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{Budget, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch, TransmitInfo};

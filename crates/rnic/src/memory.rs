@@ -2,22 +2,25 @@
 //!
 //! Beside the registration in `engine/objects.rs`, which passes its caller's promise on, this is the only
 //! module of the crate with `unsafe` code. The program and its peers reach a region at any time, so no Rust
-//! reference to its bytes is ever made here: bytes are copied in and out through raw pointers, and what
-//! programs wait for is stored with release ordering.
+//! reference to its bytes is ever made here: `guarded.rs` copies bytes in and out through raw pointers, and
+//! stores the bytes that programs poll with release ordering.
 
+mod guarded;
 mod payload;
 mod view;
 mod window;
 
 use std::any::Any;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use doorbell_verbs_core::{Access, LKey, MemoryError, ObjectError, PdId, WindowBinding};
 use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
 
+pub(crate) use self::guarded::WordOperation;
+pub use self::guarded::{Copier, GuardedCode, copy_through};
 pub use self::payload::{HEADERS_BYTES_MAX, Packet, Payload};
 pub(crate) use self::view::Memory;
 use self::window::{Bound, Window};
@@ -61,8 +64,8 @@ pub struct Region {
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-// SAFETY: `base` is only dereferenced through raw copies and atomics, and whoever registered the
-// region promised that the memory stays mapped while the region is valid (`Region::new`).
+// SAFETY: `base` is only used for guarded accesses, and the registrant promised that the memory stays mapped while the
+// region is valid, or that faults are landed (`RegionTable::insert`).
 unsafe impl Send for Region {}
 // SAFETY: as above: no method hands out a reference to the bytes.
 unsafe impl Sync for Region {}
@@ -182,77 +185,94 @@ impl Region {
         Ok(offset)
     }
 
-    /// Brings in the memory of a local access to come.
+    /// Brings in the memory of a local access to come, if it is paged on demand.
     ///
     /// # Errors
     ///
     /// The region belongs to another protection domain, does not allow the access or does not reach that far, or no
     /// memory is there.
     pub fn prefetch(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<(), MemoryError> {
-        self.reach(pd, address, length, needed).map(drop)
+        let offset = self.reach(pd, address, length, needed)?;
+        if self.pager.is_some() || !self.access.contains(Access::ON_DEMAND) {
+            return Ok(());
+        }
+        let (base, written) = (self.base.wrapping_add(offset), needed.contains(Access::LOCAL_WRITE));
+        // SAFETY: the range lies inside the region (checked), and its registrant promised that the access is guarded or
+        // the memory mapped.
+        let there = unsafe { guarded::bring_in(base, length as usize, written) };
+        there.map_err(|_| self.not_there(offset, length as usize))
+    }
+
+    #[cold]
+    fn not_there(&self, offset: usize, length: usize) -> MemoryError {
+        MemoryError::NotThere {
+            key: self.key,
+            address: self.address.wrapping_add(offset as u64),
+            length: length as u64,
+        }
     }
 
     /// Copies out of the region. The range was checked.
     #[inline]
-    fn copy_out(&self, offset: usize, out: &mut [u8]) {
+    fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         assert!(offset <= self.length && out.len() <= self.length - offset);
         if self.is_null {
             out.fill(0);
-            return;
+            return Ok(());
         }
-        if let Ok(out) = <&mut [u8; 8]>::try_from(&mut *out)
-            && let Some(word) = self.word(offset)
-        {
-            *out = word.load(Ordering::Acquire).to_ne_bytes();
-            return;
-        }
-        // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid;
-        // `out` is exclusive. A concurrent local writer tears the bytes, as it does on hardware.
-        unsafe { ptr::copy(self.base.wrapping_add(offset), out.as_mut_ptr(), out.len()) }
+        let length = out.len();
+        let copied = match <&mut [u8; 8]>::try_from(&mut *out) {
+            Ok(out) if let Some(word) = self.word(offset) => {
+                // SAFETY: eight aligned bytes inside the region.
+                unsafe { guarded::load(word) }.map(|value| *out = value.to_ne_bytes())
+            }
+            // SAFETY: the range lies inside the region (asserted); `out` is exclusive. A concurrent local writer tears
+            // the bytes, as it does on hardware.
+            _ => unsafe { guarded::copy_out(self.base.wrapping_add(offset), out) },
+        };
+        copied.map_err(|_| self.not_there(offset, length))
     }
 
     /// Copies into the region; the last byte is stored last, with release ordering, because
     /// programs wait for a message by reading its last byte. An aligned u64 is stored at once, as
     /// RNICs do: programs keep counters in such words.
     #[inline]
-    fn copy_in(&self, offset: usize, data: Payload<'_>) {
+    fn copy_in(&self, offset: usize, data: Payload<'_>) -> Result<(), MemoryError> {
         assert!(offset <= self.length && data.len() <= self.length - offset);
         if self.is_null {
-            return;
+            return Ok(());
         }
-        if data.len() == 8
+        let copied = if data.len() == 8
             && let Some(word) = self.word(offset)
         {
-            // SAFETY: the payload has eight bytes, which are mapped; a word is a value whatever they are.
-            word.store(unsafe { data.start().cast::<u64>().read_unaligned() }, Ordering::Release);
-            return;
-        }
-        let Some(body) = data.len().checked_sub(1) else { return };
-        // SAFETY: the range lies inside the region (asserted), which is mapped while it is valid, and so is the payload.
-        // A program that reads the range at the same time sees torn bytes, as on hardware, and so does this where the
-        // payload's sender writes it meanwhile; the last byte is an atomic so that reading it with acquire orders the
-        // others before it.
-        unsafe {
-            ptr::copy(data.start(), self.base.wrapping_add(offset), body);
-            let last = data.start().add(body).read();
-            AtomicU8::from_ptr(self.base.wrapping_add(offset + body)).store(last, Ordering::Release);
-        }
+            // SAFETY: the payload has eight bytes, which are mapped; a word is a value whatever they are. The word lies
+            // inside the region.
+            unsafe { guarded::store(word, data.start().cast::<u64>().read_unaligned()) }
+        } else {
+            // SAFETY: the range lies inside the region (asserted), and the payload is mapped. A program that reads the
+            // range at the same time sees torn bytes, as on hardware, and so does this where the payload's sender writes
+            // it meanwhile.
+            unsafe { guarded::copy_in(data, self.base.wrapping_add(offset)) }
+        };
+        copied.map_err(|_| self.not_there(offset, data.len()))
     }
 
-    /// Runs an atomic operation on the u64 at `offset`. The range and alignment were checked.
-    fn atomic<R>(&self, offset: usize, operation: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+    /// Runs an atomic operation on the u64 at `offset`. The range was checked.
+    fn atomic(&self, offset: usize, operation: WordOperation) -> Result<u64, MemoryError> {
         // Unaligned: a region registered under an address that differs in its low bits.
-        self.word(offset).map(operation)
+        let address = self.address.wrapping_add(offset as u64);
+        let word = self.word(offset).ok_or(MemoryError::Misaligned { address })?;
+        // SAFETY: eight aligned bytes inside the region; local code is documented to use atomics on words that peers
+        // operate on.
+        unsafe { guarded::operate(word, operation) }.map_err(|_| self.not_there(offset, 8))
     }
 
-    /// The u64 at `offset`, if it is aligned. The range was checked.
+    /// The u64 at `offset`, if it is aligned and there is memory at all. The range was checked.
     #[inline]
-    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+    fn word(&self, offset: usize) -> Option<*mut u64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
         let place = self.base.wrapping_add(offset).cast::<u64>();
-        // SAFETY: eight aligned bytes inside the region, which is mapped while it is valid, if there
-        // is memory at all; local code is documented to use atomics on words that peers operate on.
-        (!self.is_null && place.is_aligned()).then(|| unsafe { AtomicU64::from_ptr(place) })
+        (!self.is_null && place.is_aligned()).then_some(place)
     }
 }
 
@@ -334,8 +354,9 @@ impl RegionTable {
     ///
     /// The memory must stay mapped, and writable if `access` allows writing, until
     /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
-    /// long as `owner` lives where it owns the memory; what is paged on demand must stay only from
-    /// the pager's word to the end of the access. Nothing may hold a Rust reference to bytes
+    /// long as `owner` lives where it owns the memory. Memory that is paged on demand must stay only from
+    /// the pager's word to the end of the access. Where the process lands faults in [`GuardedCode`], or has a
+    /// [`Copier`], no memory has to stay. Nothing may hold a Rust reference to bytes
     /// of it at a time when a work request or a peer may write them.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]
     pub unsafe fn insert(

@@ -1,6 +1,5 @@
 //! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process. `queues.rs` has what its queues do.
 
-mod paging;
 mod queues;
 
 use std::any::Any;
@@ -14,7 +13,9 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
-use doorbell_fabric::{BindRequest, DrivenRnic, Faults, Link, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind};
+use doorbell_fabric::{
+    BindRequest, DrivenRnic, Faults, Link, OwnMemory, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind, guard_memory,
+};
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 pub use doorbell_rnic::LIMITS;
 use doorbell_rnic::{Config, Region, Rnic};
@@ -30,8 +31,7 @@ use crate::exit;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider};
 use crate::signal::EventSignal;
-use paging::OwnMemory;
-pub use paging::{bring_in, can_bring_in};
+pub use doorbell_fabric::{bring_in, can_bring_in};
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
 /// How the software RNIC is opened.
@@ -55,13 +55,9 @@ pub struct SoftOptions {
     /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
     /// instead of being refused when they are posted.
     pub check_elements_late: bool,
-    /// Every access to registered memory asks first whether it is there, as with
-    /// [`Access::ON_DEMAND`], so that memory which was unmapped while it was registered ends a work
-    /// request instead of the process. It costs a system call each.
-    pub check_memory: bool,
-    /// The same of memory that a datagram is received into, without an error where that cannot be asked (before Linux
-    /// 5.14): for programs that free the buffers of posted receives before they destroy the queue pair.
-    pub check_datagrams: bool,
+    /// Memory that is gone while it is registered ends a work request with an error instead of the process. The process
+    /// gets handlers of SIGSEGV and SIGBUS for that, from then on until it ends ([`guard_memory`]).
+    pub guards_memory: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
     /// What carries packets to devices of this machine; `None` takes what [`LINK_VARIABLE`] says, or
@@ -84,8 +80,7 @@ impl Default for SoftOptions {
             faults: None,
             receive_buffer_bytes: None,
             check_elements_late: false,
-            check_memory: false,
-            check_datagrams: false,
+            guards_memory: false,
             ack: None,
             link: None,
             publish: true,
@@ -204,8 +199,8 @@ impl std::fmt::Debug for LinkEnd {
 ///
 /// # Errors
 ///
-/// The name is not allowed ([`Error::Name`]), [`ACK_VARIABLE`] has an unknown value, `check_memory` is asked for on a
-/// kernel before Linux 5.14, or the operating system refuses randomness, a descriptor, a thread or the capture file.
+/// The name is not allowed ([`Error::Name`]), [`ACK_VARIABLE`] has an unknown value, or the operating
+/// system refuses randomness, a descriptor, a thread or the capture file.
 pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(start(end, options)?)))
 }
@@ -246,15 +241,10 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     if options.check_elements_late {
         rnic.check_elements_late();
     }
-    if options.check_memory && !can_bring_in() {
-        let what = "whether memory is there cannot be checked: that needs Linux 5.14";
-        return Err(Error::os(what)(io::ErrorKind::Unsupported.into()));
-    }
-    if can_bring_in() {
+    if options.guards_memory {
+        guard_memory();
+    } else if can_bring_in() {
         rnic.page_with(Arc::new(OwnMemory));
-        if options.check_datagrams {
-            rnic.expect_datagrams_with(Arc::new(OwnMemory));
-        }
     }
     let queue = Arc::clone(rnic.events());
     let driven =
@@ -264,7 +254,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         name,
         config,
         udp_port,
-        check_memory: options.check_memory,
+        guards_memory: options.guards_memory,
         regions: Mutex::default(),
         groups: Arc::default(),
         signal,
@@ -342,7 +332,7 @@ pub struct Soft {
     name: String,
     config: Config,
     udp_port: u16,
-    check_memory: bool,
+    guards_memory: bool,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
     /// Multicast groups that the link has joined, for whom.
     groups: Arc<Mutex<Groups>>,
@@ -395,11 +385,6 @@ impl Soft {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
         keys
     }
-
-    /// The rights of a region, as it is registered with the RNIC.
-    fn effective(&self, access: Access) -> Access {
-        if self.check_memory { access | Access::ON_DEMAND } else { access }
-    }
 }
 
 impl Provider for Soft {
@@ -418,7 +403,7 @@ impl Provider for Soft {
             active_mtu: self.config.active_mtu,
             receive_buffer_bytes: self.config.receive_buffer_bytes as usize,
             limits: LIMITS,
-            on_demand: can_bring_in(),
+            on_demand: self.guards_memory || can_bring_in(),
         }
     }
 
@@ -444,9 +429,12 @@ impl Provider for Soft {
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
+        if self.guards_memory {
+            guard_memory(); // the program may have replaced the handlers
+        }
         let region = self.rnic.with(|rnic| {
             // SAFETY: passed on to our caller.
-            unsafe { rnic.register(pd, base, length, address, self.effective(access), owner) }
+            unsafe { rnic.register(pd, base, length, address, access, owner) }
         })?;
         Ok(self.enter(region))
     }
@@ -464,7 +452,7 @@ impl Provider for Soft {
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
             // SAFETY: passed on to our caller.
-            unsafe { rnic.reregister(region, pd, base, length, address, self.effective(access)) }
+            unsafe { rnic.reregister(region, pd, base, length, address, access) }
         })?;
         Ok(())
     }

@@ -61,10 +61,6 @@ pub(crate) struct Settings {
     /// which programs are started that cannot be reached
     #[arg(long)]
     explain: bool,
-    /// Ask before each access to registered memory whether it is there: memory that was unmapped too
-    /// early then ends a work request instead of the program. Costs a system call for each
-    #[arg(long)]
-    check_memory: bool,
     /// When the acknowledgement of a message leaves: before the program sees the message unless it has
     /// answered the last eight (`answer`), or always before (`strict`) [default: answer]
     #[arg(long, value_name = "POLICY")]
@@ -83,7 +79,7 @@ pub(crate) struct Run {
     /// List the processes that have a device open (of this user; for root, of all users), with its addresses and
     /// what went through it
     #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "stats", "vendor_id", "explain",
-        "check_memory", "ack", "link"])]
+        "ack", "link"])]
     processes: bool,
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
@@ -162,7 +158,6 @@ impl Settings {
         set("DOORBELL_STATS", self.stats.then(|| "1".to_owned()));
         set("DOORBELL_VENDOR_ID", self.vendor_id.clone());
         set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
-        set("DOORBELL_CHECK_MEMORY", self.check_memory.then(|| "1".to_owned()));
         set(ACK_VARIABLE, self.ack.map(|policy| policy.to_string()));
         set(LINK_VARIABLE, self.link.map(|link| link.to_string()));
         if let Some(pcap) = &self.pcap {

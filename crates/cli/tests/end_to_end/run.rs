@@ -43,15 +43,15 @@ impl Drop for Library {
 fn a_program_gets_its_environment_and_gives_its_status() {
     let library = Library::new("run");
     let mut command = library.with(doorbell(
-        "run --bind 127.0.0.9 --stats --vendor-id 0x2c9:4119 --check-memory --fault drop=0.5 --link auto --",
+        "run --bind 127.0.0.9 --stats --vendor-id 0x2c9:4119 --fault drop=0.5 --link auto --",
     ));
     command.args([
         "sh",
         "-c",
-        "echo $DOORBELL_BIND $DOORBELL_STATS $DOORBELL_VENDOR_ID $DOORBELL_FAULT $DOORBELL_CHECK_MEMORY $DOORBELL_LINK $LD_PRELOAD; exit 7",
+        "echo $DOORBELL_BIND $DOORBELL_STATS $DOORBELL_VENDOR_ID $DOORBELL_FAULT $DOORBELL_LINK $LD_PRELOAD; exit 7",
     ]);
     let finished = Running::start(command).finish().expect_status(7);
-    let expected = format!("127.0.0.9 1 0x2c9:4119 drop=0.5,seed=0 1 auto {}\n", library.0.display());
+    let expected = format!("127.0.0.9 1 0x2c9:4119 drop=0.5,seed=0 auto {}\n", library.0.display());
     assert_eq!(finished.stdout, expected);
 }
 

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::socket::connect;
 use rustc_hash::FxHashSet;
 
@@ -25,6 +24,7 @@ use self::connection::{Heard, check_user, endpoint, hear, host, name_of, send};
 use super::message::{Datagram, Message, Nonce, VERSION};
 use super::own_process::{Opening, OwnProcess};
 use super::sys::{self, Mapping};
+use crate::guard::spawn_without_signals;
 use crate::udp::{is_event, send_alone, signal};
 
 /// How long a guest may take for each step.
@@ -133,11 +133,8 @@ impl Meeting {
             peers: Vec::new(),
             next_id: 0,
         };
-        // Signals are the program's: the thread is born with all of them blocked.
-        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-        let thread = std::thread::Builder::new().name(crate::MEETING_THREAD.into()).spawn(move || host.run());
-        before.thread_set_mask()?;
-        Ok((Self { shared, thread: Some(thread?) }, refused))
+        let thread = spawn_without_signals(crate::MEETING_THREAD, move || host.run())?;
+        Ok((Self { shared, thread: Some(thread) }, refused))
     }
 
     /// What happened since the last call.

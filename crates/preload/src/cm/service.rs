@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::signal::{SigSet, SigmaskHow};
+
+use doorbell_fabric::spawn_without_signals;
 
 use super::line::Line;
 use crate::answer::{Answer, Refused};
@@ -127,12 +128,8 @@ impl Service {
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE)).map_err(failed)?;
         let table = Mutex::new(Table { next: WAKE + 1, lines: HashMap::new() });
         let service = Arc::new(Self { epoll, wake, table });
-        // The thread inherits the mask: a program's signals are for its own threads.
-        let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
         let own = Arc::clone(&service);
-        let spawned = std::thread::Builder::new().name(THREAD.into()).spawn(move || own.run());
-        before.thread_set_mask().map_err(failed)?;
-        match spawned {
+        match spawn_without_signals(THREAD, move || own.run()) {
             Ok(_) => Ok(service),
             Err(error) => Err(Refused::new(
                 error.raw_os_error().unwrap_or(libc::EAGAIN),

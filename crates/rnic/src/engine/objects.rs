@@ -177,13 +177,6 @@ impl Rnic {
         self.regions.page_with(pager);
     }
 
-    /// From now on the RNIC asks `pager`, before it receives a datagram, whether the memory of its receive is there.
-    /// Programs may unmap the buffers of posted receives while these are registered: an adapter holds the pages itself,
-    /// so nobody notices. Connections end before their memory does, but anybody may send a datagram.
-    pub fn expect_datagrams_with(&mut self, pager: Arc<dyn Pager>) {
-        self.core.memory.datagram_pager = Some(pager);
-    }
-
     /// Deregisters memory. When this returns, the RNIC does not touch it any more.
     ///
     /// # Errors

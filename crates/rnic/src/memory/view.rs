@@ -2,12 +2,12 @@
 //! peers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use doorbell_verbs_core::{Access, LKey, MemoryError, PdId, Sge, WindowBinding};
 use doorbell_wire::RKey;
 
-use super::{Pager, Payload, Region, RegionDirectory, Through};
+use super::{Payload, Region, RegionDirectory, Through, WordOperation};
 
 /// How many keys an engine remembers, so that the data path takes no lock.
 const CACHE_SLOTS: usize = 256;
@@ -17,14 +17,12 @@ pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
     /// Elements of work requests are checked when they are used, not when they are posted.
     pub(crate) checks_late: bool,
-    /// Knows whether the memory of a datagram's receive is there; `None` where nobody wants that asked.
-    pub(crate) datagram_pager: Option<Arc<dyn Pager>>,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }
 
 impl Memory {
     pub(crate) fn new(directory: Arc<dyn RegionDirectory>) -> Self {
-        Self { directory, checks_late: false, datagram_pager: None, cache: Box::new([const { None }; CACHE_SLOTS]) }
+        Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
     }
 
     /// Drops what is gone from the cache: when this returns, this engine neither touches it nor keeps it
@@ -106,31 +104,11 @@ impl Memory {
             }
             let region = self.local_region(sge.lkey)?;
             let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
-            region.copy_out(offset, &mut out[done..done + take as usize]);
+            region.copy_out(offset, &mut out[done..done + take as usize])?;
             done += take as usize;
             skip = 0;
         }
         debug_assert_eq!(done, out.len(), "the elements hold what the packet was sized for");
-        Ok(())
-    }
-
-    /// Brings in the memory that a datagram of `length` bytes is to go to, if that is wanted.
-    #[inline]
-    pub(crate) fn expect_datagram(&mut self, pd: PdId, sges: &[Sge], mut length: u64) -> Result<(), MemoryError> {
-        let Some(pager) = self.datagram_pager.clone() else { return Ok(()) };
-        for sge in sges {
-            let take = length.min(sge.length.into());
-            if take == 0 {
-                continue;
-            }
-            let region = self.local_region(sge.lkey)?;
-            let offset = region.check(pd, sge.address, take, Access::LOCAL_WRITE)?;
-            let is_asked_anyway = region.is_null || region.pager.is_some();
-            if !is_asked_anyway && !pager.bring_in(region.base.wrapping_add(offset), take as usize, true) {
-                return Err(MemoryError::NotThere { key: region.key, address: sge.address, length: take });
-            }
-            length -= take;
-        }
         Ok(())
     }
 
@@ -156,7 +134,7 @@ impl Memory {
             let region = self.local_region(sge.lkey)?;
             let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::LOCAL_WRITE)?;
             let (now, rest) = data.split_at(take as usize);
-            region.copy_in(offset, now);
+            region.copy_in(offset, now)?;
             data = rest;
             skip = 0;
         }
@@ -195,8 +173,7 @@ impl Memory {
         }
         let region = self.remote_region(through, rkey)?;
         let offset = region.reach(through.pd, address, data.len() as u64, Access::REMOTE_WRITE)?;
-        region.copy_in(offset, data);
-        Ok(())
+        region.copy_in(offset, data)
     }
 
     /// Reads bytes for a peer.
@@ -213,24 +190,23 @@ impl Memory {
         }
         let region = self.remote_region(through, rkey)?;
         let offset = region.reach(through.pd, address, out.len() as u64, Access::REMOTE_READ)?;
-        region.copy_out(offset, out);
-        Ok(())
+        region.copy_out(offset, out)
     }
 
     /// Runs a peer's atomic operation.
-    pub(crate) fn atomic_remote<R>(
+    pub(crate) fn atomic_remote(
         &mut self,
         through: Through,
         rkey: RKey,
         address: u64,
-        operation: impl FnOnce(&AtomicU64) -> R,
-    ) -> Result<R, MemoryError> {
+        operation: WordOperation,
+    ) -> Result<u64, MemoryError> {
         if !address.is_multiple_of(8) {
             return Err(MemoryError::Misaligned { address });
         }
         let region = self.remote_region(through, rkey)?;
         let offset = region.reach(through.pd, address, 8, Access::REMOTE_ATOMIC)?;
-        region.atomic(offset, operation).ok_or(MemoryError::Misaligned { address })
+        region.atomic(offset, operation)
     }
 
     /// Makes a region or a window of type 2 unusable for peers, as SEND with invalidate asks

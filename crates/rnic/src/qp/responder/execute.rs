@@ -1,12 +1,11 @@
 //! Requests on a reliable connection that are carried out, in order (IBTA Vol 1, 9.7.4).
 
-use std::sync::atomic::Ordering;
-
 use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
 use doorbell_wire::{NakCode, Operation};
 
 use super::{Answer, Current, Refusal, Request};
 use crate::commons::Commons;
+use crate::memory::WordOperation;
 use crate::qp::{Qp, ReceiveQueue};
 use crate::work::RecvWqe;
 
@@ -229,17 +228,13 @@ impl Qp {
         if !self.settings.access.contains(Access::REMOTE_ATOMIC) {
             return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
         }
-        let swap = request.operation == Operation::CompareSwap;
+        let operation = match request.operation {
+            Operation::CompareSwap => WordOperation::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add },
+            _ => WordOperation::FetchAdd(atomic.swap_or_add),
+        };
         let original = core
             .memory
-            .atomic_remote(self.through(), atomic.rkey, atomic.virtual_address, |word| {
-                if swap {
-                    word.compare_exchange(atomic.compare, atomic.swap_or_add, Ordering::AcqRel, Ordering::Acquire)
-                        .unwrap_or_else(|actual| actual)
-                } else {
-                    word.fetch_add(atomic.swap_or_add, Ordering::AcqRel)
-                }
-            })
+            .atomic_remote(self.through(), atomic.rkey, atomic.virtual_address, operation)
             .map_err(|_| Refusal(NakCode::REMOTE_ACCESS_ERROR))?;
         core.counters.rx_atomic_requests += 1;
         let psn = request.bth.psn;

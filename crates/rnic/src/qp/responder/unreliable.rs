@@ -155,8 +155,7 @@ impl Qp {
         };
         self.used_receive();
         let grh = routing_header(outer, packet_bytes);
-        if core.memory.expect_datagram(wqe.pd, &wqe.sges, total).is_err()
-            || core.memory.scatter(wqe.pd, &wqe.sges, 0, grh[..].into()).is_err()
+        if core.memory.scatter(wqe.pd, &wqe.sges, 0, grh[..].into()).is_err()
             || core.memory.scatter(wqe.pd, &wqe.sges, GRH_LEN as u64, request.payload).is_err()
         {
             core.counters.rx_dropped_messages += 1;

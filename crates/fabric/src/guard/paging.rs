@@ -1,15 +1,15 @@
-//! Memory that may come and go: whether it is there is asked of the kernel.
+//! Questions to the kernel whether memory is there.
 
 use std::ffi::c_void;
 use std::io;
 use std::sync::OnceLock;
 
 use doorbell_rnic::Pager;
-use nix::libc;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// The memory of this process.
-pub(super) struct OwnMemory;
+/// Memory of this process, for regions that are paged on demand.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OwnMemory;
 
 impl Pager for OwnMemory {
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
@@ -41,7 +41,6 @@ pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
 /// Does the kernel know how to [`bring_in`]?
 pub fn can_bring_in() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
-    // Of a byte that is there for sure.
     *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())
 }
 

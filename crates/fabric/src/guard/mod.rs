@@ -1,0 +1,139 @@
+//! Accesses of RNICs to memory that the program may have unmapped, protected or truncated.
+//!
+//! [`guard_memory`] makes such an access fail instead of ending the process. There are two ways:
+//!
+//! - A handler of SIGSEGV and SIGBUS lands faults of the RNIC's own copies (`handler.rs`). An access that does not fault
+//!   costs what a plain copy costs. The program's own handlers are called for all other faults.
+//! - The kernel copies (`copier.rs`), for about a microsecond per access. This is for machines without landing code and for
+//!   programs that replace the handler again and again.
+//!
+//! The kernel ends a process whose thread faults while it blocks the signal. So every thread unblocks both signals before
+//! it first drives an RNIC, and [`unblocked`] keeps them out of the masks that programs set later.
+#![allow(unsafe_code)]
+
+mod copier;
+mod handler;
+mod paging;
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+
+use doorbell_rnic::copy_through;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+use copier::KernelCopier;
+pub use handler::{Action, exchange_action};
+pub use paging::{OwnMemory, bring_in, can_bring_in};
+
+/// The signals by which the kernel reports that memory is gone.
+const FAULTS: [Signal; 2] = [Signal::SIGSEGV, Signal::SIGBUS];
+
+/// Handlers that other code may put in place of ours before the kernel copies.
+const REPLACEMENTS_MAX: u32 = 3;
+
+/// A handler of this module is or was installed.
+static GUARDS: AtomicBool = AtomicBool::new(false);
+
+/// How accesses to memory that is gone are survived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A handler of SIGSEGV and SIGBUS lands faults.
+    Handler,
+    /// The kernel copies.
+    Kernel,
+}
+
+/// The state of the guard of this process.
+#[derive(Default)]
+struct State {
+    way: Option<Way>,
+    replacements: u32,
+}
+
+static STATE: Mutex<State> = Mutex::new(State { way: None, replacements: 0 });
+
+/// Makes RNICs of this process survive memory that is gone, from now on until the process ends.
+///
+/// Each call looks whether the handlers are still installed, and installs them again if other code has replaced them by
+/// system calls of its own. After three times the kernel copies instead.
+pub fn guard_memory() -> Way {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if state.way == Some(Way::Kernel) {
+        return Way::Kernel;
+    }
+    let way = match handler::install() {
+        Ok(replaced) => {
+            state.replacements += u32::from(replaced && state.way.is_some());
+            if state.replacements <= REPLACEMENTS_MAX { Way::Handler } else { Way::Kernel }
+        }
+        Err(error) => {
+            tracing::debug!(%error, "faults cannot be handled: the kernel copies");
+            Way::Kernel
+        }
+    };
+    state.way = Some(way);
+    match way {
+        Way::Handler => GUARDS.store(true, Ordering::Release),
+        Way::Kernel => copy_through(&KernelCopier),
+    }
+    way
+}
+
+/// Makes the kernel copy from now on, as [`guard_memory`] does where it cannot have the handlers.
+pub fn copy_by_kernel() {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner).way = Some(Way::Kernel);
+    copy_through(&KernelCopier);
+}
+
+/// Are the handlers installed?
+pub fn has_handlers() -> bool {
+    GUARDS.load(Ordering::Acquire)
+}
+
+/// A set of signals to block, without those that the handlers need.
+pub fn unblocked(mut set: SigSet) -> SigSet {
+    FAULTS.into_iter().for_each(|signal| set.remove(signal));
+    set
+}
+
+/// Lets the calling thread survive faults. Each thread calls it before it drives an RNIC.
+#[inline]
+pub(crate) fn admit_thread() {
+    thread_local! {
+        static IS_ADMITTED: Cell<bool> = const { Cell::new(false) };
+    }
+    if GUARDS.load(Ordering::Relaxed) && !IS_ADMITTED.replace(true) {
+        unblock_faults();
+    }
+}
+
+#[cold]
+fn unblock_faults() {
+    let mut faults = SigSet::empty();
+    FAULTS.into_iter().for_each(|signal| faults.add(signal));
+    // A failure leaves the thread as it was: a fault would end the process.
+    let _ = faults.thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
+}
+
+/// Starts a thread that handles no signals of the program, which are for its own threads. It takes only faults of its own.
+///
+/// # Errors
+///
+/// The operating system gives no thread or does not change the mask of signals.
+pub fn spawn_without_signals<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    // The thread inherits the mask.
+    let before = unblocked(SigSet::all()).thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let thread = Builder::new().name(name.to_owned()).spawn(body);
+    before.thread_set_mask()?;
+    thread
+}
+
+#[cfg(test)]
+mod tests;

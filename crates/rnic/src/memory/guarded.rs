@@ -1,0 +1,503 @@
+//! Accesses to memory of programs that end with an error where the memory is gone.
+//!
+//! A program may unmap, protect or truncate memory while it is registered. An adapter holds the pages, so nothing
+//! happens there. This RNIC has only the program's own mapping, and an access to it may fault. On x86-64 every access
+//! is made by the routines below. They are leaves without a stack frame, so a handler of SIGSEGV and SIGBUS that finds
+//! the program counter inside [`GuardedCode`] continues at its landing: the routine then returns an error. Without such
+//! a handler a fault ends the process, as any other fault does.
+//!
+//! Where a process cannot have that handler, [`copy_through`] replaces the routines.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Payload;
+
+/// Memory that an access needed is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// Another way to reach memory of this process, for processes without a handler of faults.
+pub trait Copier: Send + Sync {
+    /// Copies bytes in the order of their addresses. False if one of the ranges is not there.
+    fn copy(&self, from: *const u8, to: *mut u8, length: usize) -> bool;
+
+    /// Brings memory in, so that it can be read, or also written. False if that is not possible.
+    fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
+}
+
+/// Machine code that touches memory of programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuardedCode {
+    /// Address of the first instruction.
+    pub start: usize,
+    /// Address behind the last instruction.
+    pub end: usize,
+    /// Address at which a routine that faulted continues.
+    pub landing: usize,
+}
+
+static COPIER: OnceLock<&'static dyn Copier> = OnceLock::new();
+static USES_COPIER: AtomicBool = AtomicBool::new(false);
+
+/// Makes all RNICs of this process reach memory through `copier` from now on. Only the first call has an effect.
+pub fn copy_through(copier: &'static dyn Copier) {
+    let _ = COPIER.set(copier);
+    USES_COPIER.store(true, Ordering::Release);
+}
+
+#[inline]
+fn copier() -> Option<&'static dyn Copier> {
+    if USES_COPIER.load(Ordering::Relaxed) { COPIER.get().copied() } else { None }
+}
+
+fn result(succeeded: bool) -> Result<(), Gone> {
+    if succeeded { Ok(()) } else { Err(Gone) }
+}
+
+/// An atomic operation on a word of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WordOperation {
+    /// Stores `swap` where the word is `compare`.
+    CompareSwap { compare: u64, swap: u64 },
+    /// Adds to the word.
+    FetchAdd(u64),
+}
+
+/// Copies out of a program's memory.
+///
+/// # Safety
+///
+/// `from` is memory of a program, which may be gone if a handler lands faults or a [`Copier`] is set, and which other
+/// threads may write. `out` is private.
+#[inline]
+pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
+    match copier() {
+        None => code::copy_out(out.as_mut_ptr(), from, out.len()),
+        Some(copier) => result(copier.copy(from, out.as_mut_ptr(), out.len())),
+    }
+}
+
+/// Copies into a program's memory. The last byte is stored last, with release ordering.
+///
+/// # Safety
+///
+/// As [`copy_out`], of `to`.
+#[inline]
+pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone> {
+    let Some(body) = data.len().checked_sub(1) else { return Ok(()) };
+    match copier() {
+        None => code::copy_in(to, data.start(), data.len()),
+        Some(copier) => {
+            let rest = data.start().wrapping_add(body);
+            result(copier.copy(data.start(), to, body) && copier.copy(rest, to.wrapping_add(body), 1))
+        }
+    }
+}
+
+/// Loads an aligned word with acquire ordering.
+///
+/// # Safety
+///
+/// As [`copy_out`], of `word`.
+#[inline]
+pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
+    let mut value = 0;
+    match copier() {
+        None => code::load(word, &mut value)?,
+        Some(copier) => result(copier.copy(word.cast(), (&raw mut value).cast(), 8))?,
+    }
+    Ok(value)
+}
+
+/// Stores an aligned word with release ordering.
+///
+/// # Safety
+///
+/// As [`copy_out`], of `word`.
+#[inline]
+pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
+    match copier() {
+        None => code::store(word, value),
+        Some(copier) => result(copier.copy((&raw const value).cast(), word.cast(), 8)),
+    }
+}
+
+/// Runs an atomic operation on an aligned word and returns the value from before.
+///
+/// A [`Copier`] has no atomic operations: with one the word is brought in and then used as it is.
+///
+/// # Safety
+///
+/// As [`copy_out`], of `word`.
+pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
+    if let Some(copier) = copier() {
+        result(copier.bring_in(word.cast(), 8, true))?;
+    }
+    code::operate(word, operation)
+}
+
+/// Brings in the pages of a program's memory, so that they can be read, or also written.
+///
+/// # Safety
+///
+/// As [`copy_out`], of the range.
+pub(super) unsafe fn bring_in(base: *mut u8, length: usize, written: bool) -> Result<(), Gone> {
+    /// No supported machine has smaller pages.
+    const PAGE_BYTES: usize = 4096;
+    if let Some(copier) = copier() {
+        return result(copier.bring_in(base, length, written));
+    }
+    let Some(last) = length.checked_sub(1) else { return Ok(()) };
+    let touch = |offset: usize| code::touch(base.wrapping_add(offset), written);
+    (0..length).step_by(PAGE_BYTES).chain([last]).try_for_each(touch)
+}
+
+/// The routines in machine code. Each returns 0, or 1 where it faulted.
+///
+/// Registers `r8` and `r9` hold the start and the length of the program's memory for as long as a routine runs, so that
+/// a handler lands only faults of that memory.
+#[cfg(target_arch = "x86_64")]
+mod code {
+    use super::{Gone, GuardedCode, WordOperation};
+
+    // The labels are hidden: another library of the process may have the same code.
+    core::arch::global_asm!(
+        ".pushsection .text.doorbell_guarded, \"ax\", @progbits",
+        // The end of a copy. Into a program's memory the last byte goes last: it is in r10b.
+        ".macro doorbell_end is_in",
+        ".if \\is_in",
+        "mov byte ptr [r8 + r9 - 1], r10b",
+        ".endif",
+        "xor eax, eax",
+        "ret",
+        ".endm",
+        // Copies rdx bytes from rsi to rdi. Loads come before stores wherever ranges may overlap.
+        ".macro doorbell_copy is_in",
+        "cmp rdx, 16",
+        "jb 2f",
+        "cmp rdx, 32",
+        "ja 3f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + rdx - 16], xmm1",
+        "doorbell_end \\is_in",
+        // Fewer than 16 bytes.
+        "2: cmp edx, 8",
+        "jb 21f",
+        "mov rax, [rsi]",
+        "mov rcx, [rsi + rdx - 8]",
+        "mov [rdi], rax",
+        "mov [rdi + rdx - 8], rcx",
+        "doorbell_end \\is_in",
+        "21: cmp edx, 4",
+        "jb 22f",
+        "mov eax, [rsi]",
+        "mov ecx, [rsi + rdx - 4]",
+        "mov [rdi], eax",
+        "mov [rdi + rdx - 4], ecx",
+        "doorbell_end \\is_in",
+        "22: cmp edx, 2",
+        "jb 23f",
+        "movzx eax, word ptr [rsi]",
+        "movzx ecx, byte ptr [rsi + rdx - 1]",
+        "mov [rdi], ax",
+        "mov [rdi + rdx - 1], cl",
+        "doorbell_end \\is_in",
+        "23: test edx, edx",
+        "jz 24f",
+        "movzx eax, byte ptr [rsi]",
+        "mov [rdi], al",
+        "24: doorbell_end \\is_in",
+        // More than 32 bytes.
+        "3: cmp rdx, 64",
+        "ja 4f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + rdx - 32]",
+        "movups xmm3, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + rdx - 32], xmm2",
+        "movups [rdi + rdx - 16], xmm3",
+        "doorbell_end \\is_in",
+        // More than 64 bytes: forwards, unless the destination lies in the midst of the source.
+        "4: mov rax, rdi",
+        "sub rax, rsi",
+        "cmp rax, rdx",
+        "jb 6f",
+        "cmp rdx, 512",
+        "jae 5f",
+        "movups xmm4, [rsi + rdx - 64]",
+        "movups xmm5, [rsi + rdx - 48]",
+        "movups xmm6, [rsi + rdx - 32]",
+        "movups xmm7, [rsi + rdx - 16]",
+        "lea rcx, [rdi + rdx - 64]",
+        "41: movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + 32]",
+        "movups xmm3, [rsi + 48]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + 32], xmm2",
+        "movups [rdi + 48], xmm3",
+        "add rsi, 64",
+        "add rdi, 64",
+        "cmp rdi, rcx",
+        "jb 41b",
+        "movups [rcx], xmm4",
+        "movups [rcx + 16], xmm5",
+        "movups [rcx + 32], xmm6",
+        "movups [rcx + 48], xmm7",
+        "doorbell_end \\is_in",
+        "5: mov rcx, rdx",
+        "rep movsb",
+        "doorbell_end \\is_in",
+        "6: lea rsi, [rsi + rdx - 1]",
+        "lea rdi, [rdi + rdx - 1]",
+        "mov rcx, rdx",
+        "std",
+        "rep movsb",
+        "cld",
+        "doorbell_end \\is_in",
+        ".endm",
+        ".hidden doorbell_guarded_start",
+        ".hidden doorbell_guarded_end",
+        ".hidden doorbell_guarded_landing",
+        ".hidden doorbell_guarded_copy_out",
+        ".hidden doorbell_guarded_copy_in",
+        ".hidden doorbell_guarded_load",
+        ".hidden doorbell_guarded_store",
+        ".hidden doorbell_guarded_compare_swap",
+        ".hidden doorbell_guarded_fetch_add",
+        ".hidden doorbell_guarded_touch",
+        ".globl doorbell_guarded_start",
+        ".globl doorbell_guarded_end",
+        ".globl doorbell_guarded_landing",
+        ".globl doorbell_guarded_copy_out",
+        ".globl doorbell_guarded_copy_in",
+        ".globl doorbell_guarded_load",
+        ".globl doorbell_guarded_store",
+        ".globl doorbell_guarded_compare_swap",
+        ".globl doorbell_guarded_fetch_add",
+        ".globl doorbell_guarded_touch",
+        ".p2align 6",
+        "doorbell_guarded_start:",
+        "doorbell_guarded_copy_out:",
+        ".cfi_startproc",
+        "mov r8, rsi",
+        "mov r9, rdx",
+        "doorbell_copy 0",
+        ".cfi_endproc",
+        ".p2align 6",
+        "doorbell_guarded_copy_in:",
+        ".cfi_startproc",
+        "mov r8, rdi",
+        "mov r9, rdx",
+        "dec rdx",
+        "movzx r10d, byte ptr [rsi + rdx]",
+        "doorbell_copy 1",
+        ".cfi_endproc",
+        ".p2align 4",
+        "doorbell_guarded_load:",
+        ".cfi_startproc",
+        "mov r8, rdi",
+        "mov r9d, 8",
+        "mov rax, [rdi]",
+        "mov [rsi], rax",
+        "xor eax, eax",
+        "ret",
+        ".cfi_endproc",
+        ".p2align 4",
+        "doorbell_guarded_store:",
+        ".cfi_startproc",
+        "mov r8, rdi",
+        "mov r9d, 8",
+        "mov [rdi], rsi",
+        "xor eax, eax",
+        "ret",
+        ".cfi_endproc",
+        ".p2align 4",
+        "doorbell_guarded_compare_swap:",
+        ".cfi_startproc",
+        "mov r8, rdi",
+        "mov r9d, 8",
+        "mov rax, rsi",
+        "lock cmpxchg [rdi], rdx",
+        "mov [rcx], rax",
+        "xor eax, eax",
+        "ret",
+        ".cfi_endproc",
+        ".p2align 4",
+        "doorbell_guarded_fetch_add:",
+        ".cfi_startproc",
+        "mov r8, rdi",
+        "mov r9d, 8",
+        "lock xadd [rdi], rsi",
+        "mov [rdx], rsi",
+        "xor eax, eax",
+        "ret",
+        ".cfi_endproc",
+        ".p2align 4",
+        "doorbell_guarded_touch:",
+        ".cfi_startproc",
+        "mov r8, rdi",
+        "mov r9d, 1",
+        "movzx eax, byte ptr [rdi]",
+        "test esi, esi",
+        "jz 1f",
+        "lock or byte ptr [rdi], 0",
+        "1: xor eax, eax",
+        "ret",
+        // A routine that faulted ends here: it has pushed nothing.
+        "doorbell_guarded_landing:",
+        "cld",
+        "mov eax, 1",
+        "ret",
+        ".cfi_endproc",
+        "doorbell_guarded_end:",
+        ".purgem doorbell_copy",
+        ".purgem doorbell_end",
+        ".popsection",
+    );
+
+    unsafe extern "C" {
+        static doorbell_guarded_start: u8;
+        static doorbell_guarded_end: u8;
+        static doorbell_guarded_landing: u8;
+        fn doorbell_guarded_copy_out(to: *mut u8, from: *const u8, length: usize) -> u32;
+        fn doorbell_guarded_copy_in(to: *mut u8, from: *const u8, length: usize) -> u32;
+        fn doorbell_guarded_load(word: *const u64, value: *mut u64) -> u32;
+        fn doorbell_guarded_store(word: *mut u64, value: u64) -> u32;
+        fn doorbell_guarded_compare_swap(word: *mut u64, compare: u64, swap: u64, before: *mut u64) -> u32;
+        fn doorbell_guarded_fetch_add(word: *mut u64, add: u64, before: *mut u64) -> u32;
+        fn doorbell_guarded_touch(byte: *mut u8, is_written: u32) -> u32;
+    }
+
+    fn result(code: u32) -> Result<(), Gone> {
+        if code == 0 { Ok(()) } else { Err(Gone) }
+    }
+
+    #[inline]
+    pub(super) fn copy_out(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        result(unsafe { doorbell_guarded_copy_out(to, from, length) })
+    }
+
+    /// Copies at least one byte.
+    #[inline]
+    pub(super) fn copy_in(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        result(unsafe { doorbell_guarded_copy_in(to, from, length) })
+    }
+
+    #[inline]
+    pub(super) fn load(word: *const u64, value: &mut u64) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        result(unsafe { doorbell_guarded_load(word, value) })
+    }
+
+    #[inline]
+    pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        result(unsafe { doorbell_guarded_store(word, value) })
+    }
+
+    pub(super) fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
+        let mut before = 0;
+        // SAFETY: the contract of the public function of this name.
+        result(unsafe {
+            match operation {
+                WordOperation::CompareSwap { compare, swap } => {
+                    doorbell_guarded_compare_swap(word, compare, swap, &mut before)
+                }
+                WordOperation::FetchAdd(add) => doorbell_guarded_fetch_add(word, add, &mut before),
+            }
+        })?;
+        Ok(before)
+    }
+
+    pub(super) fn touch(byte: *mut u8, written: bool) -> Result<(), Gone> {
+        // SAFETY: the contract of `bring_in`.
+        result(unsafe { doorbell_guarded_touch(byte, written.into()) })
+    }
+
+    impl GuardedCode {
+        /// The routines of this crate; `None` where the machine has none, so that a fault cannot be landed.
+        pub fn own() -> Option<Self> {
+            Some(Self {
+                start: (&raw const doorbell_guarded_start).addr(),
+                end: (&raw const doorbell_guarded_end).addr(),
+                landing: (&raw const doorbell_guarded_landing).addr(),
+            })
+        }
+    }
+}
+
+/// Plain accesses, for machines without routines in machine code. A fault ends the process.
+#[cfg(not(target_arch = "x86_64"))]
+mod code {
+    use std::ptr;
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+    use super::{Gone, GuardedCode, WordOperation};
+
+    impl GuardedCode {
+        /// The routines of this crate; `None` where the machine has none, so that a fault cannot be landed.
+        pub fn own() -> Option<Self> {
+            None
+        }
+    }
+
+    pub(super) fn copy_out(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        unsafe { ptr::copy(from, to, length) };
+        Ok(())
+    }
+
+    pub(super) fn copy_in(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
+        let body = length - 1;
+        // SAFETY: the contract of the public function of this name.
+        unsafe {
+            let last = from.add(body).read();
+            ptr::copy(from, to, body);
+            AtomicU8::from_ptr(to.add(body)).store(last, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub(super) fn load(word: *const u64, value: &mut u64) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        *value = unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire);
+        Ok(())
+    }
+
+    pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
+        // SAFETY: the contract of the public function of this name.
+        unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    pub(super) fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
+        // SAFETY: the contract of the public function of this name.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        Ok(match operation {
+            WordOperation::CompareSwap { compare, swap } => word
+                .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
+                .unwrap_or_else(|actual| actual),
+            WordOperation::FetchAdd(add) => word.fetch_add(add, Ordering::AcqRel),
+        })
+    }
+
+    pub(super) fn touch(byte: *mut u8, written: bool) -> Result<(), Gone> {
+        // SAFETY: the contract of `bring_in`.
+        let byte = unsafe { AtomicU8::from_ptr(byte) };
+        if written {
+            byte.fetch_or(0, Ordering::Relaxed);
+        } else {
+            byte.load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
