@@ -501,3 +501,73 @@ mod code {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..length).map(|index| (index * 7 + index / 251) as u8).collect()
+    }
+
+    /// Lengths on both sides of each boundary between the ways to copy.
+    fn lengths() -> impl Iterator<Item = usize> {
+        (0..=300).chain([511, 512, 513, 514, 1024, 4095, 4096, 4097, 9001])
+    }
+
+    #[test]
+    fn copies_of_every_length_move_these_bytes_and_no_others() {
+        for length in lengths() {
+            for shift in [0, 1, 8] {
+                let source = pattern(length + shift);
+                let from = &source[shift..];
+                let mut out = vec![0xee; length + 2];
+                // SAFETY: private memory of this length.
+                unsafe { copy_out(from.as_ptr(), &mut out[1..=length]) }.unwrap();
+                assert_eq!((&out[1..=length], out[0], out[length + 1]), (from, 0xee, 0xee), "{length} B out");
+                let mut memory = vec![0xee; length + 2];
+                // SAFETY: the range lies inside the memory.
+                unsafe { copy_in(Payload::from(from), memory.as_mut_ptr().wrapping_add(1)) }.unwrap();
+                assert_eq!((&memory[1..=length], memory[0], memory[length + 1]), (from, 0xee, 0xee), "{length} B in");
+            }
+        }
+    }
+
+    #[test]
+    fn a_copy_within_one_buffer_is_as_if_there_were_two() {
+        for length in lengths().filter(|&length| length > 0) {
+            for distance in [1, 3, 15, 16, 40, 63, 64, 65, 200] {
+                for forwards in [true, false] {
+                    let mut memory = pattern(length + distance);
+                    let (from, to) = if forwards { (distance, 0) } else { (0, distance) };
+                    let mut expected = memory.clone();
+                    expected.copy_within(from..from + length, to);
+                    let base = memory.as_mut_ptr();
+                    // SAFETY: both ranges lie inside the memory, which has no other user.
+                    unsafe {
+                        let data = Payload::shared(base.wrapping_add(from), length);
+                        copy_in(data, base.wrapping_add(to)).unwrap();
+                    }
+                    assert!(memory == expected, "{length} B by {distance}, forwards: {forwards}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_loaded_stored_and_operated_on() {
+        let mut word = 5_u64;
+        let place = &raw mut word;
+        // SAFETY: a word of this function.
+        unsafe {
+            store(place, 9).unwrap();
+            assert_eq!(load(place), Ok(9));
+            assert_eq!(operate(place, WordOperation::FetchAdd(u64::MAX)), Ok(9));
+            assert_eq!(operate(place, WordOperation::CompareSwap { compare: 9, swap: 1 }), Ok(8));
+            assert_eq!(operate(place, WordOperation::CompareSwap { compare: 8, swap: 1 }), Ok(8));
+            assert_eq!(load(place), Ok(1));
+            bring_in(place.cast(), 8, true).unwrap();
+            assert_eq!(load(place), Ok(1));
+        }
+    }
+}

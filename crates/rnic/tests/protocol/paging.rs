@@ -170,16 +170,14 @@ fn a_completion_tells_when_it_came_about() {
     assert_eq!(completions[0].timestamp_ns, now_ns);
 }
 
-/// The buffers of posted receives may be unmapped while they are registered as any others.
 #[test]
 fn a_datagram_for_memory_that_is_gone_ends_its_receive_with_an_error() {
     for (offset, status) in [(0, Status::Success), (208, Status::Success), (209, Status::LocalProtection)] {
         let mut script = Script::with(QpKind::Ud, PathMtu::Mtu256, &End::default());
         let base = script.world.nodes[OWN].memory.base() as usize;
         let present = Present { base, readable: LENGTH / 4, writable: LENGTH / 4, asked: 0 };
-        let present = Arc::new(Mutex::new(present));
-        script.rnic().expect_datagrams_with(Arc::new(Pages(Arc::clone(&present))));
-        let region = script.region(0, LENGTH, Access::LOCAL_WRITE);
+        script.rnic().page_with(Arc::new(Pages(Arc::new(Mutex::new(present)))));
+        let region = script.region(0, LENGTH, Access::LOCAL_WRITE | Access::ON_DEMAND);
         let sges = [Sge { address: region.address() + offset, length: 64, lkey: region.lkey() }];
         let qpn = script.qpn;
         script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
@@ -187,6 +185,5 @@ fn a_datagram_for_memory_that_is_gone_ends_its_receive_with_an_error() {
         let said = script.say(Opcode::UD_SEND_ONLY).quiet().deth(QKEY, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);
         assert_eq!(script.ends(), [(5, status)], "{offset}");
-        assert_eq!(present.lock().unwrap().asked, 1);
     }
 }
