@@ -114,8 +114,7 @@ extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
             return old.sa_sigaction;
         }
     }
-    exchange_handler(signal, handler, 0)
-        .unwrap_or_else(|| real!(SIGSET as Simple, libc::SIG_ERR, (signal, handler)))
+    exchange_handler(signal, handler, 0).unwrap_or_else(|| real!(SIGSET as Simple, libc::SIG_ERR, (signal, handler)))
 }
 
 /// A set without the signals that the RNIC needs.

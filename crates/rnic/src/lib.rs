@@ -97,7 +97,8 @@ pub use completion::{CompletionQueue, CompletionSink};
 pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
 pub use engine::{Part, Pulled, Ready};
 pub use memory::{
-    Copier, GuardedCode, HEADERS_BYTES_MAX, Packet, Pager, Payload, Region, RegionDirectory, RegionTable, Through, copy_through,
+    Copier, GuardedCode, HEADERS_BYTES_MAX, Packet, Pager, Payload, Region, RegionDirectory, RegionTable, Through,
+    copy_through,
 };
 pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};

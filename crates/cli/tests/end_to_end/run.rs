@@ -42,9 +42,8 @@ impl Drop for Library {
 #[test]
 fn a_program_gets_its_environment_and_gives_its_status() {
     let library = Library::new("run");
-    let mut command = library.with(doorbell(
-        "run --bind 127.0.0.9 --stats --vendor-id 0x2c9:4119 --fault drop=0.5 --link auto --",
-    ));
+    let mut command =
+        library.with(doorbell("run --bind 127.0.0.9 --stats --vendor-id 0x2c9:4119 --fault drop=0.5 --link auto --"));
     command.args([
         "sh",
         "-c",

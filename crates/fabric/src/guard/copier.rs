@@ -22,9 +22,8 @@ impl Copier for KernelCopier {
             let remote = libc::iovec { iov_base: to.cast(), iov_len: length };
             // SAFETY: both ranges are of this process, and the kernel checks that they are mapped. The caller promised
             // that they may be read and written.
-            let copied = unsafe {
-                libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
-            };
+            let copied =
+                unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
             // It stops at the first page that is gone.
             if let Ok(copied) = usize::try_from(copied) {
                 return copied == length;
