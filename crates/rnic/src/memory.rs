@@ -50,8 +50,6 @@ pub struct Region {
     length: usize,
     access: Access,
     valid: AtomicBool,
-    /// Cleared when a peer invalidates the remote key; local use goes on.
-    remote: AtomicBool,
     /// Memory windows that are bound to it.
     windows: AtomicUsize,
     /// The window that it stands for, if it does.
@@ -93,7 +91,6 @@ impl Region {
             length,
             access,
             valid: AtomicBool::new(true),
-            remote: AtomicBool::new(true),
             windows: AtomicUsize::new(0),
             bound: None,
             pager: None,
@@ -137,10 +134,10 @@ impl Region {
         self.valid.load(Ordering::Acquire)
     }
 
-    /// Do peers reach it through this queue pair?
+    /// Returns whether peers reach it through this queue pair.
     #[inline]
     fn serves(&self, qpn: Qpn) -> bool {
-        self.remote.load(Ordering::Acquire) && self.bound.as_ref().is_none_or(|bound| bound.serves(qpn))
+        self.bound.as_ref().is_none_or(|bound| bound.serves(qpn))
     }
 
     fn expect_no_windows(&self) -> Result<(), ObjectError> {
@@ -289,12 +286,12 @@ pub trait RegionDirectory: Send + Sync {
     /// short or its rights do not allow the binding, or windows of this type are not bound so.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
-    /// Takes the key of a bound memory window of type 2 back.
+    /// Takes the key of a bound memory window of type 2 back, for the owner of the window or for its peer.
     ///
     /// # Errors
     ///
     /// No bound memory window has this key, or the window belongs to another protection domain, is of type 1, or was
-    /// bound through another queue pair.
+    /// bound through another queue pair. The key of a region is no key of a window.
     fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError>;
 }
 

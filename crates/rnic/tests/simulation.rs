@@ -42,7 +42,7 @@ fn run(seed: u64) {
 
 /// Tries seeds that are the same each time.
 fn for_seeds(test: &str, fixed: u64, body: impl Fn(u64) + Sync) {
-    seeds::for_seeds(test, Plan { fixed, fresh: 0 }, |seed| {
+    seeds::for_seeds(test, Plan { fixed, fresh: 0, stored: &[] }, |seed| {
         body(seed);
         Tally::default()
     });

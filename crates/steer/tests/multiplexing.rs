@@ -429,7 +429,7 @@ fn restart(seed: u64) -> Tally {
 
 #[test]
 fn clients_behind_one_queue_pair_are_served_once_in_order_and_atomically_under_every_fault() {
-    let met = seeds::for_seeds("clients_behind_one_queue_pair", Plan { fixed: 2_000, fresh: 400 }, faults);
+    let met = seeds::for_seeds("clients_behind_one_queue_pair", Plan { fixed: 2_000, fresh: 400, stored: &[] }, faults);
     if let Some(met) = met {
         met.assert_met(&[
             "fault: packet lost",
@@ -451,7 +451,7 @@ fn clients_behind_one_queue_pair_are_served_once_in_order_and_atomically_under_e
 
 #[test]
 fn a_client_that_vanishes_takes_nobody_with_it() {
-    let met = seeds::for_seeds("a_client_that_vanishes", Plan { fixed: 1_000, fresh: 200 }, vanish);
+    let met = seeds::for_seeds("a_client_that_vanishes", Plan { fixed: 1_000, fresh: 200, stored: &[] }, vanish);
     if let Some(met) = met {
         met.assert_met(&["life: client vanished", "life: with a message that is incomplete"]);
     }
@@ -459,7 +459,7 @@ fn a_client_that_vanishes_takes_nobody_with_it() {
 
 #[test]
 fn a_box_that_loses_its_state_costs_its_clients_their_connections_and_nothing_else() {
-    let met = seeds::for_seeds("a_box_that_loses_its_state", Plan { fixed: 600, fresh: 120 }, restart);
+    let met = seeds::for_seeds("a_box_that_loses_its_state", Plan { fixed: 600, fresh: 120, stored: &[] }, restart);
     if let Some(met) = met {
         met.assert_met(&["life: box restarted", "packets for a queue pair that the box does not have"]);
     }

@@ -189,7 +189,7 @@ fn fences_hold_when_requests_are_sent_again() {
 fn invalidation_happens_with_its_message() {
     under_every_plan(|plan, a, b, mine, theirs| {
         for message in 0..MESSAGES / 2 {
-            let lent = b.memory(8);
+            let lent = b.lend(8);
             let bytes = pattern(size_of(message), message);
             mine.copy_in(0, &bytes);
             b.post_recv(message, &[theirs.sge(0, LARGEST)]);

@@ -199,8 +199,8 @@ fn send_with_immediate() {
 fn send_with_invalidate() {
     let mut script = Script::new("rc-send-invalidate", &Plan::rc(), None);
     let to = script.b.memory(4 * MTU);
-    for bytes in SIZES {
-        let lent = script.b.memory(8);
+    let lent = SIZES.map(|_| script.b.lend(8));
+    for (bytes, lent) in SIZES.into_iter().zip(lent) {
         script.b.post_recv(1, &[to.sge(0, 4 * MTU)]);
         script.message(SEND_INVALIDATE, bytes, "", &format!("ieth={:08x}", lent.rkey().get()));
         script.run(SendOperation::SendInvalidate(lent.rkey()), bytes);

@@ -461,6 +461,7 @@ impl Rnic {
         self.wake(next);
         self.core.events.purge(EventSource::Qp(qpn));
         self.core.purge(qpn);
+        self.regions.unbind_windows_of(qpn); // a queue pair that gets the number has other peers
         let init = qp.init;
         for cq in [init.send_cq, init.recv_cq] {
             let cq = &mut self.cqs[cq.0 as usize];

@@ -2,7 +2,6 @@
 //! peers.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use doorbell_verbs_core::{Access, LKey, MemoryError, PdId, Sge, WindowBinding};
 use doorbell_wire::RKey;
@@ -209,26 +208,12 @@ impl Memory {
         region.atomic(offset, operation)
     }
 
-    /// Makes a region or a window of type 2 unusable for peers, as SEND with invalidate asks
-    /// (IBTA Vol 1, 9.4.1.1.3).
-    pub(crate) fn invalidate(&mut self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
-        let region = self.remote_region(through, rkey)?;
-        if region.bound.is_some() {
-            return self.directory.invalidate(through, rkey);
-        }
-        if region.pd != through.pd {
-            return Err(MemoryError::ForeignPd { key: rkey.get() });
-        }
-        region.remote.store(false, Ordering::Release);
-        Ok(())
-    }
-
     /// Binds a window of this device.
     pub(crate) fn bind_window(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
         self.directory.bind(through, binding)
     }
 
-    /// Takes the key of a window of this device back.
+    /// Takes the key of a window of this device back: for its owner, or for the peer's SEND with invalidate.
     pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
         self.directory.invalidate(through, rkey)
     }

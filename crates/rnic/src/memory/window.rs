@@ -67,6 +67,17 @@ impl RegionTable {
         Ok(())
     }
 
+    /// Takes the keys of type 2 windows back that were bound through a queue pair, which is destroyed.
+    pub fn unbind_windows_of(&self, qpn: Qpn) {
+        let is_its_own = |window: &Window| {
+            let bound = window.bound.as_ref().and_then(|region| region.bound.as_ref());
+            bound.is_some_and(|bound| bound.kind == WindowKind::Type2 && bound.qpn == qpn)
+        };
+        if self.read().windows.values().any(is_its_own) {
+            self.write().windows.values_mut().filter(|window| is_its_own(window)).for_each(Window::unbind);
+        }
+    }
+
     /// How many windows of a protection domain there are.
     pub fn count_windows_of(&self, pd: PdId) -> usize {
         self.read().windows.values().filter(|window| window.pd == pd).count()

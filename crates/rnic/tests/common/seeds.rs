@@ -39,6 +39,8 @@ pub struct Plan {
     pub fixed: u64,
     /// Others with each commit.
     pub fresh: u64,
+    /// Those that failed once. They are tried first.
+    pub stored: &'static [u64],
 }
 
 /// The first of the fresh seeds, and from what it is derived.
@@ -132,6 +134,7 @@ pub fn for_seeds(test: &str, plan: Plan, body: impl Fn(u64) -> Tally + Sync) -> 
         say(&format!("{test}: {tried} seeds from {from} on passed\n"));
     } else {
         let asked = number("DOORBELL_SEEDS");
+        plan.stored.iter().for_each(|&seed| shared.try_seed(seed, &body));
         shared.run(0, asked.unwrap_or(plan.fixed), None, &body);
         let fresh = asked.map_or(plan.fresh, |asked| asked * plan.fresh / plan.fixed);
         if fresh > 0 && !shared.failed.load(Ordering::Relaxed) {

@@ -44,6 +44,7 @@ hits! {
     WindowBound = "life: window bound",
     WindowTaken = "life: window invalidated by its owner",
     WindowTakenByPeer = "life: window invalidated by the peer",
+    RegionTakenByPeer = "life: region invalidated by the peer, refused",
     WindowDestroyed = "life: window destroyed under traffic",
     CqResized = "life: CQ resized",
     CqResizeRefused = "life: CQ resized below what it holds, refused",

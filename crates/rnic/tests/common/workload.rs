@@ -9,17 +9,18 @@ mod check;
 mod post;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use doorbell_rnic::{Budget, Region};
+use doorbell_rnic::Budget;
 use doorbell_verbs_core::{Attachment, CompletionOpcode, QpCapacities, QpKind, SrqId};
-use doorbell_wire::{PathMtu, Psn, Qpn};
+use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 
 use super::{Acks, End, Link, Rng, World};
 
 const MEMORY_BYTES: usize = 8 << 20;
 const AREA_BYTES: usize = 8 << 10;
 const CQ_DEPTH: usize = 1 << 14;
+/// Windows that each side of a connection may take back.
+const WINDOWS: usize = 6;
 
 /// What one seed runs.
 #[derive(Clone, Debug)]
@@ -94,6 +95,8 @@ pub struct Side {
     write_area: usize,
     write_model: Vec<u8>,
     source_area: usize,
+    /// Windows of the peer that SENDs invalidate.
+    peer_windows: Vec<RKey>,
     cas_offset: usize,
     cas_value: u64,
     last_count: Option<u64>,
@@ -114,8 +117,6 @@ pub struct Workload {
     used: Vec<usize>,
     counters: Vec<usize>,
     counts: Vec<Vec<u64>>,
-    /// Keeps regions that SENDs invalidate.
-    regions: Vec<Arc<Region>>,
     slot_bytes: usize,
     rng: Rng,
 }
@@ -157,7 +158,6 @@ impl Workload {
             counts: vec![Vec::new(); options.nodes],
             used,
             counters,
-            regions: Vec::new(),
             slot_bytes,
             rng,
         };
@@ -200,14 +200,15 @@ impl Workload {
         let (qpn_a, qpn_b) = self.world.connect(QpKind::Rc, mtu, (a, &end_a), (b, &end_b));
         let first = self.sides.len();
         for (node, qpn, end, peer_node, peer) in [(a, qpn_a, end_a, b, first + 1), (b, qpn_b, end_b, a, first)] {
-            let used = &mut self.used;
             let slots = match end.srq {
                 Some(_) => Vec::new(),
-                None => (0..end.capacities.max_recv_wr).map(|_| take(&mut used[node], self.slot_bytes)).collect(),
+                None => (0..end.capacities.max_recv_wr).map(|_| take(&mut self.used[node], self.slot_bytes)).collect(),
             };
-            let source_area = take(&mut used[peer_node], AREA_BYTES);
+            let source_area = take(&mut self.used[peer_node], AREA_BYTES);
             self.world.nodes[peer_node].memory.write(source_area, &pattern(qpn.get().into(), AREA_BYTES));
             let to_post = self.rng.below(options.messages as u64 + 1) as usize;
+            let peer_qpn = if qpn == qpn_a && node == a { qpn_b } else { qpn_a };
+            let peer_windows = (0..to_post.min(WINDOWS)).map(|_| self.bind_window(peer_node, peer_qpn)).collect();
             self.sides.push(Side {
                 node,
                 qpn,
@@ -221,10 +222,11 @@ impl Workload {
                 expected: VecDeque::new(),
                 receives: VecDeque::new(),
                 slots,
-                write_area: take(&mut used[peer_node], AREA_BYTES),
+                write_area: take(&mut self.used[peer_node], AREA_BYTES),
                 write_model: vec![0; AREA_BYTES],
                 source_area,
-                cas_offset: take(&mut used[peer_node], 8),
+                peer_windows,
+                cas_offset: take(&mut self.used[peer_node], 8),
                 cas_value: 0,
                 last_count: None,
                 fence_next: false,

@@ -194,6 +194,10 @@ pub struct Watch {
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
     /// The same of requests: a copy that others overtook may arrive after all.
     pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
+    /// How often each packet of a work request was sent, copies that the network made included.
+    pub tries: HashMap<(u64, Psn), u32>,
+    /// Responses that the network copied.
+    pub copied_responses: HashMap<(usize, Qpn), Vec<Psn>>,
 }
 
 /// Every access a region can grant.
@@ -341,6 +345,7 @@ impl World {
                     format!("{at:>10} node {from} -> {to}: {opcode:?} psn {psn:#x} to QP {dest:#x}{wr}")
                 });
                 if let (Some(watch), Some(wr_id)) = (&mut self.watch, info.work_request) {
+                    *watch.tries.entry((wr_id, sent.psn())).or_default() += 1;
                     if info.first {
                         watch.first_psns.insert(wr_id, sent.psn());
                     }
@@ -370,6 +375,9 @@ impl World {
         }
         let copies = if self.rng.chance(link.duplicate) { 2 } else { 1 };
         self.tally.add(Hit::Duplicated, copies - 1);
+        if copies > 1 {
+            self.note_copied(&sent);
+        }
         for _ in 0..copies {
             let mut bytes = sent.bytes.clone();
             if self.rng.chance(link.flip) {
@@ -390,6 +398,16 @@ impl World {
                 self.note_lost(sent.to, &sent.bytes);
             }
             self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });
+        }
+    }
+
+    fn note_copied(&mut self, sent: &Sent) {
+        let Some(watch) = &mut self.watch else { return };
+        let bth = sent.bth();
+        if let Some(wr_id) = sent.info.work_request {
+            *watch.tries.entry((wr_id, bth.psn())).or_default() += 1;
+        } else {
+            watch.copied_responses.entry((sent.to, bth.dest_qpn())).or_default().push(bth.psn());
         }
     }
 

@@ -137,6 +137,15 @@ impl Life {
                 }
             }
             Check::Invalidate => {}
+            Check::TakeBack { key } => {
+                let (conn, end) = conn.expect("windows are of connections");
+                let keys = &self.conns[conn].directions[end].window_keys;
+                assert!(
+                    keys.contains(&key.get()),
+                    "message {wr} took the key {:#x} back, which no window had",
+                    key.get()
+                );
+            }
         }
         if let Some((conn, end)) = conn.filter(|_| received) {
             let gone = !self.conns[conn].alive[1 - end];
@@ -188,7 +197,9 @@ impl Life {
     ///
     /// Outside of that is what ends the requester's queue pair before the ACK arrives: its own program, which also
     /// may take the memory of outstanding sends away, or a request of the peer that it refuses. So is a device that dies suddenly while it may let acknowledgements
-    /// wait; a request of which the network kept a copy back until the requester had given up for want of a receive;
+    /// wait; a request that found no receive, of which more copies were on their way than it has tries: the responder
+    /// answers each copy with an RNR NAK, and the requester counts each NAK that it receives (IBTA Vol 1, 9.7.5.2.8). It
+    /// cannot tell which copy a NAK answers, so it may give up while its last try is on its way to a receive;
     /// and a READ or atomic that was carried out in order and of which the answer then finds no memory, at
     /// either end, so that it takes with it what was carried out behind it.
     fn check_promise(&mut self, wr: u64) {
@@ -216,17 +227,32 @@ impl Life {
         // An ACK counts only once the READs and atomics before it are answered.
         let matters = |&(psn, opcode): &(Psn, Opcode)| opcode != Opcode::RC_ACKNOWLEDGE || !psn.is_before(needed);
         let is_known = lost.is_some_and(|lost| lost.iter().any(matters));
-        // Each copy of the request that arrived in time found no receive, and the requester gave up; a copy that
-        // others overtook came later, and found one.
-        let peer = &self.qps[c.ends[1 - end]];
-        let is_late = |psns: &Vec<Psn>| psns.contains(&needed);
-        let came_late = work.fate == Fate::Done(Status::RnrRetryExceeded)
-            && watch.late_requests.get(&(peer.node, peer.qpn)).is_some_and(is_late);
         assert!(
-            is_known || came_late,
+            is_known || self.gave_up_early(c.ends[end], c.ends[1 - end]),
             "work request {wr} ended with {:?}, though its receive completed and no response was lost",
             work.fate
         );
+    }
+
+    /// Did the requester give up for want of a receive, where copies of one packet may have been counted as retries?
+    fn gave_up_early(&self, requester: usize, responder: usize) -> bool {
+        let (qp, peer) = (&self.qps[requester], &self.qps[responder]);
+        let is_without_receive = |wr: &u64| self.wrs[*wr as usize].fate == Fate::Done(Status::RnrRetryExceeded);
+        let Some(first) = qp.first_failure.filter(is_without_receive) else { return false };
+        let watch = self.world.watch.as_ref().expect("a run watches its packets");
+        let (Some(&from), Some(&upto)) = (watch.first_psns.get(&first), watch.last_psns.get(&first)) else {
+            return false;
+        };
+        let is_of_it = |psn: &Psn| !psn.is_before(from) && !upto.is_before(*psn);
+        // Each try but those that answer an RNR NAK is a copy, also one that a timeout or another NAK asked for.
+        let tries = 1 + u32::from(qp.end.rnr_retry);
+        if watch.tries.iter().any(|((wr, _), &count)| *wr == first && count > tries) {
+            return true;
+        }
+        let requests = watch.late_requests.get(&(peer.node, peer.qpn)).into_iter().flatten();
+        let copied = watch.copied_responses.get(&(qp.node, qp.qpn)).into_iter().flatten();
+        let late = watch.lost_responses.get(&(qp.node, qp.qpn)).into_iter().flatten().map(|(psn, _)| psn);
+        requests.chain(copied).chain(late).any(is_of_it)
     }
 
     /// Was it the responder half of the queue pair that ended it, or its own memory that was gone, or a READ or

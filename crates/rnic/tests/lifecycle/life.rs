@@ -31,6 +31,8 @@ pub(crate) struct Options {
     pub(crate) acks: Acks,
     /// No acknowledgement of a receive waits for the program's answer.
     pub(crate) strict: bool,
+    /// Programs send messages that are to invalidate the keys of regions, which no device may do.
+    pub(crate) takes_regions_back: bool,
 }
 
 /// Sequence numbers of connections lie so far apart that no late packet of one looks like one of
@@ -54,6 +56,7 @@ pub(crate) struct Life {
     psn_range: u32,
     psn_ranges_left: u32,
     strict: bool,
+    pub(crate) takes_regions_back: bool,
     /// What each device held when its program began.
     pub(crate) at_start: Vec<(Objects, Backlog)>,
     /// Everything that programs saw, mixed.
@@ -84,6 +87,7 @@ impl Life {
             psn_range,
             psn_ranges_left: PSN_RANGES,
             strict: options.strict,
+            takes_regions_back: options.takes_regions_back,
             at_start,
             print: 0,
             owner: Arc::new(()),
@@ -400,6 +404,7 @@ impl Life {
             region: Some(region),
             rkey,
             window: window.map(|name| Window { name, bound: None }),
+            window_keys: BTreeSet::new(),
             frozen: None,
             written: vec![0; WRITE_BYTES],
             counted: None,

@@ -45,8 +45,15 @@ fn options(seed: u64) -> Options {
         link,
         acks: *rng.pick(&[Acks::Released, Acks::AtRandom, Acks::Held]),
         strict: rng.chance(500),
+        takes_regions_back: Rng::new(seed ^ 0x6261_636b).chance(200),
     }
 }
+
+/// Seeds that failed once.
+///
+/// - 953419300848: a peer invalidated the key of a region that had gone, which another region had got meanwhile.
+/// - 700000152160: late copies of one RNR NAK were counted as retries.
+const STORED: &[u64] = &[953_419_300_848, 700_000_152_160];
 
 fn one(seed: u64) -> Tally {
     run(seed, &options(seed)).0
@@ -56,7 +63,7 @@ fn one(seed: u64) -> Tally {
 #[test]
 fn what_completed_stays_true_whatever_objects_do() {
     let test = "what_completed_stays_true";
-    if let Some(met) = for_seeds(test, Plan { fixed: 10_000, fresh: 2_000 }, one) {
+    if let Some(met) = for_seeds(test, Plan { fixed: 10_000, fresh: 2_000, stored: STORED }, one) {
         say(&format!("{test}: how often each was met:\n{}", met.table()));
         assert_eq!(met.missing(), Vec::<&str>::new(), "all of it happens, or it is not tested");
     }

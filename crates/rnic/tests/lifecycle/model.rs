@@ -75,6 +75,10 @@ pub(crate) enum Check {
         key: RKey,
     },
     Invalidate,
+    /// The peer's window of this key is taken back: without one the message must not succeed.
+    TakeBack {
+        key: RKey,
+    },
 }
 
 pub(crate) struct Qp {
@@ -142,6 +146,8 @@ pub(crate) struct Direction {
     pub(crate) region: Option<Arc<Region>>,
     pub(crate) rkey: RKey,
     pub(crate) window: Option<Window>,
+    /// Keys under which a window was to be bound to the area.
+    pub(crate) window_keys: BTreeSet<u32>,
     /// What the area held when its region went: nothing may change it any more.
     pub(crate) frozen: Option<Vec<u8>>,
     /// WRITEs that were posted, in order.

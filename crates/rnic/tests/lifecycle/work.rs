@@ -132,18 +132,21 @@ impl Life {
                 self.post(index, SendOperation::Send, Sizes::message(SLOT_BYTES + 300));
             }
             31..33 if region_gone && self.rng.chance(100) => {
-                self.conns[conn].reasons.key_dead = true;
-                self.post(index, SendOperation::SendInvalidate(rkey), Sizes::message(length));
+                self.take_back(index, rkey, length);
+            }
+            // A region of this connection, of another one, or the one that all work of the node uses.
+            31..33 if self.takes_regions_back && self.rng.chance(200) => {
+                let key = self.some_region(peer_node, rkey);
+                self.world.tally.hit(Hit::RegionTakenByPeer);
+                self.take_back(index, key, length);
             }
             31..36 if window.is_some() => {
                 let key = window.expect("looked at above");
-                // Whatever is posted with the key behind it fails.
-                self.conns[conn].reasons.key_dead = true;
                 if let Some(window) = &mut self.conns[conn].directions[end].window {
                     window.bound = None;
                 }
                 self.world.tally.hit(Hit::WindowTakenByPeer);
-                self.post(index, SendOperation::SendInvalidate(key), Sizes::message(length));
+                self.take_back(index, key, length);
             }
             36..55 if remote => {
                 let length = self.length(mtu, WRITE_BYTES);
@@ -189,6 +192,7 @@ impl Life {
                     };
                     // A second binding that is posted before the first is done fails.
                     self.conns[conn].reasons.window = true;
+                    self.conns[conn].directions[1 - end].window_keys.insert(key.get());
                     let check = Check::Bind { key };
                     let sizes = Sizes { length: 0, message: false, dead_key: false, check };
                     self.post(index, SendOperation::BindWindow(binding), sizes);
@@ -207,6 +211,30 @@ impl Life {
             },
             _ => self.post(index, SendOperation::Send, Sizes::message(length)),
         }
+    }
+
+    /// Posts a SEND that is to invalidate a key of the peer. The peer takes back a window that it bound for this
+    /// connection, and refuses any other key: the connection is over then, and nothing else (IBTA Vol 1, 9.9.3).
+    fn take_back(&mut self, index: usize, key: RKey, length: usize) {
+        let (conn, _) = self.qps[index].conn.expect("a queue pair in RTS is connected");
+        // Also, what is posted with the key behind it fails.
+        self.conns[conn].reasons.key_dead = true;
+        let sizes = Sizes { check: Check::TakeBack { key }, ..Sizes::message(length) };
+        self.post(index, SendOperation::SendInvalidate(key), sizes);
+    }
+
+    /// Returns the key of a region of a node: of this connection, of another one, or of one that its own work uses.
+    fn some_region(&mut self, node: usize, own: RKey) -> RKey {
+        let of_work = [Some(&self.world.nodes[node].region), self.programs[node].buffers.as_ref()];
+        let mut keys: Vec<RKey> = of_work.into_iter().flatten().map(|region| region.rkey()).collect();
+        for c in &self.conns {
+            for (from, d) in c.directions.iter().enumerate() {
+                let of_node = d.region.as_ref().filter(|_| self.qps[c.ends[1 - from]].node == node);
+                keys.extend(of_node.map(|region| region.rkey()));
+            }
+        }
+        keys.push(own);
+        *self.rng.pick(&keys)
     }
 
     fn post_unreliable(&mut self, index: usize) {
@@ -273,7 +301,8 @@ impl Life {
         bytes.truncate(64);
         let (elements, _) = self.elements(node, slot, length);
         let is_local = matches!(operation, Op::BindWindow(_) | Op::LocalInvalidate(_));
-        let inline = is_local || (length <= 64 && check == Check::Nothing && self.rng.chance(500));
+        let moves_bytes = matches!(check, Check::Nothing | Check::TakeBack { .. });
+        let inline = is_local || (length <= 64 && moves_bytes && self.rng.chance(500));
         let payload = if inline { Payload::Inline(&bytes[..length]) } else { Payload::Sges(&elements) };
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, self.rng.chance(500) || matches!(check, Check::Bind { .. }));

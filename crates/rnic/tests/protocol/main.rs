@@ -7,6 +7,7 @@ mod acknowledgements;
 mod datagrams;
 mod flow;
 mod input;
+mod invalidate;
 mod longest;
 mod multicast;
 mod objects;

@@ -2,7 +2,7 @@
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
-use doorbell_verbs_core::{Access, AsyncEvent, Attachment, QpState, RecvRequest, Sge, Status};
+use doorbell_verbs_core::{Access, AsyncEvent, QpState, RecvRequest, Sge, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey};
 
 /// Plays packets to a fresh queue pair with one receive of 300 B, and returns the NAK.
@@ -209,29 +209,4 @@ fn memory_that_goes_away_meanwhile_is_an_operational_error() {
     assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_OPERATIONAL_ERROR), PEER_PSN));
     assert_eq!(script.state(), QpState::Error);
     assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 1, "what was taken back is not counted");
-}
-
-#[test]
-fn a_send_with_invalidate_takes_the_remote_key_away() {
-    let mut script = Script::new();
-    let region = script.region(4096, 64, Access::all());
-    let key = region.rkey();
-    script.receive(0, 8);
-    script.receive(8, 8);
-    script.hear(&script.say(Opcode::RC_SEND_ONLY_INV).invalidate(key));
-    assert_eq!(script.reap()[0].attachment, Attachment::Invalidated(key));
-    // Local use goes on.
-    let sge = Sge { address: region.address(), length: 8, lkey: region.lkey() };
-    let qpn = script.qpn;
-    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 1, sges: &[sge] }]).expect("the local key is valid");
-    script.sent();
-    script.hear(&script.say(Opcode::RC_READ_REQUEST).psn(PEER_PSN.add(1)).reth(region.address(), key, 8));
-    assert_eq!(nak_of(&script.sent()[0]), Some(NakCode::REMOTE_ACCESS_ERROR));
-
-    // A key that is none, or of another protection domain, ends the connection.
-    let (code, _, _, mut script) = refused(&End::default(), |script| {
-        script.hear(&script.say(Opcode::RC_SEND_ONLY_INV).invalidate(RKey::new(0x5555_5555)));
-    });
-    assert_eq!(code, Some(NakCode::REMOTE_ACCESS_ERROR));
-    assert_eq!(script.ends(), [(0, Status::LocalAccess)]);
 }

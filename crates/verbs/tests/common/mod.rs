@@ -11,7 +11,7 @@ use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{
     Access, AddressVector, Completion, Counters, Cq, Device, MemoryKind, PathMtu, Payload, Pd, Psn, QKey, Qp,
     QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RKey, RecvRequest, Region, SendFlags, SendOperation,
-    SendRequest, Sge, Srq, Status, UdDestination,
+    SendRequest, Sge, Srq, Status, UdDestination, Window, WindowBinding, WindowKind,
 };
 
 /// Longer than anything here takes, however slow the machine: protection against hanging.
@@ -236,6 +236,24 @@ impl Plan {
     }
 }
 
+/// Memory that is open to one peer, through a window of type 2, until the peer or the owner takes its key back.
+pub struct Lent {
+    pub region: Region,
+    window: Window,
+    binding: WindowBinding,
+}
+
+impl Lent {
+    pub fn rkey(&self) -> RKey {
+        self.binding.rkey
+    }
+
+    /// Makes the window ready to be bound under another key.
+    fn renew(&mut self) {
+        self.binding.rkey = self.window.key((self.binding.rkey.get() as u8).wrapping_add(1));
+    }
+}
+
 /// One end.
 pub struct Side {
     pub qp: Qp,
@@ -247,6 +265,32 @@ pub struct Side {
 impl Side {
     pub fn memory(&self, length: usize) -> Region {
         self.pd.allocate(length, ALL_ACCESS, MemoryKind::Plain).unwrap()
+    }
+
+    /// Memory for the peer of this queue pair alone.
+    pub fn lend(&self, length: usize) -> Lent {
+        let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
+        let region = self.pd.allocate(length, access, MemoryKind::Plain).unwrap();
+        let window = self.pd.create_window(WindowKind::Type2).unwrap();
+        let binding = WindowBinding {
+            rkey: window.rkey(),
+            lkey: region.lkey(),
+            address: region.address(),
+            length: length as u64,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+            zero_based: false,
+        };
+        let mut lent = Lent { region, window, binding };
+        self.lend_again(&mut lent);
+        lent
+    }
+
+    /// Lends memory again whose key was taken back, under another key.
+    pub fn lend_again(&self, lent: &mut Lent) {
+        const NUMBER: u64 = 0x1e4d;
+        lent.renew();
+        self.post(NUMBER, SendOperation::BindWindow(lent.binding), &[]);
+        self.expect(NUMBER);
     }
 
     /// Memory with a pattern in it.

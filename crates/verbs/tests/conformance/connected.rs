@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use doorbell_verbs::{Attachment, CompletionOpcode, PathMtu, Payload, SendFlags, SendOperation, SendRequest, Status};
+use doorbell_verbs::{
+    Attachment, CompletionOpcode, PathMtu, Payload, QpState, SendFlags, SendOperation, SendRequest, Status,
+};
 
 use crate::Open;
 use crate::common::*;
@@ -106,35 +108,63 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
         assert_eq!((received.opcode, received.byte_len as usize), (CompletionOpcode::ReceiveWriteImmediate, size));
         assert_bytes(&yours, 0, &pattern(size, 5), "WRITE with immediate");
     }
-    // Verbs let a peer invalidate memory windows and what was registered for that, not every region.
     if a.device.attributes().provider == "system" {
-        println!("no peer may invalidate what this provider registers: SEND with invalidate is left out");
+        println!("this provider offers no memory windows: SEND with invalidate is left out");
         return;
     }
+    let mut lent = b.lend(64);
+    let write = |lent: &Lent| SendOperation::Write { remote_address: lent.region.address(), rkey: lent.rkey() };
     for size in [0, 1, 2500] {
-        let lent = b.memory(64);
-        a.post(3, write_to(&lent, 0), &[mine.sge(0, 64)]);
+        a.post(3, write(&lent), &[mine.sge(0, 64)]);
         a.expect(3);
         b.post_recv(4, &[yours.sge(0, 3000)]);
         a.post(4, SendOperation::SendInvalidate(lent.rkey()), &[mine.sge(0, size)]);
         a.expect(4);
         assert_eq!(b.expect(4).attachment, Attachment::Invalidated(lent.rkey()));
-        // The owner still uses it.
-        b.post_recv(5, &[lent.sge(0, 64)]);
+        // The owner still uses it, and lends it again.
+        b.post_recv(5, &[lent.region.sge(0, 64)]);
         a.post(5, SendOperation::Send, &[mine.sge(0, 64)]);
         a.expect(5);
         b.expect(5);
-        let (c, _d) = Plan::rc().connect(&(a.device.clone(), b.device.clone()));
-        c.post(6, write_to(&lent, 0), &[]);
-        c.expect(6); // no bytes need no key
+        b.lend_again(&mut lent);
     }
-    let lent = b.memory(64);
     b.post_recv(7, &[]);
     a.post(7, SendOperation::SendInvalidate(lent.rkey()), &[]);
     a.expect(7);
     b.expect(7);
-    a.post(8, write_to(&lent, 0), &[mine.sge(0, 64)]);
+    a.post(8, write(&lent), &[mine.sge(0, 64)]);
     a.expect_refusal(8, Status::RemoteAccess);
+}
+
+/// Only a window of type 2 is for the peer to take back, and only through the queue pair that bound it.
+pub(crate) fn what_is_not_lent_to_a_peer_is_not_the_peers_to_invalidate(open: Open<'_>) {
+    let devices = open();
+    let (c, d) = Plan::with_an_end().connect(&devices);
+    if d.device.attributes().provider == "system" {
+        println!("this provider offers no memory windows, and its driver decides what a peer may invalidate: left out");
+        return;
+    }
+    let plan = Plan::with_an_end();
+    let (region, lent) = (d.memory(64), d.lend(64));
+    let mine = c.patterned(64, 1);
+    for key in [region.rkey(), lent.rkey()] {
+        // Another connection into the same protection domain.
+        let (a, b) = (plan.side(&devices.0), plan.side_on(&d.pd, &devices.1.create_cq(plan.cq_depth).unwrap(), None));
+        plan.join(&a, &b);
+        b.post_recv(1, &[]);
+        b.post_recv(2, &[]);
+        a.post(1, SendOperation::SendInvalidate(key), &[]);
+        a.expect_refusal(1, Status::RemoteAccess);
+        b.expect_failure(1, Status::LocalAccess);
+        b.expect_failure(2, Status::WorkRequestFlushed);
+        assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
+        // Others have lost nothing.
+        for (at, rkey) in [(&region, region.rkey()), (&lent.region, lent.rkey())] {
+            c.post(3, SendOperation::Write { remote_address: at.address(), rkey }, &[mine.sge(0, 64)]);
+            c.expect(3);
+            assert_bytes(at, 0, &pattern(64, 1), "a WRITE of another peer");
+        }
+    }
 }
 
 pub(crate) fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {

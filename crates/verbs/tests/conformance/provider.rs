@@ -6,7 +6,8 @@ macro_rules! provider {
         mod $name {
             provider! { @tests $within, $open, ($(#[$only])?);
                     connected: sends_of_every_size_arrive, every_path_mtu_carries_every_operation,
-                        immediate_data_and_invalidation, writes_of_every_size_arrive,
+                        immediate_data_and_invalidation,
+                        what_is_not_lent_to_a_peer_is_not_the_peers_to_invalidate, writes_of_every_size_arrive,
                         reads_of_every_size_arrive, atomics_change_memory_and_return_what_was_there,
                         atomics_of_many_are_atomic, inline_data_is_copied, scatter_gather_lists,
                         unsignalled_requests_complete_with_the_next_signalled, a_fence_waits_for_reads,

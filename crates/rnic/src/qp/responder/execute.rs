@@ -105,8 +105,13 @@ impl Qp {
             Ok(total) => total,
             Err(failure) => return Err(self.fail_receive(core, wr_id, failure)),
         };
+        // A peer takes back only the key of a type 2 window that was bound through this very queue pair (IBTA Vol 1,
+        // 9.4.1.1.3, 10.6.7.2.6). Any other key is an R_Key violation, a class C error (9.9.3): the NAK is "remote
+        // access error", the receive that was used completes with an error, and both queue pairs go to the error
+        // state. Linux's rdma_rxe refuses regions and type 1 windows as well, but it acknowledges the message and
+        // fails the receive with "remote invalid request".
         if let Attachment::Invalidated(rkey) = request.attachment
-            && core.memory.invalidate(self.through(), rkey).is_err()
+            && core.memory.invalidate_window(self.through(), rkey).is_err()
         {
             let failure = Failure(Status::LocalAccess, NakCode::REMOTE_ACCESS_ERROR);
             return Err(self.fail_receive(core, wr_id, failure));

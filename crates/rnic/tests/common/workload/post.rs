@@ -1,9 +1,10 @@
 //! What the programs post, and what the model expects of it.
 
 use doorbell_verbs_core::{
-    Access, Attachment, CompletionOpcode, Payload, RecvRequest, SendFlags, SendOperation, SendRequest, Sge,
+    Access, Attachment, CompletionOpcode, Payload, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status,
+    WindowBinding, WindowKind,
 };
-use doorbell_wire::RKey;
+use doorbell_wire::{Qpn, RKey};
 
 use super::{AREA_BYTES, Check, Expected, Posted, Workload, pattern, take};
 
@@ -61,10 +62,10 @@ impl Workload {
                 let (operation, attachment) = match choice {
                     0 => (SendOperation::Send, Attachment::None),
                     1 => (SendOperation::SendImmediate(immediate), Attachment::Immediate(immediate)),
-                    _ => {
-                        let key = self.disposable_key(peer_node);
-                        (SendOperation::SendInvalidate(key), Attachment::Invalidated(key))
-                    }
+                    _ => match self.sides[index].peer_windows.pop() {
+                        Some(key) => (SendOperation::SendInvalidate(key), Attachment::Invalidated(key)),
+                        None => (SendOperation::Send, Attachment::None),
+                    },
                 };
                 expected = Some(Expected { tag, length, immediate_write: false, attachment, solicited });
                 (operation, CompletionOpcode::Send, length)
@@ -140,15 +141,25 @@ impl Workload {
         }
     }
 
-    fn disposable_key(&mut self, node: usize) -> RKey {
-        let node = &mut self.world.nodes[node];
-        let (base, address) = (node.memory.base(), node.memory.address());
-        // SAFETY: the block lives as long as the node's RNIC.
-        let region = unsafe { node.rnic.register(node.pd, base, 64, address, Access::REMOTE_READ, None) }
-            .expect("room for a region");
-        let key = region.rkey();
-        self.regions.push(region);
-        key
+    /// Binds a window of type 2 through a queue pair that has nothing else to do yet, and returns its key.
+    pub(super) fn bind_window(&mut self, node: usize, qpn: Qpn) -> RKey {
+        let now_ns = self.world.now_ns;
+        let at = &mut self.world.nodes[node];
+        let rkey = at.rnic.create_window(at.pd, WindowKind::Type2).expect("room for a window");
+        let (lkey, address) = (at.region.lkey(), at.memory.address());
+        let binding = WindowBinding { rkey, lkey, address, length: 64, access: Access::REMOTE_READ, zero_based: false };
+        let request = SendRequest {
+            wr_id: 0,
+            operation: SendOperation::BindWindow(binding),
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&[]),
+            destination: None,
+        };
+        at.rnic.post_send(now_ns, qpn, &[request]).expect("there is room in the queue");
+        self.world.transmit();
+        let ends: Vec<_> = self.world.nodes[node].reap().iter().map(|completion| completion.status).collect();
+        assert_eq!(ends, [Status::Success], "a window is bound at once");
+        rkey
     }
 
     pub(super) fn post_receives(&mut self, index: usize) {

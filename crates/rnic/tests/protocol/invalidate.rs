@@ -1,0 +1,237 @@
+//! SEND with invalidate: a peer takes back the key of a type 2 window that was bound through the queue pair which hears
+//! it, and no other key (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
+
+use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
+use super::common::{End, QKEY};
+use super::windows::{Windows, next};
+use doorbell_verbs_core::{
+    Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SendOperation as Op, Sge, Status, WindowKind,
+};
+use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
+
+/// What a key that the peer sends belongs to.
+type Key = fn(&mut Windows) -> RKey;
+
+/// Binds the window for the queue pair that hears the peer, and returns its key.
+fn bound(own: &mut Windows) -> RKey {
+    let binding = own.binding();
+    assert_eq!(own.bind(binding), Status::Success);
+    binding.rkey
+}
+
+/// From now on another queue pair of the same domain hears the peer.
+fn hear_elsewhere(own: &mut Windows) {
+    let end = End { srq: own.shared.as_ref().map(|(id, _)| *id), ..End::default() };
+    own.script.qpn = own.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
+}
+
+const REFUSED: [(WindowKind, &str, Key); 10] = [
+    (WindowKind::Type2, "the region that the window is bound to", |own| {
+        bound(own);
+        own.region.rkey()
+    }),
+    (WindowKind::Type2, "a region that is open to all peers", |own| own.script.rkey()),
+    (WindowKind::Type2, "a region of another domain", |own| {
+        let pd = own.script.rnic().create_pd();
+        let (base, address) = (own.script.world.nodes[OWN].memory.base(), own.script.base());
+        // SAFETY: the block lives as long as the node's RNIC.
+        let region = unsafe { own.script.rnic().register(pd, base, 64, address, Access::all(), None) };
+        region.expect("room for a region").rkey()
+    }),
+    (WindowKind::Type2, "no key at all", |_| RKey::new(0x5555_5555)),
+    (WindowKind::Type1, "a window of type 1", bound),
+    (WindowKind::Type2, "a window that is not bound", |own| own.key),
+    (WindowKind::Type2, "another key of the window", |own| next(bound(own))),
+    (WindowKind::Type2, "a window that its owner took back", |own| {
+        let key = bound(own);
+        assert_eq!(own.run(Op::LocalInvalidate(key)), Status::Success);
+        key
+    }),
+    (WindowKind::Type2, "a window of another queue pair", |own| {
+        let key = bound(own);
+        hear_elsewhere(own);
+        key
+    }),
+    (WindowKind::Type2, "a window of another domain", |own| {
+        let pd = own.script.rnic().create_pd();
+        own.script.rnic().create_window(pd, WindowKind::Type2).expect("room for a window")
+    }),
+];
+
+/// Posts a receive of 300 B under its offset as number.
+fn receive(own: &mut Windows, offset: usize) {
+    match &own.shared {
+        None => own.script.receive(offset, 300),
+        Some((id, _)) => {
+            let (id, sges) = (*id, [own.script.world.nodes[OWN].sge(offset, 300)]);
+            own.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: offset as u64, sges: &sges }]).expect("room");
+        }
+    }
+}
+
+/// The peer sends a message that invalidates a key, and is answered once, by the packet that is returned.
+fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sent {
+    let say = |opcode| own.script.say(opcode);
+    let (first, last) = match packets {
+        1 => (None, say(Opcode::RC_SEND_ONLY_INV)),
+        _ => (Some(say(Opcode::RC_SEND_FIRST).quiet().payload(&[5; 256])), say(Opcode::RC_SEND_LAST_INV)),
+    };
+    if let Some(first) = first {
+        own.script.hear(&first);
+    }
+    own.script.hear(&last.psn(PEER_PSN.add(packets - 1)).invalidate(key).payload(&[6; 8]));
+    own.heard = packets;
+    let mut sent = own.script.sent();
+    assert_eq!(sent.len(), 1, "one answer");
+    assert_eq!(sent[0].psn(), PEER_PSN.add(packets - 1), "the packet with the key is answered");
+    sent.remove(0)
+}
+
+/// Does a READ of 8 B through a new queue pair succeed?
+fn is_open(own: &mut Windows, key: RKey, address: u64) -> bool {
+    own.script.qpn = own.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
+    own.script.hear(&own.script.say(Opcode::RC_READ_REQUEST).reth(address, key, 8));
+    nak_of(&own.script.sent()[0]).is_none()
+}
+
+#[test]
+fn a_key_that_is_no_window_of_the_queue_pair_is_refused_and_stays_what_it_was() {
+    for (kind, what, make) in REFUSED {
+        for (shares, packets) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+            let what = format!("{what}, shared receives: {shares}, {packets} packets");
+            let mut own = if shares { Windows::sharing(kind) } else { Windows::new(kind) };
+            let key = make(&mut own);
+            own.script.reap();
+            receive(&mut own, 0);
+            receive(&mut own, 512);
+            let qpn = own.script.qpn;
+            // The requester's NAK, and so its status: remote access error.
+            assert_eq!(nak_of(&send(&mut own, key, packets)), Some(NakCode::REMOTE_ACCESS_ERROR), "{what}");
+            assert_eq!(own.script.state(), QpState::Error, "{what}");
+            assert_eq!(own.script.counters().resp_remote_access_errors, 1, "{what}");
+            let ends = own.script.ends();
+            let events = own.script.events();
+            if let Some((_, queue)) = &own.shared {
+                assert_eq!(ends, [(0, Status::LocalAccess)], "{what}");
+                assert_eq!(queue.len(), 1, "{what}: the other receive is for other queue pairs");
+                assert_eq!(events, [AsyncEvent::QpAccessError(qpn), AsyncEvent::QpLastWqeReached(qpn)], "{what}");
+            } else {
+                assert_eq!(ends, [(0, Status::LocalAccess), (512, Status::WorkRequestFlushed)], "{what}");
+                assert_eq!(events, [AsyncEvent::QpAccessError(qpn)], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_open_to_others_stays_open() {
+    let mut own = Windows::new(WindowKind::Type1);
+    let (region, window) = (own.script.rkey(), bound(&mut own));
+    let address = own.region.address();
+    for key in [region, window] {
+        hear_elsewhere(&mut own);
+        receive(&mut own, 0);
+        send(&mut own, key, 1);
+        assert!(is_open(&mut own, key, address), "{key:?} is still open to other peers");
+    }
+    let lkey = own.script.world.nodes[OWN].region.lkey();
+    let sge = Sge { address, length: 8, lkey };
+    let qpn = own.script.qpn;
+    own.script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 1, sges: &[sge] }]).expect("the local key is valid");
+
+    // A window of type 2 stays open to the peer of the queue pair that bound it.
+    let mut own = Windows::new(WindowKind::Type2);
+    let (binder, key) = (own.script.qpn, bound(&mut own));
+    hear_elsewhere(&mut own);
+    receive(&mut own, 0);
+    send(&mut own, key, 1);
+    let address = own.region.address();
+    (own.script.qpn, own.heard) = (binder, 0);
+    assert!(own.write(key, address, 8));
+}
+
+#[test]
+fn a_window_that_the_peer_took_back_is_taken_back_once() {
+    for shares in [false, true] {
+        for packets in [1, 2] {
+            let mut own = if shares { Windows::sharing(WindowKind::Type2) } else { Windows::new(WindowKind::Type2) };
+            let key = bound(&mut own);
+            receive(&mut own, 0);
+            receive(&mut own, 512);
+            assert_eq!(nak_of(&send(&mut own, key, packets)), None);
+            let Completion { wr_id, status, attachment, .. } = own.script.reap()[0];
+            assert_eq!((wr_id, status), (0, Status::Success));
+            assert_eq!(attachment, doorbell_verbs_core::Attachment::Invalidated(key));
+            assert_eq!(own.script.state(), QpState::ReadyToSend);
+            // A duplicate of the message is acknowledged, and does nothing.
+            own.script.hear(&own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets - 1)).invalidate(key));
+            assert_eq!(nak_of(&own.script.sent()[0]), None);
+            assert_eq!(own.script.state(), QpState::ReadyToSend);
+            // Another message with the key is not.
+            let again = own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets)).invalidate(key);
+            own.script.hear(&again);
+            assert_eq!(nak_of(&own.script.sent()[0]), Some(NakCode::REMOTE_ACCESS_ERROR));
+        }
+    }
+}
+
+#[test]
+fn a_refused_message_ends_the_requester_with_a_remote_access_error() {
+    let mut script = Script::new();
+    let first = script.post(Op::SendInvalidate(RKey::new(0x777)), 8);
+    let behind = script.post(Op::Send, 8);
+    let psn = script.sent()[0].psn();
+    script.nak(psn, NakCode::REMOTE_ACCESS_ERROR);
+    assert_eq!(script.ends(), [(first, Status::RemoteAccess), (behind, Status::WorkRequestFlushed)]);
+    assert_eq!(script.state(), QpState::Error);
+    assert_eq!(script.counters().req_remote_access_errors, 1);
+}
+
+/// UC and UD have no SEND with invalidate (IBTA Vol 1, 9.4.1, the table of opcodes): the packet is malformed, and dropped.
+#[test]
+fn unreliable_transports_invalidate_nothing() {
+    for (kind, opcodes) in [(QpKind::Uc, [Opcode(0x36), Opcode(0x37)]), (QpKind::Ud, [Opcode(0x76), Opcode(0x77)])] {
+        for opcode in opcodes {
+            let mut own = Windows::new(WindowKind::Type2);
+            let binder = own.script.qpn;
+            if kind == QpKind::Uc {
+                own.script.qpn = own.script.add_qp(kind, PathMtu::Mtu256, &End::default());
+            }
+            let (bound_on, key) = (own.script.qpn, bound(&mut own));
+            if kind == QpKind::Ud {
+                own.script.qpn = own.script.add_qp(kind, PathMtu::Mtu256, &End::default());
+            }
+            receive(&mut own, 0);
+            let said = own.script.say(opcode).quiet();
+            let said = if kind == QpKind::Ud { said.deth(QKEY, PEER_QPN) } else { said };
+            own.script.hear(&said.invalidate(key).payload(&[7; 8]));
+            assert_eq!(own.script.counters().rx_malformed, 1, "{kind:?} {opcode:?}");
+            assert_eq!((own.script.ends(), own.script.state()), (vec![], QpState::ReadyToSend), "{kind:?} {opcode:?}");
+            // The window is still there: a second binding is refused.
+            own.script.qpn = bound_on;
+            let binding = own.binding();
+            assert_eq!(own.bind(binding), Status::MemoryWindowBind, "{kind:?} {opcode:?}: the window is still bound");
+            own.script.qpn = binder;
+        }
+    }
+}
+
+/// The number of a queue pair is given again, and its successor has other peers.
+#[test]
+fn a_destroyed_queue_pair_takes_its_windows_of_type_2_along() {
+    for kind in [WindowKind::Type1, WindowKind::Type2] {
+        let mut own = Windows::new(kind);
+        let key = bound(&mut own);
+        let (qpn, region) = (own.script.qpn, own.region.clone());
+        own.script.rnic().destroy_qp(qpn).expect("it lives");
+        let address = region.address();
+        // A window of type 1 belongs to the domain.
+        assert_eq!(is_open(&mut own, key, address), kind == WindowKind::Type1, "{kind:?}");
+        assert_eq!(
+            own.script.rnic().deregister(&region).is_ok(),
+            kind == WindowKind::Type2,
+            "{kind:?}: it is not bound"
+        );
+        own.script.rnic().destroy_window(key).expect("the window itself lives");
+    }
+}
