@@ -9,6 +9,7 @@ use std::io::{self, BufRead, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use clap::Args;
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
@@ -27,12 +28,18 @@ pub(crate) struct ClientProcess {
     /// Where the middlebox is through which it reaches the memory
     #[arg(long, value_name = "ADDRESS")]
     through: Option<SocketAddr>,
+    /// Works until the middlebox ends, and then for half of -D through the next one
+    #[arg(long, requires = "through")]
+    until_cut: bool,
     #[command(flatten)]
     part: Part,
 }
 
 /// The answer to a client that reached the memory through a box which is none any more.
 pub(super) const AGAIN: &str = "again";
+
+/// The longest time that a client works until its middlebox ends.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// A clock that all processes of a machine share, in nanoseconds.
 pub(super) fn shared_ns() -> u64 {
@@ -105,7 +112,11 @@ impl Witness for Lines {
 impl ClientProcess {
     pub(super) fn run(&self) -> Result<(), Failure> {
         let device = self.part.open()?;
-        let mut load = self.part.load()?;
+        let whole = self.part.load()?;
+        let mut load = whole;
+        if self.until_cut {
+            load.measure_ns = LONGEST.as_nanos() as u64;
+        }
         let cache = Arc::new(HostCache::new(4 * load.keys as usize));
         let mut lines = Lines(io::stdout());
         let (client, mut entered) = self.enter(&device, &load, &cache, &mut lines)?;
@@ -132,7 +143,7 @@ impl ClientProcess {
                 // What was running when the box ended may have taken effect. There is a new one, which knows nothing.
                 Ok(_) | Err(()) => {
                     lines.say(format_args!("cut"));
-                    load = Load { warm_up_ns: 0, measure_ns: load.measure_ns / 2, ..load };
+                    load = Load { warm_up_ns: 0, measure_ns: load.measure_ns.min(whole.measure_ns) / 2, ..load };
                     let again;
                     (again, entered) = self.enter(&device, &load, &cache, &mut lines)?;
                     next = Some(again);

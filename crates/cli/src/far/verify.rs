@@ -144,6 +144,10 @@ impl Verify {
             if let Some(address) = sides.through {
                 command.args(["--through", &address.to_string()]);
             }
+            if self.kill_box {
+                // However late the box is killed, each client goes on through the next one.
+                command.arg("--until-cut");
+            }
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let output = BufReader::new(child.stdout.take().ok_or("a client without an output")?);
             let input = Arc::new(Mutex::new(child.stdin.take().ok_or("a client without an input")?));

@@ -52,25 +52,20 @@ fn processes_of_which_one_is_killed_leave_a_linearizable_history() {
 }
 
 /// A client is killed, and then the middlebox, in whose place another one comes that knows nothing; all the while packets
-/// are lost, doubled and overtaken at the box. What was on its way then has no answer, and nothing is wrong.
+/// are lost, doubled and overtaken at the box. What was on its way then has no answer, and nothing is wrong. The clients that
+/// are left go on through the second box, each at its own pace. `a_box_that_took_anothers_place_steers_and_converts_again` of
+/// the store's tests has clients in lockstep, and shows that a second box steers and converts.
 #[test]
 fn a_middlebox_that_loses_packets_and_then_everything_leaves_a_linearizable_history() {
     for strategy in ["steered", "steered-write"] {
-        let steers = |seed: u32| {
-            let json = verified(&format!(
-                "--strategy {strategy} --clients 3 --keys 8 --writes 70 -D 1500ms --kill-box \
-                 --fault drop=0.003,duplicate=0.003,reorder=0.003,seed={seed}"
-            ));
-            // Of the second box.
-            let counted = |name: &str| json["box"][name].as_u64() > Some(0);
-            assert!(strategy == "steered" || !counted("reads_steered"), "{strategy}: {json}");
-            counted("cas_converted") && counted("cas_steered") && (strategy != "steered" || counted("reads_steered"))
-        };
-        // On a busy machine clients may reach the second box one at a time, and then no cache is old.
-        assert!(
-            (1..=4).any(steers),
-            "{strategy}: the second box did not steer and convert all that it should in four runs"
-        );
+        let json = verified(&format!(
+            "--strategy {strategy} --clients 3 --keys 8 --writes 70 -D 1500ms --kill-box \
+             --fault drop=0.003,duplicate=0.003,reorder=0.003,seed=1"
+        ));
+        // Of the second box.
+        let counted = |name: &str| json["box"][name].as_u64();
+        assert!(counted("requests") > Some(0), "{strategy}: clients went on through the second box: {json}");
+        assert!(strategy == "steered" || counted("reads_steered") == Some(0), "{strategy}: {json}");
     }
 }
 
