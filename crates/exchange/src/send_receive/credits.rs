@@ -4,8 +4,6 @@
 //! immediate data of data messages; alone they are a zero-length SEND whose immediate has the top
 //! bit set, for which [`CREDIT_RECEIVES`] are posted beside the window.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 /// Receives (and their buffers) that each side posts beside those it grants: for credit messages,
 /// of which at most one is unanswered, and for the goodbye.
 pub const CREDIT_RECEIVES: usize = 3;
@@ -86,78 +84,9 @@ impl SendCredits {
     }
 }
 
-/// What a receiver has told its peer. The connection and whoever drops a message use it at the
-/// same time.
-#[derive(Debug)]
-pub(crate) struct ReceiveCredits {
-    depth: u64,
-    /// Data messages that arrived. Only the connection writes it.
-    received: AtomicU64,
-    /// The last grant that was sent.
-    reported: AtomicU64,
-    /// The peer knew this grant when the last credit message was sent: more data than that shows
-    /// that it was taken. [`ANSWERED`] if it was.
-    unanswered: AtomicU64,
-}
-
-const ANSWERED: u64 = u64::MAX;
-
-impl ReceiveCredits {
-    pub(crate) fn new(depth: u64) -> Self {
-        Self {
-            depth,
-            received: AtomicU64::new(0),
-            reported: AtomicU64::new(depth),
-            unanswered: AtomicU64::new(ANSWERED),
-        }
-    }
-
-    /// A data message has arrived. Returns how many have.
-    #[inline]
-    pub(crate) fn received(&self) -> u64 {
-        let received = self.received.load(Ordering::Relaxed) + 1;
-        self.received.store(received, Ordering::Relaxed);
-        let known = self.unanswered.load(Ordering::Acquire);
-        if known != ANSWERED && received > known {
-            self.unanswered.store(ANSWERED, Ordering::Release);
-        }
-        received
-    }
-
-    /// A grant leaves with a data message.
-    #[inline]
-    pub(crate) fn rides(&self, granted: u64) {
-        if self.reported.load(Ordering::Relaxed) < granted {
-            self.reported.fetch_max(granted, Ordering::AcqRel);
-        }
-    }
-
-    /// Is it time for a message of its own? Once a quarter of the depth is news, or the peer has
-    /// nothing left to send with. If so it counts as sent: whoever asked has to send it.
-    #[inline]
-    pub(crate) fn take_due(&self, granted: u64) -> bool {
-        loop {
-            let reported = self.reported.load(Ordering::Acquire);
-            let news = granted.saturating_sub(reported);
-            let due =
-                news > 0 && (news >= (self.depth / 4).max(1) || self.received.load(Ordering::Relaxed) >= reported);
-            let mark = || self.unanswered.compare_exchange(ANSWERED, reported, Ordering::AcqRel, Ordering::Relaxed);
-            if !due || mark().is_err() {
-                return false;
-            }
-            // Meanwhile another may have sent a newer grant, and the peer used it up: then nothing
-            // would ever come that answers this mark.
-            if self.reported.load(Ordering::Acquire) == reported {
-                self.reported.fetch_max(granted, Ordering::AcqRel);
-                return true;
-            }
-            self.unanswered.store(ANSWERED, Ordering::Release);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::reports::ReceiveCredits;
     use super::*;
     use proptest::prelude::*;
 

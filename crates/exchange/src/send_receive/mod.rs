@@ -16,8 +16,14 @@ mod credits;
 mod hub;
 mod machine;
 mod pool;
+mod reports;
 mod sending;
 mod shared;
+/// Atomics of [`reports`], which a model checker replaces by its own.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
+
 #[cfg(test)]
 mod tests;
 

@@ -8,7 +8,8 @@ use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::{Payload, PostError, Qp, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge, Srq};
 use smallvec::SmallVec;
 
-use super::credits::{ReceiveCredits, Word};
+use super::credits::Word;
+use super::reports::ReceiveCredits;
 use crate::carrier::{CONTROL_TAG, RECEIVE_TAG};
 use crate::config::MAX_REPOST_LIST;
 
