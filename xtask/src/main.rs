@@ -5,6 +5,7 @@ mod bindings;
 mod browser;
 mod chaos;
 mod cores;
+mod deep;
 mod digests;
 mod dist;
 mod figures;
@@ -58,6 +59,10 @@ enum Command {
     /// Each run is a process of its own. A run that failed is logged with the end of its output, the seeds in it, and
     /// the backtraces of programs that died.
     Repeat(repeat::Repeat),
+    /// Runs tools that look deeper than tests: sanitizers, valgrind, loom, mutants, and checks of dependencies.
+    ///
+    /// The parts take from seconds to hours; docs/deep.md has the results.
+    Deep(deep::Deep),
     /// Has other programs check captured packets, as `test` does with those that the tests write.
     Packets {
         /// Holds captures, and beside each what is expected of it.
@@ -224,6 +229,7 @@ fn run(command: Command) -> ExitCode {
         Command::Test { fast, steps } if steps.is_empty() => test::everything(fast),
         Command::Test { steps, .. } => test::some(&steps),
         Command::Repeat(repeat) => ended(repeat.run()),
+        Command::Deep(deep) => ended(deep.run()),
         Command::Packets { directory } => test::packets(&directory),
         Command::EndToEnd => test::group(Group::Machines, None),
         Command::Hosts { out } => ended(two_machines::hosts(out.as_deref())),

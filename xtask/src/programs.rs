@@ -211,6 +211,23 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
+/// Runs all programs of our own under valgrind's memcheck, which ends a program at its end with this status if it found an
+/// error.
+pub(crate) fn under_memcheck() -> Result<(), String> {
+    const FOUND: &str = "--error-exitcode=99";
+    let mut failures = Vec::new();
+    for (name, options) in OWN {
+        let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
+        // One thread runs at a time: without turns, a thread that polls keeps the others out.
+        let suppressions = format!("--suppressions={}", root().join("xtask/programs/memcheck.supp").display());
+        let words = ["valgrind", "--quiet", FOUND, "--fair-sched=yes", "--num-callers=30", &suppressions, &program];
+        let outcome = start(on_doorbell(options, &words))?.finish(2 * PATIENCE);
+        eprintln!("{name}: {}", if outcome.is_ok() { "no error" } else { "FAILED" });
+        failures.extend(outcome.err().map(|why| format!("{name}: {why}")));
+    }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
 /// Compiles one of our own programs, and returns its path.
 pub(crate) fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
     compile_with(compiler, name, &[], libraries)

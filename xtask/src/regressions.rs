@@ -134,7 +134,7 @@ pub(crate) fn judge(names: &[String]) -> Result<(), String> {
 }
 
 /// A clone of HEAD, what is built from it, and what its tests said.
-struct Workshop {
+pub(crate) struct Workshop {
     _alone: Lock,
     tree: PathBuf,
     built: PathBuf,
@@ -143,7 +143,7 @@ struct Workshop {
 
 impl Workshop {
     /// Makes the clone, or brings it to HEAD.
-    fn open() -> Result<Self, String> {
+    pub(crate) fn open() -> Result<Self, String> {
         let home = target().join("xtask").join("regressions");
         let alone = Lock::take(&home.join("lock"), "the clone that patches are applied to")?;
         let workshop =
@@ -195,9 +195,19 @@ impl Workshop {
         patch.apply(&self.tree, &[]).map_err(|why| format!("the patch does not apply: {why}"))?;
         let verdicts: Result<Vec<String>, String> = patch.tests.iter().map(|test| self.fails(patch, test)).collect();
         // The tree has to be as it was for the next patch, so this matters more than the verdict.
-        run(git(&self.tree, &["checkout", "--quiet", "--force", "HEAD", "--", "."]))?;
-        run(git(&self.tree, &["clean", "--quiet", "--force", "-d", "-x"]))?;
+        self.clean()?;
         verdicts.map(|verdicts| verdicts.join("; "))
+    }
+
+    /// The clone's folder.
+    pub(crate) fn tree(&self) -> &Path {
+        &self.tree
+    }
+
+    /// Brings all files of the clone back to HEAD.
+    pub(crate) fn clean(&self) -> Result<(), String> {
+        run(git(&self.tree, &["checkout", "--quiet", "--force", "HEAD", "--", "."]))?;
+        run(git(&self.tree, &["clean", "--quiet", "--force", "-d", "-x"]))
     }
 
     fn fails(&self, patch: &Patch, test: &str) -> Result<String, String> {
@@ -213,7 +223,7 @@ impl Workshop {
     }
 
     /// Builds and runs a test. An error is what keeps it from being run at all.
-    fn run_test(&self, test: &str, limit: Duration, log: &str) -> Result<Ended, String> {
+    pub(crate) fn run_test(&self, test: &str, limit: Duration, log: &str) -> Result<Ended, String> {
         let words: Vec<&str> = test.split_whitespace().skip(1).collect();
         let log = self.logs.join(format!("{log}.log"));
         let is_xtask = words.first() == Some(&"xtask");
@@ -290,7 +300,7 @@ pub(crate) fn git(directory: &Path, arguments: &[&str]) -> Command {
 
 /// How a test ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Ended {
+pub(crate) enum Ended {
     Passed,
     Failed,
     /// The process died before it could say that a test failed.

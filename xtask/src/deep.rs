@@ -1,0 +1,143 @@
+//! `cargo xtask deep`: tools that look where tests do not. They take hours, so `test` does not run them.
+
+mod mutants;
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+use crate::shell::{cargo, command, output_of, run, run_tests, succeeds, target};
+use crate::{network, peers, programs};
+
+/// Options of `cargo xtask deep`.
+#[derive(Debug, Parser)]
+pub(crate) struct Deep {
+    /// Only this part; may be given several times [default: all]
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    #[command(flatten)]
+    mutants: mutants::Options,
+}
+
+/// A tool, and where it looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// AddressSanitizer, over the tests of verbs, exchange and preload.
+    Address,
+    /// Valgrind's memcheck, over C programs under the library.
+    Memcheck,
+    /// Loom, over hand-overs between threads and processes.
+    Loom,
+    /// ThreadSanitizer, over the tests of fabric.
+    Thread,
+    /// Licences, bans and sources of dependencies.
+    Deny,
+    /// Mutants of rnic, exchange, fabric's shared memory and farmem.
+    Mutants,
+}
+
+/// The target that sanitizers are built for: with it, build scripts and macros stay as they are.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Crates whose tests run under AddressSanitizer.
+const ADDRESS: &[&str] = &["doorbell-verbs", "doorbell-exchange", "doorbell-preload"];
+
+/// Crates and their tests under loom. docs/deep.md lists the hand-overs.
+const LOOM: &[(&str, &str)] =
+    &[("doorbell-fabric", "wake"), ("doorbell-fabric", "ring"), ("doorbell-exchange", "reports")];
+
+impl Deep {
+    /// Runs the parts, also after one failed.
+    pub(crate) fn run(&self) -> Result<(), String> {
+        peers::install();
+        let parts = if self.parts.is_empty() { Part::value_variants() } else { &self.parts };
+        let mut failures = Vec::new();
+        for part in parts {
+            eprintln!("\n== {part:?}");
+            let outcome = match part {
+                Part::Address => address(),
+                Part::Memcheck => memcheck(),
+                Part::Loom => loom(),
+                Part::Thread => thread(),
+                Part::Deny => deny(),
+                Part::Mutants => mutants::run(&self.mutants),
+            };
+            if let Err(why) = outcome {
+                eprintln!("FAILED: {why}");
+                failures.push(format!("{part:?}: {why}"));
+            }
+        }
+        if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+    }
+}
+
+/// Tests of a crate, built with a sanitizer. The compiler offers sanitizers to nightly users, and to `RUSTC_BOOTSTRAP`.
+fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command {
+    let mut test = cargo(&["test", "--target", TARGET, "--no-fail-fast", "--package", package]);
+    test.args(["--lib", "--bins", "--tests"]);
+    test.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", [&[kind][..], more].concat().join(" "));
+    test.env("CARGO_TARGET_DIR", target().join("xtask").join("deep").join("sanitized"));
+    test
+}
+
+fn address() -> Result<(), String> {
+    let of = |package: &&str| {
+        let mut test = sanitized("-Zsanitizer=address", package, &[]);
+        // Statics of the library live as long as the process, and programs may end with threads in it.
+        test.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:allow_user_segv_handler=1");
+        network::apart(|| run_tests(test))
+    };
+    joined(ADDRESS.iter().map(of))
+}
+
+/// Atomics of the standard library are not instrumented without its sources, so ThreadSanitizer can only be asked where
+/// the toolchain has them.
+fn thread() -> Result<(), String> {
+    let sysroot = output_of(command("rustc", &["--print", "sysroot"]))?;
+    let sources = PathBuf::from(sysroot.trim()).join("lib/rustlib/src/rust/library/std");
+    if !sources.exists() {
+        eprintln!("LEFT OUT: the toolchain has no sources of the standard library (`rustup component add rust-src`)");
+        return Ok(());
+    }
+    let mut test = sanitized("-Zsanitizer=thread", "doorbell-fabric", &[]);
+    test.args(["-Z", "build-std"]);
+    network::apart(|| run_tests(test))
+}
+
+fn memcheck() -> Result<(), String> {
+    peers::install_for_counting()?;
+    programs::build()?;
+    network::apart(programs::under_memcheck)
+}
+
+fn loom() -> Result<(), String> {
+    for (package, file) in LOOM {
+        run_tests(cargo(&["test", "--package", package, "--test", file]))?;
+    }
+    Ok(())
+}
+
+fn deny() -> Result<(), String> {
+    let deny = tool("cargo-deny")?;
+    run(command(deny, &["check", "licenses", "bans", "sources"]))
+}
+
+/// A tool from the registry, which is built if it is not here.
+fn tool(name: &str) -> Result<PathBuf, String> {
+    if succeeds(command(name, &["--version"])) {
+        return Ok(PathBuf::from(name));
+    }
+    let home = target().join("xtask").join("deep").join("tools");
+    let program = home.join("bin").join(name);
+    if !program.exists() {
+        let mut install = cargo(&["install", "--quiet", "--locked", name, "--root"]);
+        install.arg(&home);
+        run(install)?;
+    }
+    Ok(program)
+}
+
+fn joined(outcomes: impl Iterator<Item = Result<(), String>>) -> Result<(), String> {
+    let failures: Vec<String> = outcomes.filter_map(Result::err).collect();
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}

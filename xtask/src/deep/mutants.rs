@@ -1,0 +1,259 @@
+//! Mutants: small changes of the code, each of which some test of its crate should notice.
+//!
+//! cargo-mutants lists them; the clone in which stored patches are judged takes each, one at a time. A file keeps every
+//! verdict beside the state of the crate that it holds for, so that a run continues where another one ended.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::Value;
+
+use super::tool;
+use crate::regressions::{Ended, Workshop, git};
+use crate::shell::{command, output_of, root};
+
+/// Options of the part `mutants`.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    /// Mutants in the sample.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    sample: u32,
+    /// Chooses the sample.
+    #[arg(long, default_value_t = 31)]
+    seed: u64,
+    /// Judges at most so many that have no verdict yet [default: all]
+    #[arg(long, value_name = "N")]
+    at_most: Option<usize>,
+    /// File of the verdicts, which is continued.
+    #[arg(long, value_name = "FILE", default_value = "benchmarks/2026-11-25/mutants.txt")]
+    verdicts: PathBuf,
+}
+
+/// Folders whose code is changed, each with the crate whose tests must notice.
+const PLACES: &[(&str, &str, &str)] = &[
+    ("crates/rnic/src/", "doorbell-rnic", "crates/rnic"),
+    ("crates/exchange/src/", "doorbell-exchange", "crates/exchange"),
+    ("crates/fabric/src/shm/", "doorbell-fabric", "crates/fabric"),
+    ("crates/farmem/src/", "doorbell-farmem", "crates/farmem"),
+];
+
+/// Time that the tests of a crate may take with a mutant: several times what they take without, beside other work.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// The least share of viable mutants that tests must catch, in percent.
+const CAUGHT_PERCENT: usize = 95;
+
+/// Survivors that change nothing a test could see, each with the reason.
+const EXPLAINED: &str = include_str!("../../mutants-explained.txt");
+
+/// A mutant of the sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mutant {
+    /// File, line and change, as cargo-mutants prints them.
+    name: String,
+    package: &'static str,
+    /// Folder of the crate.
+    home: &'static str,
+    diff: String,
+}
+
+/// Verdicts by state of the crate and name.
+type Verdicts = BTreeMap<(String, String), String>;
+
+/// Judges the sample, as far as it has no verdicts yet, and writes the table.
+pub(super) fn run(options: &Options) -> Result<(), String> {
+    let workshop = Workshop::open()?;
+    let sample = sample(listed(workshop.tree())?, options.seed, options.sample as usize);
+    let file = root().join(&options.verdicts);
+    let mut verdicts = read(&fs::read_to_string(&file).unwrap_or_default());
+    let mut states = BTreeMap::new();
+    for (_, _, home) in PLACES {
+        let state = output_of(git(workshop.tree(), &["rev-parse", &format!("HEAD:{home}")]))?;
+        states.insert(*home, state.trim()[..12].to_owned());
+    }
+    let key = |mutant: &Mutant| (states[mutant.home].clone(), mutant.name.clone());
+    let waiting: Vec<&Mutant> = sample.iter().filter(|mutant| !verdicts.contains_key(&key(mutant))).collect();
+    eprintln!("{} mutants, of which {} have no verdict yet", sample.len(), waiting.len());
+    for mutant in waiting.into_iter().take(options.at_most.unwrap_or(usize::MAX)) {
+        let start = Instant::now();
+        let verdict = judge(&workshop, mutant)?;
+        eprintln!("{verdict} after {:.0} s: {}", start.elapsed().as_secs_f64(), mutant.name);
+        verdicts.insert(key(mutant), verdict.to_owned());
+        write(&file, options, &verdicts)?;
+    }
+    let of_sample: Vec<(&Mutant, &String)> =
+        sample.iter().filter_map(|mutant| Some((mutant, verdicts.get(&key(mutant))?))).collect();
+    conclude(&of_sample, sample.len())
+}
+
+fn judge(workshop: &Workshop, mutant: &Mutant) -> Result<&'static str, String> {
+    let patch = crate::place::own_file("mutant.patch");
+    fs::write(&patch, &mutant.diff).map_err(|error| format!("{}: {error}", patch.display()))?;
+    output_of({
+        let mut apply = git(workshop.tree(), &["apply"]);
+        apply.arg(&patch);
+        apply
+    })?;
+    let test = format!("cargo test --package {}", mutant.package);
+    let ended = workshop.run_test(&test, LIMIT, "mutant");
+    workshop.clean()?;
+    Ok(match ended {
+        Ok(Ended::Passed) => "SURVIVED",
+        Ok(Ended::Hung) => "caught by hanging",
+        Ok(Ended::Failed | Ended::Died) => "caught",
+        Err(_) => "unviable",
+    })
+}
+
+/// All mutants of all places.
+fn listed(tree: &Path) -> Result<Vec<Mutant>, String> {
+    let program = tool("cargo-mutants")?;
+    let mut list = command(program, &["mutants", "--workspace", "--list", "--json", "--diff", "--dir"]);
+    list.arg(tree);
+    for (folder, ..) in PLACES {
+        list.args(["--file", &format!("{folder}**/*.rs")]);
+    }
+    let text = output_of(list)?;
+    parse(&serde_json::from_str(&text).map_err(|error| format!("cargo-mutants lists no JSON: {error}"))?)
+}
+
+fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
+    let of = |value: &Value| {
+        let word = |name: &str| value[name].as_str().map(str::to_owned);
+        let (file, name, diff) = (word("file")?, word("name")?, word("diff")?);
+        let place = PLACES.iter().find(|(folder, ..)| file.starts_with(folder));
+        // The first two lines name the file and the change, and Git wants the file twice.
+        let hunks = diff.splitn(3, '\n').nth(2)?;
+        let diff = format!("--- a/{file}\n+++ b/{file}\n{hunks}");
+        Some(place.map(|(_, package, home)| Mutant { name, package, home, diff }))
+    };
+    let all: Option<Vec<_>> = list.as_array().and_then(|list| list.iter().map(of).collect());
+    Ok(all.ok_or("a mutant lacks its file, name or diff")?.into_iter().flatten().collect())
+}
+
+/// Those with the smallest hashes of seed and name. A change elsewhere in the code leaves most of the sample as it is.
+fn sample(mut all: Vec<Mutant>, seed: u64, count: usize) -> Vec<Mutant> {
+    all.sort_by_cached_key(|mutant| (hash(seed, &mutant.name), mutant.name.clone()));
+    all.truncate(count);
+    all
+}
+
+/// FNV-1a of the name without numbers of lines, mixed as SplitMix64 does.
+fn hash(seed: u64, name: &str) -> u64 {
+    let without_lines = name.bytes().filter(|byte| !byte.is_ascii_digit());
+    let start = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let sum = without_lines.fold(start, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let mixed = (sum ^ (sum >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+fn read(text: &str) -> Verdicts {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let fields = lines.filter_map(|line| {
+        let mut fields = line.split('\t').map(str::to_owned);
+        Some(((fields.next()?, fields.next()?), fields.next()?))
+    });
+    fields.collect()
+}
+
+fn write(file: &Path, options: &Options, verdicts: &Verdicts) -> Result<(), String> {
+    let mut text = format!(
+        "# Mutants of a sample, by `cargo xtask deep mutants --seed {} --sample {}`: state of the crate (its tree in Git), \
+         mutant, verdict.\n",
+        options.seed, options.sample
+    );
+    for ((state, name), verdict) in verdicts {
+        text += &format!("{state}\t{name}\t{verdict}\n");
+    }
+    let made = file.parent().map_or(Ok(()), fs::create_dir_all);
+    made.and_then(|()| fs::write(file, text)).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// The reason why a survivor is none, if there is one: a line `change, without place: reason`.
+fn explanation(name: &str) -> Option<&'static str> {
+    let lines = EXPLAINED.lines().filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split_once(" :: ")).find(|(change, _)| name.ends_with(change)).map(|(_, why)| why)
+}
+
+fn conclude(judged: &[(&Mutant, &String)], sample: usize) -> Result<(), String> {
+    let survivors: Vec<&Mutant> =
+        judged.iter().filter(|(_, verdict)| *verdict == "SURVIVED").map(|(mutant, _)| *mutant).collect();
+    let unviable = judged.iter().filter(|(_, verdict)| *verdict == "unviable").count();
+    let viable = judged.len() - unviable;
+    for mutant in &survivors {
+        println!("survived: {}; {}", mutant.name, explanation(&mutant.name).unwrap_or("NOT EXPLAINED"));
+    }
+    let caught = viable - survivors.len();
+    println!(
+        "mutants: {} of {sample} judged, {unviable} do not compile, {caught} of {viable} viable ones caught",
+        judged.len()
+    );
+    let unexplained = survivors.iter().filter(|mutant| explanation(&mutant.name).is_none()).count();
+    if unexplained > 0 {
+        return Err(format!("{unexplained} survivors have no explanation in xtask/mutants-explained.txt"));
+    }
+    if caught * 100 < viable * CAUGHT_PERCENT {
+        return Err(format!("{caught} of {viable} mutants were caught, and {CAUGHT_PERCENT} % must be"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mutant(name: &str) -> Mutant {
+        Mutant { name: name.to_owned(), package: "doorbell-rnic", home: "crates/rnic", diff: String::new() }
+    }
+
+    #[test]
+    fn a_sample_is_that_of_its_seed_and_moved_lines_leave_it() {
+        let all: Vec<_> = ["a", "b", "c", "d", "e", "f"].map(|name| format!("x.rs:10:3: {name}")).to_vec();
+        let moved: Vec<_> = all.iter().map(|name| name.replace("10:3", "99:7")).collect();
+        let names = |of: &[String], seed| -> Vec<String> {
+            let taken = sample(of.iter().map(|name| mutant(name)).collect(), seed, 3);
+            taken.iter().map(|mutant| mutant.name.rsplit(' ').next().unwrap_or_default().to_owned()).collect()
+        };
+        assert_eq!(names(&all, 1).len(), 3);
+        assert_eq!(names(&all, 1), names(&moved, 1));
+        assert!((2..50).any(|seed| names(&all, seed) != names(&all, 1)));
+    }
+
+    #[test]
+    fn verdicts_are_read_as_they_were_written() {
+        let file = tempfile::tempdir().unwrap();
+        let path = file.path().join("below").join("mutants.txt");
+        let options = Options { sample: 2, seed: 1, at_most: None, verdicts: path.clone() };
+        let verdicts: Verdicts = [(("abc".to_owned(), "x.rs:1:1: y".to_owned()), "caught".to_owned())].into();
+        write(&path, &options, &verdicts).unwrap();
+        assert_eq!(read(&fs::read_to_string(&path).unwrap()), verdicts);
+    }
+
+    #[test]
+    fn survivors_need_an_explanation() {
+        let mutants: Vec<Mutant> = (0..40).map(|number| mutant(&format!("x.rs:{number}:1: y"))).collect();
+        let caught = "caught".to_owned();
+        let all: Vec<_> = mutants.iter().map(|mutant| (mutant, &caught)).collect();
+        assert_eq!(conclude(&all, 200), Ok(()));
+        let survived = "SURVIVED".to_owned();
+        let mut one = all.clone();
+        one[0].1 = &survived;
+        assert!(conclude(&one, 200).unwrap_err().contains("1 survivors have no explanation"));
+    }
+
+    #[test]
+    fn a_mutant_belongs_to_the_crate_of_its_file() {
+        let list = serde_json::json!([
+            {"file": "crates/fabric/src/shm/ring.rs", "name": "n", "diff": "--- x\n+++ y\n@@ z\n", "package": "doorbell-fabric"},
+            {"file": "crates/fabric/src/pcap.rs", "name": "n", "diff": "--- x\n+++ y\n@@ z\n"},
+        ]);
+        let found = parse(&list).unwrap();
+        assert_eq!((found.len(), found[0].package), (1, "doorbell-fabric"));
+        assert_eq!(found[0].diff, "--- a/crates/fabric/src/shm/ring.rs\n+++ b/crates/fabric/src/shm/ring.rs\n@@ z\n");
+        assert!(parse(&serde_json::json!([{"file": "crates/rnic/src/lib.rs"}])).is_err());
+    }
+}
