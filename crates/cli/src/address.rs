@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Socket, Type};
 
-/// Connections that wait until they are accepted, as the standard library has it.
+/// Connections that wait until they are accepted. Admission raises this.
 const BACKLOG: i32 = 128;
 
 /// A host, or a host and a port, with the port that it has. An IPv6 address may stand in brackets or not, and a link-local

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use clap::Args;
 use doorbell_study::pinning::Pinning;
-use doorbell_study::session::{self, Introduction, SessionError, Terms, Token};
+use doorbell_study::session::{AdmittedClient, Introduction, SessionError, SessionOpening, Terms, Token};
 use doorbell_verbs::Device;
 use socket2::{Domain, Socket, Type};
 
 use crate::address::{Listen, scope_hint, with_port};
+use crate::admission::{Client, Clients};
 use crate::output::note;
-use crate::visitors::Visitors;
 use crate::{Failure, Usage, quantity};
 
 /// The TCP port on which both sides meet, as perftest has it.
@@ -22,26 +22,14 @@ pub(crate) const DEFAULT_TCP_PORT: u16 = 18515;
 /// How long the other side may take to accept.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a listener waits after it could not accept a connection, such as for lack of descriptors.
-pub(crate) const AFTER_FAILURE: Duration = Duration::from_millis(100);
-
-/// Accepts the next client, however often that fails before.
-pub(crate) fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept() {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                note!("a client could not be accepted: {error}");
-                std::thread::sleep(AFTER_FAILURE);
-            }
-        }
-    }
-}
-
 /// Connects to a server, which `command` starts there.
 pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
     reach(address, &is_running(command))
 }
+
+/// End of the sentence about another machine that refuses a connection.
+const LOOPBACK_HINT: &str =
+    " (without a token, `--listen` listens on loopback only: give both sides the same --token or DOORBELL_TOKEN)";
 
 fn is_running(command: &str) -> String {
     format!("; is `{command}` running there?")
@@ -78,7 +66,18 @@ fn reach_by(
             Err(error) => last = error,
         }
     }
-    Err(format!("cannot connect to {address}: {last}{hint}").into())
+    let is_refused = last.kind() == io::ErrorKind::ConnectionRefused;
+    let is_here_alone = address.to_socket_addrs().into_iter().flatten().all(|it| it.ip().to_canonical().is_loopback());
+    let loopback = if is_refused && !is_here_alone { LOOPBACK_HINT } else { "" };
+    Err(format!("cannot connect to {address}: {last}{hint}{loopback}").into())
+}
+
+/// Returns a new random token.
+pub(crate) fn random_token() -> Result<Token, Failure> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)?;
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(text.parse()?)
 }
 
 /// The address that a peer on another machine reaches this one at; `None` if the peer is here,
@@ -195,58 +194,59 @@ impl Meeting {
         Ok(Terms { memory_bytes, token: self.token.clone(), pinning, process })
     }
 
-    /// Serves the first client that shows the right token; others are refused, and it goes on waiting. `open` returns the
-    /// device for a client, and `pinning` says where its threads run, as [`serve`](Self::serve) has it.
+    /// Listens for clients that show the right token, or where there is none greet as clients do.
+    fn clients(&self) -> Result<Clients<SessionOpening>, Failure> {
+        Ok(Clients::new(self.listener()?, SessionOpening::new(self.token.clone()))?)
+    }
+
+    /// Serves the first client that is admitted. `open` returns the device for a client, and `pinning` the CPUs of its threads,
+    /// as [`serve`](Self::serve) has it.
     pub(crate) fn serve_one(
         &self,
         memory_bytes: usize,
         pinning: impl Fn(&Device) -> Result<Pinning, Failure>,
         mut open: impl FnMut(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<(), Failure> {
-        let mut visitors = Visitors::of_sessions(self.listener()?)?;
-        loop {
-            let (stream, peer) = visitors.next();
-            note!("serving {peer}, and nobody else until it is done or gone");
-            let device = open(address_toward(&stream))?;
-            let terms = self.terms(memory_bytes, pinning(&device)?)?;
-            match session::serve(device, stream, &terms) {
-                Err(error @ SessionError::Token(_)) => note!("{peer}: {error}"),
-                result => return Ok(result?),
-            }
-        }
+        let Client { stream, from, opening, .. } = self.clients()?.next();
+        note!("serving {from}, and nobody else until it is done or gone");
+        let device = open(address_toward(&stream))?;
+        let terms = self.terms(memory_bytes, pinning(&device)?)?;
+        Ok(AdmittedClient::new(stream, opening)?.serve(device, &terms)?)
     }
 
-    /// Serves one client after another, for ever. `open` opens the device for a client, with the address that the
-    /// client reaches this machine at if that is another one; `pinning` says where its threads run.
+    /// Serves one client after another until the process ends. `open` opens the device for a client, with the address by which
+    /// the client reaches this machine if that is another one; `pinning` returns the CPUs of its threads.
     pub(crate) fn serve(
         &self,
         memory_bytes: usize,
         pinning: impl FnOnce(&Device) -> Result<Pinning, Usage>,
         open: impl Fn(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<std::convert::Infallible, Failure> {
-        // Opened before anybody comes, so that what is wrong is said at once.
+        // A device that does not open is an error before any client comes.
         let pinning = pinning(&open(None)?)?;
-        let mut visitors = Visitors::of_sessions(self.listener()?)?;
+        let mut clients = self.clients()?;
         let terms = self.terms(memory_bytes, pinning)?;
         let mut known = HashSet::new();
         loop {
-            let (stream, peer) = visitors.next();
+            let Client { stream, from, opening, .. } = clients.next();
             // A study makes a connection for each point, which is nothing to tell.
-            if known.len() < 1024 && known.insert(peer.ip()) {
-                note!("serving {}", peer.ip());
+            if known.len() < 1024 && known.insert(from.ip()) {
+                note!("serving {}", from.ip());
             }
-            match open(address_toward(&stream)) {
-                Ok(device) => match session::serve(device, stream, &terms) {
-                    Ok(()) => {}
-                    // It ends its measurement when it likes.
-                    Err(SessionError::Control(error)) => note!("{peer} went before its measurement ended: {error}"),
-                    Err(error) => note!("{peer}: {error}"),
-                },
+            let toward = address_toward(&stream);
+            let served = AdmittedClient::new(stream, opening).and_then(|client| match open(toward) {
+                Ok(device) => client.serve(device, &terms),
                 Err(error) => {
-                    note!("{peer}: {error}");
-                    // If it cannot be told, it is gone.
-                    let _ = session::refuse(stream, &error.to_string());
+                    note!("{from}: {error}");
+                    client.refuse(&error.to_string());
+                    Ok(())
                 }
+            });
+            match served {
+                Ok(()) => {}
+                // It ends its measurement when it likes.
+                Err(SessionError::Control(error)) => note!("{from} went before its measurement ended: {error}"),
+                Err(error) => note!("{from}: {error}"),
             }
         }
     }

@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
+mod admission;
 mod advise;
 mod bench;
 mod control;
@@ -24,7 +25,6 @@ mod shell;
 mod sim;
 mod steer;
 mod study;
-mod visitors;
 mod wire;
 
 use std::process::ExitCode;

@@ -32,11 +32,12 @@
 //! `send`, which returns an id at once, and hands out messages with `receive`; `poll` moves it
 //! along. [`blocking`] and [`asynchronous`] are thin adapters for those who want to wait.
 //!
-//! Nothing here reads a clock, sleeps, starts threads or touches a socket: set-up takes the
-//! peer's endpoint description in and gives one's own out. Carrying them over TCP is the business
-//! of [`setup`].
+//! The connections read no clock, do not sleep, start no threads and touch no socket: set-up takes the
+//! peer's endpoint description in and gives one's own out. [`setup`] carries descriptions over TCP, and
+//! [`admission`] decides which peers of a TCP listener may begin.
 #![deny(unsafe_code)]
 
+pub mod admission;
 pub mod asynchronous;
 pub mod blocking;
 pub mod buffered_read;

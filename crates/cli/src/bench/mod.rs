@@ -118,7 +118,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
         Role::ServeBack(address) => {
             let device = open(exchange, &chosen, None)?;
             let terms = Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) };
-            match session::serve(device, control::connect(&address, "doorbell bench ... --listen")?, &terms) {
+            match session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 // Whoever started this process has ended, and said why if there was a reason.
                 Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),

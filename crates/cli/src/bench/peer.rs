@@ -1,21 +1,29 @@
 //! Finding the other side.
 
-use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use doorbell_study::parameters::Kind;
 use doorbell_study::pinning::Pinning;
+use doorbell_study::session::{Call, CallOpening, Caller, Token, call};
 
 use super::arguments::DeviceArguments;
 use crate::Failure;
+use crate::admission::{Client, Clients};
+use crate::control::{self, random_token};
 use crate::cpus::argument_of;
 use crate::device::Chosen;
 
 /// How long the second process may take to call back, and to end. That it has ended is noticed at once, so this is for
 /// machines that are slow to start one: an emulated one, or one that is busy.
 const SECOND_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Processes of a measurement on one machine.
+const PROCESSES: usize = 2;
+
+/// How often the first process looks whether the second has ended before it called back.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The second process of this machine. It ends with this handle.
 pub(crate) struct Second {
@@ -58,12 +66,17 @@ pub(crate) fn spawn(
     pinning: &Pinning,
 ) -> Result<(TcpStream, Second), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let token = random_token()?;
+    let mut clients = Clients::new(listener, CallOpening::new(Some(token.clone()), PROCESSES))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("bench").arg(match kind {
         Kind::Latency => "lat",
         Kind::Bandwidth => "bw",
     });
-    command.arg("--serve-back").arg(listener.local_addr()?.to_string());
+    command.arg("--serve-back").arg(address.to_string());
+    // Other users of the machine see arguments, but no environments.
+    command.env("DOORBELL_TOKEN", token.secret());
     command.args(chosen.arguments());
     if chosen.is_soft() {
         command.arg("--udp-port").arg(device.udp.port.to_string());
@@ -86,16 +99,10 @@ pub(crate) fn spawn(
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().map_err(|error| format!("the second process cannot be started: {error}"))?;
     let mut second = Second { child };
-    listener.set_nonblocking(true)?;
     let until = Instant::now() + SECOND_DEADLINE;
     loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                stream.set_nonblocking(false)?;
-                return Ok((stream, second));
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.into()),
+        if let Some(Client { stream, opening, .. }) = clients.next_until(Instant::now() + PAUSE) {
+            return Ok((Caller::new(stream, opening)?.serve()?, second));
         }
         if let Some(status) = second.child.try_wait()? {
             return Err(format!("the second process failed before it called back: {status}").into());
@@ -103,6 +110,12 @@ pub(crate) fn spawn(
         if Instant::now() >= until {
             return Err("the second process did not call back".into());
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Serves the process that listens at this address and has started this one.
+pub(crate) fn call_back(address: &str, token: Option<Token>) -> Result<TcpStream, Failure> {
+    let stream = control::connect(address, "doorbell bench ... --listen")?;
+    let called = call(stream, &Call::new(PROCESSES - 1, PROCESSES, token), || false)?;
+    Ok(called.ok_or("the process that started this one has nothing to measure")?)
 }

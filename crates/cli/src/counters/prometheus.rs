@@ -1,17 +1,18 @@
 //! An exporter: `GET /metrics` in the OpenMetrics text format, which Prometheus reads.
 //!
-//! `httparse` reads the requests. Their few answers are served here, since servers for threads keep no deadline per client
+//! `httparse` reads the requests. Admission serves their few answers, since servers for threads keep no deadline per client
 //! (`tiny_http`), and others bring an async runtime (`hyper`).
 
-use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::net::TcpListener;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::rc::Rc;
+use std::time::Duration;
+use std::{fmt, io};
 
 use doorbell_counters::{Common, Interval, Look, Monitor, is_gauge};
+use doorbell_exchange::admission::{Limits, Opening, Verdict};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -19,6 +20,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::Said;
+use crate::admission::Clients;
 use crate::output::note;
 use crate::{Failure, Usage};
 
@@ -27,10 +29,10 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 const MAX_REQUEST_BYTES: usize = 8 << 10;
 /// Most lines of that head.
 const MAX_HEADERS: usize = 64;
-/// A client that takes longer to ask, or to take the answer, is left alone.
+/// End of that head.
+const END: &[u8] = b"\r\n\r\n";
+/// Time of a client to ask and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most clients that are served at the same time.
-const MAX_CLIENTS: usize = 16;
 
 /// The devices as they were when they were asked for.
 #[derive(Debug)]
@@ -113,8 +115,38 @@ pub(super) fn text(look: Look) -> Result<String, fmt::Error> {
 }
 
 struct Exporter {
-    monitor: Mutex<(Monitor, Said)>,
-    clients: AtomicUsize,
+    monitor: RefCell<(Monitor, Said)>,
+}
+
+/// The opening of a client, which is the head of its request. The answer is all that it gets.
+#[derive(Clone)]
+struct Request {
+    exporter: Rc<Exporter>,
+    head: Vec<u8>,
+}
+
+impl Opening for Request {
+    type Admitted = Infallible;
+    type Refusal = Infallible;
+
+    fn hear(&mut self, _peer: &str, bytes: &[u8]) -> (usize, Verdict<Infallible, Infallible>) {
+        // The end of the head may have begun in the bytes before.
+        let searched = self.head.len().saturating_sub(END.len() - 1);
+        self.head.extend_from_slice(bytes);
+        let end = self.head[searched..].windows(END.len()).position(|bytes| bytes == END);
+        let reply = match end {
+            Some(end) => {
+                self.head.truncate(searched + end + END.len());
+                self.exporter.answer(&std::mem::take(&mut self.head))
+            }
+            None if self.head.len() <= MAX_REQUEST_BYTES => return (bytes.len(), Verdict::Continue),
+            None => {
+                let why = format!("the head of a request has at most {MAX_REQUEST_BYTES} bytes");
+                Answer::plain("431 Request Header Fields Too Large", &why).to_bytes(false)
+            }
+        };
+        (bytes.len(), Verdict::Dismiss { reply, why: None })
+    }
 }
 
 /// Serves until the process is ended.
@@ -129,17 +161,9 @@ pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure
     let cannot = |error: io::Error| format!("cannot listen on {address}: {error}");
     let listener = TcpListener::bind(&address).map_err(cannot)?;
     note!("serving http://{}/metrics", listener.local_addr().map_err(cannot)?);
-    let exporter = Arc::new(Exporter { monitor: Mutex::new((monitor, Said::default())), clients: AtomicUsize::new(0) });
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => exporter.serve(stream),
-            Err(error) => {
-                // A client that went again, or no descriptors for now: neither ends the exporter.
-                note!("a client was not accepted: {error}");
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        }
-    }
+    let exporter = Rc::new(Exporter { monitor: RefCell::new((monitor, Said::default())) });
+    let limits = Limits { total: PATIENCE, ..Limits::default() };
+    match Clients::with_limits(listener, Request { exporter, head: Vec::new() }, limits)?.next().opening {}
 }
 
 /// What a client is told beside the content.
@@ -153,45 +177,30 @@ impl Answer {
     fn plain(status: &'static str, content: &str) -> Self {
         Self { status, content_type: "text/plain; charset=utf-8", content: format!("{content}\n") }
     }
+
+    fn to_bytes(&self, is_head: bool) -> Vec<u8> {
+        let Self { status, content_type, content } = self;
+        let length = content.len();
+        let mut response = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
+        if !is_head {
+            response.push_str(content);
+        }
+        response.into_bytes()
+    }
 }
 
 impl Exporter {
-    /// Serves one client, beside others.
-    fn serve(self: &Arc<Self>, mut stream: TcpStream) {
-        if self.clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
-            self.clients.fetch_sub(1, Ordering::Relaxed);
-            let busy = Answer::plain("503 Service Unavailable", &format!("too many clients (maximum {MAX_CLIENTS})"));
-            let _ = stream.set_nonblocking(true);
-            let _ = respond(&mut stream, &busy, false);
-            return;
-        }
-        let exporter = Arc::clone(self);
-        let spawned = std::thread::Builder::new().name("exporter".into()).spawn(move || {
-            // A client that does not ask as it should, or goes, is its own affair.
-            let _ = exporter.converse(stream);
-            exporter.clients.fetch_sub(1, Ordering::Relaxed);
-        });
-        if spawned.is_err() {
-            self.clients.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn converse(&self, mut stream: TcpStream) -> io::Result<()> {
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let Some(head) = read_head(&mut stream)? else {
-            let long = Answer::plain(
-                "431 Request Header Fields Too Large",
-                &format!("the head of a request has at most {MAX_REQUEST_BYTES} bytes"),
-            );
-            return respond(&mut stream, &long, false);
-        };
+    /// Returns the answer to a request with this head.
+    fn answer(&self, head: &[u8]) -> Vec<u8> {
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut headers);
-        let (method, target) = match request.parse(&head) {
+        let (method, target) = match request.parse(head) {
             Ok(_) => (request.method.unwrap_or_default(), request.path.unwrap_or_default()),
             Err(error) => {
-                let bad = Answer::plain("400 Bad Request", &format!("the request is not HTTP/1: {error}"));
-                return respond(&mut stream, &bad, false);
+                let why = format!("the request is not HTTP/1: {error}");
+                return Answer::plain("400 Bad Request", &why).to_bytes(false);
             }
         };
         let path = target.split('?').next().unwrap_or_default();
@@ -201,56 +210,16 @@ impl Exporter {
             ("GET" | "HEAD", _) => Answer::plain("404 Not Found", "there is only /metrics"),
             _ => Answer::plain("405 Method Not Allowed", "there is only GET"),
         };
-        respond(&mut stream, &answer, method == "HEAD")
+        answer.to_bytes(method == "HEAD")
     }
 
     fn metrics(&self) -> Answer {
-        let mut guard = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
-        let (monitor, said) = &mut *guard;
+        let (monitor, said) = &mut *self.monitor.borrow_mut();
         let look = monitor.look();
         said.notes(&look);
-        drop(guard);
         match text(look) {
             Ok(content) => Answer { status: "200 OK", content_type: CONTENT_TYPE, content },
             Err(error) => Answer::plain("500 Internal Server Error", &error.to_string()),
         }
     }
-}
-
-/// Reads up to the empty line, which ends what is returned; `None` if there is none within the bound.
-fn read_head(stream: &mut TcpStream) -> io::Result<Option<Vec<u8>>> {
-    let until = Instant::now() + PATIENCE;
-    let mut head = Vec::new();
-    let mut piece = [0; 1024];
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut piece)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            bytes => head.extend_from_slice(&piece[..bytes]),
-        }
-        if let Some(end) = head.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-            head.truncate(end + 4);
-            return Ok(Some(head));
-        }
-        if head.len() > MAX_REQUEST_BYTES {
-            return Ok(None);
-        }
-    }
-}
-
-fn respond(stream: &mut TcpStream, answer: &Answer, is_head: bool) -> io::Result<()> {
-    let Answer { status, content_type, content } = answer;
-    let mut response = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        content.len()
-    );
-    if !is_head {
-        response.push_str(content);
-    }
-    stream.write_all(response.as_bytes())?;
-    stream.shutdown(Shutdown::Write)
 }

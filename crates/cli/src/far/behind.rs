@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use doorbell_exchange::admission::Hello;
 use doorbell_exchange::setup::{self, EndpointDescription, READY, SetupError, Timed};
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::{Geometry, MemoryDescription, Metadata, MetadataEnd, Strategy};
@@ -22,7 +23,8 @@ use serde_json::Value;
 use super::client::described;
 use super::service::MemorySide;
 use crate::Failure;
-use crate::control::{accept, reach};
+use crate::admission::{Client, Clients};
+use crate::control::reach;
 use crate::output::note;
 use crate::steer::shut_out;
 
@@ -32,6 +34,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const RESTART: Duration = Duration::from_secs(30);
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(10);
+/// How often the memory node looks whether the store ends while no box is connected.
+const OVER_LOOK: Duration = Duration::from_millis(50);
 /// How often the metadata service looks whether the box is there.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -169,14 +173,12 @@ impl Drop for BoxProcess {
 
 /// Lets one box after another use a memory node: its queue pair is given up when its connection ends, before the next one
 /// gets another. So nothing of an old box is still carried out.
-pub(super) fn serve_boxes(listener: &TcpListener, memory: &MemorySide, is_over: &AtomicBool) {
-    loop {
-        let (stream, peer) = accept(listener);
-        if is_over.load(Ordering::Acquire) {
-            return;
-        }
-        if let Err(error) = serve_box(&stream, memory) {
-            note!("the middlebox at {peer} was not served: {error}");
+pub(super) fn serve_boxes(boxes: &mut Clients<Hello>, memory: &MemorySide, is_over: &AtomicBool) {
+    while !is_over.load(Ordering::Acquire) {
+        let Some(Client { stream, from, opening, .. }) = boxes.next_until(Instant::now() + OVER_LOOK) else { continue };
+        let served = opening.first().ok_or_else(|| "it describes no queue pair".into());
+        if let Err(error) = served.and_then(|lane| serve_box(&stream, *lane, memory)) {
+            note!("the middlebox at {from} was not served: {error}");
         }
         if memory.part_with_box().is_err() {
             return; // the store has ended
@@ -184,10 +186,9 @@ pub(super) fn serve_boxes(listener: &TcpListener, memory: &MemorySide, is_over: 
     }
 }
 
-fn serve_box(mut stream: &TcpStream, memory: &MemorySide) -> Result<(), Failure> {
+fn serve_box(mut stream: &TcpStream, lane: EndpointDescription, memory: &MemorySide) -> Result<(), Failure> {
     let peer = "the middlebox";
     let mut timed = Timed::new(stream, DEADLINE);
-    let lane = setup::receive(&mut timed, peer, 1, DEADLINE)?[0];
     let own = described(memory.accept_box(lane)?);
     let broke = |error| SetupError::broke(peer, error, DEADLINE);
     timed.write_all(&setup::hello(&[own])).map_err(broke)?;

@@ -1,7 +1,7 @@
 //! The store's side of a run on this machine: memory nodes and the metadata service, a thread each, where memory nodes are not
 //! processes of their own; and a middlebox in front of the memory node, a process of its own, for strategies that rely on one.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use doorbell_exchange::Config;
+use doorbell_exchange::admission::Hello;
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::Load;
@@ -24,6 +25,7 @@ use super::behind::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_box
 use super::client::from_hex;
 use super::memory::MemoryHandle;
 use crate::Failure;
+use crate::admission::Clients;
 use crate::output::note;
 
 /// Looks in vain before a thread offers its CPU to others.
@@ -169,11 +171,12 @@ impl Gate {
         let listen = at.map_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), |(_, node)| node);
         let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         let node = listener.local_addr()?;
+        let mut visitors = Clients::new(listener, Hello::new(1))?;
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let boxes = std::thread::Builder::new()
             .name("boxes".to_owned())
-            .spawn(move || serve_boxes(&listener, &memory, &over))?;
+            .spawn(move || serve_boxes(&mut visitors, &memory, &over))?;
         let (process, through) = match at {
             None => {
                 let process = BoxProcess::start(node, &options)?;
@@ -196,7 +199,6 @@ impl Gate {
         if counted.as_ref().is_ok_and(Option::is_none) {
             return Ok(None); // the box stays connected, so the thread goes with the process
         }
-        drop(TcpStream::connect(self.node)?); // wakes the thread
         self.boxes.join().map_err(|_| "a thread of the store panicked")?;
         counted
     }

@@ -8,21 +8,25 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use doorbell_exchange::admission::Hello;
 use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
 use doorbell_farmem::{Geometry, StoreLayout};
 use doorbell_steer::{ClientEnd, Layout, NodeEnd, NodeFailure, Region, Steer};
 use doorbell_verbs::Access;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::shut_out;
 use crate::Failure;
-use crate::control::{accept, reach};
+use crate::admission::{Client, Clients};
+use crate::control::reach;
 use crate::output::note;
 
 /// How long set-up with the node or a client may take.
@@ -49,6 +53,37 @@ pub(super) const ALL_ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_W
 
 /// Something that is done to the box by the thread that has it.
 pub(super) type Job = Box<dyn FnOnce(&mut Steer) + Send>;
+
+/// Jobs that wait for the thread that has the box.
+#[derive(Debug)]
+pub(super) struct Jobs {
+    queue: Receiver<Job>,
+    kick: Arc<EventFd>,
+}
+
+impl Jobs {
+    /// Does jobs until none waits, or for that long: packets of clients that are connected wait meanwhile. Returns how many
+    /// were done.
+    pub(super) fn work_off(&self, steer: &mut Steer, budget: Duration) -> usize {
+        let _ = self.kick.read(); // a job that comes from now on wakes the thread again
+        let begun = Instant::now();
+        let mut done = 0;
+        while done == 0 || begun.elapsed() < budget {
+            let Ok(job) = self.queue.try_recv() else { return done };
+            job(steer);
+            done += 1;
+        }
+        // The rest has its turn after the packets that came meanwhile.
+        let _ = self.kick.write(1);
+        done
+    }
+}
+
+impl AsFd for Jobs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.kick.as_fd()
+    }
+}
 
 /// What the box is, as far as set-up goes.
 #[derive(Clone, Debug)]
@@ -125,6 +160,8 @@ pub(super) enum Refusal {
     Ending,
     #[error("perftest's {who} names a queue pair when it is not its turn")]
     OutOfTurn { who: &'static str },
+    #[error("perftest's programs did not connect their queue pairs within 30 s")]
+    Unconnected,
     #[error("perftest does not say which path MTU it uses; versions from 5.1 on do")]
     NoPathMtu,
     #[error(
@@ -148,6 +185,8 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Plane {
     jobs: Sender<Job>,
+    /// Wakes the thread that has the box.
+    kick: Arc<EventFd>,
     pub(super) own: Own,
     node: Mutex<Option<Reached>>,
     /// The connections of clients that are served, each with the number that the client sends to: to end them with the
@@ -175,10 +214,13 @@ fn name_of(stream: &TcpStream) -> String {
 }
 
 impl Plane {
-    pub(super) fn new(own: Own) -> (Arc<Self>, Receiver<Job>) {
+    pub(super) fn new(own: Own) -> io::Result<(Arc<Self>, Jobs)> {
         let (jobs, queue) = channel();
+        let kick = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
+        let waiting = Jobs { queue, kick: Arc::clone(&kick) };
         let plane = Self {
             jobs,
+            kick,
             own,
             node: Mutex::default(),
             streams: Mutex::default(),
@@ -188,7 +230,7 @@ impl Plane {
             talking: AtomicUsize::new(0),
             counts: Counts::default(),
         };
-        (Arc::new(plane), queue)
+        Ok((Arc::new(plane), waiting))
     }
 
     /// Starts the threads that set up queue pairs: one with the memory node at the other end of `stream`, and one for each
@@ -202,6 +244,7 @@ impl Plane {
     ) -> Result<Option<Receiver<Failure>>, Failure> {
         let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         let at = listener.local_addr()?;
+        let mut clients = Clients::new(listener, Hello::new(1))?;
         let (failing, failed) = channel();
         let plane = Arc::clone(self);
         let is_shared = stream.is_some();
@@ -213,7 +256,7 @@ impl Plane {
             None => note!("serving clients at {at} for the memory node {}", self.own.node),
         }
         let plane = Arc::clone(self);
-        spawn("clients", move || plane.accept(&listener))?;
+        spawn("clients", move || plane.accept(&mut clients))?;
         Ok(is_shared.then_some(failed))
     }
 
@@ -227,6 +270,8 @@ impl Plane {
             let _ = answer.send(job(steer)); // unless nobody waits for it
         });
         self.jobs.send(job).map_err(|_| Refusal::Ending)?;
+        // A counter that is full wakes the thread as well.
+        let _ = self.kick.write(1);
         answered.recv().map_err(|_| Refusal::Ending)
     }
 
@@ -374,33 +419,35 @@ impl Plane {
         if said == [READY] { Ok(()) } else { Err(Refusal::GaveUp { peer: peer.to_owned() }) }
     }
 
-    /// Serves clients, for ever.
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+    /// Serves each client in a thread of its own until the process ends.
+    fn accept(self: &Arc<Self>, clients: &mut Clients<Hello>) {
         loop {
-            let (stream, peer) = accept(listener);
+            let Client { stream, from, opening, until } = clients.next();
+            let Some(theirs) = opening.first().copied() else { continue };
             let most = self.own.clients + IN_SETUP;
             if self.talking.fetch_add(1, Ordering::Relaxed) >= most {
                 self.talking.fetch_sub(1, Ordering::Relaxed);
                 self.refused(&format!(
-                    "{peer}: the box has {most} connections already (--clients {})",
+                    "{from}: the box has {most} connections already (--clients {})",
                     self.own.clients
                 ));
                 continue;
             }
             let plane = Arc::clone(self);
             let spawned = spawn("client", move || {
+                let timed = Timed::new(&stream, until.saturating_duration_since(Instant::now()));
                 let served = match plane.own.relays {
-                    true => plane.serve_relayed(&stream),
-                    false => plane.serve(&stream).map_err(Failure::from),
+                    true => plane.serve_relayed(&stream, &theirs, timed),
+                    false => plane.serve(&stream, &theirs, timed).map_err(Failure::from),
                 };
                 if let Err(why) = served {
-                    plane.refused(&format!("{peer}: {why}"));
+                    plane.refused(&format!("{from}: {why}"));
                 }
                 plane.talking.fetch_sub(1, Ordering::Relaxed);
             });
             if let Err(error) = spawned {
                 self.talking.fetch_sub(1, Ordering::Relaxed);
-                self.refused(&format!("{peer}: no thread could be started: {error}"));
+                self.refused(&format!("{from}: no thread could be started: {error}"));
             }
         }
     }
@@ -410,12 +457,10 @@ impl Plane {
         note!("a client was not served: {why}");
     }
 
-    /// Serves a client until its connection ends.
-    fn serve(&self, stream: &TcpStream) -> Result<(), Refusal> {
+    /// Serves a client, which has described its queue pair, until its connection ends.
+    fn serve(&self, stream: &TcpStream, theirs: &EndpointDescription, timed: Timed<'_>) -> Result<(), Refusal> {
         let peer = name_of(stream);
-        let mut timed = Timed::new(stream, DEADLINE);
-        let theirs = setup::receive(&mut timed, &peer, 1, DEADLINE)?[0];
-        let address = self.check(&peer, &theirs)?;
+        let address = self.check(&peer, theirs)?;
         let Some(node) = *lock(&self.node) else { return Err(Refusal::NoNode) };
         let path_mtu = theirs.path_mtu.min(node.path_mtu);
         let client = ClientEnd { address, qpn: theirs.qpn, first_psn: theirs.psn, path_mtu };
@@ -426,19 +471,21 @@ impl Plane {
     }
 
     /// Serves a client that has a queue pair of its own at the node, until either ends its connection.
-    fn serve_relayed(&self, stream: &TcpStream) -> Result<(), Failure> {
+    fn serve_relayed(
+        &self,
+        stream: &TcpStream,
+        theirs: &EndpointDescription,
+        mut timed: Timed<'_>,
+    ) -> Result<(), Failure> {
         let peer = name_of(stream);
-        let mut timed = Timed::new(stream, DEADLINE);
-        let theirs = setup::receive(&mut timed, &peer, 1, DEADLINE)?[0];
-        let client = (self.check(&peer, &theirs)?, theirs.qpn);
+        let client = (self.check(&peer, theirs)?, theirs.qpn);
         let to_node = reach(&self.own.node, "; does a memory node set up queue pairs there?")?;
         let gid = to_gid(self.own.address);
-        let answer = setup::exchange(&to_node, &[EndpointDescription { gid, ..theirs }], DEADLINE)?[0];
+        let answer = setup::exchange(&to_node, &[EndpointDescription { gid, ..*theirs }], DEADLINE)?[0];
         let at_node = name_of(&to_node);
         let node = (self.check(&at_node, &answer)?, answer.qpn);
         self.with(move |steer| steer.relay(client, node))??;
-        let connected = || -> Result<(), Failure> {
-            let mut timed = Timed::new(stream, DEADLINE);
+        let mut connected = || -> Result<(), Failure> {
             timed.write_all(&setup::hello(&[EndpointDescription { gid, ..answer }]))?;
             self.say_ready(&to_node, &at_node, &mut Timed::new(&to_node, DEADLINE))?;
             self.counts.served.fetch_add(1, Ordering::Relaxed);
@@ -534,5 +581,61 @@ pub(super) fn to_gid(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_steer::{Config, Limits};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn is_woken(jobs: &Jobs) -> bool {
+        poll(&mut [PollFd::new(jobs.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1)
+    }
+
+    #[test]
+    fn a_job_wakes_the_box_and_all_that_wait_are_done_at_once() {
+        let own = Own {
+            address: IpAddr::from([127, 0, 0, 1]),
+            udp_port: 4791,
+            path_mtu: PathMtu::Mtu1024,
+            exclusive: false,
+            store: None,
+            steers_reads: true,
+            reads: 1,
+            relays: false,
+            node_retries: 1,
+            clients: 1,
+            node: "127.0.0.1:1".to_owned(),
+        };
+        let mut steer = Steer::new(Config { address: own.address, limits: Limits::default(), seed: 1 });
+        let (plane, jobs) = Plane::new(own).unwrap();
+        assert!(!is_woken(&jobs));
+        let waiting: Vec<_> = (0..100)
+            .map(|number| {
+                let plane = Arc::clone(&plane);
+                std::thread::spawn(move || plane.with(move |_| number).unwrap())
+            })
+            .collect();
+        let mut done = 0;
+        while done < 100 {
+            // Each job that waits has woken the thread, so that it may sleep for as long as it likes.
+            poll(&mut [PollFd::new(jobs.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+            done += jobs.work_off(&mut steer, Duration::MAX);
+        }
+        assert!((0..100).eq(waiting.into_iter().map(|thread| thread.join().unwrap())));
+        // The last thread may have woken the box after its job was done.
+        assert_eq!(jobs.work_off(&mut steer, Duration::MAX), 0);
+        assert!(!is_woken(&jobs));
+        // Without time there is one job in a turn, and the rest wakes the thread again.
+        let order = |plane: &Plane| plane.jobs.send(Box::new(|_: &mut Steer| {})).unwrap();
+        (0..2).for_each(|_| order(&plane));
+        assert_eq!(jobs.work_off(&mut steer, Duration::ZERO), 1);
+        assert!(is_woken(&jobs));
+        assert_eq!(jobs.work_off(&mut steer, Duration::MAX), 1);
+        (0..3).for_each(|_| order(&plane));
+        assert_eq!(jobs.work_off(&mut steer, Duration::MAX), 3);
     }
 }

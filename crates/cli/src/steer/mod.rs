@@ -27,7 +27,7 @@ use crate::address::with_port;
 use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach};
 use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
-use control::{Job, Own, Plane, retries_within};
+use control::{Jobs, Own, Plane, retries_within};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -47,7 +47,10 @@ the TCP connection open for as long as they use it. docs/middlebox.md says what 
 /// How long the box looks for packets before it sleeps.
 const LINGER: Duration = Duration::from_micros(100);
 
-/// How long it sleeps at most, so that it notices a client that wants to connect, and signals.
+/// How long jobs of set-up may keep packets of connected clients waiting, if several wait.
+const JOBS_BUDGET: Duration = Duration::from_micros(200);
+
+/// How long it sleeps at most, so that it notices signals.
 const NAP: Duration = Duration::from_millis(20);
 
 /// Put a middlebox in front of a memory node: the requests of all clients go there on one ordered queue pair.
@@ -194,7 +197,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     }
     let config = Config { address, limits, seed: getrandom::u64()? };
     let listen = arguments.listen.as_deref().map_or_else(|| address.to_string(), str::to_owned);
-    let (plane, jobs) = Plane::new(own);
+    let (plane, jobs) = Plane::new(own)?;
     let listen = with_port(&listen, arguments.port);
     let failed = match arguments.perftest {
         true => plane.start_perftest(&listen).map(|()| None)?,
@@ -234,7 +237,7 @@ fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Lin
 fn forward(
     mut driver: Driver<Box<dyn Link>>,
     readable: &OwnedFd,
-    (plane, jobs, failed): (&Plane, &Receiver<Job>, Option<&Receiver<Failure>>),
+    (plane, jobs, failed): (&Plane, &Jobs, Option<&Receiver<Failure>>),
     signals: &Signals,
     begun: Instant,
     until: Option<Instant>,
@@ -242,10 +245,7 @@ fn forward(
     let mut busy_at = begun;
     let mut failure = None;
     loop {
-        // One at a time: packets of those who are connected already do not wait for many who connect.
-        if let Ok(job) = jobs.try_recv() {
-            job(driver.steer_mut());
-        }
+        let jobs_done = jobs.work_off(driver.steer_mut(), JOBS_BUDGET);
         if let Some(Ok(failure)) = failed.map(Receiver::try_recv) {
             return Err(failure);
         }
@@ -259,7 +259,7 @@ fn forward(
         if signals.came().is_some() || until.is_some_and(|until| now >= until) {
             return Ok(driver);
         }
-        if received > 0 {
+        if received > 0 || jobs_done > 0 {
             busy_at = now;
         } else if now - busy_at < LINGER || driver.is_link_full() {
             std::thread::yield_now(); // a peer may wait for this very CPU
@@ -270,7 +270,8 @@ fn forward(
             // A timer of less than a millisecond is not slept for.
             let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::ZERO);
             // A signal ends it as the time does.
-            let _ = poll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLIN)], timeout);
+            let watched = [readable.as_fd(), jobs.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let _ = poll(&mut { watched }, timeout);
         }
     }
 }

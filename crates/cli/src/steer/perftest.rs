@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use doorbell_exchange::admission::{Opening, Verdict};
 use doorbell_steer::{ClientEnd, NodeEnd, Region};
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -17,7 +19,8 @@ use socket2::SockRef;
 
 use super::control::{ALL_ACCESS, KEEPALIVE, NODE_TIMEOUT_NS, Plane, Refusal, spawn, to_gid};
 use crate::Failure;
-use crate::control::{accept, reach};
+use crate::admission::{Client, Clients};
+use crate::control::reach;
 use crate::output::note;
 
 /// Bytes of a line, with the NUL at its end.
@@ -37,6 +40,42 @@ const GID: usize = 50;
 
 /// What may end in the beginning of a line is held back for so many milliseconds, and then passed on: a line comes at one time.
 const HOLD_MS: u16 = 100;
+
+/// Time of two programs from the client's greeting until their queue pairs are connected. They register memory meanwhile.
+const SETUP: Duration = Duration::from_secs(30);
+
+/// Bytes of perftest's version, with which its client begins.
+const VERSION: usize = 16;
+
+/// The opening of perftest's client: its version, such as `6.06`, filled up with NULs.
+#[derive(Clone, Debug, Default)]
+struct VersionOpening(Vec<u8>);
+
+/// Something else than perftest's version.
+#[derive(Debug, thiserror::Error)]
+#[error("it does not begin as perftest does, with a version of 16 bytes such as 6.06")]
+struct NotPerftest;
+
+impl Opening for VersionOpening {
+    type Admitted = Vec<u8>;
+    type Refusal = NotPerftest;
+
+    fn hear(&mut self, _peer: &str, bytes: &[u8]) -> (usize, Verdict<Vec<u8>, NotPerftest>) {
+        let used = bytes.len().min(VERSION - self.0.len());
+        self.0.extend_from_slice(&bytes[..used]);
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
+        let (version, filling) = self.0.split_at(end);
+        let is_version = version.first().is_some_and(u8::is_ascii_digit)
+            && version.iter().all(|byte| byte.is_ascii_digit() || *byte == b'.')
+            && filling.iter().all(|&byte| byte == 0);
+        let verdict = match is_version {
+            false => Verdict::Dismiss { reply: Vec::new(), why: Some(NotPerftest) },
+            true if self.0.len() < VERSION => Verdict::Continue,
+            true => Verdict::Admit(std::mem::take(&mut self.0)),
+        };
+        (used, verdict)
+    }
+}
 
 /// Which of the two programs says something.
 const CLIENT: usize = 0;
@@ -119,12 +158,13 @@ impl Plane {
     pub(super) fn start_perftest(self: &Arc<Self>, listen: &str) -> Result<(), Failure> {
         let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         note!("serving clients at {} for perftest at {}", listener.local_addr()?, self.own.node);
+        let mut clients = Clients::new(listener, VersionOpening::default())?;
         let plane = Arc::clone(self);
         spawn("perftest", move || {
             loop {
-                let (client, peer) = accept(&listener);
-                if let Err(why) = plane.serve_pair(&client) {
-                    plane.refused(&format!("{peer}: {why}"));
+                let Client { stream, from, opening, .. } = clients.next();
+                if let Err(why) = plane.serve_pair(&stream, opening) {
+                    plane.refused(&format!("{from}: {why}"));
                 }
             }
         })?;
@@ -132,7 +172,7 @@ impl Plane {
     }
 
     /// Connects a client with the server, and passes on what the two say until both have ended their connections.
-    fn serve_pair(&self, client: &TcpStream) -> Result<(), Failure> {
+    fn serve_pair(&self, client: &TcpStream, version: Vec<u8>) -> Result<(), Failure> {
         let server = reach(&self.own.node, "; does a server of perftest listen there?")?;
         for stream in [client, &server] {
             SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE)?;
@@ -149,7 +189,7 @@ impl Plane {
             clients: Vec::new(),
             regions: Vec::new(),
         };
-        let result = pair.carry([client, &server]);
+        let result = pair.carry([client, &server], version);
         pair.part()?;
         result
     }
@@ -165,7 +205,11 @@ fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
 
 impl Pair<'_> {
     /// Passes on what both say.
-    fn carry(&mut self, streams: [&TcpStream; 2]) -> Result<(), Failure> {
+    ///
+    /// The two have the time of a set-up until they are connected: one that only greets must not keep others waiting.
+    fn carry(&mut self, streams: [&TcpStream; 2], version: Vec<u8>) -> Result<(), Failure> {
+        let until = Instant::now() + SETUP;
+        (&mut &*streams[SERVER]).write_all(&version)?;
         let mut held: [Vec<u8>; 2] = Default::default();
         let mut is_open = [true; 2];
         while is_open.contains(&true) {
@@ -173,9 +217,17 @@ impl Pair<'_> {
             let mut polled: Vec<PollFd<'_>> =
                 sides.iter().map(|&side| PollFd::new(streams[side].as_fd(), PollFlags::POLLIN)).collect();
             let is_holding = held.iter().any(|bytes| !bytes.is_empty());
-            let timeout = if is_holding { PollTimeout::from(HOLD_MS) } else { PollTimeout::NONE };
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = match (is_holding, self.clients.is_empty()) {
+                (true, _) => PollTimeout::from(HOLD_MS),
+                (false, true) => PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX),
+                (false, false) => PollTimeout::NONE,
+            };
             // A signal that came in between is no reason to stop: the thread that forwards packets sees it.
             let has_timed_out = matches!(poll(&mut polled, timeout), Ok(0));
+            if self.clients.is_empty() && left.is_zero() {
+                return Err(Refusal::Unconnected.into());
+            }
             let ready: Vec<bool> = polled.iter().map(|one| one.any().unwrap_or(false)).collect();
             for (side, is_ready) in sides.into_iter().zip(ready) {
                 let mut said = [0; 4096];

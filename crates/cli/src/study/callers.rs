@@ -8,17 +8,17 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use doorbell_study::session::{self, Call, Caller, SessionError, Terms, Token, call};
+use doorbell_study::session::{self, Call, CallOpening, Caller, SessionError, Terms, Token, call};
 use serde_json::{Value, json};
 
 use super::hosts::Others;
-use super::launch::{Announcement, Launch, Place, random_token};
+use super::launch::{Announcement, Launch, Place};
 use super::{MEMORY_MIB, Study, open};
 use crate::address::{Listen, with_port};
-use crate::control;
+use crate::admission::{Client, Clients};
+use crate::control::{self, random_token};
 use crate::device::Chosen;
 use crate::output::note;
-use crate::visitors::Visitors;
 use crate::{Failure, Usage};
 
 /// How long processes may take to be started and to call: on a cluster that is long.
@@ -33,16 +33,16 @@ const NEXT_CALL: Duration = Duration::from_secs(10);
 /// How long a process waits before it calls again where something else than number 0 has answered.
 const AFTER_STRANGER: Duration = Duration::from_millis(100);
 
-/// How often something is looked at that nothing announces.
-const PAUSE: Duration = Duration::from_millis(1);
+/// How often a process looks for a change that nothing announces, such as the end of a child.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Processes that call this one.
 pub(super) struct Callers {
-    visitors: RefCell<Visitors>,
+    clients: RefCell<Clients<CallOpening>>,
     waiting: RefCell<BTreeMap<usize, Caller>>,
     has_called: RefCell<Vec<bool>>,
     names: Vec<String>,
-    terms: Terms,
+    token: Option<Token>,
     started: RefCell<Vec<Child>>,
     _announcement: Option<Announcement>,
 }
@@ -55,11 +55,11 @@ impl Callers {
         announcement: Option<Announcement>,
     ) -> Result<Self, Failure> {
         Ok(Self {
-            visitors: RefCell::new(Visitors::with_a_line(listener)?),
+            clients: RefCell::new(Clients::new(listener, CallOpening::new(token.clone(), names.len() + 1))?),
             waiting: RefCell::default(),
             has_called: RefCell::new(vec![false; names.len()]),
             names,
-            terms: Terms { token, ..Terms::open(MEMORY_MIB << 20) },
+            token,
             started: RefCell::default(),
             _announcement: announcement,
         })
@@ -104,26 +104,21 @@ impl Callers {
         Ok(callers)
     }
 
-    /// Takes everybody who calls now.
-    fn take(&self) {
-        loop {
-            match self.visitors.borrow_mut().ready() {
-                Ok(Some((stream, from))) => match Caller::hear(stream, &self.terms, self.names.len() + 1) {
-                    Ok(caller) => drop(self.waiting.borrow_mut().insert(caller.call.rank, caller)),
-                    Err(error) => note!("{from} called: {error}"),
-                },
-                Ok(None) => return,
-                Err(error) => return note!("a caller could not be accepted: {error}"),
-            }
+    /// Takes the processes that call until that instant, or until one has called.
+    fn take(&self, until: Instant) {
+        let Some(Client { stream, opening, from, .. }) = self.clients.borrow_mut().next_until(until) else { return };
+        match Caller::new(stream, opening) {
+            Ok(caller) => drop(self.waiting.borrow_mut().insert(caller.call.rank, caller)),
+            Err(error) => note!("{from} called: {error}"),
         }
     }
 
-    /// Tells everybody that the study has failed: those who wait, and those who have not called yet and come soon. Whoever was
-    /// served before notices that this process ends.
+    /// Tells the other processes that the study has failed: those that wait, and those that call soon. The others notice that
+    /// this process ends.
     pub(super) fn refuse_all(&self, reason: &str) {
         let until = Instant::now() + FAREWELL;
         loop {
-            self.take();
+            self.take((Instant::now() + PAUSE).min(until));
             for (rank, caller) in self.waiting.take() {
                 caller.refuse(reason);
                 self.has_called.borrow_mut()[rank - 1] = true;
@@ -131,7 +126,6 @@ impl Callers {
             if self.has_called.borrow().iter().all(|has_called| *has_called) || Instant::now() > until {
                 return;
             }
-            std::thread::sleep(PAUSE);
         }
     }
 
@@ -139,7 +133,6 @@ impl Callers {
     fn await_call(&self, number: usize, patience: Duration) -> Result<Caller, Failure> {
         let until = Instant::now() + patience;
         loop {
-            self.take();
             if let Some(caller) = self.waiting.borrow_mut().remove(&(number + 1)) {
                 return Ok(caller);
             }
@@ -152,7 +145,7 @@ impl Callers {
             if Instant::now() > until {
                 return Err(format!("{name} did not call within {} s", patience.as_secs()).into());
             }
-            std::thread::sleep(PAUSE);
+            self.take((Instant::now() + PAUSE).min(until));
         }
     }
 }
@@ -169,7 +162,7 @@ impl Others for Rc<Callers> {
     }
 
     fn token(&self) -> Option<Token> {
-        self.terms.token.clone()
+        self.token.clone()
     }
 
     fn dismiss(&self) {
@@ -255,7 +248,7 @@ fn serve_calls(
             Err(_) if has_served => return Ok(ExitCode::FAILURE),
             Err(error) if Instant::now() > until => return Err(error),
             Err(_) => {
-                std::thread::sleep(10 * PAUSE);
+                std::thread::sleep(PAUSE);
                 continue;
             }
         };
@@ -271,7 +264,7 @@ fn serve_calls(
             }
             Err(SessionError::Control(_) | SessionError::Peer(_)) if has_served => return Ok(ExitCode::FAILURE),
             Err(SessionError::Peer(reason)) => return Err(format!("process 0 of the launch: {reason}").into()),
-            Err(SessionError::Control(_)) if Instant::now() < until => std::thread::sleep(10 * PAUSE),
+            Err(SessionError::Control(_)) if Instant::now() < until => std::thread::sleep(PAUSE),
             Err(SessionError::Unexpected(_)) if zero.is_in_file && Instant::now() < until => {
                 std::thread::sleep(AFTER_STRANGER);
             }

@@ -237,10 +237,13 @@ impl Reach {
         let device = open(study, &self.chosen, self.toward)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
-        let (accepted, from) = listener.accept()?;
-        if from != stream.local_addr()? {
-            return Err(format!("{from} connected to a port that only this process was to know").into());
-        }
+        let own = stream.local_addr()?;
+        let accepted = loop {
+            match listener.accept()? {
+                (accepted, from) if from == own => break accepted,
+                _ => {} // a stranger, which is disconnected
+            }
+        };
         let terms = Terms { pinning: self.pinning.clone(), ..Terms::open(MEMORY_MIB << 20) };
         Ok((stream, std::thread::spawn(move || session::serve(device, accepted, &terms))))
     }

@@ -17,6 +17,7 @@ use nix::unistd::AccessFlags;
 use serde_json::{Value, json};
 
 use crate::address::{Listen, with_port};
+use crate::control::random_token;
 use crate::{Failure, Usage};
 
 /// A process that was started together with others.
@@ -260,14 +261,6 @@ impl Drop for Announcement {
             let _ = fs::remove_file(path);
         }
     }
-}
-
-/// A token that nobody knows yet.
-pub(super) fn random_token() -> Result<Token, Failure> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)?;
-    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(text.parse()?)
 }
 
 /// The name of this machine, as others know it.

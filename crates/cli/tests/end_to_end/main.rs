@@ -17,6 +17,7 @@ mod operations;
 mod run;
 mod sim;
 mod steer;
+mod strangers;
 mod study;
 mod terminal;
 mod two_sides;

@@ -115,6 +115,11 @@ impl Client {
     }
 }
 
+/// Has a client of the box at this address add one to a word of the node.
+pub(crate) fn add_one(address: &str) {
+    Client::connect(address).expect("the box serves").add(0, 1);
+}
+
 /// A box, and where clients set up their queue pairs with it.
 fn start(node: SocketAddr, arguments: &str) -> (Running, String) {
     let mut running = Running::start(doorbell(&format!("steer {node} -p 0 {arguments}")));
@@ -350,7 +355,7 @@ fn line(qpn: u32, psn: u32, rkey: u32, host: u8) -> Vec<u8> {
 }
 
 /// Two ends of a conversation of perftest through a box, which have said all that comes before the lines.
-fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -> [TcpStream; 2] {
+pub(crate) fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -> [TcpStream; 2] {
     let client = TcpStream::connect(address).expect("the box listens");
     let (server, _) = servers.accept().expect("the box comes");
     let ends = [client, server];

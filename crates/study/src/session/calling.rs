@@ -9,12 +9,15 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use doorbell_exchange::admission::{Line, Opening, Verdict};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
-use super::introduction::{Introduction, Terms, Token};
+use super::introduction::{Token, check_token};
+use super::opening::to_line;
 use super::peer::{Patience, Peer};
+use super::tcp::parse;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
 
@@ -95,48 +98,74 @@ fn speaks(stream: &TcpStream) -> Result<bool, SessionError> {
     }
 }
 
+/// Maximum length of a call: the longest token in JSON, and four short fields.
+const CALL_MAX: usize = 4096;
+
+/// The opening of a caller: its call, which shows the token. Only callers of one of the ranks, and of this release, are admitted.
+#[derive(Clone, Debug)]
+pub struct CallOpening {
+    token: Option<Token>,
+    ranks: usize,
+    line: Line,
+}
+
+impl CallOpening {
+    /// Makes the opening of the callers of a coordinator of `ranks` processes.
+    pub fn new(token: Option<Token>, ranks: usize) -> Self {
+        Self { token, ranks, line: Line::new(CALL_MAX) }
+    }
+
+    fn judge(&self, line: &[u8]) -> Result<Call, SessionError> {
+        let call: Call = parse(line).map_err(SessionError::Unexpected)?;
+        check_token(self.token.as_ref(), call.token.as_ref())?;
+        let own = env!("CARGO_PKG_VERSION");
+        if call.doorbell != own {
+            let what = format!("release {} of Doorbell, here is {own}: use the same", call.doorbell);
+            return Err(SessionError::Unexpected(what));
+        }
+        if call.ranks != self.ranks || !(1..self.ranks).contains(&call.rank) {
+            let what = format!("rank {} of {}, here are {}", call.rank, call.ranks, self.ranks);
+            return Err(SessionError::Unexpected(what));
+        }
+        Ok(call)
+    }
+}
+
+impl Opening for CallOpening {
+    type Admitted = Call;
+    type Refusal = SessionError;
+
+    fn hear(&mut self, _peer: &str, bytes: &[u8]) -> (usize, Verdict<Call, SessionError>) {
+        let refused = |why: SessionError| {
+            let reply = to_line(&Called::Refused(why.to_string()));
+            Verdict::Dismiss { reply, why: Some(why) }
+        };
+        match self.line.take(bytes) {
+            Err(error) => (bytes.len(), refused(SessionError::Unexpected(error.to_string()))),
+            Ok((used, None)) => (used, Verdict::Continue),
+            Ok((used, Some(line))) => (used, self.judge(&line).map_or_else(refused, Verdict::Admit)),
+        }
+    }
+}
+
 /// A caller that waits.
 #[derive(Debug)]
 pub struct Caller {
-    /// What it said of itself.
+    /// The call with which it was admitted.
     pub call: Call,
     peer: TcpPeer<Called, Call>,
 }
 
 impl Caller {
-    /// Hears who calls, and admits it: one of so many ranks, of this release, with the right token. Others are told why they
-    /// are not.
+    /// Tells a caller that it was admitted.
     ///
     /// # Errors
     ///
-    /// It is not admitted, gone, or says nothing that can be understood.
-    pub fn hear(stream: TcpStream, terms: &Terms, ranks: usize) -> Result<Self, SessionError> {
+    /// It is gone.
+    pub fn new(stream: TcpStream, call: Call) -> Result<Self, SessionError> {
         let mut peer = TcpPeer::<Called, Call>::new(stream)?;
-        let call = block_on(peer.receive(Patience::Reason))?;
-        let admitted = terms.admit(Some(&Introduction { token: call.token.clone(), ..Introduction::default() }));
-        let own = env!("CARGO_PKG_VERSION");
-        let refusal = match admitted {
-            Err(error) => Some(error),
-            Ok(()) if call.doorbell != own => Some(SessionError::Unexpected(format!(
-                "release {} of Doorbell, here is {own}: use the same",
-                call.doorbell
-            ))),
-            Ok(()) if call.ranks != ranks || !(1..ranks).contains(&call.rank) => {
-                Some(SessionError::Unexpected(format!("rank {} of {}, here are {ranks}", call.rank, call.ranks)))
-            }
-            Ok(()) => None,
-        };
-        match refusal {
-            None => {
-                block_on(peer.send(Called::Heard))?;
-                Ok(Self { call, peer })
-            }
-            Some(error) => {
-                // If it cannot be told, it is gone.
-                let _ = block_on(peer.send(Called::Refused(error.to_string())));
-                Err(error)
-            }
-        }
+        block_on(peer.send(Called::Heard))?;
+        Ok(Self { call, peer })
     }
 
     /// Has it serve a session, on the stream that is returned.
@@ -166,21 +195,39 @@ impl Caller {
 mod tests {
     use std::net::TcpListener;
 
+    use doorbell_exchange::admission::{Event, Limits, Lobby, Why};
+
     use super::*;
+
+    /// Returns the first caller of a coordinator, or why it was refused.
+    fn hear(lobby: &mut Lobby<CallOpening>) -> Result<Caller, String> {
+        match lobby.next(None).unwrap().unwrap() {
+            Event::Admitted { stream, opening, .. } => Caller::new(stream, opening).map_err(|error| error.to_string()),
+            Event::Refused { why: Why::Refused(why), .. } => Err(why.to_string()),
+            Event::Refused { why, .. } => panic!("{why}"),
+        }
+    }
+
+    /// Starts a coordinator of `ranks` processes, and a connection with it.
+    fn coordinator(ranks: usize, token: Option<&str>) -> (Lobby<CallOpening>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let opening = CallOpening::new(token.map(|token| token.parse().unwrap()), ranks);
+        (Lobby::new(listener, opening, Limits::default()).unwrap(), stream)
+    }
 
     /// A process calls the coordinator of three. Returns what the caller learns (is it to serve a point?) and what the coordinator
     /// does (which rank called), or why each refused.
     fn calling(rank: usize, doorbell: &str, token: &str) -> (Result<bool, String>, Result<usize, String>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (accepted, _) = listener.accept().unwrap();
+        let (mut lobby, stream) = coordinator(3, Some("secret"));
         let said = Call { doorbell: doorbell.to_owned(), ..Call::new(rank, 3, token.parse().ok()) };
         let caller = std::thread::spawn(move || call(stream, &said, || false));
-        let terms = Terms { token: "secret".parse().ok(), ..Terms::open(1) };
-        let heard = Caller::hear(accepted, &terms, 3).map_err(|error| error.to_string());
+        let heard = hear(&mut lobby);
         let rank = heard.as_ref().map(|caller| caller.call.rank).map_err(Clone::clone);
-        if let Ok(caller) = heard {
-            if rank == Ok(1) { drop(caller.serve().unwrap()) } else { caller.dismiss() }
+        match heard {
+            Ok(caller) if rank == Ok(1) => drop(caller.serve().unwrap()),
+            Ok(caller) => caller.dismiss(),
+            Err(_) => {}
         }
         let called = caller.join().unwrap();
         (called.map(|stream| stream.is_some()).map_err(|error| error.to_string()), rank)
@@ -205,11 +252,9 @@ mod tests {
 
     #[test]
     fn callers_hear_why_there_is_no_study() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (accepted, _) = listener.accept().unwrap();
+        let (mut lobby, stream) = coordinator(2, None);
         let caller = std::thread::spawn(move || call(stream, &Call::new(1, 2, None), || false));
-        Caller::hear(accepted, &Terms::open(1), 2).unwrap().refuse("there is no place for records");
+        hear(&mut lobby).unwrap().refuse("there is no place for records");
         let error = caller.join().unwrap().unwrap_err();
         assert!(matches!(&error, SessionError::Peer(reason) if reason == "there is no place for records"), "{error}");
     }

@@ -45,6 +45,11 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
+    /// Returns the secret, to hand it to a process that is to show it.
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+
     /// How long the comparison takes tells a peer the length at most.
     fn is(&self, given: &Self) -> bool {
         self.0.as_bytes().ct_eq(given.0.as_bytes()).into()
@@ -103,15 +108,19 @@ impl Terms {
         Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where"), process: None }
     }
 
-    /// May somebody who introduces himself so, or not at all, measure?
+    /// Rejects a peer that does not show the token of this end, if it has one.
     pub(super) fn admit(&self, introduction: Option<&Introduction>) -> Result<(), SessionError> {
-        let given = introduction.and_then(|introduction| introduction.token.as_ref());
-        match (&self.token, given) {
-            (None, _) => Ok(()),
-            (Some(wanted), Some(given)) if wanted.is(given) => Ok(()),
-            (Some(_), Some(_)) => Err(SessionError::Token("another token than this side has")),
-            (Some(_), None) => Err(SessionError::Token("no token, and this side wants one")),
-        }
+        check_token(self.token.as_ref(), introduction.and_then(|introduction| introduction.token.as_ref()))
+    }
+}
+
+/// Rejects a token that is missing or wrong.
+pub(super) fn check_token(wanted: Option<&Token>, given: Option<&Token>) -> Result<(), SessionError> {
+    match (wanted, given) {
+        (None, _) => Ok(()),
+        (Some(wanted), Some(given)) if wanted.is(given) => Ok(()),
+        (Some(_), Some(_)) => Err(SessionError::Token("another token than this side has")),
+        (Some(_), None) => Err(SessionError::Token("no token, and this side wants one")),
     }
 }
 

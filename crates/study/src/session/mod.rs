@@ -13,6 +13,7 @@ mod client;
 mod hosts;
 mod introduction;
 mod local;
+mod opening;
 mod part;
 mod parties;
 mod peer;
@@ -33,15 +34,16 @@ use crate::far::BoxError;
 use crate::parameters::ParametersError;
 use crate::pinning::PinError;
 
-pub use calling::{Call, Caller, call};
+pub use calling::{Call, CallOpening, Caller, call};
 pub use client::{Asking, Client};
 pub use hosts::{Dealt, HostError, measure_on};
 pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};
 pub use local::{LocalPeer, local_pair};
+pub use opening::SessionOpening;
 pub use parties::{ClientsDone, Duties, End, Ends, Made, Parties, Seat, measure_parties};
 pub use peer::{FromServer, Patience, Peer, Presence, ToServer};
 pub use report::Report;
-pub use server::{answer, refuse, serve};
+pub use server::{AdmittedClient, answer, refuse, serve};
 pub use tcp::TcpPeer;
 #[doc(hidden)]
 pub use tcp::judge_line;

@@ -26,22 +26,61 @@ use crate::workload::{Plan, Tally};
 /// How far ahead the start of a point may be, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
-/// The other end, of a session with another process: serves one client until it is done.
-///
-/// The device is given away, since a host may have to be a middlebox, which takes its address.
+/// A client of another process that has completed its opening: what it asks for comes next.
+#[derive(Debug)]
+pub struct AdmittedClient {
+    peer: TcpPeer<FromServer, ToServer>,
+    first: ToServer,
+}
+
+impl AdmittedClient {
+    /// Makes the client of a stream from its first line, which a [`SessionOpening`](super::SessionOpening) has admitted.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses an option of the stream.
+    pub fn new(stream: TcpStream, first: ToServer) -> Result<Self, SessionError> {
+        Ok(Self { peer: TcpPeer::new(stream)?, first })
+    }
+
+    /// Serves the client until it is done.
+    ///
+    /// The device is given away, since a host may have to be a middlebox, which takes its address.
+    ///
+    /// # Errors
+    ///
+    /// The client wants what is not allowed, or a point failed, and this end has told the client why. Or the client is gone.
+    pub fn serve(self, device: Device, terms: &Terms) -> Result<(), SessionError> {
+        let Self { mut peer, first } = self;
+        let threads = OsThreads::default();
+        let result = match block_on(answer_points(&device, (&mut peer, first), &threads, terms)) {
+            Ok(Some((shared, place))) => {
+                parties::serve(device, &mut peer, &shared, (terms, &terms.pinning.share(place)))
+            }
+            other => other.map(drop),
+        };
+        block_on(told(&mut peer, result))
+    }
+
+    /// Tells the client why it cannot be served.
+    pub fn refuse(mut self, reason: &str) {
+        // A client that cannot be told is gone.
+        let _ = block_on(self.peer.send(FromServer::Failed(reason.to_owned())));
+    }
+}
+
+/// Serves a peer that needs no admission until it is done, such as one that this process has called.
 ///
 /// # Errors
 ///
-/// The client wants what is not allowed, or a point failed: the client was told why. Or the client
-/// is gone.
+/// As [`AdmittedClient::serve`].
 pub fn serve(device: Device, stream: TcpStream, terms: &Terms) -> Result<(), SessionError> {
     let mut peer = TcpPeer::new(stream)?;
     block_on(peer.exchange(&[]))?;
-    let result = match block_on(answer_points(&device, &mut peer, &OsThreads::default(), terms)) {
-        Ok(Some((shared, place))) => parties::serve(device, &mut peer, &shared, (terms, &terms.pinning.share(place))),
-        other => other.map(drop),
-    };
-    block_on(told(&mut peer, result))
+    match block_on(peer.receive(Patience::Answer)) {
+        Ok(first) => AdmittedClient { peer, first }.serve(device, terms),
+        Err(error) => block_on(told(&mut peer, Err(error))),
+    }
 }
 
 /// Tells a client why it cannot be served.
@@ -71,7 +110,11 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
     terms: &Terms,
 ) -> Result<(), SessionError> {
     peer.exchange(&[]).await?;
-    let result = match answer_points(device, &mut peer, threads, terms).await {
+    let first = match peer.receive(Patience::Answer).await {
+        Ok(first) => first,
+        Err(error) => return told(&mut peer, Err(error)).await,
+    };
+    let result = match answer_points(device, (&mut peer, first), threads, terms).await {
         // Its parties are threads and sockets.
         Ok(Some(_)) => {
             Err(SessionError::Unexpected("a point about shared memory, which processes alone have".to_owned()))
@@ -92,15 +135,14 @@ async fn told(peer: &mut impl Peer<Says = FromServer>, result: Result<(), Sessio
     result
 }
 
-/// Serves a client until it is done, or asks for a point about shared memory, whose parameters are returned with this
-/// process's place among those that share its CPUs.
+/// Serves a client that began with `first` until it is done, or asks for a point about shared memory. Returns the parameters of
+/// that point, and this process's place among those that share its CPUs.
 async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
-    peer: &mut P,
+    (peer, mut first): (&mut P, ToServer),
     threads: &impl Threads,
     terms: &Terms,
 ) -> Result<Option<(Box<Parameters>, Place)>, SessionError> {
-    let mut first = peer.receive(Patience::Answer).await?;
     let mut is_introduced = false;
     let mut place = Place::default();
     if let ToServer::Introduce(introduction) = first {

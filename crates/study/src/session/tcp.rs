@@ -31,8 +31,8 @@ const MACHINE_DEADLINE: Duration = Duration::from_secs(30);
 /// How often something else is done between two looks at the stream, which are system calls.
 const LOOKS_BETWEEN: u32 = 256;
 
-/// What a line says; if it is none of ours, its beginning.
-fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+/// Parses a line. The error is the beginning of one that means nothing here.
+pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
 }
 

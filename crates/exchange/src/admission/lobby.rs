@@ -1,0 +1,504 @@
+//! The IO of admission: one thread handles all visitors of a listener, without blocking on any of them.
+#![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::mem;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::socket::{Backlog, listen};
+
+use super::{Admission, Arrival, Limits, Number, Opening, Verdict};
+use crate::setup::{self, EndpointDescription, Parsed, SetupError};
+
+/// Bytes that one turn of a visitor reads at most.
+const PIECE: usize = 4096;
+
+/// Bytes of a dismissed visitor that are read and dropped, so that it can read why, at most.
+const DROPPED_MAX: usize = 64 << 10;
+
+/// Connections that the kernel holds for a listener, which its own limit (`net.core.somaxconn`) may reduce.
+const BACKLOG: i32 = 4096;
+
+/// Time without accepting after the system refused to accept, such as for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Key of the listener in epoll. Visitors have their numbers.
+const LISTENER: u64 = u64::MAX;
+
+/// Something that concerns the owner of a lobby.
+#[derive(Debug)]
+pub enum Event<T, R> {
+    /// A visitor has completed its opening and has its turn.
+    Admitted {
+        /// Its stream, which blocks. What it said after its opening is unread.
+        stream: TcpStream,
+        /// Its address.
+        from: SocketAddr,
+        /// End of the time that it has for its set-up.
+        until: Instant,
+        /// Contents of its opening.
+        opening: T,
+    },
+    /// A visitor gets no turn.
+    Refused {
+        /// Its address.
+        from: SocketAddr,
+        /// Why.
+        why: Why<R>,
+    },
+}
+
+/// Reason for which a visitor gets no turn.
+#[derive(Debug, thiserror::Error)]
+pub enum Why<R> {
+    /// Its opening is none of this listener's.
+    #[error("{0}")]
+    Refused(R),
+    /// Its opening was not complete in time.
+    #[error("it did not complete its opening within {} s", .0.as_secs_f64())]
+    Deadline(Duration),
+    /// It was silent for longest when another one needed its place.
+    #[error("it made room for another connection, since it had been silent for longest")]
+    Evicted,
+    /// Its connection ended.
+    #[error("its connection ended during its opening: {0}")]
+    Ended(io::Error),
+}
+
+/// Visitors of a listener and their streams.
+#[derive(Debug)]
+pub struct Lobby<O> {
+    listener: TcpListener,
+    /// Each visitor gets a copy.
+    opening: O,
+    limits: Limits,
+    admission: Admission,
+    guests: HashMap<Number, Guest<O>>,
+    epoll: Epoll,
+    events: Vec<EpollEvent>,
+    begun: Instant,
+    is_listening: bool,
+    paused_until: Option<Duration>,
+    piece: Box<[u8]>,
+    /// Visitors in the order in which they were handled.
+    #[cfg(test)]
+    handled: Vec<SocketAddr>,
+}
+
+#[derive(Debug)]
+struct Guest<O> {
+    stream: TcpStream,
+    from: SocketAddr,
+    name: String,
+    /// `None` once it was dismissed.
+    opening: Option<O>,
+    /// Bytes for it that its stream has not taken yet.
+    output: Vec<u8>,
+    dropped: usize,
+}
+
+/// What became of a visitor in its turn.
+enum Turn<O: Opening> {
+    /// It stays, and has completed a step or not.
+    Stays(bool),
+    Dismissed(Option<O::Refusal>),
+    Admitted(O::Admitted),
+    Gone(Option<io::Error>),
+}
+
+impl<O: Opening> Lobby<O> {
+    /// Takes over a listener, whose visitors speak such an opening each. They have a quarter of the descriptors of this process
+    /// at most.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses to watch the listener.
+    pub fn new(listener: TcpListener, opening: O, mut limits: Limits) -> io::Result<Self> {
+        let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        limits.visitors = limits.visitors.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1);
+        listener.set_nonblocking(true)?;
+        // The standard library's backlog is short: clients would wait for seconds behind strangers that the kernel holds.
+        listen(&listener, Backlog::new(BACKLOG)?)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+        Ok(Self {
+            listener,
+            opening,
+            limits,
+            admission: Admission::new(limits),
+            guests: HashMap::new(),
+            epoll,
+            events: vec![EpollEvent::empty(); limits.visitors + 1],
+            begun: Instant::now(),
+            is_listening: true,
+            paused_until: None,
+            piece: vec![0; PIECE].into(),
+            #[cfg(test)]
+            handled: Vec::new(),
+        })
+    }
+
+    /// Returns the address that visitors connect to.
+    ///
+    /// # Errors
+    ///
+    /// The operating system does not tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Sets the total time of visitors that arrive from now on.
+    pub fn set_total(&mut self, total: Duration) {
+        self.limits.total = total;
+        self.admission.set_total(total);
+    }
+
+    /// Handles visitors until one is admitted or refused, or until that instant; without one, for as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// The system accepts no connection for now: the lobby may be asked again at once.
+    pub fn next(&mut self, until: Option<Instant>) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
+        loop {
+            let is_last = until.is_some_and(|until| Instant::now() >= until);
+            match self.step()? {
+                (_, Some(event)) => return Ok(Some(event)),
+                (true, None) => {}
+                (false, None) if is_last => return Ok(None),
+                (false, None) => {
+                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    self.wait(self.begun.elapsed(), left)?;
+                }
+            }
+        }
+    }
+
+    /// Handles one visitor, or accepts one. Returns whether there was one.
+    fn step(&mut self) -> io::Result<(bool, Option<Event<O::Admitted, O::Refusal>>)> {
+        let now = self.begun.elapsed();
+        let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
+        // Ready visitors have a last turn, however long the caller was busy with something else.
+        let expired = self.admission.expired(now).find(|number| !ready.contains(number));
+        if let Some(number) = expired {
+            return Ok((true, self.part(number, Why::Deadline(self.limits.total))));
+        }
+        if let Some(number) = self.admission.choose(ready) {
+            return Ok((true, self.turn(number, now)));
+        }
+        if has_arrival {
+            return Ok((true, self.accept(now)?));
+        }
+        Ok((false, None))
+    }
+
+    /// Sleeps until a stream is ready, or for `left` at most.
+    fn wait(&mut self, now: Duration, left: Option<Duration>) -> io::Result<()> {
+        let opens_at = Some(self.opens_at()).filter(|&at| at > now);
+        let next = [self.admission.deadline(), opens_at].into_iter().flatten().min();
+        let nap = [next.map(|at| at.saturating_sub(now)), left].into_iter().flatten().min();
+        self.ready(nap).map(drop)
+    }
+
+    /// Returns when the listener is watched again: before that, its connections wait in the kernel.
+    fn opens_at(&self) -> Duration {
+        self.paused_until.unwrap_or_default().max(self.admission.place_at())
+    }
+
+    /// Watches the listener, or leaves its connections to the kernel for now.
+    fn listen(&mut self, is_listening: bool) -> io::Result<()> {
+        if self.is_listening != is_listening {
+            let flags = if is_listening { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+            self.epoll.modify(&self.listener, &mut EpollEvent::new(flags, LISTENER))?;
+            self.is_listening = is_listening;
+        }
+        Ok(())
+    }
+
+    /// Returns the visitors whose streams are ready, and whether a connection can be accepted, within this time if there is
+    /// one.
+    fn ready(&mut self, within: Option<Duration>) -> io::Result<(Vec<Number>, bool)> {
+        let is_open = self.opens_at() <= self.begun.elapsed();
+        self.listen(is_open)?;
+        // Rounded up, so that it does not spin for the last millisecond.
+        let rounded = |within: Duration| EpollTimeout::try_from(within + Duration::from_micros(999));
+        let timeout = within.map_or(EpollTimeout::NONE, |within| match within.is_zero() {
+            true => EpollTimeout::ZERO,
+            false => rounded(within).unwrap_or(EpollTimeout::MAX),
+        });
+        let count = match self.epoll.wait(&mut self.events, timeout) {
+            Ok(count) => count,
+            Err(nix::Error::EINTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let ready = self.events[..count].iter().map(EpollEvent::data).filter(|&number| number != LISTENER);
+        let ready = ready.collect::<Vec<_>>();
+        let has_arrival = ready.len() < count;
+        Ok((ready, has_arrival))
+    }
+
+    /// Accepts one connection and gives it its first turn: an honest client has spoken by now.
+    fn accept(&mut self, now: Duration) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
+        let (stream, from) = match self.listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {
+                    return Ok(None);
+                }
+                _ => {
+                    // There may be no descriptor left, of which a visitor has one.
+                    if let Some(number) = self.admission.evict() {
+                        self.guests.remove(&number);
+                    }
+                    self.paused_until = Some(now + PAUSE);
+                    return Err(error);
+                }
+            },
+        };
+        self.paused_until = None;
+        if stream.set_nonblocking(true).is_err() {
+            return Ok(None); // it is gone
+        }
+        let _ = stream.set_nodelay(true); // it would only be slower
+        let Arrival { number, evicted } = self.admission.arrive(now);
+        let evicted = evicted.and_then(|number| self.remove(number, Why::Evicted));
+        // A listener for both families sees IPv4 addresses as IPv6 ones.
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+        if let Err(error) = self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)) {
+            self.admission.leave(number);
+            return Err(error.into());
+        }
+        let opening = Some(self.opening.clone());
+        let guest = Guest { stream, from, name: from.to_string(), opening, output: Vec::new(), dropped: 0 };
+        self.guests.insert(number, guest);
+        // With an eviction to report, its first turn comes with the next call.
+        Ok(if evicted.is_some() { evicted } else { self.turn(number, now) })
+    }
+
+    /// Handles a visitor whose stream may be ready.
+    fn turn(&mut self, number: Number, now: Duration) -> Option<Event<O::Admitted, O::Refusal>> {
+        let guest = self.guests.get_mut(&number)?;
+        #[cfg(test)]
+        self.handled.push(guest.from);
+        let was_writing = !guest.output.is_empty();
+        let turn = guest.turn(&mut self.piece);
+        let is_writing = !guest.output.is_empty();
+        if was_writing != is_writing {
+            let flags = if is_writing { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+            if let Err(error) = self.epoll.modify(&guest.stream, &mut EpollEvent::new(flags, number)) {
+                return self.part(number, Why::Ended(error.into()));
+            }
+        }
+        match turn {
+            Turn::Stays(has_completed_step) => {
+                self.admission.heard(number, now, has_completed_step);
+                match self.admission.is_over(number, now) {
+                    true => self.part(number, Why::Deadline(self.limits.total)),
+                    false => None,
+                }
+            }
+            Turn::Dismissed(why) => {
+                self.admission.heard(number, now, true);
+                self.admission.dismiss(number);
+                why.map(|why| Event::Refused { from: guest.from, why: Why::Refused(why) })
+            }
+            Turn::Gone(None) => {
+                self.admission.leave(number);
+                self.guests.remove(&number);
+                None
+            }
+            Turn::Gone(Some(error)) => self.part(number, Why::Ended(error)),
+            Turn::Admitted(opening) => {
+                let until = self.begun + self.admission.until(number).unwrap_or(now);
+                self.admission.leave(number);
+                let Guest { stream, from, .. } = self.guests.remove(&number)?;
+                let released = self.epoll.delete(&stream).map_err(io::Error::from);
+                Some(match released.and_then(|()| stream.set_nonblocking(false)) {
+                    Ok(()) => Event::Admitted { stream, from, until, opening },
+                    Err(error) => Event::Refused { from, why: Why::Ended(error) },
+                })
+            }
+        }
+    }
+
+    /// Lets go of a visitor. There is nothing to report of one that was dismissed.
+    fn part(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
+        self.admission.leave(number);
+        self.remove(number, why)
+    }
+
+    fn remove(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
+        let guest = self.guests.remove(&number)?;
+        guest.opening.is_some().then_some(Event::Refused { from: guest.from, why })
+    }
+}
+
+impl<O: Opening> Guest<O> {
+    fn turn(&mut self, piece: &mut [u8]) -> Turn<O> {
+        if !self.output.is_empty() {
+            return self.write();
+        }
+        match self.opening.as_mut() {
+            None => self.drop_input(piece),
+            Some(_) => self.read(piece),
+        }
+    }
+
+    /// Reads no further than the opening: the rest belongs to the next protocol.
+    fn read(&mut self, piece: &mut [u8]) -> Turn<O> {
+        let Some(opening) = self.opening.as_mut() else { return Turn::Stays(false) };
+        let there = match self.stream.peek(piece) {
+            Ok(0) => return Turn::Gone(Some(io::ErrorKind::UnexpectedEof.into())),
+            Ok(there) => there,
+            Err(error) if is_for_later(&error) => return Turn::Stays(false),
+            Err(error) => return Turn::Gone(Some(error)),
+        };
+        let (used, verdict) = opening.hear(&self.name, &piece[..there]);
+        if let Err(error) = self.stream.read_exact(&mut piece[..used.min(there)]) {
+            return Turn::Gone(Some(error));
+        }
+        match verdict {
+            Verdict::Continue => Turn::Stays(false),
+            Verdict::Admit(admitted) => Turn::Admitted(admitted),
+            Verdict::Reply(reply) => {
+                self.output = reply;
+                match self.write() {
+                    Turn::Stays(_) => Turn::Stays(true),
+                    turn => turn,
+                }
+            }
+            Verdict::Dismiss { reply, why } => {
+                self.opening = None;
+                self.output = reply;
+                // Its turn is over in any case; what it does not take now it takes later.
+                let _ = self.write();
+                Turn::Dismissed(why)
+            }
+        }
+    }
+
+    /// Writes as much as the stream takes.
+    fn write(&mut self) -> Turn<O> {
+        let output = mem::take(&mut self.output);
+        let mut rest = &output[..];
+        let mut result = Ok(());
+        while !rest.is_empty() && result.is_ok() {
+            match self.stream.write(rest) {
+                Ok(0) => result = Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => rest = &rest[count..],
+                Err(error) => result = Err(error),
+            }
+        }
+        self.output = rest.to_vec();
+        match result {
+            Err(error) if !is_for_later(&error) => {
+                self.output.clear();
+                Turn::Gone(Some(error))
+            }
+            Err(_) => Turn::Stays(rest.len() < output.len()),
+            Ok(()) => {
+                if self.opening.is_none() {
+                    let _ = self.stream.shutdown(Shutdown::Write); // it may have ended first
+                }
+                Turn::Stays(true)
+            }
+        }
+    }
+
+    /// Drops what a dismissed visitor still says: were it unread, the kernel would drop the reason instead.
+    fn drop_input(&mut self, piece: &mut [u8]) -> Turn<O> {
+        match self.stream.read(piece) {
+            Ok(0) => Turn::Gone(None),
+            Ok(count) => {
+                self.dropped += count;
+                if self.dropped > DROPPED_MAX { Turn::Gone(None) } else { Turn::Stays(false) }
+            }
+            Err(error) if is_for_later(&error) => Turn::Stays(false),
+            Err(_) => Turn::Gone(None),
+        }
+    }
+}
+
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Bytes up to the end of a line, which come in pieces.
+#[derive(Clone, Debug)]
+pub struct Line {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+/// A line that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a line longer than {0} B")]
+pub struct LineError(pub usize);
+
+impl Line {
+    /// Makes an empty line, which may have `most` bytes.
+    pub fn new(most: usize) -> Self {
+        Self { bytes: Vec::new(), most }
+    }
+
+    /// Takes the next bytes up to the end of the line. Returns how many these were, and the line without its end once it is
+    /// whole.
+    ///
+    /// # Errors
+    ///
+    /// The line is too long.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<(usize, Option<Vec<u8>>), LineError> {
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let content = &bytes[..end.unwrap_or(bytes.len())];
+        if self.bytes.len() + content.len() > self.most {
+            self.bytes = Vec::new();
+            return Err(LineError(self.most));
+        }
+        self.bytes.extend_from_slice(content);
+        Ok(match end {
+            Some(end) => (end + 1, Some(mem::take(&mut self.bytes))),
+            None => (bytes.len(), None),
+        })
+    }
+}
+
+/// The opening of a listener whose visitors greet with their descriptions, as [`setup::exchange`] sends them.
+#[derive(Clone, Debug)]
+pub struct Hello {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl Hello {
+    /// Makes the opening with `count` descriptions.
+    pub fn new(count: usize) -> Self {
+        Self { bytes: Vec::new(), count }
+    }
+}
+
+impl Opening for Hello {
+    type Admitted = Vec<EndpointDescription>;
+    type Refusal = SetupError;
+
+    fn hear(&mut self, peer: &str, bytes: &[u8]) -> (usize, Verdict<Self::Admitted, SetupError>) {
+        let mut rest = bytes;
+        loop {
+            match setup::parse(peer, &self.bytes, self.count) {
+                Err(why) => return (bytes.len() - rest.len(), Verdict::Dismiss { reply: Vec::new(), why: Some(why) }),
+                Ok(Parsed::Complete(theirs)) => return (bytes.len() - rest.len(), Verdict::Admit(theirs)),
+                Ok(Parsed::Incomplete(_)) if rest.is_empty() => return (bytes.len(), Verdict::Continue),
+                Ok(Parsed::Incomplete(more)) => {
+                    let (taken, after) = rest.split_at(more.min(rest.len()));
+                    self.bytes.extend_from_slice(taken);
+                    rest = after;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
