@@ -114,7 +114,7 @@ mod tests {
         let mut notes = Notes::default();
         let second = Duration::from_secs(1);
         assert!((0..NOTES_MAX).all(|_| notes.allow(second) == Some(0)));
-        assert!((0..1000).all(|_| notes.allow(second) == None));
+        assert!((0..1000).all(|_| notes.allow(second).is_none()));
         assert_eq!(notes.allow(11 * second), Some(1000));
         assert_eq!(notes.allow(11 * second), Some(0));
     }

@@ -270,8 +270,8 @@ fn forward(
             // A timer of less than a millisecond is not slept for.
             let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::ZERO);
             // A signal ends it as the time does.
-            let watched = [readable.as_fd(), jobs.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let _ = poll(&mut { watched }, timeout);
+            let mut watched = [readable.as_fd(), jobs.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let _ = poll(&mut watched, timeout);
         }
     }
 }

@@ -436,7 +436,10 @@ pub struct Line {
 /// A line that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a line longer than {0} B")]
-pub struct LineError(pub usize);
+pub struct LineError(
+    /// Bytes of the longest line.
+    pub usize,
+);
 
 impl Line {
     /// Makes an empty line, which may have `most` bytes.
