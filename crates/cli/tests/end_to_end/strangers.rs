@@ -47,8 +47,9 @@ fn beside_strangers(address: &str, honest: impl FnOnce()) {
             staying.push(stream);
         }
         let mut dripping: Vec<TcpStream> = (0..OF_A_KIND).map(|_| connect()).collect();
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
+        let over = &is_over;
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
                 dripping.iter_mut().for_each(|stream| drop(stream.write_all(b"D")));
                 std::thread::sleep(DRIP);
             }
