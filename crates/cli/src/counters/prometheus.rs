@@ -163,7 +163,9 @@ pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure
     note!("serving http://{}/metrics", listener.local_addr().map_err(cannot)?);
     let exporter = Rc::new(Exporter { monitor: RefCell::new((monitor, Said::default())) });
     let limits = Limits { total: PATIENCE, ..Limits::default() };
-    match Clients::with_limits(listener, Request { exporter, head: Vec::new() }, limits)?.next().opening {}
+    let mut clients = Clients::with_limits(listener, Request { exporter, head: Vec::new() }, limits)?;
+    let client = clients.next();
+    match client.opening {}
 }
 
 /// What a client is told beside the content.
