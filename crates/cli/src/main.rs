@@ -124,13 +124,22 @@ impl std::error::Error for Usage {}
 const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse(); // ends with status 2 on wrong usage
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Arguments may be names of files of others. Help and the version are the program's own text.
+        Err(error) if error.use_stderr() => {
+            output::write_note(format_args!("{}", error.to_string().trim_end()));
+            return ExitCode::from(WRONG_USAGE);
+        }
+        Err(error) => error.exit(),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("DOORBELL_LOG")
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
         )
-        .with_writer(std::io::stderr)
+        .with_ansi(false) // the writer would escape the colours
+        .with_writer(|| output::Log)
         .log_internal_errors(false) // that would panic where nobody reads standard error any more
         .init();
     let result = cli.command.watch().map_err(Failure::from).and_then(|()| match cli.command {

@@ -1,24 +1,45 @@
 //! Data goes to stdout, everything else to stderr.
+//!
+//! Text of others (a peer's words, names in files) may hold sequences that a terminal obeys. All writers of this module escape
+//! them, and clippy rejects `io::stdout` and `io::stderr` elsewhere, so no call site has to think of it.
+#![allow(clippy::disallowed_methods, reason = "the only place that writes to the terminal")]
 
 use std::error::Error;
 use std::io::{self, Write};
 
+use doorbell_output::escape;
+
 /// Writes a line to stdout.
 pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
-    write_all(format!("{text}\n").as_bytes())
+    write_text(&format!("{text}\n"))
 }
 
-/// Writes what has lines already to stdout.
-pub(crate) fn write_all(text: &[u8]) -> io::Result<()> {
+/// Writes text that consists of lines to stdout.
+pub(crate) fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let written = out.write_all(text).and_then(|()| out.flush());
+    let written = out.write_all(escape(text).as_bytes()).and_then(|()| out.flush());
     // The kind stays: a pipe that nobody reads any more is no failure.
     written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
 /// Writes a line to stderr. That nobody reads it is no reason to stop.
 pub(crate) fn write_note(text: std::fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", escape(&text.to_string()));
+}
+
+/// Standard error for the log, whose lines may name text of others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Log;
+
+impl Write for Log {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        io::stderr().lock().write_all(escape(&String::from_utf8_lossy(text)).as_bytes())?;
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().lock().flush()
+    }
 }
 
 /// As `eprintln`, which panics where nobody reads any more.
@@ -38,4 +59,18 @@ pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
 /// A number with a unit that fits: nanoseconds as microseconds.
 pub(crate) fn us(ns: f64) -> String {
     format!("{:.2}", ns / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_with_controls_stays_json_of_the_same_value() {
+        let value = serde_json::json!({ "name": "a\u{9b}2J\u{7f}\u{202e}" });
+        let text = serde_json::to_string_pretty(&value).unwrap();
+        let written = escape(&text);
+        assert!(!written.contains(|c: char| c.is_control() && c != '\n'), "{written:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&written).unwrap(), value);
+    }
 }

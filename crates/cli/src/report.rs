@@ -1,12 +1,11 @@
 //! `doorbell report`.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use doorbell_output::files;
 use doorbell_published::Testbed;
 use doorbell_report::{Fitted, Run};
 use doorbell_study::experiment::{Finding, RunDirectory};
@@ -93,12 +92,7 @@ impl Written {
 
 /// Writes a file whole or not at all, as what is there may be wanted until then.
 pub(crate) fn write_whole(out: &Path, text: &str) -> Result<(), Failure> {
-    let temporary = out.with_extension("html.tmp");
-    let write = || -> std::io::Result<()> {
-        fs::File::create(&temporary)?.write_all(text.as_bytes())?;
-        fs::rename(&temporary, out)
-    };
-    Ok(write().map_err(|error| format!("{}: {error}", out.display()))?)
+    Ok(files::replace(out, text.as_bytes()).map_err(|error| format!("{}: {error}", out.display()))?)
 }
 
 /// Two runs are shown beside each other for what they have in common.

@@ -1,13 +1,13 @@
 //! What belongs to an installed command: completions for shells, and manual pages.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Command, ValueEnum};
 use clap_complete::Shell;
+use doorbell_output::files;
 
-use crate::output::{note, write_all};
+use crate::output::{note, write_text};
 use crate::{Failure, Usage};
 
 #[derive(Args)]
@@ -46,7 +46,7 @@ Examples:
 pub(crate) fn completions(arguments: &Completions, mut command: Command) -> Result<ExitCode, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(Shell::from(arguments.shell), &mut command, "doorbell", &mut text);
-    write_all(&text)?;
+    write_text(&String::from_utf8_lossy(&text))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure
     let mut command = command.disable_help_subcommand(true);
     command.build();
     if let Some(folder) = &arguments.out {
-        fs::create_dir_all(folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        files::own_directory(folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
         let pages = write_pages(folder, &command)?;
         note!("{pages} pages written to {}", folder.display());
         return Ok(ExitCode::SUCCESS);
@@ -85,7 +85,7 @@ pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure
             Usage(format!("{} has no command {name:?}, {allowed}", chosen.get_bin_name().unwrap_or("doorbell")))
         })?;
     }
-    write_all(&page(chosen)?)?;
+    write_text(&String::from_utf8_lossy(&page(chosen)?))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,6 +108,6 @@ fn page(command: &Command) -> Result<Vec<u8>, Failure> {
 /// Writes the page of a command and those below it; returns how many.
 fn write_pages(folder: &Path, command: &Command) -> Result<usize, Failure> {
     let file = folder.join(page_name(command)).with_extension("1");
-    fs::write(&file, page(command)?).map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
+    files::replace(&file, &page(command)?).map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
     visible(command).try_fold(1, |pages, command| Ok(pages + write_pages(folder, command)?))
 }

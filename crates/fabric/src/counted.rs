@@ -3,13 +3,13 @@
 use std::io;
 use std::net::IpAddr;
 use std::ops::{Index, Sub};
-use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Opcode, Operation};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::shm::OwnProcess;
 
 /// What a packet is for, as far as its opcode tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -215,7 +215,7 @@ impl<L: Link> Link for Counted<L> {
         self.inner.poll_timeout()
     }
 
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         self.inner.join(group)
     }
 

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 
 use doorbell_rnic::{HEADERS_BYTES_MAX, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
+
+use crate::shm::OwnProcess;
 
 /// How a link carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +145,7 @@ pub trait Link: Send {
     /// # Errors
     ///
     /// The link has no multicast groups, or the operating system cannot join this one.
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         Err(io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}")))
     }
 
@@ -192,7 +193,7 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).poll_timeout()
     }
 
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         (**self).join(group)
     }
 

@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use doorbell_rnic::{MAX_RUN_BYTES, TransmitBatch};
@@ -14,6 +13,7 @@ use pcap_file::{DataLink, PcapError, TsResolution};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
+use crate::shm::OwnProcess;
 
 /// Bytes that are gathered before they go to the file.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -130,7 +130,7 @@ impl<L: Link> Link for Pcap<L> {
         self.inner.poll_timeout().into_iter().chain(self.capture.flush_at_ns).min()
     }
 
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         self.inner.join(group)
     }
 

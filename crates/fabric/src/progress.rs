@@ -34,7 +34,7 @@ mod wake;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -49,6 +49,7 @@ use crate::driver::{Acks, Driver};
 use crate::guard;
 use crate::link::Link;
 use crate::observe::Observer;
+use crate::shm::OwnProcess;
 use crate::udp::{is_event, signal};
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
@@ -101,7 +102,7 @@ struct Shared {
 /// A multicast group, and what becomes readable when something arrives for it.
 struct Joined {
     group: IpAddr,
-    readable: OwnedFd,
+    readable: OwnProcess,
 }
 
 /// An RNIC on a link, driven by its callers and by a thread of its own.
@@ -123,7 +124,7 @@ impl DrivenRnic {
     /// # Errors
     ///
     /// The operating system gives no eventfd or no thread, or cannot block the signals of the new thread.
-    pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnedFd, port: u16) -> io::Result<Self> {
+    pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             driver: Mutex::new(Driver::new(rnic, link, port)),
             waiting: AtomicUsize::new(0),
@@ -448,7 +449,7 @@ impl Shared {
     }
 
     /// The thread.
-    fn run(&self, readable: &OwnedFd) {
+    fn run(&self, readable: &OwnProcess) {
         let mut policy = Policy::new();
         let mut event = Event::Started;
         while !self.stop.load(Ordering::SeqCst) {
@@ -485,7 +486,7 @@ impl Shared {
 
     /// Sends what the queue pairs left behind, now that the device is closed. Gives up if the link stays full for
     /// [`FINISH_WITHIN_NS`].
-    fn finish(&self, readable: &OwnedFd) {
+    fn finish(&self, readable: &OwnProcess) {
         let until_ns = self.now_ns() + FINISH_WITHIN_NS;
         loop {
             let mut driver = self.lock();
@@ -524,7 +525,7 @@ impl Shared {
     }
 
     /// Sleeps until kicked, until the time is over, or until the socket is ready: true if that.
-    fn watch(&self, readable: &OwnedFd, until_ns: u64, briefly: bool) -> bool {
+    fn watch(&self, readable: &OwnProcess, until_ns: u64, briefly: bool) -> bool {
         let woken = match self.wakeups.start_watching(until_ns, briefly) {
             Some(_) if !self.lock().link_mut().prepare_sleep() => true,
             Some(room) => {

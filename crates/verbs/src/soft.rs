@@ -4,19 +4,20 @@ mod queues;
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
 use doorbell_fabric::{
-    BindRequest, DrivenRnic, Faults, Link, OwnMemory, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind, guard_memory,
+    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind,
+    guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
+use doorbell_output::files;
 pub use doorbell_rnic::LIMITS;
 use doorbell_rnic::{Config, Region, Rnic};
 use doorbell_verbs_core::{
@@ -157,7 +158,7 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
         ..BindRequest::default()
     })?;
     let end = LinkEnd {
-        readable: udp.as_fd().try_clone_to_owned().map_err(Error::os("the socket could not be cloned"))?,
+        readable: udp.readable().map_err(Error::os("the socket could not be cloned"))?,
         address: udp.local_address(),
         port: udp.port(),
         active_mtu: active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?,
@@ -177,7 +178,7 @@ pub struct LinkEnd {
     /// What carries its packets.
     pub link: Box<dyn Link>,
     /// Readable while packets wait to be received.
-    pub readable: OwnedFd,
+    pub readable: OwnProcess,
     /// Its address on the link.
     pub address: IpAddr,
     /// The UDP port of both ends.
@@ -310,7 +311,7 @@ fn unused(path: &Path) -> PathBuf {
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
-        let file = File::create(unused(path)).map_err(Error::os(what))?;
+        let file = files::create(&unused(path)).map_err(Error::os(what))?;
         // The monotonic clock, so that no packet seems to be older than the one before it.
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();

@@ -1,7 +1,6 @@
 //! `doorbell model fit`.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +9,7 @@ use doorbell_model::fit::{Estimate, Fit as Fitted, fit};
 use doorbell_model::observation::{Observation, Quantity, Residual, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::record::{Observed, observations};
+use doorbell_output::files;
 use doorbell_study::experiment::RunDirectory;
 use doorbell_study::measure::Quantity as Measured;
 use serde_json::{Value, json};
@@ -143,15 +143,12 @@ fn substrate(observed: &Observed) -> String {
 /// Writes parameters to a file that must not exist yet.
 pub(super) fn write_new(path: &Path, parameters: &Parameters) -> Result<(), Failure> {
     let name = path.display();
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(path)
-        .and_then(|mut file| file.write_all(parameters.to_toml().as_bytes()))
-        .map_err(|error| match error.kind() {
+    files::create_new(path, 0o666).and_then(|mut file| file.write_all(parameters.to_toml().as_bytes())).map_err(
+        |error| match error.kind() {
             io::ErrorKind::AlreadyExists => format!("{name} exists already, and nothing is overwritten"),
             _ => format!("{name} cannot be written: {error}"),
-        })?;
+        },
+    )?;
     note!("wrote {name}");
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Which testbed a command simulates.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use doorbell_output::files;
 use doorbell_sim::{Testbed, testbed};
 
 use crate::model::read_text;
@@ -90,7 +90,7 @@ impl Bounds {
     /// Where packets go, if they are wanted: a directory that is there.
     pub(super) fn captures(&self) -> Result<Option<Captures>, Failure> {
         let Some(directory) = &self.pcap else { return Ok(None) };
-        std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        files::own_directory(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         Ok(Some(Captures { directory: directory.clone() }))
     }
 }
@@ -110,7 +110,7 @@ impl Captures {
     pub(super) fn open(&self, number: usize) -> io::Result<Box<dyn Write + Send>> {
         let path = self.path(number);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        Ok(Box::new(File::create(&path).map_err(named)?))
+        Ok(Box::new(files::create(&path).map_err(named)?))
     }
 }
 

@@ -5,10 +5,9 @@ mod perftest;
 mod report;
 pub(crate) mod shut_out;
 
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,8 +16,9 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, active_mtu, bind};
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, OwnProcess, Pcap, active_mtu, bind};
 use doorbell_farmem::Geometry;
+use doorbell_output::files;
 use doorbell_steer::{Config, Driver, Limits};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -177,7 +177,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     };
     let udp =
         bind(BindRequest { address: arguments.bind.or(toward), port: arguments.udp.port, ..BindRequest::default() })?;
-    let (address, readable) = (udp.local_address(), udp.as_fd().try_clone_to_owned()?);
+    let (address, readable) = (udp.local_address(), udp.readable()?);
     let own = Own {
         address,
         udp_port: arguments.udp.port,
@@ -222,7 +222,7 @@ fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Lin
     let mut link: Box<dyn Link> = Box::new(udp);
     if let Some(path) = &arguments.pcap {
         let unwritable = |error: io::Error| format!("{} cannot be written: {error}", path.display());
-        let file = File::create(path).map_err(unwritable)?;
+        let file = files::create(path).map_err(unwritable)?;
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();
         link = Box::new(Pcap::new(link, address, port, file, clock).map_err(unwritable)?);
@@ -236,7 +236,7 @@ fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Lin
 /// Forwards packets until a signal comes or the time is over, or set-up with the node fails at first.
 fn forward(
     mut driver: Driver<Box<dyn Link>>,
-    readable: &OwnedFd,
+    readable: &OwnProcess,
     (plane, jobs, failed): (&Plane, &Jobs, Option<&Receiver<Failure>>),
     signals: &Signals,
     begun: Instant,

@@ -6,11 +6,12 @@
 
 use std::fmt::Display;
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
+use doorbell_output::files;
 use doorbell_study::session::Token;
 use nix::fcntl::OFlag;
 use nix::unistd::AccessFlags;
@@ -144,7 +145,7 @@ impl Launch {
         let directory = path.parent().unwrap_or(path);
         let failed = |why: &dyn Display| Failure::from(format!("{}: {why}", directory.display()));
         if directory == own_directory() {
-            return make_own_directory().map_err(|error| failed(&error));
+            return check_own_directory().map_err(|error| failed(&error));
         }
         if !directory.is_dir() {
             return Err(failed(&"this machine has no such directory: --rendezvous is one that all machines share"));
@@ -165,9 +166,9 @@ impl Launch {
             true => remove_left_behind(directory, "", LEFT_HERE),
             false => remove_left_behind(directory, SHARED_PREFIX, LEFT_ELSEWHERE),
         }
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
         let write = || {
-            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            let temporary = path.with_extension(format!("{}.tmp", files::random_name()?));
+            let mut file = files::create_new(&temporary, 0o600)?;
             // It is locked for as long as this process lives. Where files cannot be locked, nobody finds it left behind.
             let _ = file.try_lock();
             file.write_all(told.to_string().as_bytes())?;
@@ -216,7 +217,7 @@ fn open_own(path: &Path, writable: bool) -> io::Result<fs::File> {
     options.read(true).write(writable).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
     let file = options.open(path)?;
     let found = file.metadata()?;
-    if found.is_file() && found.uid() == own_user() {
+    if found.is_file() && found.uid() == files::own_user() {
         return Ok(file);
     }
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is no file of this user"))
@@ -278,25 +279,18 @@ fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' }).collect()
 }
 
-/// Where processes of this user meet on this machine.
+/// Directory in which processes of this user meet on this machine. It is made here, so that all processes of a launch find the
+/// same one where another user has taken its name.
 fn own_directory() -> PathBuf {
-    std::env::temp_dir().join(format!("doorbell-{}", own_user()))
+    let (parent, stem) = (std::env::temp_dir(), format!("doorbell-{}", files::own_user()));
+    files::private_directory(&parent, &stem).unwrap_or_else(|_| parent.join(stem))
 }
 
-/// The number of the user whose process this is.
-fn own_user() -> u32 {
-    fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid())
-}
-
-/// Makes it, so that nobody else can put a file there.
-fn make_own_directory() -> io::Result<()> {
+/// Checks that no other user can put a file there.
+fn check_own_directory() -> io::Result<()> {
     let path = own_directory();
-    match fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
     let found = fs::symlink_metadata(&path)?;
-    let is_own = found.is_dir() && found.uid() == own_user() && found.mode() & 0o077 == 0;
+    let is_own = found.is_dir() && found.uid() == files::own_user() && found.mode() & 0o077 == 0;
     if is_own {
         return Ok(());
     }

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use doorbell_output::files;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat, renameat};
@@ -36,7 +37,10 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = runtime.into_iter().chain([usual]).filter(|path| is_own(path)).collect();
     found.dedup();
     found.iter_mut().for_each(|path| path.push("doorbell"));
-    found.push(format!("{SHARED}{uid}").into());
+    // A name that another user has taken is ignored.
+    let shared = Path::new(SHARED);
+    let stem = format!("{}{uid}", shared.file_name().unwrap_or_default().to_string_lossy());
+    found.extend(files::private_path(shared.parent().unwrap_or(shared), &stem));
     found
 }
 
@@ -55,7 +59,9 @@ pub(crate) fn readable() -> Vec<(PathBuf, u32)> {
 fn of_others(runtime: &Path, shared: &Path, own: u32) -> Vec<(PathBuf, u32)> {
     let numbered = |folder: &Path, prefix: &str| -> Vec<(PathBuf, u32)> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(4 * MAX_FILES);
-        let of = |name: &str| name.strip_prefix(prefix)?.parse().ok().filter(|&owner: &u32| owner != own);
+        // A random ending follows the number where another user has taken the plain name.
+        let of =
+            |name: &str| name.strip_prefix(prefix)?.split('.').next()?.parse().ok().filter(|&owner: &u32| owner != own);
         entries.filter_map(|entry| Some((entry.path(), of(entry.file_name().to_str()?)?))).collect()
     };
     let runtime = numbered(runtime, "").into_iter().map(|(path, owner)| (path.join("doorbell"), owner));

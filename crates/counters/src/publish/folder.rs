@@ -1,8 +1,9 @@
 //! Folders that processes of this user have for themselves, beside the files of counters, and how those are found that
 //! nobody needs any more.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use doorbell_output::files;
 use nix::unistd::geteuid;
 
 use super::PublishError;
@@ -26,8 +27,8 @@ pub struct ProcessFolder {
 pub fn process_folder(kind: &str) -> Result<ProcessFolder, PublishError> {
     let mut reasons = Vec::new();
     // Where there is no /dev/shm, counters are not published, but this is needed.
-    let last = PathBuf::from(format!("/tmp/doorbell-{}", geteuid()));
-    for path in candidates().into_iter().chain([last]) {
+    let last = files::private_path(Path::new("/tmp"), &format!("doorbell-{}", geteuid()));
+    for path in candidates().into_iter().chain(last.ok()) {
         match within(path, kind) {
             Ok(folder) => return Ok(folder),
             Err(error) => reasons.push(error.to_string()),

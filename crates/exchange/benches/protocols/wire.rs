@@ -104,7 +104,7 @@ pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
         let (outward, inward) = (Arc::clone(&wires[index]), Arc::clone(&wires[1 - index]));
         let link = Box::new(Wire { tap: taps.next().flatten(), outward, inward, taken: Packets::default(), outer });
         // Nobody sleeps here, so nobody needs to be woken.
-        let readable = OwnedFd::from(EventFd::new().expect("a file descriptor"));
+        let readable = OwnedFd::from(EventFd::new().expect("a file descriptor")).into();
         let end = LinkEnd {
             link,
             readable,

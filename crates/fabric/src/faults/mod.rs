@@ -7,7 +7,6 @@ mod tests;
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
@@ -18,6 +17,7 @@ use rand_core::{Rng, SeedableRng};
 pub use plan::{FaultPlan, FaultPlanError};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::shm::OwnProcess;
 
 /// A reordered packet lets between one and so many others pass, beside those that are held back
 /// themselves.
@@ -125,7 +125,7 @@ impl<L: Link> Link for Faults<L> {
         own.into_iter().chain(self.inner.poll_timeout()).min()
     }
 
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         self.inner.join(group)
     }
 

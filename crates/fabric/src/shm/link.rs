@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
 
 use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
@@ -11,6 +10,7 @@ use super::LinkChoice;
 use super::idle::Idle;
 use super::meet::{Meeting, News};
 use super::message::Datagram;
+use super::own_process::OwnProcess;
 use super::peer::{Behind, Desk, Peer};
 use super::routes::{Routes, Way, answer_within};
 use super::sys::RING_BYTES;
@@ -110,7 +110,7 @@ impl SharedMemoryLink {
     /// port can have done, or the operating system gives no socket, descriptor or thread.
     pub fn start(udp: UdpLink, choice: LinkChoice) -> io::Result<Self> {
         let local = udp.local_socket_address();
-        let socket = udp.as_fd().try_clone_to_owned();
+        let socket = udp.readable();
         let must_host = choice == LinkChoice::Shm;
         let started = socket.and_then(|socket| Meeting::start(local, socket, answer_within(choice), must_host));
         let (meeting, refused) = match started {
@@ -567,7 +567,7 @@ impl Link for SharedMemoryLink {
         self.routes.asked_until_ns().into_iter().chain(self.idle.look_at_ns()).min()
     }
 
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         self.udp.join(group)
     }
 

@@ -8,7 +8,7 @@ mod connection;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -96,7 +96,7 @@ impl Meeting {
     /// others all the same, and tries for the name again.
     pub(super) fn start(
         local: SocketAddr,
-        udp: OwnedFd,
+        udp: OwnProcess,
         answer_within: Duration,
         must_host: bool,
     ) -> io::Result<(Self, Option<io::Error>)> {
@@ -227,7 +227,7 @@ struct Host {
     /// The listener is left alone until then, or the name is, which is tried again then.
     paused_until: Option<Instant>,
     peers: Vec<Peer>,
-    udp: OwnedFd,
+    udp: OwnProcess,
     shared: Arc<Shared>,
     local: SocketAddr,
     answer_within: Duration,
@@ -291,7 +291,7 @@ impl Host {
     /// The program has closed descriptors that it did not open, as daemons do: their numbers may be those of others.
     fn abandon(self) {
         self.note(News::Ended);
-        let _ = self.udp.into_raw_fd();
+        self.udp.abandon();
         self.peers.into_iter().for_each(|peer| peer.connection.abandon());
         self.listener.into_iter().for_each(OwnProcess::abandon);
     }

@@ -1,14 +1,16 @@
-//! Descriptors whose end others take for our death, so a forked child must not hold them open.
+//! Descriptors that must end with this process, so a forked child must not hold them open: sockets that own a port or a
+//! name, and connections whose end tells a peer that the process has died.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How many descriptors a forked child closes. Those beyond stay open in children.
+/// Maximum of descriptors that a forked child gives up. Those beyond stay open in children.
 const LISTED_MAX: usize = 8192;
 
 /// How long a fork waits at most for threads that open descriptors, and they for it. The thread that forks may be one
@@ -18,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// How long either sleeps before it looks again.
 const NAP: Duration = Duration::from_micros(50);
 
-/// What a forked child closes.
+/// A descriptor that forked children give up.
 struct Listed {
     /// The descriptor's number plus one; 0 is a free place, and -1 one that is being filled.
     entry: AtomicI32,
@@ -65,10 +67,10 @@ impl Drop for Opening {
     }
 }
 
-/// A descriptor that a forked child closes.
+/// A descriptor that forked children give up.
 ///
-/// In a forked child nothing may use or drop it any more, since its number may be another descriptor's. That is so of
-/// what belongs to a thread, which no forked child has.
+/// In a forked child its number stands for a socket that is bound to nothing and connected with nothing. So no use of
+/// the number in the child reaches the parent's file, and none reaches a file that the child opened later.
 #[derive(Debug)]
 pub struct OwnProcess {
     fd: ManuallyDrop<OwnedFd>,
@@ -76,7 +78,7 @@ pub struct OwnProcess {
 }
 
 impl OwnProcess {
-    /// From now on, forked children close it. Whoever made it has an [`Opening`] since before.
+    /// Lists a descriptor. The caller made it while it held the [`Opening`].
     pub fn new(fd: OwnedFd, _opening: &Opening) -> Self {
         let number = fd.as_raw_fd();
         let place = file_of(number).and_then(|(device, inode)| {
@@ -91,6 +93,16 @@ impl OwnProcess {
         Self { fd: ManuallyDrop::new(fd), place }
     }
 
+    /// Returns a second descriptor of the same file, which forked children give up too.
+    ///
+    /// # Errors
+    ///
+    /// The process has no descriptor left.
+    pub fn duplicate(&self) -> io::Result<Self> {
+        let opening = Opening::begin();
+        Ok(Self::new(self.fd.try_clone()?, &opening))
+    }
+
     /// Forgets a descriptor that somebody else has closed: its number is no longer ours to close, here or in children.
     pub(super) fn abandon(mut self) {
         self.leave_list();
@@ -102,6 +114,14 @@ impl OwnProcess {
         if let Some(place) = self.place.take() {
             LISTED[place].entry.store(0, Ordering::Release);
         }
+    }
+}
+
+/// Lists a descriptor that was made a moment ago. A child that was forked since then keeps it.
+impl From<OwnedFd> for OwnProcess {
+    fn from(fd: OwnedFd) -> Self {
+        let opening = Opening::begin();
+        Self::new(fd, &opening)
     }
 }
 
@@ -137,13 +157,13 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Forked children close what they must, from now on.
+/// Registers the handlers of forks, once.
 fn watch_forks() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::AcqRel) {
         // SAFETY: the functions live as long as the code, and make nothing but system calls, as a child of a process
         // with threads may.
-        unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(close_in_child)) };
+        unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(give_up_in_child)) };
     }
 }
 
@@ -162,30 +182,61 @@ extern "C" fn after_fork() {
     let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forking| forking.checked_sub(1));
 }
 
-extern "C" fn close_in_child() {
+/// Gives up all listed descriptors in a forked child.
+extern "C" fn give_up_in_child() {
     // The child has none of the threads that were opening or forking.
     OPENING.store(0, Ordering::SeqCst);
     FORKING.store(0, Ordering::SeqCst);
+    let mut stand_in = None;
     for listed in &LISTED {
         // The child may have other descriptors with these numbers when it forks itself.
         let fd = listed.entry.swap(0, Ordering::AcqRel) - 1;
         let file = (listed.device.load(Ordering::Relaxed), listed.inode.load(Ordering::Relaxed));
         if fd >= 0 && file_of(fd) == Some(file) {
-            // SAFETY: the descriptor's owner is a thread that this process does not have.
-            unsafe { libc::syscall(libc::SYS_close, fd) };
+            stand_in = replace(fd, stand_in);
         }
     }
+    if let Some(fd) = stand_in {
+        // SAFETY: it was opened here.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+    }
+}
+
+/// Puts the stand-in where a descriptor was, and opens the stand-in first if there is none. Without a stand-in the number is
+/// free afterwards.
+fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
+    let open = || {
+        // SAFETY: the call takes numbers alone.
+        let made = unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        RawFd::try_from(made).ok().filter(|&made| made >= 0)
+    };
+    let close = || {
+        // SAFETY: the descriptor is the parent's, and the child gives it up.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+    };
+    let Some(made) = stand_in.or_else(open) else {
+        // At the limit of descriptors the one that is given up makes room.
+        close();
+        return open().filter(|&made| made != fd);
+    };
+    // SAFETY: the call takes numbers alone, and closes what `fd` stood for.
+    if unsafe { libc::syscall(libc::SYS_dup3, made, fd, libc::O_CLOEXEC) } < 0 {
+        close();
+    }
+    Some(made)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::io::{self, PipeReader, Read as _};
+    use std::io::{PipeReader, Read as _};
     use std::os::fd::FromRawFd as _;
     use std::sync::Mutex;
     use std::time::Instant;
 
     use super::*;
+    use crate::link::Link as _;
+    use crate::udp::{BindRequest, bind};
 
     /// Longer than any child of another test lives.
     const LONG: Duration = Duration::from_secs(20);
@@ -308,5 +359,27 @@ mod tests {
         assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(20)), "the child has closed what is not ours");
         drop(child);
         assert!(ends(reader, LONG));
+    }
+
+    /// A device's own socket, a group's and the copies that threads wait on: no child holds the port of a parent that is gone.
+    #[test]
+    fn a_port_is_free_while_a_forked_child_lives() {
+        let _turn = TURN.lock();
+        let address = std::net::IpAddr::from([127, 77, 43, 81]);
+        let request = BindRequest { address: Some(address), port: 47_917, ..BindRequest::default() };
+        let mut link = bind(request).unwrap();
+        let group = link.join([224, 0, 43, 81].into()).unwrap();
+        let readable = link.readable().unwrap();
+        let number = readable.as_fd().as_raw_fd();
+        let child = Child::fork();
+        let held = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap();
+        // SAFETY: it only asks whether the process is there.
+        assert_eq!(unsafe { libc::kill(child.0, 0) }, 0);
+        drop((link, group, readable));
+        let again = bind(request).expect("the port is free");
+        let of_child = std::fs::read_dir(format!("/proc/{}/fd", child.0)).unwrap();
+        let links: Vec<_> = of_child.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect();
+        assert!(!links.contains(&held), "the child holds {held:?} of {links:?}");
+        drop((again, child));
     }
 }

@@ -1,14 +1,15 @@
 //! Addresses: where a link binds, and what is wrong where it cannot.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsFd;
 
 use doorbell_wire::ROCE_UDP_PORT;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, interface, sys};
+use crate::shm::{Opening, OwnProcess};
 
 /// The receive buffer that is asked for, as `getsockopt` shows it: the kernel doubles what it is
 /// told, because it counts its own memory.
@@ -179,7 +180,7 @@ fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
 
 /// A bound socket and its address.
 struct Bound {
-    socket: Socket,
+    socket: OwnProcess,
     local: SocketAddr,
 }
 
@@ -191,12 +192,13 @@ fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
             SocketAddrV6::new(v6, port, 0, scope).into()
         }
     };
+    let opening = Opening::begin();
     let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
     socket.bind(&local.into())?;
-    Ok(Bound { socket, local })
+    Ok(Bound { socket: OwnProcess::new(socket.into(), &opening), local })
 }
 
 /// Is the port taken on addresses that have nothing to do with each other?
@@ -215,11 +217,12 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     let Bound { socket, local } = bound;
     let failed = |what| move |source| BindError::System { what, address: local.ip(), port: local.port(), source };
     let receive_buffer_bytes = request.receive_buffer_bytes.unwrap_or(DEFAULT_RECEIVE_BUFFER_BYTES);
+    let options = SockRef::from(&socket);
     let coalesces =
-        equip_receiver(&socket, local.is_ipv6(), receive_buffer_bytes).map_err(failed("set the socket's options"))?;
-    set_buffer(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER_BYTES)
+        equip_receiver(&options, local.is_ipv6(), receive_buffer_bytes).map_err(failed("set the socket's options"))?;
+    set_buffer(&options, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER_BYTES)
         .map_err(failed("set the send buffer"))?;
-    let granted = socket.recv_buffer_size().map_err(failed("read the receive buffer back"))?;
+    let granted = options.recv_buffer_size().map_err(failed("read the receive buffer back"))?;
     if granted < receive_buffer_bytes {
         tracing::info!(
             "the receive buffer of {local} is {granted} bytes, {receive_buffer_bytes} were asked \
@@ -237,7 +240,7 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
              slower by an order of magnitude"
         );
     }
-    Ok(UdpLink::new(UdpSocket::from(socket), local, granted, segmentation))
+    Ok(UdpLink::new(socket, local, granted, segmentation))
 }
 
 /// Sets what matters for receiving. Returns whether the kernel hands over datagrams together.

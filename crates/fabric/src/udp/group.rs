@@ -1,18 +1,18 @@
 //! Multicast groups: a socket for each, since the device's own is bound to its address.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::address::equip_receiver;
+use crate::shm::{Opening, OwnProcess};
 
 /// A group that a link has joined.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) address: Ipv4Addr,
-    pub(super) socket: UdpSocket,
+    pub(super) socket: OwnProcess,
     /// The kernel's count of overflows when it was last seen.
     pub(super) overflows_seen: u32,
 }
@@ -20,6 +20,7 @@ pub(super) struct Group {
 impl Group {
     /// Joins a group on the interface that has the address `local`.
     pub(super) fn join(address: Ipv4Addr, local: Ipv4Addr, port: u16, receive_buffer_bytes: usize) -> io::Result<Self> {
+        let opening = Opening::begin();
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
         // Every process of this machine that joins the group gets a copy of each datagram.
         socket.set_reuse_address(true)?;
@@ -29,12 +30,12 @@ impl Group {
         let _ = equip_receiver(&socket, false, receive_buffer_bytes)?;
         socket.bind(&SocketAddr::new(address.into(), port).into())?;
         socket.join_multicast_v4(&address, &local)?;
-        Ok(Self { address, socket: socket.into(), overflows_seen: 0 })
+        Ok(Self { address, socket: OwnProcess::new(socket.into(), &opening), overflows_seen: 0 })
     }
 
-    /// What becomes readable when something arrives for the group.
-    pub(super) fn readable(&self) -> io::Result<OwnedFd> {
-        self.socket.as_fd().try_clone_to_owned()
+    /// Returns a descriptor that becomes readable when something arrives for the group.
+    pub(super) fn readable(&self) -> io::Result<OwnProcess> {
+        self.socket.duplicate()
     }
 }
 

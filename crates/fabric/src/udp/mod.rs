@@ -12,8 +12,8 @@ mod interface;
 pub(crate) mod sys;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use doorbell_rnic::{Run, TransmitBatch};
@@ -27,6 +27,7 @@ pub use sys::signal;
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::Sealer;
+use crate::shm::OwnProcess;
 use group::Group;
 use sys::{Incoming, Outgoing};
 
@@ -77,7 +78,7 @@ pub struct UdpCounters {
 /// A UDP socket as a link. [`bind`] makes it.
 #[derive(Debug)]
 pub struct UdpLink {
-    socket: UdpSocket,
+    socket: OwnProcess,
     local: SocketAddr,
     receive_buffer_bytes: usize,
     /// The kernel cuts runs up.
@@ -124,7 +125,7 @@ enum Verdict {
 
 impl UdpLink {
     /// Wraps a socket that is bound and has all its options.
-    fn new(socket: UdpSocket, local: SocketAddr, receive_buffer_bytes: usize, segmentation: bool) -> Self {
+    fn new(socket: OwnProcess, local: SocketAddr, receive_buffer_bytes: usize, segmentation: bool) -> Self {
         let buffers = vec![0; sys::MAX_RECEIVE_MESSAGES * sys::RECEIVE_BUFFER_BYTES].into();
         Self {
             socket,
@@ -185,6 +186,16 @@ impl UdpLink {
     /// What the last look took from the socket, whether it was of any use or not.
     pub(crate) fn messages_taken(&self) -> usize {
         self.last_look.messages
+    }
+
+    /// Returns a second descriptor of the socket, which becomes readable when packets arrive. Forked children give it up, as
+    /// they give up the socket.
+    ///
+    /// # Errors
+    ///
+    /// The process has no descriptor left.
+    pub fn readable(&self) -> io::Result<OwnProcess> {
+        self.socket.duplicate()
     }
 
     /// Sends a datagram that is no packet, as [`send_alone`] does.
@@ -539,7 +550,7 @@ impl Link for UdpLink {
         Ok(packets)
     }
 
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnedFd> {
+    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         let (group, local) = group::joinable(group, self.local.ip())?;
         if let Some(joined) = self.groups.iter().find(|joined| joined.address == group) {
             return joined.readable();
@@ -576,7 +587,7 @@ impl AsFd for UdpLink {
 
 impl AsRawFd for UdpLink {
     fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.socket.as_fd().as_raw_fd()
     }
 }
 

@@ -1,3 +1,4 @@
+use std::net::UdpSocket;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 

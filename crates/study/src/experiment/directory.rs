@@ -1,8 +1,10 @@
 //! Where the records of one run lie: one file for each point.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use doorbell_output::files;
 
 use super::record::{PointRecord, RecordError};
 use super::sweep::{Experiment, Point};
@@ -88,17 +90,20 @@ impl RunDirectory {
         if path.exists() && !path.is_dir() {
             return Err(DirectoryError::NoDirectory(path.to_owned()));
         }
-        fs::create_dir_all(path).map_err(|error| DirectoryError::Io { path: path.to_owned(), error })?;
+        files::own_directory(path).map_err(|error| DirectoryError::Io { path: path.to_owned(), error })?;
         let read_only = |error| DirectoryError::ReadOnly { path: path.to_owned(), error };
-        let lock = File::options().create(true).append(true).open(path.join(LOCK)).map_err(read_only)?;
+        let lock = files::open_lock(&path.join(LOCK)).map_err(read_only)?;
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(DirectoryError::InUse(path.to_owned())),
             // A file system without locks: two studies at once are then not noticed.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         // The lock file may have been there before, in a directory that takes no new ones.
-        let probe = path.join(".new");
-        File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(read_only)?;
+        let probe = || {
+            let probe = path.join(format!(".{}.new", files::random_name()?));
+            files::create_new(&probe, 0o600).and_then(|_| fs::remove_file(&probe))
+        };
+        probe().map_err(read_only)?;
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -240,24 +245,16 @@ impl RunDirectory {
 
 fn read(path: &Path) -> Result<PointRecord, DirectoryError> {
     let io = |error| DirectoryError::Io { path: path.to_owned(), error };
-    let mut json = Vec::new();
-    File::open(path).and_then(|file| file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut json)).map_err(io)?;
-    if json.len() as u64 > MAX_RECORD_BYTES {
-        return Err(io(io::Error::other(format!("it is longer than {MAX_RECORD_BYTES} B, which no record is"))));
-    }
+    let json = files::read_regular(path, MAX_RECORD_BYTES).map_err(io)?;
     PointRecord::parse(&json).map_err(|error| DirectoryError::Record { path: path.to_owned(), error })
 }
 
 fn write_whole(path: &Path, record: &PointRecord) -> Result<(), DirectoryError> {
-    let temporary = path.with_extension("tmp");
     let write = || -> io::Result<()> {
-        let mut file = File::create(&temporary)?;
         // In one piece: a writer that is handed each word of a record by itself makes thousands of system calls.
         let mut text = serde_json::to_vec(record)?;
         text.push(b'\n');
-        file.write_all(&text)?;
-        file.sync_data()?;
-        fs::rename(&temporary, path)
+        files::replace(path, &text)
     };
     write().map_err(|error| DirectoryError::Io { path: path.to_owned(), error })
 }

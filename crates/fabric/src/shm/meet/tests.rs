@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::IoSlice;
 use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -27,7 +28,7 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
 #[test]
 fn a_device_that_closes_does_not_write_into_a_file_that_has_its_number() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-    let socket = udp.as_fd().try_clone_to_owned().unwrap();
+    let socket = udp.readable().unwrap();
     let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
     let taken = sys::replace(meeting.shared.kick.as_fd().as_raw_fd(), file.as_fd());
@@ -232,7 +233,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         // The last of them does answer, and is not to be late on a busy machine.
         let within = if matches!(step, StopsAfter::Challenge) { 60_000 } else { 50 };
         let own = shared.local_socket_address();
-        let socket = shared.as_fd().try_clone_to_owned().unwrap();
+        let socket = shared.readable().unwrap();
         let (meeting, _) = Meeting::start(own, socket, Duration::from_millis(within), true).unwrap();
         meeting.invite(local.ip());
         let mut guest = None;
@@ -289,7 +290,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
 #[test]
 fn a_challenge_of_a_stranger_is_no_work_for_the_thread() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-    let socket = udp.as_fd().try_clone_to_owned().unwrap();
+    let socket = udp.readable().unwrap();
     let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
     for number in 0..100_000_u64 {
         let mut nonce = [0; 16];

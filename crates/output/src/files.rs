@@ -1,0 +1,285 @@
+//! Files that are made by path.
+//!
+//! A name in a directory that others can write to may be a link or a file of theirs. So no function here opens a file that is
+//! there to write to it, except a pipe or a device that the user named. A new file gets a random name beside the wanted one
+//! (`O_EXCL`) and is renamed: a link at the wanted name is replaced, and never followed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+
+/// Maximum of tries to find a random name that is free.
+const TRIES: usize = 16;
+
+/// A text that no other user can foresee.
+///
+/// # Errors
+///
+/// The operating system gives no randomness.
+pub fn random_name() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
+}
+
+/// Creates a file that does not exist yet. A link of the name is an error.
+///
+/// # Errors
+///
+/// The name is taken, or the file cannot be made.
+pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(mode).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
+
+/// Creates a file with a random name beside `path`.
+fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
+    let Some(name) = path.file_name() else {
+        let why = format!("{}: the path of a file ends with its name", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    };
+    for _ in 0..TRIES {
+        let mut random = std::ffi::OsString::from(".");
+        random.push(random_name()?);
+        random.push(".tmp");
+        let beside = path.with_file_name(random);
+        match create_new(&beside, mode) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|file| (beside, file)),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("no random name beside {name:?} is free")))
+}
+
+/// Replaces a file whole or not at all. Readers see the file as it was or as it is to be.
+///
+/// # Errors
+///
+/// The directory takes no file, or the content cannot be written. Then the file is as it was.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    if let Some(mut special) = open_special(path)? {
+        return special.write_all(content);
+    }
+    let (beside, mut file) = create_beside(path, 0o666)?;
+    let written = file.write_all(content).and_then(|()| file.sync_data()).and_then(|()| fs::rename(&beside, path));
+    written.inspect_err(|_| drop(fs::remove_file(&beside)))
+}
+
+/// Creates an empty file in place of one that may be there, for content that is written over time.
+///
+/// # Errors
+///
+/// The directory takes no file, or the path names a directory, or a pipe or device of another user.
+pub fn create(path: &Path) -> io::Result<File> {
+    if let Some(special) = open_special(path)? {
+        return Ok(special);
+    }
+    let (beside, file) = create_beside(path, 0o666)?;
+    fs::rename(&beside, path).inspect_err(|_| drop(fs::remove_file(&beside)))?;
+    Ok(file)
+}
+
+/// Opens a path to write to that names no file to be made: a pipe, a device, or a descriptor below `/dev` or `/proc`.
+fn open_special(path: &Path) -> io::Result<Option<File>> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
+    let kind = found.file_type();
+    // Only root makes names there.
+    if kind.is_symlink() && (path.starts_with("/dev/fd") || path.starts_with("/proc") || is_standard(path)) {
+        return OpenOptions::new().write(true).open(path).map(Some);
+    }
+    if !kind.is_fifo() && !kind.is_char_device() {
+        return Ok(None);
+    }
+    let file = OpenOptions::new().write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)?;
+    let opened = file.metadata()?;
+    if (opened.ino(), opened.dev()) != (found.ino(), found.dev()) || ![0, own_user()].contains(&opened.uid()) {
+        let why = format!("{} belongs to user {}", path.display(), opened.uid());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    Ok(Some(file))
+}
+
+fn is_standard(path: &Path) -> bool {
+    path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr")
+}
+
+/// The number of the user as whom this process accesses files.
+pub fn own_user() -> u32 {
+    geteuid().as_raw()
+}
+
+/// Makes a directory, and those above it, unless it is there. Refuses one of another user, who could exchange its files.
+///
+/// # Errors
+///
+/// The directory cannot be made, is none, or belongs to a user other than this process's or root.
+pub fn own_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).create(path)?;
+    let owner = fs::metadata(path)?.uid();
+    if [0, own_user()].contains(&owner) {
+        return Ok(());
+    }
+    let why =
+        format!("the directory belongs to user {owner}, allowed are directories of user {} and of root", own_user());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// Makes a directory for this user alone in one that all users can write to, or finds it again. Where another user has taken
+/// the name `stem`, a random ending makes it a name of our own.
+///
+/// # Errors
+///
+/// No directory can be made there.
+pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
+    let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
+    for _ in 0..TRIES {
+        let path = private_path(parent, stem)?;
+        match make(&path) {
+            // Another process of this user, or another user, was faster: the next look tells which.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            // Of two processes that made one each, both use the older one.
+            _ => return private_path(parent, stem),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("other users take all names of {}", parent.display())))
+}
+
+fn is_own(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == own_user())
+}
+
+/// Returns the directory that [`private_directory`] has made, or the path at which a directory can be made.
+///
+/// # Errors
+///
+/// The operating system gives no randomness.
+pub fn private_path(parent: &Path, stem: &str) -> io::Result<PathBuf> {
+    let plain = parent.join(stem);
+    if is_own(&plain) || fs::symlink_metadata(&plain).is_err() {
+        return Ok(plain);
+    }
+    match private_directories(parent, stem).into_iter().next() {
+        Some(found) => Ok(found),
+        None => Ok(parent.join(format!("{stem}.{}", random_name()?))),
+    }
+}
+
+/// Finds this user's directories beside a name that another user has taken, the oldest first. Names of others are ignored.
+fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
+    let prefix = format!("{stem}.");
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let mut found: Vec<_> = named.map(|entry| entry.path()).filter(|path| is_own(path)).collect();
+    found.sort_by_cached_key(|path| (path.metadata().and_then(|found| found.created()).ok(), path.clone()));
+    found
+}
+
+/// Opens a file to lock it, and makes it if it is not there. A link, and a file of another user, is an error.
+///
+/// # Errors
+///
+/// The file cannot be opened, or another user could have put it there.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new().append(true).create(true).custom_flags(flags.bits()).open(path)?;
+    let found = file.metadata()?;
+    if found.is_file() && found.uid() == own_user() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} is no file of this user", path.display())))
+}
+
+/// Reads a regular file of at most `limit` bytes. A pipe of that name does not block.
+///
+/// # Errors
+///
+/// It cannot be read, is no regular file, or is longer.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::other(format!("it is longer than {limit} B")));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_link_at_the_name_is_replaced_and_its_target_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let (target, link) = (root.path().join("target"), root.path().join("link"));
+        fs::write(&target, "precious").unwrap();
+        symlink(&target, &link).unwrap();
+        replace(&link, b"new").unwrap();
+        assert_eq!((fs::read(&target).unwrap(), fs::read(&link).unwrap()), (b"precious".to_vec(), b"new".to_vec()));
+        fs::remove_file(&link).unwrap();
+        symlink(&target, &link).unwrap();
+        create(&link).unwrap().write_all(b"frames").unwrap();
+        assert_eq!((fs::read(&target).unwrap(), fs::read(&link).unwrap()), (b"precious".to_vec(), b"frames".to_vec()));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "nothing else stays");
+    }
+
+    #[test]
+    fn new_files_and_locks_follow_no_link() {
+        let root = tempfile::tempdir().unwrap();
+        let (target, link) = (root.path().join("target"), root.path().join("link"));
+        symlink(&target, &link).unwrap();
+        assert!(create_new(&link, 0o600).is_err());
+        assert!(open_lock(&link).is_err());
+        assert!(!target.exists());
+        drop(open_lock(&root.path().join("lock")).unwrap());
+        drop(open_lock(&root.path().join("lock")).unwrap());
+    }
+
+    #[test]
+    fn pipes_and_devices_that_the_user_names_are_written_to() {
+        replace(Path::new("/dev/null"), b"x").unwrap();
+        drop(create(Path::new("/dev/null")).unwrap());
+        assert!(fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused_and_its_name_ignored() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(private_directory(root.path(), "own").unwrap(), root.path().join("own"));
+        assert_eq!(private_directory(root.path(), "own").unwrap(), root.path().join("own"));
+        let theirs = root.path().join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        own_directory(&theirs).unwrap();
+        if own_user() != 0 {
+            return; // only root gives directories to others
+        }
+        chown(&theirs, Some(65_534), None).unwrap();
+        assert!(own_directory(&theirs).unwrap_err().to_string().contains("belongs to user 65534"));
+        let own = private_directory(root.path(), "theirs").unwrap();
+        assert!(own.file_name().unwrap().to_string_lossy().starts_with("theirs."), "{own:?}");
+        assert_eq!(own.metadata().unwrap().mode() & 0o777, 0o700);
+        assert_eq!(private_directory(root.path(), "theirs").unwrap(), own);
+        assert_eq!(private_path(root.path(), "theirs").unwrap(), own);
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_file_does_not_block_a_reader() {
+        let root = tempfile::tempdir().unwrap();
+        let pipe = root.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read_regular(&pipe, 10).unwrap_err().to_string(), "it is no regular file");
+        let file = root.path().join("file");
+        fs::write(&file, "0123456789").unwrap();
+        assert_eq!(read_regular(&file, 10).unwrap(), b"0123456789");
+        assert!(read_regular(&file, 9).is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! Text for terminals.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Escapes characters that a terminal obeys instead of showing them, except the newline and the tab.
+///
+/// The form is `\u001b`, which is also JSON's within strings: JSON with such characters stays JSON of the same value.
+pub fn escape(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if is_obeyed(character) {
+            // All of them have four digits at most. Writing to a string does not fail.
+            let _ = write!(escaped, "\\u{:04x}", u32::from(character));
+        } else {
+            escaped.push(character);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Controls of ISO 6429, and the marks of Unicode that change the direction in which text is shown.
+fn is_obeyed(character: char) -> bool {
+    match character {
+        '\n' | '\t' => false,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
+        character => character.is_control(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_a_terminal_would_obey_is_escaped() {
+        assert_eq!(escape("\u{1b}]0;title\u{7}\r\u{9b}2J\u{7f}"), r"\u001b]0;title\u0007\u000d\u009b2J\u007f");
+        assert_eq!(escape("a\u{202e}b\u{2066}"), r"a\u202eb\u2066");
+        assert!((0..=0x9f).filter_map(char::from_u32).all(|c| {
+            let text = c.to_string();
+            !escape(&text).chars().any(|c| c.is_control() && c != '\n' && c != '\t')
+        }));
+    }
+
+    #[test]
+    fn other_text_stays() {
+        for text in ["", "a line\n\tand another", "µs, naïve, 日本語, \u{1f600}", r"\u001b"] {
+            assert!(matches!(escape(text), Cow::Borrowed(same) if same == text), "{text:?}");
+        }
+    }
+}
