@@ -3,6 +3,7 @@
 //! Signals end a command as they end any program, except where the terminal has to be restored first. A terminal
 //! or a reader that goes is noticed by a thread that sleeps in `poll`: the command itself may be measuring, or
 //! waiting for a peer, and print nothing for minutes.
+#![allow(clippy::disallowed_methods, reason = "it restores the terminal, and writes no text of others")]
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;

@@ -5,9 +5,19 @@
 #![allow(clippy::disallowed_methods, reason = "the only place that writes to the terminal")]
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 use doorbell_output::escape;
+
+/// Does stdout go to a terminal?
+pub(crate) fn stdout_is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// Does stderr go to a terminal?
+pub(crate) fn stderr_is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
 
 /// Writes a line to stdout.
 pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {

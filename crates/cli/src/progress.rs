@@ -1,13 +1,14 @@
 //! The bar of long commands.
 
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::output::stderr_is_terminal;
+
 /// A progress bar of `length` steps, of which `already` are done. Without a terminal on standard error it is hidden.
 pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
-    let bar = if std::io::stderr().is_terminal() {
+    let bar = if stderr_is_terminal() {
         ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))
     } else {
         ProgressBar::hidden()

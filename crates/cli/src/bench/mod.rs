@@ -6,7 +6,6 @@ pub(crate) mod peer;
 mod report;
 
 use std::cell::Cell;
-use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
@@ -266,7 +265,7 @@ fn progress_bar(bytes: usize, extent: &Extent) -> Bar {
         Extent::Messages(messages) => (messages, None),
         Extent::Seconds(seconds) => ((seconds * 1000.0) as u64, Some(seconds)),
     };
-    let bar = if std::io::stderr().is_terminal() {
+    let bar = if crate::output::stderr_is_terminal() {
         ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))
     } else {
         ProgressBar::hidden()

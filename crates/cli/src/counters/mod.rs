@@ -7,7 +7,6 @@ mod table;
 mod terminal;
 
 use std::collections::HashSet;
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -73,7 +72,7 @@ impl Counters {
     /// Does it draw on a terminal?
     pub(crate) fn is_live(&self) -> bool {
         let is_text = self.json || self.lines || self.list || self.is_exporter();
-        !is_text && std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+        !is_text && crate::output::stdout_is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
     }
 }
 

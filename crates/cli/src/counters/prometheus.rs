@@ -164,8 +164,7 @@ pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure
     let exporter = Rc::new(Exporter { monitor: RefCell::new((monitor, Said::default())) });
     let limits = Limits { total: PATIENCE, ..Limits::default() };
     let mut clients = Clients::with_limits(listener, Request { exporter, head: Vec::new() }, limits)?;
-    let client = clients.next();
-    match client.opening {}
+    match clients.next().opening {}
 }
 
 /// What a client is told beside the content.

@@ -110,6 +110,7 @@ impl Witness for Lines {
 }
 
 impl ClientProcess {
+    #[allow(clippy::disallowed_methods, reason = "a pipe to the process that started this one")]
     pub(super) fn run(&self) -> Result<(), Failure> {
         let device = self.part.open()?;
         let whole = self.part.load()?;
