@@ -178,6 +178,7 @@ impl<O: Opening> Lobby<O> {
     }
 
     /// Handles one visitor, or accepts one. Returns whether there was one.
+    #[allow(clippy::type_complexity, reason = "an alias would need the same parameters")]
     fn step(&mut self) -> io::Result<(bool, Option<Event<O::Admitted, O::Refusal>>)> {
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;

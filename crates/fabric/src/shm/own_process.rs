@@ -376,7 +376,15 @@ mod tests {
         // SAFETY: it only asks whether the process is there.
         assert_eq!(unsafe { libc::kill(child.0, 0) }, 0);
         drop((link, group, readable));
-        let again = bind(request).expect("the port is free");
+        // The child gives up its copies before `fork` returns there, which this process does not wait for.
+        let until = Instant::now() + LONG;
+        let again = loop {
+            match bind(request) {
+                Ok(link) => break link,
+                Err(error) => assert!(Instant::now() < until, "the port is not free: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         let of_child = std::fs::read_dir(format!("/proc/{}/fd", child.0)).unwrap();
         let links: Vec<_> = of_child.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect();
         assert!(!links.contains(&held), "the child holds {held:?} of {links:?}");

@@ -307,7 +307,7 @@ impl<C: MessageConnection> Talk<C> {
         match step {
             0 => self.say_message(choices),
             1 => {
-                let bytes = bytes(choices, 500);
+                let bytes = if choices.chance() { Vec::new() } else { bytes(choices, 500) };
                 self.say(Op::Send, bytes);
             }
             2 => {
