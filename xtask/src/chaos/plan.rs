@@ -81,7 +81,7 @@ const fn outside(programs: Programs, disturbance: Disturbance, end: End) -> Kind
 }
 
 /// All kinds. The seed of a round names one by its remainder, so that consecutive seeds pass through all of them.
-pub(super) const KINDS: &[Kind] = &[
+pub(super) static KINDS: &[Kind] = &[
     own("_exit", When::Anytime, End::Leaves),
     outside(Programs::Own, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
     own("fork", When::Anytime, End::Finishes),
