@@ -184,10 +184,6 @@ impl Plan {
         let mut random = Random::new(seed);
         let link = ["udp", "shm", "auto"][random.below(3) as usize];
         let mut options = vec!["--link".to_owned(), link.to_owned()];
-        // A datagram that unmapped memory is to take must not end the process.
-        if kind.disturbance == Disturbance::Act("unmap", When::Traffic) {
-            options.push("--check-memory".to_owned());
-        }
         if random.below(4) == 0 && kind.programs == Programs::Own {
             options.push("--fault".to_owned());
             options.push(format!("drop=0.002,reorder=0.002,seed={}", random.below(1000)));
