@@ -19,6 +19,7 @@ mod regressions;
 mod repeat;
 mod seeds;
 mod shell;
+mod soak;
 mod steps;
 mod test;
 mod two_machines;
@@ -148,6 +149,21 @@ enum Command {
         #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         rounds: u64,
     },
+    /// Runs servers, lasting clients, clients that finish or die, and perftest on both links under loss, for minutes.
+    ///
+    /// Every payload is checked. It fails on an error, on an unexpected end, and if memory, descriptors, threads or
+    /// tables of a lasting process grow after the warm-up.
+    Soak {
+        /// Time of the traffic, a fraction included.
+        #[arg(long, value_parser = |text: &str| number(text, 0.2, 100_000.0))]
+        minutes: f64,
+        /// Seed of faults and clients [default: one never tried before]
+        #[arg(long, value_name = "SEED", value_parser = seed)]
+        seed: Option<u64>,
+        /// Writes summary, samples and plot here [default: the run's folder, which stays if the run fails]
+        #[arg(long, value_name = "DIRECTORY")]
+        out: Option<PathBuf>,
+    },
     /// Makes an archive with the command and the library that it preloads.
     Dist {
         /// Where to [default: `dist` in the target directory]
@@ -255,6 +271,9 @@ fn run(command: Command) -> ExitCode {
         Command::Chaos { seed, rounds } => {
             peers::install();
             ended(programs::build().and_then(|()| chaos::run(seed, rounds)))
+        }
+        Command::Soak { minutes, seed, out } => {
+            ended(programs::build().and_then(|()| soak::run_for(minutes, seed, out.as_deref())))
         }
         Command::Seeds { hours, from } => ended(seeds::try_for(hours, from)),
         Command::CaptureRxe => ended(programs::build().and_then(|()| vm::capture())),

@@ -18,8 +18,8 @@ use doorbell_fabric::{
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
-pub use doorbell_rnic::LIMITS;
 use doorbell_rnic::{Config, Region, Rnic};
+pub use doorbell_rnic::{LIMITS, Objects};
 use doorbell_verbs_core::{
     Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, QpInit,
     Sge, WindowKind,
@@ -379,6 +379,11 @@ impl Soft {
     /// interrupted a call on the device; `None` while another call is in the device.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
         self.rnic.try_counters()
+    }
+
+    /// Numbers of the device's objects, by which a long run shows that none is left behind.
+    pub fn objects(&self) -> Objects {
+        self.rnic.with(|rnic| rnic.objects())
     }
 
     fn enter(&self, region: Arc<Region>) -> Keys {

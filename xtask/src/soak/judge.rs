@@ -1,0 +1,205 @@
+//! Growth of the lasting processes, the verdict, and the files of a run.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use super::plot::{Line, Panel, svg};
+use super::worker::{COUNTS, Sample, TABLES};
+
+/// Runs of at least so many minutes are judged by a share of their memory.
+const LONG_MINUTES: f64 = 10.0;
+/// Growth that a long run may have.
+const MOST_PERCENT: f64 = 1.0;
+/// Growth that a shorter run may have: its allocators and code pages are still filling.
+const MOST_KIB: f64 = 2048.0;
+
+/// A title of a panel, and a number of each sample.
+type Quantity = (&'static str, fn(&Sample) -> u64);
+
+/// A lasting process: its samples, and its state without visitors after the warm-up and at the end.
+#[derive(Debug)]
+pub(super) struct Lasting {
+    pub(super) name: String,
+    pub(super) samples: Vec<Sample>,
+    pub(super) ends: (Sample, Sample),
+}
+
+/// Results of one link.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) link: &'static str,
+    pub(super) verified: u64,
+    pub(super) errors: u64,
+    pub(super) finished: u64,
+    pub(super) killed: u64,
+    pub(super) pairs: u64,
+    pub(super) processes: Vec<Lasting>,
+    pub(super) failures: Vec<String>,
+}
+
+impl Outcome {
+    pub(super) fn failed(why: &str) -> Self {
+        Self { failures: vec![why.to_owned()], ..Self::default() }
+    }
+}
+
+/// Names, old and new values of numbers that have grown.
+pub(super) fn grown(before: &Sample, after: &Sample) -> Vec<(&'static str, u64, u64)> {
+    let pairs = before.returning().into_iter().zip(after.returning());
+    pairs
+        .map(|((name, before), (_, after))| (name, before, after))
+        .filter(|(_, before, after)| after > before)
+        .collect()
+}
+
+/// Why a process fails the run.
+fn judge(process: &Lasting, minutes: f64) -> Vec<String> {
+    let (before, after) = &process.ends;
+    let mut failures: Vec<String> = grown(before, after)
+        .iter()
+        .map(|(name, before, after)| format!("{name} of {} grew from {before} to {after}", process.name))
+        .collect();
+    let (from, to) = (before.resident_kib as f64, after.resident_kib as f64);
+    let most = if minutes >= LONG_MINUTES { from * MOST_PERCENT / 100.0 } else { MOST_KIB };
+    if to - from > most {
+        let name = &process.name;
+        failures.push(format!("memory of {name} grew from {from} to {to} KiB, allowed are {most:.0} KiB"));
+    }
+    failures
+}
+
+/// All results of a run.
+pub(super) struct Report {
+    pub(super) minutes: f64,
+    pub(super) seed: u64,
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+impl Report {
+    pub(super) fn failures(&self) -> Vec<String> {
+        let of = |outcome: &Outcome| {
+            let grown = outcome.processes.iter().flat_map(|process| judge(process, self.minutes));
+            let errors = (outcome.errors > 0).then(|| format!("{} errors", outcome.errors));
+            let found: Vec<String> = grown.chain(errors).map(|why| format!("{}: {why}", outcome.link)).collect();
+            [&outcome.failures[..], &found].concat()
+        };
+        self.outcomes.iter().flat_map(of).collect()
+    }
+
+    pub(super) fn summary(&self) -> String {
+        let sum = |count: fn(&Outcome) -> u64| self.outcomes.iter().map(count).sum::<u64>();
+        let (verified, errors) = (sum(|outcome| outcome.verified), sum(|outcome| outcome.errors));
+        let mut out = format!(
+            "soak: {} minutes, seed {}, {verified} verified messages, {errors} errors, {} failures\n",
+            self.minutes,
+            self.seed,
+            self.failures().len()
+        );
+        for outcome in &self.outcomes {
+            let Outcome { link, verified, errors, finished, killed, pairs, .. } = outcome;
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                out,
+                "{link}: {verified} verified messages, {errors} errors, {finished} visitors finished, {killed} killed, \
+                 {pairs} pairs of perftest"
+            );
+            for Lasting { name, ends: (before, after), .. } in &outcome.processes {
+                let (from, to) = (before.resident_kib as f64, after.resident_kib as f64);
+                let percent = (to - from) / from * 100.0;
+                let _ = write!(out, "{link} {name}: resident KiB {from} to {to} ({percent:+.2} %)");
+                for ((number, before), (_, after)) in before.returning().into_iter().zip(after.returning()) {
+                    let _ = write!(out, ", {number} {before} to {after}");
+                }
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    /// All samples, one a line.
+    fn csv(&self) -> String {
+        let names = [&COUNTS[..], &TABLES].concat().join(",");
+        let mut out = format!("second,link,process,resident_kib,descriptors,threads,{names}\n");
+        for outcome in &self.outcomes {
+            for (process, sample) in outcome.processes.iter().flat_map(|one| one.samples.iter().map(move |s| (one, s)))
+            {
+                let Sample { second, resident_kib, descriptors, threads, counts, tables } = sample;
+                let values: Vec<_> = counts.iter().chain(tables).map(u64::to_string).collect();
+                let (link, name, values) = (outcome.link, &process.name, values.join(","));
+                let _ = writeln!(out, "{second:.1},{link},{name},{resident_kib},{descriptors},{threads},{values}");
+            }
+        }
+        out
+    }
+
+    fn plot(&self) -> String {
+        let quantities: [Quantity; 5] = [
+            ("resident memory, KiB", |sample| sample.resident_kib),
+            ("descriptors", |sample| sample.descriptors),
+            ("threads", |sample| sample.threads),
+            ("conversations", |sample| sample.tables[0]),
+            ("verified messages", |sample| sample.counts[0]),
+        ];
+        let panels = quantities.map(|(title, value)| {
+            let of = |outcome: &Outcome, process: &Lasting| Line {
+                name: format!("{} {}", outcome.link, process.name),
+                points: process.samples.iter().map(|sample| (sample.second, value(sample) as f64)).collect(),
+            };
+            let lines = self.outcomes.iter().flat_map(|one| one.processes.iter().map(move |process| of(one, process)));
+            Panel { title, lines: lines.collect() }
+        });
+        svg(&panels)
+    }
+
+    pub(super) fn write(&self, folder: &Path) -> Result<(), String> {
+        let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+        fs::create_dir_all(folder).map_err(failed)?;
+        let failures: String = self.failures().iter().map(|why| format!("FAILED: {why}\n")).collect();
+        fs::write(folder.join("summary.txt"), self.summary() + &failures).map_err(failed)?;
+        fs::write(folder.join("samples.csv"), self.csv()).map_err(failed)?;
+        fs::write(folder.join("plot.svg"), self.plot()).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(second: u64, resident_kib: u64, qps: u64) -> Sample {
+        let mut tables = [0; TABLES.len()];
+        tables[1] = qps;
+        Sample { second: second as f64, resident_kib, descriptors: 20, threads: 4, counts: [0; COUNTS.len()], tables }
+    }
+
+    fn process(before: Sample, after: Sample) -> Lasting {
+        let samples = (0..100).map(|second| sample(second, 100_000, 7)).collect();
+        Lasting { name: "server".to_owned(), samples, ends: (before, after) }
+    }
+
+    #[test]
+    fn memory_that_grows_fails_a_long_run_by_its_share_and_a_short_run_by_a_bound() {
+        let grows_by = |kib: u64| process(sample(10, 100_000, 7), sample(99, 100_000 + kib, 7));
+        assert_eq!(judge(&grows_by(1000), 60.0), [""; 0]);
+        assert_eq!(judge(&grows_by(1001), 60.0).len(), 1);
+        assert_eq!(judge(&grows_by(2048), 1.0), [""; 0]);
+        assert_eq!(judge(&grows_by(2049), 1.0).len(), 1);
+    }
+
+    #[test]
+    fn a_table_that_does_not_return_fails_a_run() {
+        let leak = process(sample(10, 100_000, 7), sample(99, 100_000, 8));
+        assert_eq!(judge(&leak, 1.0), ["qps of server grew from 7 to 8"]);
+    }
+
+    #[test]
+    fn a_report_has_a_line_per_sample_and_a_line_of_the_plot_per_process_and_quantity() {
+        let rest = process(sample(10, 100_000, 7), sample(99, 100_000, 7));
+        let outcome = Outcome { link: "udp", processes: vec![rest], errors: 2, ..Outcome::default() };
+        let report = Report { minutes: 1.0, seed: 5, outcomes: vec![outcome] };
+        assert_eq!(report.csv().lines().count(), 101);
+        assert_eq!(report.plot().matches("<polyline").count(), 5);
+        assert!(report.summary().contains("seed 5, 0 verified messages, 2 errors, 1 failures"), "{}", report.summary());
+        assert_eq!(report.failures(), ["udp: 2 errors"]);
+    }
+}

@@ -1,0 +1,305 @@
+//! `cargo xtask soak`: a server, lasting clients, visitors that finish or die, and pairs of perftest, on both links and
+//! under loss. Every payload is checked; memory, descriptors, threads and tables of the lasting processes stay flat.
+
+mod judge;
+mod plot;
+mod worker;
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::sys::signal::Signal;
+
+use crate::shell::{cargo, command, run, target};
+use crate::{network, peers, place, programs};
+use judge::Outcome;
+use worker::{Sample, TABLES, Worker, locked};
+
+/// Transports, which run at the same time.
+const LINKS: [&str; 2] = ["udp", "shm"];
+/// Lasting clients of each link.
+const LASTING: usize = 2;
+/// Visitors of each link that run at the same time.
+const VISITORS: u64 = 2;
+/// Protection against hanging: longer than any process takes on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// The time that the server may take to notice that its visitors are gone.
+const TO_SETTLE: Duration = Duration::from_secs(120);
+const BETWEEN_SAMPLES: Duration = Duration::from_secs(1);
+const SHORTEST_WARM_UP: Duration = Duration::from_secs(5);
+/// The traffic of a step of the test run, which takes a minute with its beginning and its end.
+const STEP_MINUTES: f64 = 0.8;
+/// Seeds of one process are this far from those of the next, so that visitors can count.
+const SEEDS_APART: u64 = 1 << 32;
+
+/// Short runs of perftest.
+const PERFTEST: [&str; 4] = [
+    "ib_send_bw -n 1000 -s 4096",
+    "ib_write_bw -n 1000 -s 4096",
+    "ib_read_bw -n 1000 -s 4096",
+    "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
+];
+
+/// Runs for so many minutes, and writes summary, samples and plot to a folder.
+pub(crate) fn run_for(minutes: f64, seed: Option<u64>, out: Option<&Path>) -> Result<(), String> {
+    let now_ns = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let seed = seed.unwrap_or_else(now_ns);
+    run(cargo(&["build", "--release", "--package", "doorbell", "--example", "soak"]))?;
+    // Another build must not replace the program meanwhile.
+    let program = place::own().join("soak");
+    place::link(&target().join("release/examples/soak"), &program)?;
+    let program = program.to_string_lossy().into_owned();
+    eprintln!("soak: {minutes} minutes from seed {seed}");
+    let time = Duration::from_secs_f64(minutes * 60.0);
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let lanes = LINKS.iter().zip(1..).map(|(link, number)| {
+            let lane = Lane::new(link, seed.wrapping_add(SEEDS_APART.wrapping_mul(number * 1000)), &program, time);
+            scope.spawn(move || {
+                let mut outcome = Outcome::default();
+                let ended: Result<(), String> = network::apart(|| {
+                    outcome = lane.run();
+                    Ok(())
+                });
+                outcome.failures.extend(ended.err());
+                outcome
+            })
+        });
+        let lanes: Vec<_> = lanes.collect();
+        lanes.into_iter().map(|lane| lane.join().unwrap_or_else(|_| Outcome::failed("a lane has panicked"))).collect()
+    });
+    let folder = out.map_or_else(|| place::own().join("soak-results"), Path::to_path_buf);
+    let report = judge::Report { minutes, seed, outcomes };
+    report.write(&folder)?;
+    println!("{}", report.summary());
+    let failures = report.failures();
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{}\nreplay: cargo xtask soak --minutes {minutes} --seed {seed}", failures.join("\n"))),
+    }
+}
+
+/// Runs it as a step of the test run.
+pub(crate) fn step() -> Result<(), String> {
+    run_for(STEP_MINUTES, None, None)
+}
+
+/// The processes of one link.
+struct Lane<'a> {
+    link: &'static str,
+    seed: u64,
+    program: &'a str,
+    time: Duration,
+    begun: Instant,
+    /// Set by the first failure, which ends the run.
+    is_over: AtomicBool,
+    failures: Mutex<Vec<String>>,
+    next_visitor: AtomicU64,
+    verified: AtomicU64,
+    finished: AtomicU64,
+    killed: AtomicU64,
+    pairs: AtomicU64,
+}
+
+impl<'a> Lane<'a> {
+    fn new(link: &'static str, seed: u64, program: &'a str, time: Duration) -> Self {
+        Self {
+            link,
+            seed,
+            program,
+            time,
+            begun: Instant::now(),
+            is_over: AtomicBool::new(false),
+            failures: Mutex::new(Vec::new()),
+            next_visitor: AtomicU64::new(0),
+            verified: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            killed: AtomicU64::new(0),
+            pairs: AtomicU64::new(0),
+        }
+    }
+
+    fn fail(&self, why: &str) {
+        let why = format!("{}: {why}", self.link);
+        eprintln!("FAILED: {why}");
+        locked(&self.failures).push(why);
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    fn fault(seed: u64) -> String {
+        format!("drop=0.001,reorder=0.001,seed={}", seed % 1_000_000)
+    }
+
+    /// Starts a process of the example, whose seed this is.
+    fn start(&self, name: String, mode: &str, seed: u64, port: Option<u64>) -> Result<Worker, String> {
+        let mut run = command(self.program, &[mode, &seed.to_string(), &Self::fault(seed)]);
+        run.args(port.map(|port| port.to_string())).env(programs::LINK_VARIABLE, self.link);
+        Worker::start(name, run)
+    }
+
+    fn run(&self) -> Outcome {
+        let mut outcome = self.lasting().unwrap_or_else(|why| {
+            self.fail(&why);
+            Outcome::default()
+        });
+        outcome.link = self.link;
+        outcome.failures.append(&mut locked(&self.failures));
+        outcome.verified += self.verified.load(Ordering::Relaxed);
+        outcome.finished = self.finished.load(Ordering::Relaxed);
+        outcome.killed = self.killed.load(Ordering::Relaxed);
+        outcome.pairs = self.pairs.load(Ordering::Relaxed);
+        outcome
+    }
+
+    /// Starts the lasting processes, lets traffic run in two parts, and compares both ends of the second part.
+    fn lasting(&self) -> Result<Outcome, String> {
+        let mut workers = vec![self.start("server".to_owned(), "serve", self.seed, None)?];
+        let port = workers[0].wait_for("port", PATIENCE)?;
+        for number in 1..=LASTING {
+            let seed = self.seed.wrapping_add(SEEDS_APART.wrapping_mul(number as u64));
+            workers.push(self.start(format!("client {number}"), "stay", seed, Some(port))?);
+        }
+        for worker in &workers {
+            worker.wait_for("verified", PATIENCE)?;
+        }
+        let (samples, is_done) = (Mutex::new(vec![Vec::new(); workers.len()]), AtomicBool::new(false));
+        let ends = std::thread::scope(|scope| {
+            scope.spawn(|| self.sample(&workers, &samples, &is_done));
+            let ends = self.both_parts(&workers, port);
+            is_done.store(true, Ordering::Relaxed);
+            ends
+        });
+        // Clients say goodbye to a server that still listens.
+        for group in [&workers[1..], &workers[..1]] {
+            group.iter().for_each(Worker::ask_to_end);
+            for worker in group {
+                match worker.wait(PATIENCE) {
+                    Ok(status) if status.success() => {}
+                    Ok(_) => self.fail(&worker.report()),
+                    Err(why) => self.fail(&why),
+                }
+            }
+        }
+        let [before, after] = ends?;
+        let total = |name: &str| workers.iter().map(|worker| worker.value(name)).sum();
+        let samples = samples.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let names = workers.iter().map(|worker| worker.name.clone());
+        let processes = names.zip(samples).zip(before.into_iter().zip(after));
+        let processes = processes.map(|((name, samples), ends)| judge::Lasting { name, samples, ends }).collect();
+        let (verified, errors) = (total("verified"), total("errors"));
+        Ok(Outcome { verified, errors, processes, ..Outcome::default() })
+    }
+
+    fn warm_up(&self) -> Duration {
+        (self.time / 10).max(SHORTEST_WARM_UP)
+    }
+
+    /// Samples of each process without visitors, after the warm-up and at the end.
+    fn both_parts(&self, workers: &[Worker], port: u64) -> Result<[Vec<Sample>; 2], String> {
+        self.traffic(port, self.begun + self.warm_up());
+        let before = self.settled(workers, None)?;
+        self.traffic(port, self.begun + self.time);
+        let after = self.settled(workers, Some(&before))?;
+        Ok([before, after])
+    }
+
+    /// Runs visitors and perftest until this time, and waits for the last ones.
+    fn traffic(&self, port: u64, until: Instant) {
+        let goes_on = || Instant::now() < until && !self.is_over.load(Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            for _ in 0..VISITORS {
+                scope.spawn(|| {
+                    while goes_on() {
+                        if let Err(why) = self.visit(port) {
+                            self.fail(&why);
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let is_there = |line: &&str| line.split(' ').next().is_some_and(peers::has);
+                for line in PERFTEST.iter().copied().filter(is_there).cycle() {
+                    if !goes_on() {
+                        break;
+                    }
+                    let number = self.pairs.fetch_add(1, Ordering::Relaxed);
+                    let fault = Self::fault(self.seed.wrapping_add(number));
+                    if let Err(why) = programs::pair_with_clock(line, &["--link", self.link, "--fault", &fault]) {
+                        self.fail(&why);
+                    }
+                }
+            });
+        });
+    }
+
+    /// Runs one visitor, which finishes or kills itself.
+    fn visit(&self, port: u64) -> Result<(), String> {
+        let number = self.next_visitor.fetch_add(1, Ordering::Relaxed);
+        let seed = self.seed.wrapping_add(SEEDS_APART.wrapping_mul(100) + number);
+        let visitor = self.start(format!("visitor {number}, seed {seed}"), "visit", seed, Some(port))?;
+        let status = visitor.wait(PATIENCE)?;
+        self.verified.fetch_add(visitor.value("verified"), Ordering::Relaxed);
+        let ended = match status.signal() {
+            Some(signal) if signal == Signal::SIGKILL as i32 => &self.killed,
+            None if status.success() => &self.finished,
+            _ => return Err(visitor.report()),
+        };
+        ended.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits until the server has noticed that all visitors are gone and numbers rest, or are back at `before`.
+    ///
+    /// Numbers that do not return are in the samples, and judged there.
+    fn settled(&self, workers: &[Worker], before: Option<&[Sample]>) -> Result<Vec<Sample>, String> {
+        let until = Instant::now() + TO_SETTLE;
+        let sample = || -> Result<Vec<Sample>, String> {
+            let all = workers.iter().map(|worker| worker.sample(self.begun.elapsed().as_secs_f64()));
+            all.collect::<Option<_>>().ok_or_else(|| "a lasting process has ended".to_owned())
+        };
+        let conversations = workers[1..].iter().map(|worker| worker.value(TABLES[0])).sum::<u64>();
+        let mut last = sample()?;
+        loop {
+            let lines: Vec<u64> = workers.iter().map(Worker::lines).collect();
+            // Each process prints all of its numbers after the traffic has ended.
+            while workers.iter().zip(&lines).any(|(worker, lines)| worker.lines() < lines + 2) {
+                if workers.iter().any(|worker| worker.ended().is_some()) || Instant::now() > until + PATIENCE {
+                    return Err("a lasting process has ended, or prints no more".to_owned());
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let now = sample()?;
+            let is_alone = now[0].tables[0] == conversations;
+            let rests = match before {
+                Some(before) => before.iter().zip(&now).all(|(before, now)| judge::grown(before, now).is_empty()),
+                None => last.iter().zip(&now).all(|(last, now)| last.returning() == now.returning()),
+            };
+            if is_alone && rests || before.is_some() && Instant::now() > until {
+                return Ok(now);
+            }
+            if Instant::now() > until {
+                let numbers = now[0].returning();
+                return Err(format!(
+                    "the server does not come to rest, {conversations} conversations last: {numbers:?}"
+                ));
+            }
+            last = now;
+        }
+    }
+
+    /// Samples all processes once a second. One that ends meanwhile fails the run.
+    fn sample(&self, workers: &[Worker], samples: &Mutex<Vec<Vec<Sample>>>, is_done: &AtomicBool) {
+        while !is_done.load(Ordering::Relaxed) {
+            for (worker, samples) in workers.iter().zip(locked(samples).iter_mut()) {
+                samples.extend(worker.sample(self.begun.elapsed().as_secs_f64()));
+            }
+            let is_over = self.is_over.load(Ordering::Relaxed);
+            if let Some(ended) = workers.iter().find(|worker| worker.ended().is_some() && !is_over) {
+                self.fail(&ended.report());
+            }
+            std::thread::sleep(BETWEEN_SAMPLES);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A process of the example `soak`, and samples of it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::place;
+
+/// Counts of a process that only rise, as its lines name them.
+pub(super) const COUNTS: [&str; 4] = ["verified", "finished", "departed", "errors"];
+/// Tables of a process, as its lines name them.
+pub(super) const TABLES: [&str; 7] = ["conversations", "qps", "cqs", "regions", "pds", "destinations", "stale_keys"];
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Newest values of each name, and the number of lines that the process has printed.
+#[derive(Clone, Debug, Default)]
+struct Printed {
+    lines: u64,
+    values: BTreeMap<String, u64>,
+}
+
+impl Printed {
+    /// Takes pairs of names and numbers.
+    fn take(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        for pair in words.chunks_exact(2) {
+            if let Ok(value) = pair[1].parse() {
+                self.values.insert(pair[0].to_owned(), value);
+            }
+        }
+        self.lines += 1;
+    }
+}
+
+/// State of a process at one time.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sample {
+    pub(super) second: f64,
+    pub(super) resident_kib: u64,
+    pub(super) descriptors: u64,
+    pub(super) threads: u64,
+    pub(super) counts: [u64; COUNTS.len()],
+    pub(super) tables: [u64; TABLES.len()],
+}
+
+impl Sample {
+    /// Descriptors, threads and tables: numbers that return to what they were.
+    pub(super) fn returning(&self) -> Vec<(&'static str, u64)> {
+        let own = [("descriptors", self.descriptors), ("threads", self.threads)];
+        own.into_iter().chain(TABLES.into_iter().zip(self.tables)).collect()
+    }
+}
+
+/// A process, which is killed with its handle.
+pub(super) struct Worker {
+    pub(super) name: String,
+    child: Mutex<Child>,
+    pid: u32,
+    input: Mutex<Option<ChildStdin>>,
+    printed: Arc<Mutex<Printed>>,
+    reader: Mutex<Option<std::thread::JoinHandle<()>>>,
+    log: PathBuf,
+}
+
+impl Worker {
+    pub(super) fn start(name: String, mut command: Command) -> Result<Self, String> {
+        let log = place::own_file("soak.txt");
+        let file = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::from(file));
+        let mut child = command.spawn().map_err(|error| format!("{command:?} could not be started: {error}"))?;
+        let (pid, input) = (child.id(), Mutex::new(child.stdin.take()));
+        let printed = Arc::new(Mutex::new(Printed::default()));
+        let reader = child.stdout.take().map(|output| {
+            let printed = Arc::clone(&printed);
+            std::thread::spawn(move || {
+                BufReader::new(output).lines().map_while(Result::ok).for_each(|line| locked(&printed).take(&line));
+            })
+        });
+        Ok(Self { name, child: Mutex::new(child), pid, input, printed, reader: Mutex::new(reader), log })
+    }
+
+    /// The newest value of a name, or 0 before the process has printed one.
+    pub(super) fn value(&self, name: &str) -> u64 {
+        locked(&self.printed).values.get(name).copied().unwrap_or(0)
+    }
+
+    pub(super) fn lines(&self) -> u64 {
+        locked(&self.printed).lines
+    }
+
+    /// Waits until a value is not 0, as the port of a server is.
+    pub(super) fn wait_for(&self, name: &str, patience: Duration) -> Result<u64, String> {
+        let until = Instant::now() + patience;
+        loop {
+            match self.value(name) {
+                0 if self.ended().is_some() || Instant::now() > until => {
+                    return Err(format!("it prints no {name}: {}", self.report()));
+                }
+                0 => std::thread::sleep(Duration::from_millis(20)),
+                value => return Ok(value),
+            }
+        }
+    }
+
+    /// The state now, or nothing if the process has ended.
+    pub(super) fn sample(&self, second: f64) -> Option<Sample> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", self.pid)).ok()?.count() as u64;
+        let (resident_kib, threads) = (field("VmRSS:")?, field("Threads:")?);
+        let printed = locked(&self.printed).clone();
+        let value = |name: &str| printed.values.get(name).copied().unwrap_or(0);
+        let (counts, tables) = (COUNTS.map(value), TABLES.map(value));
+        Some(Sample { second, resident_kib, descriptors, threads, counts, tables })
+    }
+
+    pub(super) fn ended(&self) -> Option<ExitStatus> {
+        locked(&self.child).try_wait().ok().flatten()
+    }
+
+    /// Ends its standard input, upon which a lasting process ends.
+    pub(super) fn ask_to_end(&self) {
+        locked(&self.input).take();
+    }
+
+    /// Waits for the end, and for the last line.
+    pub(super) fn wait(&self, patience: Duration) -> Result<ExitStatus, String> {
+        let until = Instant::now() + patience;
+        while Instant::now() < until {
+            if let Some(status) = self.ended() {
+                if let Some(reader) = locked(&self.reader).take() {
+                    // It only reads, and ends with the process.
+                    let _ = reader.join();
+                }
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(format!("it does not end within {} s: {}", patience.as_secs(), self.report()))
+    }
+
+    /// The name, the end and the errors of the process.
+    pub(super) fn report(&self) -> String {
+        let said = fs::read(&self.log).unwrap_or_default();
+        let status = self.ended().map_or_else(|| "still running".to_owned(), |status| status.to_string());
+        format!("{}, {status}\n{}", self.name, String::from_utf8_lossy(&said))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let mut child = locked(&self.child);
+        // It may have ended already.
+        let _ = child.kill();
+        let _ = child.wait();
+        let _ = fs::remove_file(&self.log);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_pairs_of_names_and_numbers_and_the_newest_value_counts() {
+        let mut printed = Printed::default();
+        printed.take("port 17");
+        printed.take("verified 5 errors 0 qps");
+        printed.take("verified 9 errors x");
+        assert_eq!(printed.lines, 3);
+        let values: Vec<_> = printed.values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        assert_eq!(values, [("errors", 0), ("port", 17), ("verified", 9)]);
+    }
+
+    #[test]
+    fn a_process_is_sampled_while_it_runs_and_ends_when_its_input_does() {
+        let worker = Worker::start("cat".to_owned(), crate::shell::command("cat", &[])).unwrap();
+        let sample = worker.sample(0.0).unwrap();
+        assert_eq!(sample.threads, 1);
+        assert!(sample.descriptors >= 3 || sample.resident_kib > 0, "{sample:?}");
+        worker.ask_to_end();
+        assert!(worker.wait(Duration::from_secs(60)).unwrap().success());
+        assert_eq!(worker.sample(0.0), None);
+    }
+}
