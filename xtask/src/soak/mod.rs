@@ -182,13 +182,20 @@ impl<'a> Lane<'a> {
                 }
             }
         }
-        let [before, after] = ends?;
         let total = |name: &str| workers.iter().map(|worker| worker.value(name)).sum();
+        let (verified, errors) = (total("verified"), total("errors"));
         let samples = samples.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let names = workers.iter().map(|worker| worker.name.clone());
-        let processes = names.zip(samples).zip(before.into_iter().zip(after));
-        let processes = processes.map(|((name, samples), ends)| judge::Lasting { name, samples, ends }).collect();
-        let (verified, errors) = (total("verified"), total("errors"));
+        let processes = match ends {
+            Ok([before, after]) => {
+                let processes = names.zip(samples).zip(before.into_iter().zip(after));
+                processes.map(|((name, samples), ends)| judge::Lasting { name, samples, ends }).collect()
+            }
+            Err(why) => {
+                self.fail(&why);
+                Vec::new()
+            }
+        };
         Ok(Outcome { verified, errors, processes, ..Outcome::default() })
     }
 
