@@ -192,8 +192,9 @@ impl Calls {
         }
         let mut happened = false;
         loop {
-            match self.connection.receive_noting(&mut happened) {
+            match self.connection.receive() {
                 Ok(Some(message)) => {
+                    happened = true;
                     self.scratch.resize(message.len(), 0);
                     message.copy_to(&mut self.scratch);
                     drop(message);
