@@ -251,7 +251,7 @@ mod tests {
     fn the_visitor_that_was_silent_for_longest_makes_room_first() {
         let mut admission = full(0);
         admission.heard(0, ms(60), true);
-        // An honest visitor needs a round trip, so nobody is evicted before that.
+        // An honest visitor needs a round trip, so no visitor is evicted before that.
         assert_eq!(admission.place_at(), ms(101));
         assert!(!admission.has_place(ms(100)) && admission.has_place(ms(101)));
         assert_eq!(admission.arrive(ms(101)), Arrival { number: 4, evicted: Some(1) });

@@ -157,7 +157,7 @@ impl Random {
     }
 }
 
-/// What one seed decides.
+/// Decisions of one seed.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,

@@ -6,10 +6,10 @@
 //! the same error at the same place, so `rdma_rxe` has both ends too. Release 59 mends it ("rping: terminate CM event
 //! thread before exiting", f3ae6534ad93).
 
-/// What the thread for events prints.
+/// Output of the thread for events.
 const LAST_WORDS: &str = "rdma_get_cm_event: Bad file descriptor";
 
-/// What rping prints when it ends well; the server waits for a message that does not come.
+/// Output of rping when it ends well; the server waits for a message that does not come.
 const GOOD_WORDS: [&str; 3] =
     ["server DISCONNECT EVENT...", "client DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
 

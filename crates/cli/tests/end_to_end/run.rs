@@ -59,7 +59,7 @@ fn a_program_needs_no_dashes_before_it() {
     let library = Library::new("dashes");
     for options in ["run", "run --", "run --stats", "run --stats --"] {
         let mut command = library.with(doorbell(options));
-        // What follows the program is the program's, whatever it looks like.
+        // Arguments after the program belong to the program, even if they look like options.
         command.args(["sh", "-c", "echo $DOORBELL_STATS $DOORBELL_PORT $0 $*", "--udp-port", "7", "--", "-h"]);
         let stats = if options.contains("--stats") { "1 " } else { "" };
         assert_eq!(

@@ -63,7 +63,7 @@ fn beside_strangers(address: &str, honest: impl FnOnce()) {
             }
         });
         let crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect()).collect();
-        // Whatever the honest client finds, the strangers go.
+        // The strangers go before a failure of the honest client is reported.
         let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(honest));
         is_over.store(true, Ordering::Relaxed);
         drop((staying, crowd));

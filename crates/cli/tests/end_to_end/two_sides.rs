@@ -138,6 +138,7 @@ fn both_sides_speak_ipv6() {
     let probe = in_own_network(TWO_ADDRESSES, "--version").output();
     if !probe.as_ref().is_ok_and(|output| output.status.success()) {
         // Past the test harness, which shows nothing of a test that passes.
+        #[allow(clippy::disallowed_methods, reason = "words of the test itself, past the capture of its output")]
         let _ = writeln!(std::io::stderr(), "LEFT OUT: IPv6 between two devices: no network namespace: {probe:?}");
         return;
     }

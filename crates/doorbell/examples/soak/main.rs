@@ -41,7 +41,7 @@ type Failure = Box<dyn Error>;
 /// A greeting, and the conversation that was set up upon it.
 type Arrival = (Greeting, Result<Box<dyn Conversation>, String>);
 
-/// What a client says first: which conversation it wants, by which key, and whether it will kill itself.
+/// First message of a client: the conversation that it wants, by which key, and whether it will kill itself.
 #[derive(Clone, Copy)]
 struct Greeting {
     protocol: u8,

@@ -19,7 +19,7 @@ const RECEIVES: usize = 64;
 /// Longer than a peer takes to say goodbye, or to be noticed as gone, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a step brought.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Step {
     /// Messages and operations whose data were right.

@@ -101,7 +101,7 @@ struct Guest<O> {
     dropped: usize,
 }
 
-/// What became of a visitor in its turn.
+/// Outcome of a visitor's turn.
 enum Turn<O: Opening> {
     /// It stays, and has completed a step or not.
     Stays(bool),

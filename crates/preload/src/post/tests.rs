@@ -202,7 +202,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         }
     });
     assert_eq!(posted, libc::EINVAL);
-    // What fits is taken.
+    // Data that fit are accepted.
     let mut bytes = [7_u8; MAX_INLINE as usize];
     let half = MAX_INLINE / 2;
     let addr = bytes.as_mut_ptr() as u64;

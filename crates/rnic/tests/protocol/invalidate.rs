@@ -9,7 +9,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 
-/// What a key that the peer sends belongs to.
+/// Owner of a key that the peer sends.
 type Key = fn(&mut Windows) -> RKey;
 
 /// Binds the window for the queue pair that hears the peer, and returns its key.

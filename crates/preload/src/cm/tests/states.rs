@@ -68,7 +68,7 @@ fn a_request_whose_client_left_is_neither_accepted_nor_rejected() {
     destroy(&[listener]);
 }
 
-/// What can be called on an id, and the errno that it gets, or 0.
+/// A call on an id, and the errno that it returns, or 0.
 fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     let with = |result: c_int| if result == 0 { 0 } else { errno() };
     // SAFETY: the id exists.
