@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::Signal;
 
@@ -22,7 +22,7 @@ use crate::network;
 use crate::programs::{compile, compile_with, doorbell};
 use crate::shell::command;
 use place::Place;
-use plan::{Disturbance, End, KINDS, Plan, Programs};
+use plan::{Disturbance, End, Plan, Programs};
 use process::Process;
 
 /// Statuses of `xtask/programs/chaos.c`.
@@ -40,9 +40,6 @@ const PASSIVE: Duration = Duration::from_secs(5);
 /// Rounds run at the same time, each in a network of its own.
 const LANES: usize = 2;
 
-/// The time that a test run gives to the rounds, of which one may still be under way at its end.
-const BUDGET: Duration = Duration::from_secs(60);
-
 /// The port of servers; each lane has a network of its own where it may.
 const PORT: u16 = 17_471;
 
@@ -54,15 +51,6 @@ struct Built {
 
 /// Runs this many rounds, from this seed on.
 pub(crate) fn run(seed: Option<u64>, rounds: u64) -> Result<(), String> {
-    rounds_of(seed, rounds, None)
-}
-
-/// Runs each kind of round once, from a fresh seed on, as far as the budget of a test run reaches.
-pub(crate) fn step() -> Result<(), String> {
-    rounds_of(None, KINDS.len() as u64, Some(BUDGET))
-}
-
-fn rounds_of(seed: Option<u64>, rounds: u64, budget: Option<Duration>) -> Result<(), String> {
     let now_ns = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let first = seed.unwrap_or_else(now_ns);
     let built = Built {
@@ -70,7 +58,7 @@ fn rounds_of(seed: Option<u64>, rounds: u64, budget: Option<Duration>) -> Result
         clock: compile_with("cc", "clock", &["-shared", "-fPIC"], &["-ldl"])?,
     };
     eprintln!("chaos: {rounds} rounds from seed {first}");
-    let (begun, next, failures) = (Instant::now(), AtomicU64::new(0), Mutex::new(Vec::new()));
+    let (next, failures) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     // Without a network of its own a lane would meet the ports and names of the other.
     let lanes = if crate::peers::is_root() { LANES } else { 1 };
     let done = AtomicU64::new(0);
@@ -80,7 +68,7 @@ fn rounds_of(seed: Option<u64>, rounds: u64, budget: Option<Duration>) -> Result
             scope.spawn(move || {
                 let ended: Result<(), String> = network::apart(|| {
                     let place = Place::new(lane)?;
-                    while budget.is_none_or(|budget| begun.elapsed() < budget) {
+                    loop {
                         let number = next.fetch_add(1, Ordering::Relaxed);
                         if number >= rounds {
                             break;

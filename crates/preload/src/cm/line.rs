@@ -65,7 +65,7 @@ pub(super) enum Phase {
     Connecting {
         connected: bool,
     },
-    /// The listener has no room for one more connection; the id tries again soon.
+    /// The listener has no room for one more connection, or does not exist yet; the id tries again soon.
     Crowded,
     /// The reply is here; the program has to take note of it.
     Answered,

@@ -22,7 +22,11 @@ use crate::cm::ports::{Bound, Claim, is_taken};
 use crate::cm::service::attempt;
 use crate::cm::tcp;
 
-/// Time between two attempts to reach a listener that has no room.
+/// Time to retry while no listener exists. Addresses resolve at once here, so a client may come before its server listens
+/// (qperf listens anew for each test). In a network, resolving takes longer than that.
+const LISTENER_LATE: Duration = Duration::from_millis(500);
+
+/// Time between two attempts to reach a listener that has no room, or does not exist yet.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// How many numbers the kernel is asked for where a program leaves it open: others may have those that it offers.
@@ -222,12 +226,15 @@ impl Line {
         Ok(())
     }
 
-    /// A connection did not come about. Without a listener it is rejected at once, as the kernel rejects a service that
-    /// does not exist; programs that may come too early connect anew.
+    /// A connection did not come about: the id tries again for a while, and is rejected then.
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
-        // The listener of this machine has not taken the connections before yet.
-        let is_crowded = error.raw_os_error() == Some(libc::EAGAIN);
-        if is_crowded && state.begun.is_some_and(|begun| begun.elapsed() < ANSWER) {
+        let patience = match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => LISTENER_LATE,
+            // The listener of this machine has not taken the connections before yet.
+            Some(libc::EAGAIN) => ANSWER,
+            _ => Duration::ZERO,
+        };
+        if state.begun.is_some_and(|begun| begun.elapsed() < patience) {
             if let Some(socket) = &state.socket {
                 self.service.forget_socket(socket);
             }
