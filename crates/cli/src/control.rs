@@ -208,7 +208,7 @@ impl Meeting {
         mut open: impl FnMut(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<(), Failure> {
         let Client { stream, from, opening, .. } = self.clients()?.next();
-        note!("serving {from}, and nobody else until it is done or gone");
+        note!("serving {from}, and no other client until it is done or gone");
         let device = open(address_toward(&stream))?;
         let terms = self.terms(memory_bytes, pinning(&device)?)?;
         Ok(AdmittedClient::new(stream, opening)?.serve(device, &terms)?)
