@@ -127,10 +127,13 @@ fn a_cas_to_a_known_word_goes_as_a_write_and_comes_back_as_an_atomic() {
     // The node's ACK becomes the answer to an atomic.
     let mut ack = vec![0; BTH_LEN + AETH_LEN];
     let mut head = BthPacket::new_unchecked(&mut ack[..]);
-    head.set_opcode(Opcode::RC_ACKNOWLEDGE);
+    head.set_opcode(Opcode::XRC_ACKNOWLEDGE);
     head.set_dest_qpn(world.box_qpn);
     head.set_psn(bth.psn());
     ack[12] = 0x1f;
+    world.steer.handle_packet(world.now_ns, &outer(address_of(NODE), 0), &ack);
+    assert_eq!(sent(&mut world.steer), [], "an acknowledgement of another transport answers nothing");
+    BthPacket::new_unchecked(&mut ack[..]).set_opcode(Opcode::RC_ACKNOWLEDGE);
     world.steer.handle_packet(world.now_ns, &outer(address_of(NODE), 0), &ack);
     let answers = sent(&mut world.steer);
     let [(_, answer)] = &answers[..] else { panic!("one packet for the client: {answers:x?}") };

@@ -88,5 +88,9 @@ pub use types::{Msn, PartitionKey, PathMtu, Psn, QKey, Qpn, RKey};
 /// Bytes of the invariant CRC that ends every packet.
 pub const ICRC_LEN: usize = 4;
 
+/// Bytes of the XRC extended transport header, which names the shared receive queue of an XRC
+/// request (IBTA Vol 1, Annex A14).
+pub const XRCETH_LEN: usize = 4;
+
 #[cfg(test)]
 mod tests;

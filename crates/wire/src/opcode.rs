@@ -1,6 +1,6 @@
 use core::fmt;
 
-use crate::{AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, DETH_LEN, IETH_LEN, IMM_DT_LEN, RETH_LEN};
+use crate::{AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, DETH_LEN, IETH_LEN, IMM_DT_LEN, RETH_LEN, XRCETH_LEN};
 
 /// The reserved bytes behind the BTH of a congestion notification packet (Annex A17).
 pub const CNP_RESERVED_LEN: usize = 16;
@@ -8,8 +8,8 @@ pub const CNP_RESERVED_LEN: usize = 16;
 /// The BTH's first byte: the transport in the upper three bits, the operation in the lower five
 /// (IBTA Vol 1, chapter 9).
 ///
-/// Every value is representable. Of the reliable datagram opcodes only the transport is known,
-/// as RoCE devices have none.
+/// Every value is representable. Of the reliable datagram and vendor opcodes only the transport is
+/// known: RoCE devices have no reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Opcode(pub u8);
 
@@ -26,8 +26,10 @@ pub enum Transport {
     Ud,
     /// RoCE v2's congestion notification.
     Cnp,
-    /// Another value of the upper three bits.
-    Unknown(u8),
+    /// Extended reliable connection (IBTA Vol 1, Annex A14).
+    Xrc,
+    /// Opcodes from 0xc0, which IBTA leaves to manufacturers.
+    Vendor,
 }
 
 impl fmt::Display for Transport {
@@ -38,7 +40,8 @@ impl fmt::Display for Transport {
             Transport::Rd => "RD",
             Transport::Ud => "UD",
             Transport::Cnp => "CNP",
-            Transport::Unknown(_) => "unknown transport",
+            Transport::Xrc => "XRC",
+            Transport::Vendor => "vendor",
         })
     }
 }
@@ -134,6 +137,29 @@ opcodes! {
     UD_SEND_ONLY = 0x64, Send, ONLY | DETH | PAYLOAD, "UD SEND Only";
     UD_SEND_ONLY_IMM = 0x65, Send, ONLY | DETH | IMM | PAYLOAD, "UD SEND Only with Immediate";
     CNP = 0x81, Cnp, 0, "CNP";
+    XRC_SEND_FIRST = 0xa0, Send, FIRST | XRCETH | PAYLOAD, "XRC SEND First";
+    XRC_SEND_MIDDLE = 0xa1, Send, XRCETH | PAYLOAD, "XRC SEND Middle";
+    XRC_SEND_LAST = 0xa2, Send, LAST | XRCETH | PAYLOAD, "XRC SEND Last";
+    XRC_SEND_LAST_IMM = 0xa3, Send, LAST | XRCETH | IMM | PAYLOAD, "XRC SEND Last with Immediate";
+    XRC_SEND_ONLY = 0xa4, Send, ONLY | XRCETH | PAYLOAD, "XRC SEND Only";
+    XRC_SEND_ONLY_IMM = 0xa5, Send, ONLY | XRCETH | IMM | PAYLOAD, "XRC SEND Only with Immediate";
+    XRC_WRITE_FIRST = 0xa6, Write, FIRST | XRCETH | RETH | PAYLOAD, "XRC RDMA WRITE First";
+    XRC_WRITE_MIDDLE = 0xa7, Write, XRCETH | PAYLOAD, "XRC RDMA WRITE Middle";
+    XRC_WRITE_LAST = 0xa8, Write, LAST | XRCETH | PAYLOAD, "XRC RDMA WRITE Last";
+    XRC_WRITE_LAST_IMM = 0xa9, Write, LAST | XRCETH | IMM | PAYLOAD, "XRC RDMA WRITE Last with Immediate";
+    XRC_WRITE_ONLY = 0xaa, Write, ONLY | XRCETH | RETH | PAYLOAD, "XRC RDMA WRITE Only";
+    XRC_WRITE_ONLY_IMM = 0xab, Write, ONLY | XRCETH | RETH | IMM | PAYLOAD, "XRC RDMA WRITE Only with Immediate";
+    XRC_READ_REQUEST = 0xac, ReadRequest, ONLY | XRCETH | RETH, "XRC RDMA READ Request";
+    XRC_READ_RESPONSE_FIRST = 0xad, ReadResponse, FIRST | AETH | PAYLOAD, "XRC RDMA READ Response First";
+    XRC_READ_RESPONSE_MIDDLE = 0xae, ReadResponse, PAYLOAD, "XRC RDMA READ Response Middle";
+    XRC_READ_RESPONSE_LAST = 0xaf, ReadResponse, LAST | AETH | PAYLOAD, "XRC RDMA READ Response Last";
+    XRC_READ_RESPONSE_ONLY = 0xb0, ReadResponse, ONLY | AETH | PAYLOAD, "XRC RDMA READ Response Only";
+    XRC_ACKNOWLEDGE = 0xb1, Acknowledge, ONLY | AETH, "XRC Acknowledge";
+    XRC_ATOMIC_ACKNOWLEDGE = 0xb2, AtomicAcknowledge, ONLY | AETH | ATOMIC_ACK_ETH, "XRC ATOMIC Acknowledge";
+    XRC_COMPARE_SWAP = 0xb3, CompareSwap, ONLY | XRCETH | ATOMIC_ETH, "XRC CmpSwap";
+    XRC_FETCH_ADD = 0xb4, FetchAdd, ONLY | XRCETH | ATOMIC_ETH, "XRC FetchAdd";
+    XRC_SEND_LAST_INV = 0xb6, Send, LAST | XRCETH | IETH | PAYLOAD, "XRC SEND Last with Invalidate";
+    XRC_SEND_ONLY_INV = 0xb7, Send, ONLY | XRCETH | IETH | PAYLOAD, "XRC SEND Only with Invalidate";
 }
 
 impl Opcode {
@@ -146,7 +172,8 @@ impl Opcode {
             2 => Transport::Rd,
             3 => Transport::Ud,
             4 => Transport::Cnp,
-            other => Transport::Unknown(other),
+            5 => Transport::Xrc,
+            _ => Transport::Vendor,
         }
     }
 
@@ -173,6 +200,12 @@ impl Opcode {
     #[inline]
     pub const fn is_only(self) -> bool {
         self.row().flags & ONLY == ONLY
+    }
+
+    /// Whether an XRC extended transport header follows, before all others.
+    #[inline]
+    pub const fn has_xrceth(self) -> bool {
+        self.has(XRCETH)
     }
 
     /// Whether an RDMA extended transport header follows.
@@ -256,7 +289,7 @@ impl fmt::Display for Opcode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.operation() {
             Some(_) => f.write_str(self.name()),
-            None => write!(f, "opcode 0x{:02x}", self.0),
+            None => write!(f, "{} opcode 0x{:02x}", self.transport(), self.0),
         }
     }
 }
@@ -294,9 +327,11 @@ const IETH: u16 = 1 << 8;
 const PAYLOAD: u16 = 1 << 9;
 const REQUEST: u16 = 1 << 10;
 const RESPONSE: u16 = 1 << 11;
+const XRCETH: u16 = 1 << 12;
 
 /// The headers that may follow a BTH, and their lengths.
-const EXTENSIONS: [(u16, usize); 7] = [
+const EXTENSIONS: [(u16, usize); 8] = [
+    (XRCETH, XRCETH_LEN),
     (RETH, RETH_LEN),
     (AETH, AETH_LEN),
     (DETH, DETH_LEN),

@@ -313,7 +313,7 @@ impl Steer {
                 self.counters.foreign += 1;
             } else if operation == Operation::Cnp {
                 self.tell_clients_of_congestion(packet);
-            } else if bth.opcode.is_response() && !node.failed {
+            } else if bth.opcode.is_response() && bth.opcode.transport() == Transport::Rc && !node.failed {
                 self.handle_response(now_ns, outer, packet, &bth, operation);
             } else {
                 self.counters.unexpected += 1;

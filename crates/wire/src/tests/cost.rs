@@ -114,7 +114,8 @@ fn what_cannot_be() {
             (Transport::Ud, matches!(kind, Send | SendImm)),
             (Transport::Rd, false),
             (Transport::Cnp, false),
-            (Transport::Unknown(7), false),
+            (Transport::Xrc, false),
+            (Transport::Vendor, false),
         ] {
             let result = cost(kind, transport, ATOMIC_BYTES);
             let expected = CostError::NotOffered { kind, transport };

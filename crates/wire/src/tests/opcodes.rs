@@ -22,9 +22,10 @@ const I: (&str, usize) = ("ImmDt", 4);
 const INV: (&str, usize) = ("IETH", 4);
 const AT: (&str, usize) = ("AtomicETH", 28);
 const AT_ACK: (&str, usize) = ("AtomicAckETH", 8);
+const X: (&str, usize) = ("XRCETH", 4);
 
 #[rustfmt::skip]
-const ROWS: [Row; 37] = {
+const ROWS: [Row; 60] = {
     use Operation::*;
     use Place::*;
     use Transport::*;
@@ -66,6 +67,29 @@ const ROWS: [Row; 37] = {
         (0x2b, Uc, Write, Only, &[R, I], true),
         (0x64, Ud, Send, Only, &[D], true),
         (0x65, Ud, Send, Only, &[D, I], true),
+        (0xa0, Xrc, Send, First, &[X], true),
+        (0xa1, Xrc, Send, Middle, &[X], true),
+        (0xa2, Xrc, Send, Last, &[X], true),
+        (0xa3, Xrc, Send, Last, &[X, I], true),
+        (0xa4, Xrc, Send, Only, &[X], true),
+        (0xa5, Xrc, Send, Only, &[X, I], true),
+        (0xa6, Xrc, Write, First, &[X, R], true),
+        (0xa7, Xrc, Write, Middle, &[X], true),
+        (0xa8, Xrc, Write, Last, &[X], true),
+        (0xa9, Xrc, Write, Last, &[X, I], true),
+        (0xaa, Xrc, Write, Only, &[X, R], true),
+        (0xab, Xrc, Write, Only, &[X, R, I], true),
+        (0xac, Xrc, ReadRequest, Only, &[X, R], false),
+        (0xad, Xrc, ReadResponse, First, &[A], true),
+        (0xae, Xrc, ReadResponse, Middle, &[], true),
+        (0xaf, Xrc, ReadResponse, Last, &[A], true),
+        (0xb0, Xrc, ReadResponse, Only, &[A], true),
+        (0xb1, Xrc, Acknowledge, Only, &[A], false),
+        (0xb2, Xrc, AtomicAcknowledge, Only, &[A, AT_ACK], false),
+        (0xb3, Xrc, CompareSwap, Only, &[X, AT], false),
+        (0xb4, Xrc, FetchAdd, Only, &[X, AT], false),
+        (0xb6, Xrc, Send, Last, &[X, INV], true),
+        (0xb7, Xrc, Send, Only, &[X, INV], true),
     ]
 };
 
@@ -79,6 +103,7 @@ fn every_row() {
         assert_eq!(opcode.is_first(), matches!(place, Place::First | Place::Only));
         assert_eq!(opcode.is_last(), matches!(place, Place::Last | Place::Only));
         assert_eq!(opcode.is_only(), place == Place::Only, "{opcode:?}");
+        assert_eq!(opcode.has_xrceth(), has(X), "{opcode:?}");
         assert_eq!(opcode.has_reth(), has(R), "{opcode:?}");
         assert_eq!(opcode.has_aeth(), has(A), "{opcode:?}");
         assert_eq!(opcode.has_deth(), has(D), "{opcode:?}");
@@ -124,7 +149,8 @@ fn the_others_are_unknown() {
     }
     assert_eq!(known, Opcode::KNOWN.len());
     assert_eq!(Opcode(0x44).transport(), Transport::Rd);
-    assert_eq!(Opcode(0xff).transport(), Transport::Unknown(7));
+    assert_eq!(Opcode(0xb5).transport(), Transport::Xrc);
+    assert_eq!([0xc0, 0xe1, 0xff].map(|value| Opcode(value).transport()), [Transport::Vendor; 3]);
 }
 
 /// The names say the same as the flags.
@@ -143,6 +169,7 @@ fn names() {
             Transport::Rc => "RC",
             Transport::Uc => "UC",
             Transport::Ud => "UD",
+            Transport::Xrc => "XRC",
             _ => "CNP",
         };
         assert!(says(transport), "{name}");
@@ -150,6 +177,15 @@ fn names() {
     }
     let name = Opcode::RC_SEND_ONLY_IMM.name();
     assert_eq!(name, "RC SEND Only with Immediate");
-    assert_eq!(Opcode(0x7f).to_string(), "opcode 0x7f");
+    let unassigned = [0x1f, 0x44, 0x7f, 0x80, 0xb5, 0xc4].map(|value| Opcode(value).to_string());
+    let expected = [
+        "RC opcode 0x1f",
+        "RD opcode 0x44",
+        "UD opcode 0x7f",
+        "CNP opcode 0x80",
+        "XRC opcode 0xb5",
+        "vendor opcode 0xc4",
+    ];
+    assert_eq!(unassigned, expected);
     assert_eq!(format!("{:?}", Opcode(4)), "Opcode(0x04 RC SEND Only)");
 }
