@@ -28,8 +28,8 @@
 //!   that IBTA does not assign: what comes from the network stays representable.
 //! - **ICRC.** [`Flow`] computes and checks the CRC behind each packet; see [`icrc`].
 //! - **Frames.** [`Outer`] is what the transport sees of the IP header; [`Encapsulation`] writes,
-//!   and [`parse_frame`] reads, whole Ethernet frames; [`parse_datagram`] reads an IP packet that a
-//!   capture may have cut.
+//!   and [`parse_frame`] reads, whole Ethernet frames; [`parse_ip`] and [`parse_datagram`] read an
+//!   IP packet that a capture may have cut.
 //! - **Cost.** [`message_cost`] counts the packets and bytes that a message puts on the link.
 //!
 //! Nothing here allocates, panics on bytes from the network, or does IO.
@@ -78,8 +78,9 @@ pub use imm_dt::{IMM_DT_LEN, Packet as ImmDtPacket, Repr as ImmDtRepr};
 pub use mix::{scramble, split_mix};
 pub use opcode::{CNP_RESERVED_LEN, Opcode, Operation, Transport};
 pub use outer::{
-    Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, GRH_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Outer,
-    PREAMBLE_LEN, ROCE_UDP_PORT, UDP_LEN, VLAN_LEN, is_vlan_tag, parse_datagram, parse_frame,
+    Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, GRH_LEN, IPV4_LEN, IPV6_LEN, IpPacket,
+    MIN_FRAME_LEN, Outer, PREAMBLE_LEN, ROCE_UDP_PORT, UDP_LEN, VLAN_LEN, is_vlan_tag, parse_datagram, parse_frame,
+    parse_ip,
 };
 pub use reth::{Packet as RethPacket, RETH_LEN, Repr as RethRepr};
 pub use timers::{ack_timeout_ns, rnr_timer_code_at_least, rnr_timer_ns};

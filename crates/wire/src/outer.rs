@@ -126,11 +126,30 @@ pub struct Frame<'a> {
     pub payload: &'a [u8],
 }
 
+/// An IP packet, of which a capture may hold only the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IpPacket<'a> {
+    /// Fields of the IP header that the transport uses.
+    pub outer: Outer,
+    /// Protocol of the payload; of IPv6, the one after the extension headers.
+    pub protocol: u8,
+    /// Whether the header has options (IPv4) or extension headers (IPv6), which the ICRC's definition does not cover.
+    pub has_options: bool,
+    /// Bytes of the whole IP packet, as its header says.
+    pub ip_len: usize,
+    /// Payload after the IP header, as far as it is there and no further than the header says.
+    pub payload: &'a [u8],
+    /// Bytes of the whole payload, as the header says.
+    pub payload_len: usize,
+}
+
 /// An IP packet that carries UDP, of which a capture may hold only the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Datagram<'a> {
     /// What the IP header says.
     pub outer: Outer,
+    /// Whether the IP header has options or extension headers: see [`IpPacket::has_options`].
+    pub has_options: bool,
     /// UDP source port.
     pub src_port: u16,
     /// UDP destination port.
@@ -165,7 +184,7 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     }
     let version = version_of(ethertype)?;
     let at = rest.taken;
-    let datagram = take_datagram(&mut rest, version)?;
+    let datagram = take_ip(&mut rest, version)?.datagram()?;
     let needed = at + datagram.ip_len;
     if frame.len() < needed {
         return Err(Error::Truncated { needed, found: frame.len() });
@@ -174,29 +193,63 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     Ok(Frame { encapsulation: Encapsulation { src_mac, dst_mac, vlan, src_port, dst_port }, outer, payload })
 }
 
-/// Reads an IPv4 or IPv6 packet that carries UDP. It may end early, but not before the end of the
-/// UDP header; what lies behind the packet is left out.
+/// Reads an IPv4 or IPv6 packet, which may end early, but not within its headers. IPv6 extension headers are skipped.
 ///
 /// Checksums are not checked, as in [`parse_frame`].
 ///
 /// # Errors
 ///
-/// The packet ends before the UDP header does, is malformed, is an IP fragment, or carries something other than UDP;
-/// extension headers of IPv6 count as that.
-pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
+/// The packet ends within its headers, is malformed, or is an IP fragment.
+pub fn parse_ip(packet: &[u8]) -> Result<IpPacket<'_>, Error> {
     let version = match packet.first().map(|first| first >> 4) {
         Some(4) => IpVersion::V4,
         Some(6) => IpVersion::V6,
         Some(_) => return Err(Error::IpHeader),
         None => return Err(Error::Truncated { needed: IPV4_LEN, found: 0 }),
     };
-    take_datagram(&mut Reader { bytes: packet, taken: 0 }, version)
+    take_ip(&mut Reader { bytes: packet, taken: 0 }, version)
+}
+
+impl<'a> IpPacket<'a> {
+    /// Reads the UDP header after the IP header.
+    ///
+    /// # Errors
+    ///
+    /// The packet carries another protocol, ends before the UDP header does, or has an impossible UDP length.
+    pub fn datagram(&self) -> Result<Datagram<'a>, Error> {
+        if self.protocol != PROTOCOL_UDP {
+            return Err(Error::IpProtocol(self.protocol));
+        }
+        let mut rest = Reader { bytes: self.payload, taken: self.ip_len - self.payload_len };
+        let src_port = rest.take_u16()?;
+        let dst_port = rest.take_u16()?;
+        let udp_len = usize::from(rest.take_u16()?);
+        let _checksum = rest.take_u16()?;
+        let payload_len = udp_len.checked_sub(UDP_LEN).ok_or(Error::UdpHeader)?;
+        if udp_len > self.payload_len {
+            return Err(Error::UdpHeader);
+        }
+        let payload = &rest.bytes[..payload_len.min(rest.bytes.len())];
+        let IpPacket { outer, has_options, ip_len, .. } = *self;
+        Ok(Datagram { outer, has_options, src_port, dst_port, ip_len, payload, payload_len })
+    }
+}
+
+/// Reads an IPv4 or IPv6 packet that carries UDP. It may end early, but not before the end of the
+/// UDP header; what lies behind the packet is left out.
+///
+/// # Errors
+///
+/// As [`parse_ip`] and [`IpPacket::datagram`].
+pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
+    parse_ip(packet)?.datagram()
 }
 
 /// Whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then
-/// another EtherType.
+/// another EtherType. The values 0x9100 to 0x9300 are those that switches used for outer tags before
+/// 802.1ad assigned 0x88a8.
 pub const fn is_vlan_tag(ethertype: u16) -> bool {
-    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ)
+    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ | 0x9100 | 0x9200 | 0x9300)
 }
 
 fn version_of(ethertype: u16) -> Result<IpVersion, Error> {
@@ -207,24 +260,23 @@ fn version_of(ethertype: u16) -> Result<IpVersion, Error> {
     }
 }
 
-/// Reads from the IP header on; `rest` then stands behind the UDP header.
-fn take_datagram<'a>(rest: &mut Reader<'a>, version: IpVersion) -> Result<Datagram<'a>, Error> {
+/// Reads from the IP header on.
+fn take_ip<'a>(rest: &mut Reader<'a>, version: IpVersion) -> Result<IpPacket<'a>, Error> {
     let at = rest.taken;
-    let (outer, ip_payload_len) = match version {
+    let header = match version {
         IpVersion::V4 => take_ipv4(rest)?,
         IpVersion::V6 => take_ipv6(rest)?,
     };
-    let ip_len = rest.taken - at + ip_payload_len;
-    let src_port = rest.take_u16()?;
-    let dst_port = rest.take_u16()?;
-    let udp_len = usize::from(rest.take_u16()?);
-    let _checksum = rest.take_u16()?;
-    let payload_len = udp_len.checked_sub(UDP_LEN).ok_or(Error::UdpHeader)?;
-    if udp_len > ip_payload_len {
-        return Err(Error::UdpHeader);
-    }
+    let IpHeader { outer, protocol, has_options, payload_len } = header;
     let payload = &rest.bytes[..payload_len.min(rest.bytes.len())];
-    Ok(Datagram { outer, src_port, dst_port, ip_len, payload, payload_len })
+    Ok(IpPacket { outer, protocol, has_options, ip_len: rest.taken - at + payload_len, payload, payload_len })
+}
+
+struct IpHeader {
+    outer: Outer,
+    protocol: u8,
+    has_options: bool,
+    payload_len: usize,
 }
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -235,6 +287,10 @@ const PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
+const FRAGMENT_HEADER: u8 = 44;
+const AUTHENTICATION_HEADER: u8 = 51;
+/// Bits of an IPv6 fragment header between the offset and the flag that more fragments follow.
+const IPV6_FRAGMENT_RESERVED: u16 = 0x0006;
 
 enum Addresses {
     V4(Ipv4Addr, Ipv4Addr),
@@ -288,8 +344,8 @@ fn length_u16(length: usize) -> u16 {
     u16::try_from(length).expect("the payload fits an IP packet")
 }
 
-/// Reads an IPv4 header; returns also the bytes of its payload.
-fn take_ipv4(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
+/// Reads an IPv4 header.
+fn take_ipv4(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     let [version_ihl, traffic_class] = rest.take()?;
     let header_len = usize::from(version_ihl & 0x0f) * 4;
     if version_ihl >> 4 != 4 || header_len < IPV4_LEN {
@@ -306,9 +362,6 @@ fn take_ipv4(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
     if fragment & (MORE_FRAGMENTS | FRAGMENT_OFFSET) != 0 {
         return Err(Error::Fragment);
     }
-    if protocol != PROTOCOL_UDP {
-        return Err(Error::IpProtocol(protocol));
-    }
     let outer = Outer {
         src: IpAddr::from(src),
         dst: IpAddr::from(dst),
@@ -317,23 +370,36 @@ fn take_ipv4(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
         identification: Some(identification),
         dont_fragment: Some(fragment & DONT_FRAGMENT != 0),
     };
-    let payload_len = total_len.checked_sub(header_len);
-    Ok((outer, payload_len.ok_or(Error::IpHeader)?))
+    let payload_len = total_len.checked_sub(header_len).ok_or(Error::IpHeader)?;
+    Ok(IpHeader { outer, protocol, has_options: header_len > IPV4_LEN, payload_len })
 }
 
-/// Reads an IPv6 header; returns also the bytes of its payload. UDP must follow at once: RoCE v2
-/// uses no extension headers.
-fn take_ipv6(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
+/// Reads an IPv6 header and its extension headers (RFC 8200).
+fn take_ipv6(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     let first = u32::from_be_bytes(rest.take()?);
     if first >> 28 != 6 {
         return Err(Error::IpHeader);
     }
-    let payload_len = usize::from(rest.take_u16()?);
-    let [protocol, hop_limit] = rest.take()?;
+    let mut payload_len = usize::from(rest.take_u16()?);
+    let [mut protocol, hop_limit] = rest.take()?;
     let src = rest.take::<16>()?;
     let dst = rest.take::<16>()?;
-    if protocol != PROTOCOL_UDP {
-        return Err(Error::IpProtocol(protocol));
+    let mut has_options = false;
+    while is_extension_header(protocol) {
+        let [next, length, fragment @ ..] = rest.take::<4>()?;
+        // The lengths of most extension headers are in units of 8 B after the first 8 B.
+        let header_len = match protocol {
+            FRAGMENT_HEADER if u16::from_be_bytes(fragment) & !IPV6_FRAGMENT_RESERVED != 0 => {
+                return Err(Error::Fragment);
+            }
+            FRAGMENT_HEADER => 8,
+            AUTHENTICATION_HEADER => (usize::from(length) + 2) * 4,
+            _ => (usize::from(length) + 1) * 8,
+        };
+        let _rest_of_header = rest.take_slice(header_len - 4)?;
+        payload_len = payload_len.checked_sub(header_len).ok_or(Error::IpHeader)?;
+        has_options = true;
+        protocol = next;
     }
     let outer = Outer {
         src: IpAddr::from(src),
@@ -343,7 +409,13 @@ fn take_ipv6(rest: &mut Reader<'_>) -> Result<(Outer, usize), Error> {
         identification: None,
         dont_fragment: None,
     };
-    Ok((outer, payload_len))
+    Ok(IpHeader { outer, protocol, has_options, payload_len })
+}
+
+/// Whether an IPv6 header of this protocol says by itself which protocol follows: hop-by-hop options, routing,
+/// fragment, authentication, destination options, mobility, HIP and Shim6.
+const fn is_extension_header(protocol: u8) -> bool {
+    matches!(protocol, 0 | 43 | FRAGMENT_HEADER | AUTHENTICATION_HEADER | 60 | 135 | 139 | 140)
 }
 
 /// Takes bytes off the front of a slice.

@@ -10,6 +10,7 @@
 //! number that only one direction's requests explain.
 
 pub mod capture;
+mod layers;
 mod packets;
 mod stream;
 mod summary;
@@ -21,8 +22,8 @@ use capture::{CaptureError, CaptureReader};
 use doorbell_wire::ROCE_UDP_PORT;
 
 pub use summary::{
-    Conversation, Direction, HostTotals, Icrc, NakCount, OpcodeCount, OperationCount, SCHEMA, SizeCount, Summary,
-    SuperPackets, Times,
+    Conversation, Direction, HostTotals, Icrc, KindCount, NakCount, OpcodeCount, OperationCount, SCHEMA, SizeCount,
+    Summary, SuperPackets, Times, TunnelCount,
 };
 
 /// How to read a capture.
@@ -58,10 +59,9 @@ pub fn decode(from: impl Read, options: &Options) -> Result<Summary, CaptureErro
             Err(error) => break Some(error.to_string()),
         }
     };
-    match tracker.unknown_link_type() {
-        // Nothing could be read at all.
-        Some(link_type) if tracker.frames_read() == 0 => Err(CaptureError::LinkType(link_type)),
-        _ => Ok(tracker.finish(reader.format(), stopped)),
+    match tracker.only_unknown_links() {
+        Some(link_type) => Err(CaptureError::LinkType(link_type)),
+        None => Ok(tracker.finish(reader.format(), stopped)),
     }
 }
 

@@ -1,17 +1,12 @@
-//! From a captured frame to RoCE v2 packets.
+//! From UDP datagrams to RoCE v2 packets.
 
 use std::net::IpAddr;
 
-use doorbell_wire::{
-    BTH_LEN, Check, Datagram, ETHERNET_LEN, Error, Flow, ICRC_LEN, Opcode, PathMtu, VLAN_LEN, is_vlan_tag,
-    parse_datagram,
-};
-
-use super::capture::{CapturedFrame, LinkType};
+use doorbell_wire::{ATOMIC_ETH_LEN, BTH_LEN, Check, Datagram, Flow, ICRC_LEN, Opcode, PathMtu, XRCETH_LEN};
 
 /// The longest payload of a RoCE v2 packet with all headers behind UDP: BTH, the longest extension
 /// headers, 4096 bytes and the ICRC.
-const LONGEST_PACKET: usize = BTH_LEN + 28 + 4096 + ICRC_LEN;
+const LONGEST_PACKET: usize = BTH_LEN + XRCETH_LEN + ATOMIC_ETH_LEN + PathMtu::Mtu4096.bytes() + ICRC_LEN;
 
 /// Whether a UDP payload of so many bytes, which begins like this, is longer than one packet.
 pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
@@ -23,45 +18,6 @@ pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
 /// file of nonsense makes.
 const MAX_TRIES: usize = 64;
 
-/// A frame that carries UDP.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct UdpFrame<'a> {
-    pub(super) datagram: Datagram<'a>,
-    /// Bytes of the Ethernet frame that counters of a NIC would show.
-    pub(super) frame_bytes: usize,
-}
-
-/// Finds the IP packet in a frame. `Err` says why there is none, or none with UDP.
-pub(super) fn udp_frame<'a>(frame: &CapturedFrame<'a>) -> Result<UdpFrame<'a>, Error> {
-    let (ip, vlan_bytes) = ip_packet(frame.link_type, frame.bytes)?;
-    let datagram = parse_datagram(ip)?;
-    Ok(UdpFrame { datagram, frame_bytes: ETHERNET_LEN + vlan_bytes + datagram.ip_len })
-}
-
-/// What follows the link's own header, and the bytes of VLAN tags in that.
-fn ip_packet(link_type: LinkType, bytes: &[u8]) -> Result<(&[u8], usize), Error> {
-    let after = |header: usize| bytes.get(header..).ok_or(Error::Truncated { needed: header, found: bytes.len() });
-    let mut at = match link_type {
-        LinkType::ETHERNET => ETHERNET_LEN,
-        LinkType::LINUX_SLL => 16,
-        LinkType::LINUX_SLL2 => 20,
-        LinkType::NULL | LinkType::LOOP => return Ok((after(4)?, 0)),
-        _ => return Ok((bytes, 0)),
-    };
-    // Ethernet and cooked v1 end in the EtherType, cooked v2 begins with it.
-    let type_at = |at: usize| if link_type == LinkType::LINUX_SLL2 && at == 20 { 0 } else { at - 2 };
-    let mut tags = 0;
-    loop {
-        let rest = after(at)?;
-        let type_at = type_at(at);
-        if !is_vlan_tag(u16::from_be_bytes([bytes[type_at], bytes[type_at + 1]])) {
-            return Ok((rest, tags));
-        }
-        at += VLAN_LEN;
-        tags += VLAN_LEN;
-    }
-}
-
 /// What became of a frame's ICRCs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
@@ -71,6 +27,8 @@ pub(super) enum Found {
     Wrong,
     /// One packet of which the capture lacks the end.
     Cut,
+    /// One packet whose IP header has options, which the ICRC's definition does not cover.
+    Undefined,
     /// So many bytes, and a shorter rest, are packets of their own: captured before segmentation.
     Segments(usize),
 }
@@ -113,6 +71,9 @@ impl Flows {
         let payload = datagram.payload;
         if payload.len() < datagram.payload_len {
             return Found::Cut;
+        }
+        if datagram.has_options {
+            return Found::Undefined;
         }
         let Some((packet, icrc)) = payload.split_last_chunk::<ICRC_LEN>() else { return Found::Wrong };
         if packet.len() < BTH_LEN {

@@ -23,6 +23,10 @@ pub struct Summary {
     pub frames: u64,
     /// Those that are not UDP to the port.
     pub other_frames: u64,
+    /// Their kinds, the most frequent first; at most 32.
+    pub other_kinds: Vec<KindCount>,
+    /// Frames to the port that came in tunnels, by kind of tunnel. A frame in several tunnels counts for each.
+    pub tunnels: Vec<TunnelCount>,
     /// Frames to the port that hold no packet: too short, or of an unknown version or opcode.
     pub malformed_packets: u64,
     /// RoCE v2 packets.
@@ -76,8 +80,26 @@ pub struct Icrc {
     pub right: u64,
     /// Wrong.
     pub wrong: u64,
-    /// Not checked: the capture lacks the packet's end.
+    /// Not checked: the capture lacks the packet's end, or the IP header has options.
     pub unchecked: u64,
+}
+
+/// Frames of one kind that hold no packet.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct KindCount {
+    /// Name and number: `RoCE v1 (EtherType 0x8915)`, `UDP to port 53`.
+    pub kind: String,
+    /// Number of frames.
+    pub frames: u64,
+}
+
+/// Frames of one kind of tunnel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct TunnelCount {
+    /// Name of the kind.
+    pub tunnel: &'static str,
+    /// Number of frames.
+    pub frames: u64,
 }
 
 /// Frames that hold several packets: captured before the kernel or the NIC cut them up.

@@ -8,6 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod layers;
+
 const A: u8 = 1;
 const B: u8 = 2;
 

@@ -1,21 +1,28 @@
 //! Follows the packets of a capture.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use doorbell_wire::{AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, ICRC_LEN, Opcode, Qpn, RETH_LEN, RethRepr};
 
 use super::Options;
 use super::capture::{CapturedFrame, LinkType};
-use super::packets::{Flows, Found, longer_than_a_packet, udp_frame};
+use super::layers::{Layer, OtherFrame, TunnelKind, udp_frame};
+use super::packets::{Flows, Found, longer_than_a_packet};
 use super::stream::{Packet, Stream, TimeHistogram, time_histogram};
-use super::summary::{Conversation, Direction, HostTotals, Icrc, OpcodeCount, SCHEMA, Summary, SuperPackets, Times};
+use super::summary::{
+    Conversation, Direction, HostTotals, Icrc, KindCount, OpcodeCount, SCHEMA, Summary, SuperPackets, Times,
+    TunnelCount,
+};
 
 /// How often an answer looks for the requests that it belongs to before it is given up.
 const MAX_SEARCHES: u32 = 1000;
 
 /// ECN: congestion experienced (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
+
+/// Most kinds of other frames that a summary lists.
+const MAX_KINDS: usize = 32;
 
 pub(super) struct Tracker {
     options: Options,
@@ -27,13 +34,18 @@ pub(super) struct Tracker {
     /// The stream of the packet before: most come in runs.
     last: usize,
     frames: u64,
-    other_frames: u64,
+    /// Frames without a RoCE v2 packet. At most as many kinds as EtherTypes, protocols, ports and link types exist.
+    others: BTreeMap<OtherFrame, u64>,
+    /// Packets in each of [`TunnelKind::ALL`].
+    tunnels: [u64; TunnelKind::ALL.len()],
     malformed: u64,
     packets: u64,
     frame_bytes: u64,
     payload_bytes: u64,
     cut: u64,
     icrc: Icrc,
+    /// Packets whose ICRC is not checked since their IP header has options.
+    with_options: u64,
     super_packets: SuperPackets,
     opcodes: Box<[(u64, u64); 256]>,
     marked: u64,
@@ -41,7 +53,6 @@ pub(super) struct Tracker {
     first_ns: Option<u64>,
     last_ns: u64,
     times: TimeHistogram,
-    unknown_link_type: Option<(LinkType, u64)>,
 }
 
 impl Tracker {
@@ -54,13 +65,15 @@ impl Tracker {
             alone: HashMap::new(),
             last: 0,
             frames: 0,
-            other_frames: 0,
+            others: BTreeMap::new(),
+            tunnels: [0; TunnelKind::ALL.len()],
             malformed: 0,
             packets: 0,
             frame_bytes: 0,
             payload_bytes: 0,
             cut: 0,
             icrc: Icrc::default(),
+            with_options: 0,
             super_packets: SuperPackets::default(),
             opcodes: Box::new([(0, 0); 256]),
             marked: 0,
@@ -68,35 +81,31 @@ impl Tracker {
             first_ns: None,
             last_ns: 0,
             times: time_histogram(),
-            unknown_link_type: None,
         }
     }
 
-    /// Frames of link types that are known.
-    pub(super) fn frames_read(&self) -> u64 {
-        self.frames - self.unknown_link_type.map_or(0, |(_, frames)| frames)
-    }
-
-    pub(super) fn unknown_link_type(&self) -> Option<LinkType> {
-        self.unknown_link_type.map(|(link_type, _)| link_type)
+    /// A link type that is not decoded, if all frames are of such.
+    pub(super) fn only_unknown_links(&self) -> Option<LinkType> {
+        let unknown = |kind: &OtherFrame| matches!(kind, OtherFrame::LinkType(_));
+        let frames: u64 = self.others.iter().filter(|(kind, _)| unknown(kind)).map(|(_, frames)| frames).sum();
+        let first = self.others.keys().find_map(|kind| match kind {
+            OtherFrame::LinkType(link_type) => Some(LinkType(*link_type)),
+            _ => None,
+        });
+        first.filter(|_| frames == self.frames)
     }
 
     pub(super) fn frame(&mut self, frame: &CapturedFrame<'_>) {
         self.frames += 1;
-        if !frame.link_type.is_known() {
-            self.unknown_link_type.get_or_insert((frame.link_type, 0)).1 += 1;
-            self.other_frames += 1;
-            return;
-        }
-        let Ok(udp) = udp_frame(frame) else {
-            self.other_frames += 1;
-            return;
+        let udp = match udp_frame(frame, self.options.udp_port) {
+            Ok(udp) => udp,
+            Err(other) => return *self.others.entry(other).or_default() += 1,
         };
-        let datagram = &udp.datagram;
-        if datagram.dst_port != self.options.udp_port {
-            self.other_frames += 1;
-            return;
+        for (index, kind) in TunnelKind::ALL.into_iter().enumerate() {
+            let is_kind = |layer: &Layer| matches!(layer, Layer::Tunnel { kind: found, .. } if *found == kind);
+            self.tunnels[index] += u64::from(udp.layers.as_slice().iter().any(is_kind));
         }
+        let datagram = &udp.datagram;
         if let Some(now_ns) = frame.timestamp_ns {
             let first_ns = self.first_ns.get_or_insert(now_ns);
             *first_ns = now_ns.min(*first_ns);
@@ -111,6 +120,11 @@ impl Tracker {
             Found::Wrong => {
                 self.icrc.wrong += 1;
                 self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, false);
+            }
+            Found::Undefined => {
+                self.with_options += 1;
+                self.icrc.unchecked += 1;
+                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, true);
             }
             Found::Cut if longer_than_a_packet(datagram.payload, datagram.payload_len) => {
                 self.super_packets.cut_frames += 1;
@@ -262,7 +276,9 @@ impl Tracker {
             udp_port: self.options.udp_port,
             stopped,
             frames: self.frames,
-            other_frames: self.other_frames,
+            other_frames: self.others.values().sum(),
+            other_kinds: self.other_kinds(),
+            tunnels: self.tunnels(),
             malformed_packets: self.malformed,
             packets: self.packets,
             frame_bytes: self.frame_bytes,
@@ -286,6 +302,18 @@ impl Tracker {
             hosts: self.hosts(),
             notes: self.notes(),
         }
+    }
+
+    /// Kinds of frames without a packet, the most frequent first.
+    fn other_kinds(&self) -> Vec<KindCount> {
+        let mut kinds: Vec<_> = self.others.iter().collect();
+        kinds.sort_by_key(|&(kind, frames)| (std::cmp::Reverse(*frames), *kind));
+        kinds.into_iter().take(MAX_KINDS).map(|(kind, &frames)| KindCount { kind: kind.to_string(), frames }).collect()
+    }
+
+    fn tunnels(&self) -> Vec<TunnelCount> {
+        let counts = TunnelKind::ALL.into_iter().zip(self.tunnels).filter(|(_, frames)| *frames > 0);
+        counts.map(|(kind, frames)| TunnelCount { tunnel: kind.name(), frames }).collect()
     }
 
     fn conversations(&self) -> Vec<Conversation> {
@@ -337,9 +365,18 @@ impl Tracker {
                 self.frames, self.options.udp_port
             ));
         }
-        if let Some((link_type, frames)) = self.unknown_link_type {
+        for (kind, frames) in self.others.iter().filter(|(kind, _)| kind.may_be_rdma()) {
+            notes.push(match kind {
+                OtherFrame::Fragment => format!("{frames} IP fragments, which this command does not put together."),
+                OtherFrame::TooDeep => format!("{frames} frames with {kind}, which this command does not decode."),
+                _ => format!("{frames} frames of {kind}, which this command does not decode."),
+            });
+        }
+        let tunnels: Vec<_> = self.tunnels().iter().map(|it| format!("{} of {}", it.frames, it.tunnel)).collect();
+        if !tunnels.is_empty() {
             notes.push(format!(
-                "{frames} frames are of link type {link_type}, which is not known here; they count as other."
+                "Frames of tunnels: {}; addresses and bytes are those of the innermost frames.",
+                tunnels.join(", ")
             ));
         }
         if self.icrc.wrong > 0 && self.icrc.right == 0 {
@@ -366,6 +403,13 @@ impl Tracker {
         }
         if self.cut > 0 {
             notes.push(format!("{} packets are cut short by the snap length; their ICRC is not checked.", self.cut));
+        }
+        if self.with_options > 0 {
+            notes.push(format!(
+                "{} packets have IP options or extension headers, which the ICRC's definition does not cover; their ICRC \
+                 is not checked.",
+                self.with_options
+            ));
         }
         if self.beyond > 0 {
             notes.push(format!(

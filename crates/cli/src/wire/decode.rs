@@ -39,6 +39,9 @@ pub(crate) struct Decode {
 /// More conversations would need gigabytes.
 const MOST_CONVERSATIONS: usize = 65_536;
 
+/// Kinds of other frames shown; --json has more.
+const OTHER_KINDS: usize = 6;
+
 /// Reads a capture, or standard input for `-`.
 pub(super) fn read(path: &Path, options: &Options) -> Result<Summary, Failure> {
     let (name, summary) = if path == Path::new("-") {
@@ -81,6 +84,14 @@ fn print(summary: &Summary, top: usize) -> io::Result<()> {
         "{} frames in {}, {} RoCE v2 packets, {} other frames, {} malformed packets",
         summary.frames, summary.format, summary.packets, summary.other_frames, summary.malformed_packets
     ))?;
+    if !summary.other_kinds.is_empty() {
+        let shown = summary.other_kinds.iter().take(OTHER_KINDS);
+        let mut kinds: Vec<_> = shown.map(|it| format!("{} {}", it.frames, it.kind)).collect();
+        if summary.other_kinds.len() > OTHER_KINDS {
+            kinds.push("...".to_owned());
+        }
+        line(format_args!("other frames: {}", kinds.join(", ")))?;
+    }
     let per_s = match (summary.packets_per_s, summary.frame_bytes_per_s) {
         (Some(packets), Some(bytes)) => format!(": {} packets/s, {}B/s", rate(packets), rate(bytes)),
         _ => String::new(),

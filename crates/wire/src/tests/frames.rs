@@ -6,7 +6,7 @@ use std::vec::Vec;
 use super::golden;
 use crate::{
     AethPacket, AethRepr, BTH_LEN, BthPacket, Encapsulation, Error, Msn, Opcode, Outer, Psn, Qpn, ROCE_UDP_PORT,
-    RethPacket, Syndrome, parse_datagram, parse_frame,
+    RethPacket, Syndrome, is_vlan_tag, parse_datagram, parse_frame, parse_ip,
 };
 
 fn ip(text: &str) -> IpAddr {
@@ -279,4 +279,52 @@ fn a_cut_packet_is_read_as_far_as_it_goes() {
         assert_eq!(parse_datagram(&padded).unwrap().payload, frame.payload);
     }
     assert_eq!(parse_datagram(&[0x55; 60]), Err(Error::IpHeader));
+}
+
+/// An IPv4 packet with options, and an IPv6 packet with every kind of extension header.
+#[test]
+fn options_and_extension_headers_are_skipped() {
+    let udp = [0xc0, 0, 0x12, 0xb7, 0, 11, 0, 0, 7, 8, 9];
+    let mut v4 = [&[0x46, 0, 0, 35, 0, 0, 0, 0, 9, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 1, 1, 1, 0][..], &udp].concat();
+    let datagram = parse_datagram(&v4).unwrap();
+    assert_eq!((datagram.has_options, datagram.payload, datagram.ip_len), (true, &[7, 8, 9][..], 35));
+    v4[9] = 6;
+    assert_eq!(parse_ip(&v4).map(|ip| (ip.protocol, ip.payload_len)), Ok((6, 11)));
+    assert_eq!(parse_datagram(&v4), Err(Error::IpProtocol(6)));
+    let extended = |first: u8, headers: &[&[u8]]| {
+        let rest = [headers.concat(), udp.to_vec()].concat();
+        let fixed = [0x60, 0, 0, 0, 0, rest.len() as u8, first, 33];
+        [&fixed[..], &[0xfd; 32], &rest].concat()
+    };
+    let options = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
+    let authentication = [17, 4, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let headers: [&[u8]; 8] = [
+        &options(43),
+        &[60, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        &options(44),
+        &[135, 0, 0, 6, 0, 0, 0, 1],
+        &options(139),
+        &options(140),
+        &options(51),
+        &authentication,
+    ];
+    let v6 = extended(0, &headers);
+    let datagram = parse_datagram(&v6).unwrap();
+    assert_eq!((datagram.has_options, datagram.payload, datagram.ip_len), (true, &[7, 8, 9][..], v6.len()));
+    let frame = [&[0; 12][..], &[0x86, 0xdd], &v6].concat();
+    assert_eq!(parse_frame(&frame).map(|frame| frame.payload), Ok(&[7, 8, 9][..]));
+    for len in 0..v6.len() - 3 {
+        assert!(matches!(parse_datagram(&v6[..len]), Err(Error::Truncated { .. })), "{len}");
+    }
+    // The fragment's offset, or the flag that more follow.
+    for [high, low] in [[0, 8], [0, 1], [0x80, 0]] {
+        let fragment = extended(44, &[&[17, 0, high, low, 0, 0, 0, 1]]);
+        assert_eq!(parse_ip(&fragment), Err(Error::Fragment));
+    }
+    // An extension header that is longer than the packet says it is.
+    let mut short = extended(0, &[&options(17)]);
+    short[5] = 7;
+    assert_eq!(parse_ip(&short), Err(Error::IpHeader));
+    assert!([0x8100, 0x88a8, 0x9100, 0x9200, 0x9300].into_iter().all(is_vlan_tag));
+    assert!(![0x0800, 0x86dd, 0x9000].into_iter().any(is_vlan_tag));
 }
