@@ -1,8 +1,9 @@
 //! The headers of a frame from the link to the UDP datagram, through VLAN tags and tunnels.
 
-use doorbell_wire::{Datagram, ETHERNET_LEN, Error, IpPacket, VLAN_LEN, is_vlan_tag, parse_ip};
+use doorbell_wire::{Datagram, ETHERNET_LEN, IpPacket, VLAN_LEN, is_vlan_tag, parse_ip};
 
 use super::capture::{CapturedFrame, LinkType};
+use super::reasons::OtherFrame;
 
 /// Most VLAN tags and tunnels of a frame.
 pub(super) const MAX_LAYERS: usize = 8;
@@ -11,19 +12,14 @@ const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// An Ethernet frame in a tunnel: transparent Ethernet bridging, which NVGRE and GENEVE use.
 const ETHERTYPE_BRIDGED: u16 = 0x6558;
-const ETHERTYPE_ERSPAN_2: u16 = 0x88be;
-const ETHERTYPE_ERSPAN_3: u16 = 0x22eb;
-const ETHERTYPE_ROCE_V1: u16 = 0x8915;
-const ETHERTYPE_MPLS: u16 = 0x8847;
-const ETHERTYPE_MPLS_MULTICAST: u16 = 0x8848;
-const ETHERTYPE_MACSEC: u16 = 0x88e5;
+pub(super) const ETHERTYPE_ERSPAN_2: u16 = 0x88be;
+pub(super) const ETHERTYPE_ERSPAN_3: u16 = 0x22eb;
 /// Smaller EtherTypes are lengths of IEEE 802.3 frames.
 const FIRST_ETHERTYPE: u16 = 0x0600;
 
 const PROTOCOL_IPV4: u8 = 4;
 const PROTOCOL_IPV6: u8 = 41;
-const PROTOCOL_GRE: u8 = 47;
-const PROTOCOL_ESP: u8 = 50;
+pub(super) const PROTOCOL_GRE: u8 = 47;
 const PROTOCOL_UDP: u8 = 17;
 
 const PORT_VXLAN: u16 = 4789;
@@ -32,7 +28,6 @@ const PORT_VXLAN_GPE: u16 = 4790;
 const PORT_VXLAN_LINUX: u16 = 8472;
 const PORT_GENEVE: u16 = 6081;
 const PORT_GRE: u16 = 4754;
-const PORT_MPLS: u16 = 6635;
 
 /// A VLAN tag or a tunnel around a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -118,113 +113,6 @@ pub(super) struct UdpFrame<'a> {
     pub(super) frame_bytes: usize,
     /// VLAN tags and tunnels around it.
     pub(super) layers: Layers,
-}
-
-/// Kinds of frames without a RoCE v2 packet.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum OtherFrame {
-    /// Of a link type that is not decoded.
-    LinkType(u16),
-    EtherType(u16),
-    /// IEEE 802.3 with a length instead of an EtherType.
-    Ieee8023,
-    IpProtocol(u8),
-    Fragment,
-    UdpPort(u16),
-    /// Ends within a header, by the snap length or by damage.
-    Cut,
-    /// Lengths or versions in its headers are impossible.
-    Damaged,
-    /// More than [`MAX_LAYERS`] tags and tunnels.
-    TooDeep,
-}
-
-impl OtherFrame {
-    /// Whether such a frame may hold RDMA that is not decoded.
-    pub(super) fn may_be_rdma(self) -> bool {
-        match self {
-            OtherFrame::EtherType(ethertype) => matches!(
-                ethertype,
-                ETHERTYPE_ROCE_V1 | ETHERTYPE_MPLS | ETHERTYPE_MPLS_MULTICAST | ETHERTYPE_MACSEC | 0x88e7 | 0x894f
-            ),
-            OtherFrame::IpProtocol(protocol) => protocol == PROTOCOL_ESP,
-            OtherFrame::UdpPort(port) => port == PORT_MPLS,
-            OtherFrame::LinkType(_) | OtherFrame::Fragment | OtherFrame::TooDeep => true,
-            OtherFrame::Ieee8023 | OtherFrame::Cut | OtherFrame::Damaged => false,
-        }
-    }
-}
-
-impl std::fmt::Display for OtherFrame {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match *self {
-            OtherFrame::LinkType(link_type) => write!(f, "link type {}", LinkType(link_type)),
-            OtherFrame::EtherType(ethertype) => match ethertype_name(ethertype) {
-                Some(name) => write!(f, "{name} (EtherType 0x{ethertype:04x})"),
-                None => write!(f, "EtherType 0x{ethertype:04x}"),
-            },
-            OtherFrame::Ieee8023 => f.write_str("IEEE 802.3 without EtherType"),
-            OtherFrame::IpProtocol(protocol) => match protocol_name(protocol) {
-                Some(name) => write!(f, "{name} (IP protocol {protocol})"),
-                None => write!(f, "IP protocol {protocol}"),
-            },
-            OtherFrame::Fragment => f.write_str("IP fragments"),
-            OtherFrame::UdpPort(PORT_MPLS) => write!(f, "MPLS in UDP (port {PORT_MPLS})"),
-            OtherFrame::UdpPort(port) => write!(f, "UDP to port {port}"),
-            OtherFrame::Cut => f.write_str("cut within the headers"),
-            OtherFrame::Damaged => f.write_str("impossible headers"),
-            OtherFrame::TooDeep => write!(f, "more than {MAX_LAYERS} VLAN tags and tunnels"),
-        }
-    }
-}
-
-fn ethertype_name(ethertype: u16) -> Option<&'static str> {
-    Some(match ethertype {
-        0x0806 => "ARP",
-        ETHERTYPE_ERSPAN_2 => "ERSPAN of another version",
-        ETHERTYPE_ERSPAN_3 => "ERSPAN III of other frames",
-        ETHERTYPE_ROCE_V1 => "RoCE v1",
-        ETHERTYPE_MPLS => "MPLS",
-        ETHERTYPE_MPLS_MULTICAST => "MPLS multicast",
-        ETHERTYPE_MACSEC => "MACsec",
-        0x8808 => "Ethernet flow control",
-        0x8809 => "LACP",
-        0x8863 | 0x8864 => "PPPoE",
-        0x88cc => "LLDP",
-        0x88e7 => "provider backbone bridging",
-        0x88f7 => "PTP",
-        0x8906 => "FCoE",
-        0x894f => "NSH",
-        _ => return None,
-    })
-}
-
-fn protocol_name(protocol: u8) -> Option<&'static str> {
-    Some(match protocol {
-        1 => "ICMP",
-        2 => "IGMP",
-        6 => "TCP",
-        PROTOCOL_GRE => "GRE of another kind",
-        PROTOCOL_ESP => "IPsec ESP",
-        58 => "ICMPv6",
-        89 => "OSPF",
-        103 => "PIM",
-        112 => "VRRP",
-        132 => "SCTP",
-        _ => return None,
-    })
-}
-
-impl From<Error> for OtherFrame {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Truncated { .. } => OtherFrame::Cut,
-            Error::EtherType(ethertype) => OtherFrame::EtherType(ethertype),
-            Error::Fragment => OtherFrame::Fragment,
-            Error::IpProtocol(protocol) => OtherFrame::IpProtocol(protocol),
-            _ => OtherFrame::Damaged,
-        }
-    }
 }
 
 /// What comes next in a frame.

@@ -12,6 +12,7 @@
 pub mod capture;
 mod layers;
 mod packets;
+mod reasons;
 mod stream;
 mod summary;
 mod tracker;
@@ -22,8 +23,8 @@ use capture::{CaptureError, CaptureReader};
 use doorbell_wire::ROCE_UDP_PORT;
 
 pub use summary::{
-    Conversation, Direction, HostTotals, Icrc, KindCount, NakCount, OpcodeCount, OperationCount, SCHEMA, SizeCount,
-    Summary, SuperPackets, Times, TunnelCount,
+    Conversation, Direction, HostTotals, Icrc, KindCount, MalformedCount, NakCount, OpcodeCount, OperationCount,
+    SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount,
 };
 
 /// How to read a capture.

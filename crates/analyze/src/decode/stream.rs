@@ -133,7 +133,10 @@ struct Open {
 impl Requests {
     pub(super) fn add(&mut self, packet: &Packet) {
         self.packets += 1;
-        let Some(operation) = packet.opcode.operation() else { return };
+        let Some(operation) = packet.opcode.operation() else {
+            self.advance(packet);
+            return;
+        };
         let transport = packet.opcode.transport();
         if matches!(operation, Operation::Send | Operation::Write) {
             self.plain_packets += 1;
@@ -143,7 +146,7 @@ impl Requests {
             return;
         }
         self.assemble(packet, operation, transport);
-        let awaits = transport == Transport::Rc && packet.opcode.is_last();
+        let awaits = matches!(transport, Transport::Rc | Transport::Xrc) && packet.opcode.is_last();
         if let (true, Some(now_ns)) = (awaits && self.awaited.len() < MAX_AWAITED, packet.timestamp_ns) {
             self.awaited.push_back((packet.psn, now_ns));
         }
@@ -179,7 +182,7 @@ impl Requests {
         }
         self.seen = Some((first, psn.next()));
         self.slack = 0;
-        if let (Opcode::RC_READ_REQUEST, Some(reth)) = (packet.opcode, packet.reth) {
+        if let (Some(Operation::ReadRequest), Some(reth)) = (packet.opcode.operation(), packet.reth) {
             self.slack = reth.dma_length.div_ceil(SHORTEST_MTU).saturating_sub(1).min(MAX_STRIDE - 1);
             self.last_read = Some((reth.virtual_address.wrapping_add(u64::from(reth.dma_length)), reth.dma_length));
         }
@@ -197,7 +200,7 @@ impl Requests {
     /// Whether this asks for the rest of the READ before, whose response was lost in part.
     fn is_rest_of_read(&self, packet: &Packet) -> bool {
         let (Some((end, length)), Some(reth)) = (self.last_read, packet.reth) else { return false };
-        packet.opcode == Opcode::RC_READ_REQUEST
+        packet.opcode.operation() == Some(Operation::ReadRequest)
             && reth.dma_length < length
             && reth.virtual_address.wrapping_add(u64::from(reth.dma_length)) == end
     }

@@ -27,8 +27,10 @@ pub struct Summary {
     pub other_kinds: Vec<KindCount>,
     /// Frames to the port that came in tunnels, by kind of tunnel. A frame in several tunnels counts for each.
     pub tunnels: Vec<TunnelCount>,
-    /// Frames to the port that hold no packet: too short, or of an unknown version or opcode.
+    /// Frames to the port that hold no packet: too short, or of an unknown version.
     pub malformed_packets: u64,
+    /// Their reasons, the most frequent first; at most 32.
+    pub malformed_reasons: Vec<MalformedCount>,
     /// RoCE v2 packets.
     pub packets: u64,
     /// Their frame bytes, as counters of a NIC show them.
@@ -53,6 +55,8 @@ pub struct Summary {
     pub cnps: u64,
     /// Packets that a switch has marked (ECN CE).
     pub congestion_marked_packets: u64,
+    /// Packets of opcodes that are counted and not followed: RD, vendors' and reserved ones.
+    pub unfollowed_packets: u64,
     /// Packets by opcode, in the order of the codes.
     pub opcodes: Vec<OpcodeCount>,
     /// Repeated packets, of all conversations.
@@ -93,6 +97,15 @@ pub struct KindCount {
     pub frames: u64,
 }
 
+/// Malformed packets of one reason.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct MalformedCount {
+    /// The reason: `shorter than a BTH`, `of transport header version 3`.
+    pub reason: String,
+    /// Number of packets.
+    pub packets: u64,
+}
+
 /// Frames of one kind of tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct TunnelCount {
@@ -114,12 +127,14 @@ pub struct SuperPackets {
 }
 
 /// Packets of one opcode.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct OpcodeCount {
     /// The code.
     pub opcode: u8,
-    /// IBTA's name.
-    pub name: &'static str,
+    /// IBTA's name, or the transport with the code.
+    pub name: String,
+    /// Whether messages of this opcode are put together.
+    pub followed: bool,
     /// How many.
     pub packets: u64,
     /// Their frame bytes.
@@ -198,7 +213,7 @@ pub struct Direction {
 /// Messages of one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct OperationCount {
-    /// RC, UC or UD.
+    /// RC, XRC, UC or UD.
     pub transport: String,
     /// IBTA's name.
     pub operation: String,

@@ -3,16 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use doorbell_wire::{AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, ICRC_LEN, Opcode, Qpn, RETH_LEN, RethRepr};
+use doorbell_wire::{
+    AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, ICRC_LEN, Opcode, Qpn, RETH_LEN, RethRepr, XRCETH_LEN,
+};
 
 use super::Options;
 use super::capture::{CapturedFrame, LinkType};
-use super::layers::{Layer, OtherFrame, TunnelKind, udp_frame};
+use super::layers::{Layer, TunnelKind, udp_frame};
 use super::packets::{Flows, Found, longer_than_a_packet};
+use super::reasons::{Malformed, OtherFrame, by_count, is_unfollowed_request, listed, opcode_name};
 use super::stream::{Packet, Stream, TimeHistogram, time_histogram};
 use super::summary::{
-    Conversation, Direction, HostTotals, Icrc, KindCount, OpcodeCount, SCHEMA, Summary, SuperPackets, Times,
-    TunnelCount,
+    Conversation, Direction, HostTotals, Icrc, KindCount, MalformedCount, OpcodeCount, SCHEMA, Summary, SuperPackets,
+    Times, TunnelCount,
 };
 
 /// How often an answer looks for the requests that it belongs to before it is given up.
@@ -21,7 +24,7 @@ const MAX_SEARCHES: u32 = 1000;
 /// ECN: congestion experienced (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
-/// Most kinds of other frames that a summary lists.
+/// Most kinds of other frames, and reasons of malformed packets, that a summary lists.
 const MAX_KINDS: usize = 32;
 
 pub(super) struct Tracker {
@@ -38,7 +41,8 @@ pub(super) struct Tracker {
     others: BTreeMap<OtherFrame, u64>,
     /// Packets in each of [`TunnelKind::ALL`].
     tunnels: [u64; TunnelKind::ALL.len()],
-    malformed: u64,
+    malformed: BTreeMap<Malformed, u64>,
+    unfollowed: u64,
     packets: u64,
     frame_bytes: u64,
     payload_bytes: u64,
@@ -49,7 +53,10 @@ pub(super) struct Tracker {
     super_packets: SuperPackets,
     opcodes: Box<[(u64, u64); 256]>,
     marked: u64,
+    /// Packets of conversations beyond the allowed number.
     beyond: u64,
+    /// Damaged packets to queue pairs that no right packet went to.
+    stray: u64,
     first_ns: Option<u64>,
     last_ns: u64,
     times: TimeHistogram,
@@ -67,7 +74,8 @@ impl Tracker {
             frames: 0,
             others: BTreeMap::new(),
             tunnels: [0; TunnelKind::ALL.len()],
-            malformed: 0,
+            malformed: BTreeMap::new(),
+            unfollowed: 0,
             packets: 0,
             frame_bytes: 0,
             payload_bytes: 0,
@@ -78,6 +86,7 @@ impl Tracker {
             opcodes: Box::new([(0, 0); 256]),
             marked: 0,
             beyond: 0,
+            stray: 0,
             first_ns: None,
             last_ns: 0,
             times: time_histogram(),
@@ -159,16 +168,19 @@ impl Tracker {
         right: bool,
     ) {
         let Some((bth, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
-            self.malformed += 1;
-            return;
+            let reason = if whole_bytes < BTH_LEN { Malformed::ShortBth } else { Malformed::CutBth };
+            return *self.malformed.entry(reason).or_default() += 1;
         };
         let bth = BthRepr::read(bth);
         let opcode = bth.opcode;
         let around = BTH_LEN + opcode.extension_len() + usize::from(bth.pad_count) + ICRC_LEN;
-        if bth.version != 0 || opcode.operation().is_none() || whole_bytes < around {
-            self.malformed += 1;
-            return;
+        if bth.version != 0 {
+            return *self.malformed.entry(Malformed::Version(bth.version)).or_default() += 1;
         }
+        if whole_bytes < around {
+            return *self.malformed.entry(Malformed::Short(opcode)).or_default() += 1;
+        }
+        self.unfollowed += u64::from(opcode.operation().is_none());
         let payload_bytes = if opcode.has_payload() { (whole_bytes - around) as u64 } else { 0 };
         self.packets += 1;
         self.frame_bytes += frame_bytes;
@@ -179,8 +191,8 @@ impl Tracker {
             self.marked += 1;
         }
         let Some(at) = self.stream(datagram, bth.dest_qpn, right) else {
-            self.beyond += 1;
-            return;
+            let is_full = self.streams.len() >= 2 * self.options.max_conversations;
+            return *(if is_full { &mut self.beyond } else { &mut self.stray }) += 1;
         };
         let stream = &mut self.streams[at];
         stream.packets += 1;
@@ -191,11 +203,13 @@ impl Tracker {
                 return;
             }
         }
+        // XRC requests name their shared receive queue before all other headers.
+        let rest = rest.get(if opcode.has_xrceth() { XRCETH_LEN } else { 0 }..).unwrap_or_default();
         // A capture may have cut the packet within its headers.
         let reth = rest.first_chunk::<RETH_LEN>().filter(|_| opcode.has_reth()).map(RethRepr::read);
         let aeth = rest.first_chunk::<AETH_LEN>().filter(|_| opcode.has_aeth()).map(AethRepr::read);
         let packet = Packet { opcode, psn: bth.psn, payload_bytes, reth, aeth, timestamp_ns };
-        if opcode.is_request() {
+        if opcode.is_request() || is_unfollowed_request(opcode) {
             stream.requests.add(&packet);
         } else if opcode.is_response() {
             let acknowledged = stream.answers.add(&packet);
@@ -264,7 +278,8 @@ impl Tracker {
             .filter(|(_, count)| count.0 > 0)
             .map(|(opcode, &(packets, frame_bytes))| OpcodeCount {
                 opcode: opcode.0,
-                name: opcode.name(),
+                name: opcode_name(opcode),
+                followed: opcode.operation().is_some(),
                 packets,
                 frame_bytes,
             })
@@ -279,7 +294,8 @@ impl Tracker {
             other_frames: self.others.values().sum(),
             other_kinds: self.other_kinds(),
             tunnels: self.tunnels(),
-            malformed_packets: self.malformed,
+            malformed_packets: self.malformed.values().sum(),
+            malformed_reasons: self.malformed_reasons(),
             packets: self.packets,
             frame_bytes: self.frame_bytes,
             payload_bytes: self.payload_bytes,
@@ -292,23 +308,27 @@ impl Tracker {
             frame_bytes_per_s: per_s(self.frame_bytes),
             cnps,
             congestion_marked_packets: self.marked,
+            unfollowed_packets: self.unfollowed,
             opcodes,
             retransmitted_packets: of_requests(|stream| stream.requests.retransmitted),
             naks: of_requests(|stream| stream.answers.all_naks()),
             rnr_naks: of_requests(|stream| stream.answers.rnr_naks),
             time_to_ack: Times::of(&self.times),
             conversations: self.conversations(),
-            other_conversations_packets: self.beyond,
+            other_conversations_packets: self.beyond + self.stray,
             hosts: self.hosts(),
             notes: self.notes(),
         }
     }
 
-    /// Kinds of frames without a packet, the most frequent first.
     fn other_kinds(&self) -> Vec<KindCount> {
-        let mut kinds: Vec<_> = self.others.iter().collect();
-        kinds.sort_by_key(|&(kind, frames)| (std::cmp::Reverse(*frames), *kind));
-        kinds.into_iter().take(MAX_KINDS).map(|(kind, &frames)| KindCount { kind: kind.to_string(), frames }).collect()
+        let kinds = by_count(&self.others).into_iter().take(MAX_KINDS);
+        kinds.map(|(kind, frames)| KindCount { kind: kind.to_string(), frames }).collect()
+    }
+
+    fn malformed_reasons(&self) -> Vec<MalformedCount> {
+        let reasons = by_count(&self.malformed).into_iter().take(MAX_KINDS);
+        reasons.map(|(reason, packets)| MalformedCount { reason: reason.to_string(), packets }).collect()
     }
 
     fn tunnels(&self) -> Vec<TunnelCount> {
@@ -359,10 +379,34 @@ impl Tracker {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        let malformed: u64 = self.malformed.values().sum();
+        let (frames, port) = (self.frames, self.options.udp_port);
         if self.packets == 0 && self.super_packets.cut_frames == 0 {
+            let others = by_count(&self.others).into_iter().map(|(kind, frames)| (kind.to_string(), frames));
+            let others = listed(others);
+            notes.push(match (malformed, self.others.is_empty()) {
+                (0, true) => format!("No RoCE v2 packet among {frames} frames."),
+                (0, false) => {
+                    format!("No RoCE v2 packet among {frames} frames: none goes to UDP port {port}. They are {others}.")
+                }
+                _ => format!(
+                    "No RoCE v2 packet among {frames} frames: all {malformed} that go to UDP port {port} are malformed."
+                ),
+            });
+        }
+        if malformed > 0 {
+            let reasons = by_count(&self.malformed).into_iter().map(|(reason, packets)| (reason.to_string(), packets));
+            notes.push(format!("{malformed} packets to UDP port {port} are malformed: {}.", listed(reasons)));
+        }
+        if self.unfollowed > 0 {
+            let opcodes = (0..=255).map(Opcode).zip(self.opcodes.iter());
+            let unfollowed = opcodes.filter(|(opcode, (packets, _))| *packets > 0 && opcode.operation().is_none());
+            let unfollowed: Vec<_> =
+                unfollowed.map(|(opcode, (packets, _))| (format!("of {}", opcode_name(opcode)), *packets)).collect();
             notes.push(format!(
-                "No RoCE v2 packet among {} frames: none goes to UDP port {}.",
-                self.frames, self.options.udp_port
+                "{} packets are of opcodes that are counted and not followed: {}.",
+                self.unfollowed,
+                listed(unfollowed.into_iter())
             ));
         }
         for (kind, frames) in self.others.iter().filter(|(kind, _)| kind.may_be_rdma()) {
@@ -381,7 +425,8 @@ impl Tracker {
         }
         if self.icrc.wrong > 0 && self.icrc.right == 0 {
             notes.push(
-                "Every ICRC is wrong: captured before the NIC made them, or this is not RoCE v2. The conversations can be                  followed all the same by leaving ICRCs unchecked."
+                "Every ICRC is wrong: captured before the NIC made them, or this is not RoCE v2. The conversations can be \
+                 followed all the same by leaving ICRCs unchecked."
                     .to_owned(),
             );
         } else if self.icrc.wrong > 0 && self.options.drop_bad_icrc {
@@ -413,8 +458,15 @@ impl Tracker {
         }
         if self.beyond > 0 {
             notes.push(format!(
-                "{} packets belong to no conversation that is followed: there are more than {}, or the packet was damaged.",
+                "{} packets belong to conversations beyond the {} that are kept apart.",
                 self.beyond, self.options.max_conversations
+            ));
+        }
+        if self.stray > 0 {
+            notes.push(format!(
+                "{} packets with a wrong ICRC go to queue pairs that no packet with a right ICRC goes to; they belong to no \
+                 conversation.",
+                self.stray
             ));
         }
         notes

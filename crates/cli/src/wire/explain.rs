@@ -185,7 +185,7 @@ fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, Stri
         shown.join(", ") + if summary.hosts.len() > 8 { ", ..." } else { "" }
     };
     if summary.hosts.is_empty() {
-        return Err(format!("no RoCE v2 packets to UDP port {}", summary.udp_port));
+        return Err(format!("no RoCE v2 packets to count: {}", summary.notes.join(" ")));
     }
     if let Some(address) = named {
         let found = summary.hosts.iter().find(|host| host.address == address);

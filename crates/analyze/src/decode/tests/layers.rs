@@ -218,7 +218,7 @@ fn ip_options_and_extension_headers_are_skipped() {
     assert!(summary.notes.iter().any(|note| note.contains("2 packets have IP options")), "{:?}", summary.notes);
     // Cut within its extension headers it is no packet.
     for length in 14 + 40..extended.len() - datagram.len() {
-        let summary = read(&pcap_of(1, true, false, length, &[extended.clone()]));
+        let summary = read(&pcap_of(1, true, false, length, std::slice::from_ref(&extended)));
         assert_eq!(summary.other_kinds[0].kind, "cut within the headers", "{length}");
     }
 }
