@@ -145,11 +145,22 @@ pub trait MessageConnection {
     /// The connection is over; or the peer has closed its side and every message was taken
     /// ([`ConnectionError::PeerClosed`]: sending is still possible then).
     fn receive(&mut self) -> Result<Option<Self::Message>, ConnectionError> {
+        self.receive_noting(&mut false)
+    }
+
+    /// As [`receive`](Self::receive). Sets `moved` if a message arrived or a poll moved anything: a caller that sleeps
+    /// while nothing happens also waits for what brings no message, such as the acknowledgement of its goodbye.
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive).
+    fn receive_noting(&mut self, moved: &mut bool) -> Result<Option<Self::Message>, ConnectionError> {
         if let Some(message) = self.take() {
+            *moved = true;
             return Ok(Some(message));
         }
         if !self.is_peer_closed() {
-            self.poll()?;
+            *moved |= self.poll()?;
         }
         match self.take() {
             None if self.is_peer_closed() => Err(ConnectionError::PeerClosed),

@@ -2,7 +2,7 @@
 //! shared.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell_exchange::send_receive::{
     CREDIT_RECEIVES, Config, Connection, Endpoint, Hub, Key, Message, Reposting, SharedOptions, SharedReceives, Submit,
@@ -88,6 +88,31 @@ fn one_receiver_serves_many_senders_from_buffers_of_their_own() {
     assert!(matches!(hub.endpoint(config(), None), Err(ConnectError::Crowded("completion queue"))));
     deliver(&mut hub, &mut senders, 1000);
     assert_eq!(rnr_naks(&device, &senders), 0);
+}
+
+/// A hub looks after a few connections in each poll. A program that sleeps when a poll says that nothing happened must not
+/// leave a goodbye unsaid.
+#[test]
+fn a_hub_says_every_goodbye_before_it_says_that_nothing_happens() {
+    const MANY: usize = 20;
+    let device = device();
+    let pd = device.create_pd().unwrap();
+    let small = Config::default().window(2).depth(2).max_message(64);
+    let mut hub = Hub::for_connections(&pd, &small, MANY, None).unwrap();
+    let mut senders: Vec<_> = (0..MANY).map(|_| join(&mut hub, small.clone(), None).unwrap()).collect();
+    while hub.poll().unwrap() {}
+    for (_, key) in &senders {
+        hub.get_mut(*key).expect("a connection of the hub").close();
+    }
+    while hub.poll().unwrap() {}
+    // From here on the program sleeps.
+    let until = Instant::now() + Duration::from_secs(20);
+    for (index, (sender, _)) in senders.iter_mut().enumerate() {
+        while !sender.is_peer_closed() {
+            sender.poll().unwrap();
+            assert!(Instant::now() < until, "connection {index} has not said goodbye");
+        }
+    }
 }
 
 #[test]

@@ -192,9 +192,8 @@ impl Calls {
         }
         let mut happened = false;
         loop {
-            match self.connection.receive() {
+            match self.connection.receive_noting(&mut happened) {
                 Ok(Some(message)) => {
-                    happened = true;
                     self.scratch.resize(message.len(), 0);
                     message.copy_to(&mut self.scratch);
                     drop(message);

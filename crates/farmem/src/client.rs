@@ -454,7 +454,7 @@ impl Client {
         Ok(Some(self.tickets))
     }
 
-    /// Lets the worker of a slot go on until it waits.
+    /// Lets the worker of a slot go on until it waits. Its result, if it has one now, is in `over` then.
     fn work(&mut self, index: usize) {
         let mut context = Context::from_waker(Waker::noop());
         // It never ends: it waits for the next operation.
@@ -465,8 +465,11 @@ impl Client {
         }
     }
 
-    /// Moves operations along. Returns whether anything happened.
+    /// Moves operations along. Returns whether anything happened: a result is there, the client is over or has closed, or
+    /// an operation has come closer to its end. Where it returns false, nothing of that changes before a completion comes
+    /// or the [deadline](Self::deadline_ns) passes.
     pub fn poll(&mut self) -> bool {
+        let before = self.awaited();
         let mut happened = self.core.nodes.poll();
         self.polls = self.polls.wrapping_add(1);
         // Operations that go on need the service seldom, and a look at its messages costs them time.
@@ -493,11 +496,13 @@ impl Client {
         if let Some(now) = now {
             self.core.write_late(now);
         }
+        let mut was_due = false;
         for index in 0..self.workers.len() {
             let slot = &self.core.slots[index];
             let is_due = slot.deadline_ns.get().zip(now).is_some_and(|(deadline, now)| now >= deadline);
             let is_at_work = slot.state.get() == State::Running || slot.lingers.get();
             if is_at_work && (happened || is_due || self.core.nodes.failed().is_some()) {
+                was_due |= is_due;
                 self.work(index);
             }
         }
@@ -505,7 +510,13 @@ impl Client {
             let is_working = self.core.slots.iter().any(|slot| slot.state.get() == State::Running);
             self.core.requests.borrow_mut().idle(is_working);
         }
-        happened || self.has_news()
+        happened || was_due || self.awaited() != before || self.has_news()
+    }
+
+    /// What programs wait for, and a poll may change without a completion: a late write or a post that fails ends the
+    /// client.
+    fn awaited(&self) -> (usize, bool) {
+        (self.over.len(), self.is_over())
     }
 
     /// Is every operation that runs waiting for the memory node, and is there one? Then it is certain that a completion

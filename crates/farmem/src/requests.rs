@@ -34,6 +34,8 @@ pub(crate) struct Requests {
     alone: Option<usize>,
     scratch: Vec<u8>,
     is_closing: bool,
+    /// The connection was closed, and says goodbye.
+    has_closed: bool,
 }
 
 impl Requests {
@@ -51,6 +53,7 @@ impl Requests {
             alone: None,
             scratch: Vec::with_capacity(MAX_MESSAGE),
             is_closing: false,
+            has_closed: false,
         };
         own.ask_for_nodes();
         own
@@ -180,7 +183,7 @@ impl Requests {
         self.epoch = None;
     }
 
-    /// Moves the connection along, and hands answers to the slots that asked.
+    /// Moves the connection along, and hands answers to the slots that asked. Returns whether anything happened.
     pub(crate) fn poll(&mut self, slots: &[Slot]) -> bool {
         if self.over.is_some() {
             return std::mem::take(&mut self.is_news);
@@ -188,9 +191,8 @@ impl Requests {
         self.flush();
         let mut happened = false;
         loop {
-            match self.connection.receive() {
+            match self.connection.receive_noting(&mut happened) {
                 Ok(Some(message)) => {
-                    happened = true;
                     let reply = Reply::decode(&message.to_vec());
                     drop(message);
                     match reply {
@@ -209,7 +211,7 @@ impl Requests {
                 break;
             }
         }
-        self.finish_closing();
+        happened |= self.finish_closing();
         happened | std::mem::take(&mut self.is_news)
     }
 
@@ -272,10 +274,13 @@ impl Requests {
         self.over.is_some() || self.connection.is_closed()
     }
 
-    /// Says goodbye once everything is out that goes before it.
-    fn finish_closing(&mut self) {
-        if self.is_closing && self.outbox.is_empty() && self.grants == 0 && self.over.is_none() {
+    /// Closes the connection once everything is out that goes before the goodbye. Returns whether it did so now: the
+    /// next poll says the goodbye.
+    fn finish_closing(&mut self) -> bool {
+        let is_due = self.is_closing && self.outbox.is_empty() && self.grants == 0 && self.over.is_none();
+        if is_due {
             self.connection.close();
         }
+        is_due && !std::mem::replace(&mut self.has_closed, true)
     }
 }

@@ -94,7 +94,10 @@ impl Server {
                 happened |= did;
                 true
             }
-            None => false,
+            None => {
+                happened = true;
+                false
+            }
         });
         happened
     }
@@ -109,24 +112,23 @@ impl Session {
                 match self.connection.send(&self.answer).ok()? {
                     Submit::Accepted(_) => self.waits = false,
                     Submit::Full(_) => {
-                        self.connection.poll().ok()?;
+                        happened |= self.connection.poll().ok()?;
                         return Some(happened);
                     }
                 }
             }
-            let message = match self.connection.receive() {
+            let message = match self.connection.receive_noting(&mut happened) {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
                 // The goodbye is answered before the queue pair goes, or the client would ask for its acknowledgement
                 // until its retries are spent.
                 Err(ConnectionError::PeerClosed) => {
                     self.connection.close();
-                    self.connection.poll().ok()?;
+                    happened |= self.connection.poll().ok()?;
                     return (!self.connection.is_closed()).then_some(happened);
                 }
                 Err(_) => return None,
             };
-            happened = true;
             request.resize(message.len(), 0);
             message.copy_to(request);
             drop(message);

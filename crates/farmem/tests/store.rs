@@ -5,11 +5,12 @@ mod common;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use common::{METADATA, Store, close, run, t3};
+use common::{Boxed, FIRST_HOST, METADATA, Store, Through, close, run, serve_behind, steer, t3};
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::RemoteRegion;
 use doorbell_farmem::{
-    Client, ClientCounts, ClientEnd, ClientOptions, Geometry, HostCache, Operation, Outcome, StoreError, Strategy,
+    Behind, Client, ClientCounts, ClientEnd, ClientOptions, Geometry, HostCache, Metadata, Operation, Outcome,
+    StoreError, Strategy,
 };
 use doorbell_sim::{Ps, VirtualWaiter};
 use doorbell_verbs::{RKey, Status};
@@ -78,6 +79,22 @@ fn keys_come_and_go_and_have_values_of_any_length() {
             }
             client
         });
+    }
+}
+
+/// A program sleeps when a poll says that nothing happened: results, ends and the acknowledged goodbye come with a poll that
+/// says so ([`common::poll`] checks each).
+#[test]
+fn a_client_that_sleeps_hears_of_results_and_that_its_goodbye_is_acknowledged() {
+    for strategy in Strategy::ALL {
+        for round in 0..4_u8 {
+            one(geometry(), with(strategy), async move |mut client, waiter| {
+                for key in 0..round {
+                    assert_eq!(insert(&mut client, &waiter, &[key], b"value").await, Ok(Outcome::Done));
+                }
+                client
+            });
+        }
     }
 }
 
@@ -384,6 +401,120 @@ fn operations_of_one_host_on_one_key_share_verbs() {
     let (combined, _) = crowd(Strategy::Combine, 8, 50);
     assert_eq!(combined.writes.operations, 8 * 50 + 1);
     assert!(combined.shared > 200, "{combined:?}");
+}
+
+/// Clients behind a middlebox that take turns, and the metadata service, all in one thread.
+struct Turns {
+    metadata: Metadata,
+    through: Through,
+    fencing: Vec<u32>,
+    waiter: VirtualWaiter,
+}
+
+impl Turns {
+    /// Polls a client and the service once, or waits until either has something to do.
+    async fn progress(&mut self, client: &mut Client) {
+        let happened =
+            common::poll(client, &self.waiter) | serve_behind(&mut self.metadata, &self.through, &mut self.fencing);
+        if happened {
+            self.waiter.breathe().await;
+        } else {
+            let deadlines = client.deadline_ns().into_iter().chain(self.metadata.deadline_ns());
+            self.waiter.wait(None, deadlines.min()).await;
+        }
+    }
+
+    /// Runs one operation to its end. Returns its value.
+    async fn run(&mut self, client: &mut Client, operation: Operation<'_>) -> Vec<u8> {
+        let mut value = Vec::new();
+        client.submit(operation).expect("sizes are allowed").expect("nothing else runs");
+        loop {
+            if let Some((_, result)) = client.finished(&mut value) {
+                assert_eq!(result, Ok(Outcome::Done), "{operation:?}");
+                return value;
+            }
+            self.progress(client).await;
+        }
+    }
+
+    /// Clients put and get a key in turn: the second put and the get of a round name a node that is not the newest.
+    async fn alternate(&mut self, clients: &mut [Client; 2], rounds: u32) {
+        let [one, other] = clients;
+        for round in 0..rounds {
+            let [first, second] = [2 * round, 2 * round + 1].map(u32::to_le_bytes);
+            self.run(one, Operation::Put { key: KEY, value: &first }).await;
+            self.run(other, Operation::Put { key: KEY, value: &second }).await;
+            assert_eq!(self.run(one, Operation::Get { key: KEY }).await, second, "a get sees the put before it");
+        }
+    }
+
+    async fn close(&mut self, clients: [Client; 2]) {
+        for mut client in clients {
+            client.close();
+            while !client.is_closed() {
+                self.progress(&mut client).await;
+            }
+        }
+    }
+}
+
+/// A box takes the place of another one and knows nothing of the store. Clients connect with it with the caches that they
+/// have, and take turns on one key: whatever one of them names, the other one has put a newer node behind it. So the box
+/// must steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
+#[test]
+fn a_box_that_took_anothers_place_steers_and_converts_again() {
+    const ROUNDS: u32 = 8;
+    for strategy in Strategy::ALL.into_iter().filter(|strategy| strategy.is_steered()) {
+        let steers_reads = strategy.steers_reads();
+        let boxed = Boxed { is_exclusive: true, steers_reads, keys: 64 };
+        let mut store = Store::behind(Some(boxed), &t3(), 2, geometry(), 1);
+        let options = ClientOptions { rpc: common::rpc(), ..with(strategy) };
+        let mut clients = [0, 1].map(|host| store.client(host, options.clone()));
+        let caches = store.caches.clone();
+        let pds =
+            [0, 1].map(|host| store.simulation.device(FIRST_HOST + host).create_pd().expect("a protection domain"));
+        let memory = Rc::clone(&store.memory);
+        let metadata = store.metadata.take().expect("the service does not run yet");
+        let through = store.through.clone().expect("there is a box");
+        let mut turns = Turns { metadata, through, fencing: Vec::new(), waiter: store.simulation.polling() };
+        let counted = store.simulation.spawn(METADATA, "all", async move {
+            turns.run(&mut clients[0], Operation::Insert { key: KEY, value: b"first" }).await;
+            turns.alternate(&mut clients, ROUNDS).await;
+            drop(clients);
+            let (switch_box, behind) = &*turns.through;
+            let end = turns.metadata.renew().expect("room for another end");
+            let of_service = switch_box.with(|in_place| {
+                *in_place = steer(in_place.config().address, boxed, 2);
+                let mut memory = memory.borrow_mut();
+                let mut other =
+                    Behind::attach(in_place, &mut memory, RKey::new(0x99), true, steers_reads).expect("attached");
+                let of_service = other.accept(in_place, 0, &end.to_memory()).expect("accepted");
+                *behind.borrow_mut() = other;
+                of_service
+            });
+            turns.metadata.reconnect(end, &of_service).expect("connected");
+            let mut clients = [0, 1].map(|host| {
+                let end = ClientEnd::new(&pds[host], geometry(), options.clone()).expect("an end");
+                let number = 10 + host as u32;
+                let accept = |in_place: &mut _| behind.borrow_mut().accept(in_place, number, &end.to_memory());
+                let of_memory = switch_box.with(accept).expect("accepted");
+                let of_service = turns.metadata.accept(number, &end.to_metadata()).expect("accepted");
+                end.connect(number, &of_memory, &of_service, &caches[host]).expect("connected")
+            });
+            turns.alternate(&mut clients, ROUNDS).await;
+            turns.close(clients).await;
+            turns.through.0.with(|steer| *steer.counters())
+        });
+        store.simulation.run().expect("it ends");
+        let counters = counted.take().expect("the thread has ended");
+        let least = u64::from(ROUNDS) - 2; // the first operations teach the box
+        assert!(counters.cas_steered >= least, "{strategy:?}: {counters:?}");
+        assert!(counters.cas_converted >= least, "{strategy:?}: {counters:?}");
+        match steers_reads {
+            true => assert!(counters.reads_steered >= least, "{strategy:?}: {counters:?}"),
+            false => assert_eq!(counters.reads_steered, 0, "{strategy:?}: {counters:?}"),
+        }
+    }
 }
 
 #[test]

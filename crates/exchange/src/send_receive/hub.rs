@@ -62,6 +62,8 @@ pub struct Hub {
     /// Connections that ended and were not told of.
     ended: VecDeque<usize>,
     next_idle: usize,
+    /// Connections that may have something to do and were not looked after since.
+    unattended: usize,
 }
 
 impl Hub {
@@ -88,6 +90,7 @@ impl Hub {
             arrived: VecDeque::new(),
             ended: VecDeque::new(),
             next_idle: 0,
+            unattended: 0,
         })
     }
 
@@ -143,18 +146,21 @@ impl Hub {
     }
 
     /// Moves all connections along: takes one list of completions, hands each to its connection,
-    /// reposts receives. Returns whether anything happened. A connection that ends is told of by
-    /// [`next_ended`](Self::next_ended); the others go on.
+    /// reposts receives. Returns whether anything happened, or may happen in the next poll: a poll looks after a few
+    /// connections only. A connection that ends is told of by [`next_ended`](Self::next_ended); the others go on.
     ///
     /// # Errors
     ///
     /// Completions were lost: no connection can be relied on any more.
     pub fn poll(&mut self) -> Result<bool, Overrun> {
-        let count = self.reap()?;
-        if count == 0 {
-            self.look_after_some();
+        if self.reap()? > 0 {
+            self.unattended = self.connections.len();
+            return Ok(true);
         }
-        Ok(count > 0)
+        let ended = self.ended.len();
+        self.look_after_some();
+        self.unattended = self.unattended.saturating_sub(LOOKED_AFTER);
+        Ok(self.unattended > 0 || self.ended.len() > ended)
     }
 
     /// Takes one list of completions. Returns how many.
@@ -251,6 +257,7 @@ impl Hub {
 
     /// A connection, to send on and to close. It is moved along by the hub's poll.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut Connection> {
+        self.unattended = self.connections.len();
         self.connections.get_mut(key.0).map(|member| &mut member.connection)
     }
 

@@ -271,8 +271,9 @@ impl Directory {
         !self.retired.is_empty()
     }
 
-    /// Frees what was retired before the epoch that every client has reached.
-    pub(super) fn release(&mut self, quiet: u64) {
+    /// Frees what was retired before the epoch that every client has reached. Returns whether anything was.
+    pub(super) fn release(&mut self, quiet: u64) -> bool {
+        let before = self.free.len();
         while let Some(&(epoch, index)) = self.retired.front()
             && epoch < quiet
         {
@@ -280,6 +281,7 @@ impl Directory {
             self.nodes[index as usize].is = Use::Free;
             self.free.push_back(index);
         }
+        self.free.len() > before
     }
 
     pub(super) fn counts(&self) -> NodeCounts {

@@ -160,6 +160,7 @@ impl MetadataEnd {
             tidy: Box::pin(tidy.work()),
             sessions: BTreeMap::new(),
             to_fence: VecDeque::new(),
+            has_parted: false,
             settled_ns: 0,
             suspects: Vec::new(),
             scratch: Vec::new(),
@@ -181,6 +182,8 @@ pub struct Metadata {
     tidy: Pin<Box<dyn Future<Output = ()>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
+    /// A client was parted from since the last poll, so that there is one to shut out.
+    has_parted: bool,
     /// Until then nobody is shut out because others wait for it.
     settled_ns: u64,
     /// Who waits for which client to be shut out: client, tag, suspect.
@@ -255,10 +258,10 @@ impl Metadata {
         }
         self.look_after_nodes();
         self.hand_out();
-        self.turn_epoch();
+        happened |= self.turn_epoch();
         let _ = self.tidy.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         happened |= self.speak();
-        happened
+        happened | std::mem::take(&mut self.has_parted)
     }
 
     /// Takes what a client said.
@@ -267,11 +270,17 @@ impl Metadata {
         loop {
             let Some(session) = self.sessions.get_mut(&client) else { return happened };
             if session.outbox.len() >= MAX_WAITING {
-                return happened;
+                // Only a poll takes the acknowledgements that make room for what waits.
+                match session.connection.poll() {
+                    Ok(moved) => return happened | moved,
+                    Err(_) => {
+                        self.part(client);
+                        return true;
+                    }
+                }
             }
-            match session.connection.receive() {
+            match session.connection.receive_noting(&mut happened) {
                 Ok(Some(message)) => {
-                    happened = true;
                     self.scratch.resize(message.len(), 0);
                     message.copy_to(&mut self.scratch);
                     drop(message);
@@ -458,6 +467,7 @@ impl Metadata {
             self.suspects.retain(|&(waiting, ..)| waiting != client);
             self.chores.borrow_mut().leave(client);
             self.to_fence.push_back(client);
+            self.has_parted = true;
         }
     }
 
@@ -515,11 +525,12 @@ impl Metadata {
         }
     }
 
-    /// Begins a new epoch once all clients have left the last one, and frees what no operation can read any more.
-    fn turn_epoch(&mut self) {
+    /// Begins a new epoch once all clients have left the last one, and frees what no operation can read any more. Returns
+    /// whether it did either: then there may be nodes to hand out, or to free, in the next poll.
+    fn turn_epoch(&mut self) -> bool {
         let mut directory = self.directory.borrow_mut();
         let least = self.sessions.values().map(|session| session.quiet).min();
-        directory.release(least.unwrap_or(u64::MAX));
+        let has_freed = directory.release(least.unwrap_or(u64::MAX));
         let epoch = directory.epoch();
         let is_wanted = |session: &Session| session.short_until.is_some_and(|until| until > epoch);
         // An epoch is a message to each client and one back: as long as there are nodes to hand out, what was replaced may
@@ -532,7 +543,7 @@ impl Metadata {
                 session.outbox.push_back(Reply::Epoch { epoch });
                 session.told_ns = now;
             }
-            return;
+            return true;
         }
         // Somebody waits for nodes, and these are the ones that keep them.
         if self.sessions.values().any(Session::is_short) && directory.is_empty() {
@@ -551,6 +562,7 @@ impl Metadata {
                 }
             }
         }
+        has_freed
     }
 
     /// Posts answers, as far as connections take them.

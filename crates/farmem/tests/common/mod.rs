@@ -125,6 +125,12 @@ impl Carrier {
     }
 }
 
+/// A box that knows nothing yet.
+pub fn steer(address: std::net::IpAddr, boxed: Boxed, seed: u64) -> Steer {
+    let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
+    Steer::new(SteerConfig { limits, seed, ..SteerConfig::at(address) })
+}
+
 /// The box and its control plane.
 pub type Through = Rc<(SwitchBox, RefCell<Behind>)>;
 
@@ -142,7 +148,7 @@ pub struct Store<'a> {
     /// Until it serves.
     pub metadata: Option<Metadata>,
     pub through: Option<Through>,
-    caches: Vec<Arc<HostCache>>,
+    pub caches: Vec<Arc<HostCache>>,
     numbers: u32,
     pub working: Rc<Cell<usize>>,
     /// The memory node's CPU has something to do.
@@ -176,8 +182,7 @@ impl Store<'_> {
         let topology = Topology::Star { nodes: replica_host + replicas - 1 };
         let mut simulation = Simulation::new(testbed, topology, seed).expect("a simulation");
         let switch_box = boxed.map(|boxed| {
-            let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
-            let make = |address| Steer::new(SteerConfig { limits, seed, ..SteerConfig::at(address) });
+            let make = |address| steer(address, boxed, seed);
             (simulation.put_middlebox(make).expect("there is one switch"), boxed)
         });
         let pd = |node: usize| simulation.device(node).create_pd().expect("a protection domain");
@@ -344,7 +349,7 @@ fn accept(
 }
 
 /// As [`serve_once`], where the box shuts clients out.
-fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
+pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
     let mut happened = metadata.poll();
     while let Some(client) = metadata.next_fence() {
         fencing.push(client);
@@ -402,9 +407,28 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
     happened
 }
 
+/// What a program may wait for.
+fn awaited(client: &Client) -> (usize, bool, bool) {
+    (client.running(), client.is_over(), client.is_closed())
+}
+
+/// Polls a client. What a program waits for changes only in a poll that says so, or when a deadline has passed: a program
+/// that slept otherwise would never wake.
+pub fn poll(client: &mut Client, waiter: &VirtualWaiter) -> bool {
+    let before = awaited(client);
+    let happened = client.poll();
+    let is_due = || client.deadline_ns().is_some_and(|deadline| deadline <= waiter.now().as_ns());
+    let after = awaited(client);
+    assert!(
+        happened || before == after || is_due(),
+        "(running, over, closed) is {after:?} after a poll that said nothing, and was {before:?}"
+    );
+    happened
+}
+
 /// Waits until something happens.
 pub async fn progress(client: &mut Client, waiter: &VirtualWaiter) {
-    if client.poll() {
+    if poll(client, waiter) {
         waiter.breathe().await;
     } else {
         waiter.wait(None, client.deadline_ns()).await;
