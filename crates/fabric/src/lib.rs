@@ -37,6 +37,7 @@ mod faults;
 mod guard;
 mod link;
 mod memory;
+mod names;
 mod observe;
 mod pcap;
 mod progress;
@@ -61,6 +62,7 @@ pub use guard::{
 };
 pub use link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
+pub use names::{AbstractName, abstract_names, beside, beside_prefix, plain};
 pub use observe::Observer;
 pub use pcap::{Pcap, PcapFile};
 pub use progress::{DrivenRnic, flush_before_exit};

@@ -17,10 +17,9 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::socket::connect;
 use rustc_hash::FxHashSet;
 
-use self::connection::{Heard, check_user, endpoint, hear, host, name_of, send};
+use self::connection::{Heard, call, check_user, hear, host, host_or_beside, send};
 use super::message::{Datagram, Message, Nonce, VERSION};
 use super::own_process::{Opening, OwnProcess};
 use super::sys::{self, Mapping};
@@ -109,10 +108,10 @@ impl Meeting {
             awaited: Mutex::default(),
         });
         let mut tries = if must_host { HOST_TRIES } else { 1 };
-        let (listener, refused) = loop {
+        let (hosted, refused) = loop {
             tries -= 1;
-            match host(local) {
-                Ok(listener) => break (Some(listener), None),
+            match host_or_beside(local) {
+                Ok(hosted) => break (Some(hosted), None),
                 // The last device of this address may be about to end, or a program that its process has just started.
                 Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
                 Err(error) if must_host && error.kind() == io::ErrorKind::AddrInUse => {
@@ -123,13 +122,15 @@ impl Meeting {
                 Err(error) => break (None, Some(error)),
             }
         };
+        let is_beside = hosted.as_ref().is_some_and(|(_, is_beside)| *is_beside);
         let host = Host {
             shared: Arc::clone(&shared),
             local,
             udp,
             answer_within,
             paused_until: refused.is_some().then(|| Instant::now() + HOST_AGAIN),
-            listener,
+            listener: hosted.map(|(listener, _)| listener),
+            plain_again: is_beside.then(|| Instant::now() + HOST_AGAIN),
             peers: Vec::new(),
             next_id: 0,
         };
@@ -224,6 +225,8 @@ struct Peer {
 struct Host {
     /// `None` while the name cannot be had.
     listener: Option<OwnProcess>,
+    /// The listener has a name beside the plain one, which another user has, and which is tried again then.
+    plain_again: Option<Instant>,
     /// The listener is left alone until then, or the name is, which is tried again then.
     paused_until: Option<Instant>,
     peers: Vec<Peer>,
@@ -255,7 +258,8 @@ impl Host {
     /// Waits for whatever is next: whether somebody calls, and which peers have something to say. `None` if the program
     /// has closed the descriptors.
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
-        let until = self.peers.iter().filter_map(|peer| peer.until).chain(self.paused_until).min();
+        let until =
+            self.peers.iter().filter_map(|peer| peer.until).chain(self.paused_until).chain(self.plain_again).min();
         let timeout = until.map_or(PollTimeout::NONE, |until| {
             let left = until.saturating_duration_since(Instant::now()).as_millis() as u64 + 1;
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
@@ -396,14 +400,7 @@ impl Host {
 
     /// Connects to a name. `None` if nobody hosts it.
     fn invite(&self, address: IpAddr) -> Result<Option<Peer>, String> {
-        let connection = endpoint().map_err(|error| format!("no socket: {error}"))?;
-        let name = name_of(address, self.local.port()).map_err(|error| format!("no name: {error}"))?;
-        match connect(connection.as_fd().as_raw_fd(), &name) {
-            Ok(()) => {}
-            Err(nix::Error::ECONNREFUSED) => return Ok(None),
-            Err(error) => return Err(format!("its name cannot be reached: {error}")),
-        }
-        check_user(&connection)?;
+        let Some(connection) = call(address, self.local.port())? else { return Ok(None) };
         let most = peers_max();
         if self.peers.len() >= most {
             return Err(format!("too many devices (maximum {most}: {PEERS_MAX}, or half of the descriptors allowed)"));
@@ -515,8 +512,20 @@ impl Host {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
             if self.listener.is_none() {
-                self.listener = host(self.local).ok();
-                self.paused_until = self.listener.is_none().then(|| now + HOST_AGAIN);
+                match host_or_beside(self.local) {
+                    Ok((listener, is_beside)) => {
+                        (self.listener, self.plain_again) = (Some(listener), is_beside.then(|| now + HOST_AGAIN));
+                    }
+                    Err(_) => self.paused_until = Some(now + HOST_AGAIN),
+                }
+            }
+        }
+        if self.plain_again.is_some_and(|again| again <= now) {
+            self.plain_again = Some(now + HOST_AGAIN);
+            if let Ok(listener) = host(self.local) {
+                // Guests that have called already are served, as far as there is room.
+                self.accept();
+                (self.listener, self.plain_again) = (Some(listener), None);
             }
         }
     }

@@ -1,8 +1,7 @@
 //! The ports of `rdma_cm` on one machine, which are not those of TCP.
 //!
 //! An id takes a port by binding a Unix socket to an abstract name. The kernel gives a name to one socket only, and
-//! takes it back when the process ends, however it ends. Names belong to a network namespace, as ports do, and are open
-//! to all users of the machine, as ports above 1023 are.
+//! takes it back when the process ends, however it ends. Names belong to a network namespace, as ports do.
 //!
 //! | name | meaning |
 //! |---|---|
@@ -10,22 +9,26 @@
 //! | the same, then `+only` | ... and leaves IPv4 to others (RDMA_OPTION_ID_AFONLY) |
 //! | the same, then `+reuse.N` | ... and shares the port with others that do so too (RDMA_OPTION_ID_REUSEADDR) |
 //! | `doorbell-cm/listen/SPACE/PORT/ADDRESS` | an id listens there; `*` is any address of IPv4 and IPv6 |
+//! | any of these, then `+beside.N` | ... though another user has the name without it |
 //!
-//! Which ids may have one port at the same time is decided as in Linux's connection manager (`cma_check_port` in
-//! `drivers/infiniband/core/cma.c`). That depends on other names than the id's own, so whoever has bound a name looks
-//! at all names of that port in `/proc/net/unix`, and lets go of its own if another one stands in the way.
+//! Any user of the machine may bind any abstract name. An id therefore ignores the names of users other than its own and
+//! root, and takes a name beside one that such a user has. A caller prefers the listener of its own user, then root's,
+//! then that of the only other user.
+//!
+//! Linux's connection manager decides which ids may have one port at the same time (`cma_check_port` in
+//! `drivers/infiniband/core/cma.c`), and so do these rules. They depend on other names than the id's own: an id binds its
+//! name, looks at all names of that port, and releases its own if another one conflicts.
 //!
 //! An id that connects does so with the socket that has its name. So the kernel itself tells the listener from which
 //! port it is called.
 
 use std::ffi::c_int;
-use std::fs::File;
 use std::hash::{BuildHasher, Hasher as _, RandomState};
-use std::io::{self, BufRead as _, BufReader};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
 
-use doorbell_fabric::{Opening, OwnProcess};
+use doorbell_fabric::{AbstractName, Opening, OwnProcess, abstract_names, beside, plain};
 use doorbell_ibverbs_sys as c;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
@@ -120,7 +123,7 @@ impl Bound {
     }
 
     fn of_name(name: &[u8]) -> Option<Self> {
-        let text = str::from_utf8(name).ok()?.strip_prefix(PORT)?;
+        let text = plain(str::from_utf8(name).ok()?).strip_prefix(PORT)?;
         let (space, rest) = text.split_once('/')?;
         let (port, rest) = rest.split_once('/')?;
         let space = Space::ALL.into_iter().find(|known| known.name() == space)?;
@@ -228,8 +231,8 @@ impl Claim {
     fn bind(bound: Bound) -> io::Result<Self> {
         loop {
             let (socket, name) = (new_socket()?, bound.name());
-            match SockRef::from(&socket).bind(&abstract_name(&name)?) {
-                Ok(()) => return Ok(Self { socket, name, bound }),
+            match bind_or_beside(&socket, name) {
+                Ok(name) => return Ok(Self { socket, name, bound }),
                 Err(error) if !is_taken(&error) => return Err(error),
                 Err(_) => {
                     if let Some(errno) = bound.conflict(&bound) {
@@ -241,27 +244,16 @@ impl Claim {
         }
     }
 
-    /// Who else has this number in this space, at whatever address.
+    /// Returns the other ids that have this number in this space, at any address.
     fn others(&self) -> io::Result<Vec<(String, Bound)>> {
-        // A thread may be in another network namespace than its process. Where the kernel does not tell, only equal
-        // names are noticed.
-        let Ok(table) = File::open("/proc/thread-self/net/unix") else { return Ok(Vec::new()) };
         let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
-        let mut others = Vec::new();
-        for line in BufReader::with_capacity(1 << 16, table).split(b'\n') {
-            let line = line?;
-            // The last column; `@` stands for the zero that abstract names begin with.
-            let Some(name) = line.rsplit(|&byte| byte == b' ').next().and_then(|name| name.strip_prefix(b"@")) else {
-                continue;
-            };
-            if !name.starts_with(number.as_bytes()) || name == self.name.as_bytes() {
-                continue;
-            }
-            if let Some(other) = Bound::of_name(name) {
-                others.push((String::from_utf8_lossy(name).into_owned(), other));
-            }
-        }
-        Ok(others)
+        // Where the kernel does not tell, only equal names are noticed.
+        let names = abstract_names(number.as_bytes()).unwrap_or_default();
+        let others = names.iter().filter(|found| found.is_trusted() && found.name != self.name.as_bytes());
+        let bound = |found: &AbstractName| {
+            Some((String::from_utf8_lossy(&found.name).into_owned(), Bound::of_name(&found.name)?))
+        };
+        Ok(others.filter_map(bound).collect())
     }
 
     pub(super) fn bound(&self) -> &Bound {
@@ -278,47 +270,36 @@ impl Claim {
         let socket = new_socket()?;
         let any = self.bound.address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !self.bound.only;
         let host = if any { ANY.to_owned() } else { host(self.bound.address) };
-        SockRef::from(&socket).bind(&listener(self.bound.space, self.bound.address.port(), &host)?)?;
+        bind_or_beside(&socket, listener(self.bound.space, self.bound.address.port(), &host))?;
         // How many requests may wait is counted elsewhere.
         SockRef::from(&socket).listen(DEFAULT_BACKLOG as c_int)?;
         Ok(socket)
     }
 
-    /// Connects with whoever listens at an address of this machine: there, or else at any address.
+    /// Connects to the id that listens at an address of this machine, or else at any address.
     ///
     /// # Errors
     ///
-    /// ECONNREFUSED: nobody does, or two users do. EAGAIN: too many connect there just now.
+    /// ECONNREFUSED: no id listens, or ids of several users other than this one's and root do. EAGAIN: too many connect
+    /// there just now.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
-        let wildcard: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let (address, wildcard) = (host(to), wildcard.to_string());
-        let hosts = [&address, &wildcard, ANY];
-        for (index, host) in hosts.iter().enumerate() {
-            match SockRef::from(&self.socket).connect(&listener(self.bound.space, to.port(), host)?) {
+        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let hosts = [host(to), any.to_string(), ANY.to_owned()];
+        let names = hosts.map(|host| listener(self.bound.space, to.port(), &host));
+        for (name, user) in listeners(&names, to.port(), self.bound.space)? {
+            match SockRef::from(&self.socket).connect(&abstract_name(&name)?) {
+                // It ended meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
-                Ok(()) => return self.check_user(to.port(), &hosts[index + 1..]),
+                Ok(()) => {
+                    let found = getsockopt(&self.socket, PeerCredentials)?.uid();
+                    // Another user took the name meanwhile.
+                    let is_expected = user.is_none_or(|user| user == found);
+                    return if is_expected { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)) };
+                }
                 result => return result,
             }
         }
         Err(io::Error::from_raw_os_error(libc::ECONNREFUSED))
-    }
-
-    /// Refuses the connection if a program of another user listens at one of these names. A listener at a single address and one
-    /// at any address exclude each other, but the kernel lets another user's program take the one name while the other is
-    /// taken. Such a program must not get the connections of the program that has the port.
-    fn check_user(&self, port: u16, hosts: &[&str]) -> io::Result<()> {
-        let user_of = |socket: &OwnProcess| getsockopt(socket, PeerCredentials).map(|peer| peer.uid());
-        let user = user_of(&self.socket)?;
-        for host in hosts {
-            // Without a descriptor to ask with, nobody else is known.
-            let Ok(other) = new_socket() else { continue };
-            if SockRef::from(&other).connect(&listener(self.bound.space, port, host)?).is_ok()
-                && user_of(&other)? != user
-            {
-                return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
-            }
-        }
-        Ok(())
     }
 
     #[cfg(test)]
@@ -335,11 +316,71 @@ impl Claim {
 /// Stands for any address of both families.
 const ANY: &str = "*";
 
-fn listener(space: Space, port: u16, host: &str) -> io::Result<SockAddr> {
-    abstract_name(&format!("{LISTEN}{}/{port}/{host}", space.name()))
+fn listener(space: Space, port: u16, host: &str) -> String {
+    format!("{LISTEN}{}/{port}/{host}", space.name())
 }
 
-/// How whoever connected is bound, as the kernel tells by the name of its socket; nothing if it has no port.
+/// Binds a name, or one beside it if a user has it to whom this process does not yield. Returns the name that was bound.
+///
+/// # Errors
+///
+/// EADDRINUSE: this process's user has the name, or root.
+fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
+    let mut tries = 1;
+    loop {
+        let error = match SockRef::from(socket).bind(&abstract_name(&name)?) {
+            Ok(()) => return Ok(name),
+            Err(error) if is_taken(&error) => error,
+            Err(error) => return Err(error),
+        };
+        let names = abstract_names(name.as_bytes()).unwrap_or_default();
+        match names.iter().find(|found| found.name == name.as_bytes()) {
+            Some(found) if found.is_trusted() => return Err(error),
+            Some(_) => {
+                let name = beside(&name)?;
+                SockRef::from(socket).bind(&abstract_name(&name)?)?;
+                return Ok(name);
+            }
+            // Its owner released it meanwhile.
+            None if tries < TRIES => tries += 1,
+            None => return Err(error),
+        }
+    }
+}
+
+/// Returns the listeners to call, in this order, and their users: those of one user alone, the most specific name first.
+///
+/// A listener at a single address and one at any address exclude each other, but the kernel lets another user's program take
+/// the one name while the other is taken. Such a program must not get the connections of the program that has the port.
+///
+/// # Errors
+///
+/// ECONNREFUSED: listeners of several users, of which none is this process's or root.
+fn listeners(names: &[String; 3], port: u16, space: Space) -> io::Result<Vec<(String, Option<u32>)>> {
+    let Ok(found) = abstract_names(listener(space, port, "").as_bytes()) else {
+        return Ok(names.iter().map(|name| (name.clone(), None)).collect());
+    };
+    let mut listeners = Vec::new();
+    for name in names {
+        let is_it = |found: &&AbstractName| {
+            found.listens && str::from_utf8(&found.name).is_ok_and(|found| plain(found) == name)
+        };
+        let of_name = found.iter().filter(is_it);
+        listeners.extend(of_name.map(|found| (String::from_utf8_lossy(&found.name).into_owned(), found.user)));
+    }
+    let own = nix::unistd::geteuid().as_raw();
+    let preferred = [Some(own), Some(0), None].into_iter().find(|user| listeners.iter().any(|(_, of)| of == user));
+    let users: Vec<_> = listeners.iter().map(|&(_, user)| user).collect();
+    let user = match preferred {
+        Some(user) => user,
+        None if users.iter().all(|user| Some(user) == users.first()) => users.first().copied().flatten(),
+        None => return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)),
+    };
+    listeners.retain(|&(_, of)| of == user);
+    Ok(listeners)
+}
+
+/// Returns how a caller is bound, as the kernel tells by the name of its socket. `None` if it has no port.
 pub(super) fn caller(from: &SockAddr) -> Option<Bound> {
     Bound::of_name(from.as_abstract_namespace()?)
 }

@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, getsockopt, listen, sendmsg,
-    socket, sockopt::PeerCredentials,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    sendmsg, socket, sockopt::PeerCredentials,
 };
 use nix::unistd::geteuid;
 
+use crate::names::{abstract_names, beside, beside_prefix};
 use crate::shm::message::{MAX_BYTES, Message};
 use crate::shm::own_process::{Opening, OwnProcess};
 use crate::shm::sys::receive_message;
@@ -17,28 +18,78 @@ use crate::shm::sys::receive_message;
 /// What a user reads as that the user namespace does not map, unless the kernel says otherwise.
 const OVERFLOW_UID: u32 = 65_534;
 
-pub(super) fn endpoint() -> io::Result<OwnProcess> {
+fn endpoint() -> io::Result<OwnProcess> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let opening = Opening::begin();
     Ok(OwnProcess::new(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?, &opening))
 }
 
-/// A socket that has the name of the device at `local`.
+/// Returns a socket that listens at the name of the device at `local`.
 pub(super) fn host(local: SocketAddr) -> io::Result<OwnProcess> {
+    host_at(&name_of(local.ip(), local.port()))
+}
+
+/// As [`host`], but at a name beside the device's if another user has that one. Returns whether it is such a name.
+pub(super) fn host_or_beside(local: SocketAddr) -> io::Result<(OwnProcess, bool)> {
+    let error = match host(local) {
+        Ok(listener) => return Ok((listener, false)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
+        Err(error) => return Err(error),
+    };
+    let plain = name_of(local.ip(), local.port());
+    let names = abstract_names(plain.as_bytes())?;
+    if !names.iter().any(|found| found.name == plain.as_bytes() && !found.is_trusted()) {
+        return Err(error);
+    }
+    Ok((host_at(&beside(&plain)?)?, true))
+}
+
+fn host_at(name: &str) -> io::Result<OwnProcess> {
     let listener = endpoint()?;
-    bind(listener.as_fd().as_raw_fd(), &name_of(local.ip(), local.port())?)?;
+    bind(listener.as_fd().as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
     listen(&listener, Backlog::MAXCONN)?;
     Ok(listener)
 }
 
-/// The name of the device with this address and port, in the network namespace of this thread.
-pub(super) fn name_of(address: IpAddr, port: u16) -> io::Result<UnixAddr> {
-    let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
-    let name = format!("doorbell-link/{}/{address}/{port}", namespace.display());
-    Ok(UnixAddr::new_abstract(name.as_bytes())?)
+/// Connects to the device with this address and port. `None`: no device has its name.
+///
+/// # Errors
+///
+/// The device's process is of another user, or cannot be reached.
+pub(super) fn call(address: IpAddr, port: u16) -> Result<Option<OwnProcess>, String> {
+    let plain = name_of(address, port);
+    let Some(connection) = call_at(plain.as_bytes())? else { return Ok(None) };
+    let Err(why) = check_user(&connection) else { return Ok(Some(connection)) };
+    drop(connection);
+    let names = abstract_names(beside_prefix(&plain).as_bytes()).unwrap_or_default();
+    let own = geteuid().as_raw();
+    for found in names.iter().filter(|found| found.listens && found.user == Some(own)) {
+        if let Some(connection) = call_at(&found.name)?
+            && check_user(&connection).is_ok()
+        {
+            return Ok(Some(connection));
+        }
+    }
+    Err(why)
 }
 
-/// Is whoever is at the other end this process's user?
+pub(super) fn call_at(name: &[u8]) -> Result<Option<OwnProcess>, String> {
+    let connection = endpoint().map_err(|error| format!("no socket: {error}"))?;
+    let name = UnixAddr::new_abstract(name).map_err(|error| format!("no name: {error}"))?;
+    match connect(connection.as_fd().as_raw_fd(), &name) {
+        Ok(()) => Ok(Some(connection)),
+        Err(nix::Error::ECONNREFUSED) => Ok(None),
+        Err(error) => Err(format!("its name cannot be reached: {error}")),
+    }
+}
+
+/// The name of the device with this address and port, in the network namespace of this thread.
+pub(super) fn name_of(address: IpAddr, port: u16) -> String {
+    let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
+    format!("doorbell-link/{}/{address}/{port}", namespace.display())
+}
+
+/// Checks that the process at the other end has this process's user.
 pub(super) fn check_user(connection: &impl AsFd) -> Result<(), String> {
     let own = geteuid().as_raw();
     let peer = getsockopt(connection, PeerCredentials).map_err(|error| format!("its user is unknown: {error}"))?.uid();

@@ -10,6 +10,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
+use super::connection::{call_at, name_of};
 use super::*;
 use crate::link::Link;
 use crate::shm::LinkChoice;
@@ -37,11 +38,9 @@ fn a_device_that_closes_does_not_write_into_a_file_that_has_its_number() {
     assert_eq!(file.metadata().unwrap().len(), 1, "eight bytes would make it longer");
 }
 
-/// A connection with a device's name.
+/// Connects to a device's name.
 fn call(host: SocketAddr) -> OwnProcess {
-    let connection = endpoint().unwrap();
-    connect(connection.as_fd().as_raw_fd(), &name_of(host.ip(), host.port()).unwrap()).unwrap();
-    connection
+    call_at(name_of(host.ip(), host.port()).as_bytes()).unwrap().unwrap()
 }
 
 /// Says something, with as many descriptors as one likes.
@@ -318,7 +317,7 @@ fn a_listener_that_is_closed_under_the_thread_is_made_anew() {
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
     let taken = crate::shm::sys::replace(fd, file.as_fd());
     // The thread may sleep on the socket that had the number, until somebody calls.
-    let _ = connect(endpoint().unwrap().as_fd().as_raw_fd(), &name_of(local_of(&host).ip(), PORT).unwrap());
+    let _ = call_at(name_of(local_of(&host).ip(), PORT).as_bytes());
     eventually("its name is hosted again", || {
         let table = std::fs::read_to_string("/proc/net/unix").unwrap();
         table.lines().any(|line| line.ends_with(&name) && !line.contains(&format!(" {inode} ")))

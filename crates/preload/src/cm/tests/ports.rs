@@ -8,6 +8,7 @@ use std::time::Duration;
 use socket2::SockRef;
 
 use super::super::message::{Host, Message};
+use super::super::ports::{Bound, Claim, Space, caller};
 use super::super::testing::{Road, message as request, port_of_this_machine};
 use super::super::{address, id, service};
 use super::*;
@@ -401,12 +402,39 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
     kill(child);
 }
 
-/// The kernel lets another user's program take the name of a listener at one address while somebody listens at any address.
-#[test]
-fn connections_to_a_port_for_which_two_users_listen_are_refused() {
+/// Has another user bind an abstract name, and listen there.
+fn squat(name: &str, user: u32) -> socket2::Socket {
+    let take = || {
+        // SAFETY: only this thread, which ends below, becomes another user.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
+        let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&socket2::SockAddr::unix(format!("\0doorbell-cm/{name}")).unwrap()).unwrap();
+        socket.listen(1).unwrap();
+        socket
+    };
+    std::thread::scope(|scope| scope.spawn(take).join().unwrap())
+}
+
+/// Is another user's socket called, and not the own listener?
+fn is_called(socket: &socket2::Socket) -> bool {
+    socket.set_nonblocking(true).unwrap();
+    socket.accept().is_ok()
+}
+
+fn may_be_others() -> bool {
     // SAFETY: it has no arguments.
-    if unsafe { libc::geteuid() } != 0 {
-        return println!("left out: it takes root to be another user");
+    let may = unsafe { libc::geteuid() } == 0;
+    if !may {
+        println!("left out: only root can be another user");
+    }
+    may
+}
+
+/// The kernel lets another user's program take the name of a listener at one address while a program listens at any address.
+#[test]
+fn a_caller_prefers_the_listener_of_its_own_user() {
+    if !may_be_others() {
+        return;
     }
     let passive = Channel::new();
     let (chosen, _) = plain("0.0.0.0").bind(&passive, 0);
@@ -414,29 +442,65 @@ fn connections_to_a_port_for_which_two_users_listen_are_refused() {
     // SAFETY: the id exists.
     assert_eq!(unsafe { rdma_listen(chosen, 0) }, 0);
     let to: SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
+    let squatter = squat(&format!("listen/tcp/{port}/127.0.0.1"), 1000);
     port_of_this_machine().call(to).unwrap();
-    let squat = |user: u32| {
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                // SAFETY: only this thread, which ends below, becomes another user.
-                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
-                let name = format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1");
-                let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
-                socket.bind(&socket2::SockAddr::unix(name).unwrap()).unwrap();
-                socket.listen(1).unwrap();
-                socket
-            });
-            thread.join().unwrap()
-        })
-    };
-    let squatter = squat(1000);
-    assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    drop(squatter);
-    // The same user's programs may do to each other what they like.
-    let twin = squat(0);
-    port_of_this_machine().call(to).unwrap();
-    drop(twin);
+    assert!(!is_called(&squatter));
     destroy(&[chosen]);
+    // A service of another user is called where the own user and root have none, but never one of two.
+    port_of_this_machine().call(to).unwrap();
+    assert!(is_called(&squatter));
+    let second = squat(&format!("listen/tcp/{port}/0.0.0.0"), 1001);
+    assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    drop(second);
+    // The same user's programs may do to each other what they like.
+    let twin = squat(&format!("listen/tcp/{port}/*"), 0);
+    port_of_this_machine().call(to).unwrap();
+    assert!(is_called(&twin) && !is_called(&squatter));
+}
+
+#[test]
+fn names_of_other_users_are_no_ports_of_ours() {
+    if !may_be_others() {
+        return;
+    }
+    let (passive, channel) = (Channel::new(), Channel::new());
+    let (chosen, _) = plain("127.0.0.1").bind(&passive, 0);
+    let port = port_of(chosen);
+    destroy(&[chosen]);
+    let names = ["port/tcp/PORT/127.0.0.1", "port/tcp/PORT/0.0.0.0", "listen/tcp/PORT/127.0.0.1"];
+    let squatters = names.map(|name| squat(&name.replace("PORT", &port.to_string()), 1000));
+    let (chosen, errno) = plain("127.0.0.1").bind(&passive, port);
+    assert_eq!(errno, 0);
+    // SAFETY: the id exists.
+    assert_eq!(unsafe { rdma_listen(chosen, 0) }, 0);
+    // A second one of this user is refused as ever.
+    assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
+    assert_eq!(plain("0.0.0.0").bind(&channel, port).1, libc::EADDRNOTAVAIL);
+    port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
+    assert!(!squatters.iter().any(is_called));
+    drop(squatters);
+    // Its name is not the plain one, but it has the port.
+    assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
+    port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
+    destroy(&[chosen]);
+}
+
+#[test]
+fn a_caller_beside_another_users_name_shows_its_port() {
+    if !may_be_others() {
+        return;
+    }
+    let passive = Channel::new();
+    let (chosen, _) = plain("127.0.0.1").bind(&passive, 0);
+    let port = port_of(chosen);
+    destroy(&[chosen]);
+    let squatter = squat(&format!("port/udp/{port}/127.0.0.1"), 1000);
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    let bound = Bound { space: Space::Udp, address, only: false, reuse: false };
+    let claim = Claim::take(bound).unwrap();
+    let name = socket2::SockRef::from(claim.socket()).local_addr().unwrap();
+    assert_eq!(caller(&name), Some(bound));
+    drop(squatter);
 }
 
 #[test]
