@@ -160,6 +160,8 @@ pub struct Rule {
     pub set: Set,
     /// They are added up, as many of them as there are.
     pub names: &'static [&'static str],
+    /// The rule holds only for devices that have this one, where drivers share the other names.
+    pub only_with: Option<&'static str>,
     /// One of them counts so many.
     pub scale: u64,
     /// What the vendor counts there.
@@ -169,35 +171,47 @@ pub struct Rule {
 impl Rule {
     /// The counters of the rule that a device has.
     pub fn present<'a>(&'a self, raw: &'a Raw) -> impl Iterator<Item = (&'a Name, u64)> {
+        let holds = self.only_with.is_none_or(|name| raw.contains_key(&Name::new(self.set, name)));
         // A device has some dozens of counters, so it does not matter that each is looked at.
         raw.iter()
-            .filter(|(name, _)| name.set == self.set && self.names.contains(&name.name.as_str()))
+            .filter(move |(name, _)| holds && name.set == self.set && self.names.contains(&name.name.as_str()))
             .map(|(name, &value)| (name, value))
+    }
+
+    const fn only_with(mut self, name: &'static str) -> Self {
+        self.only_with = Some(name);
+        self
     }
 }
 
 const fn rule(common: Common, set: Set, names: &'static [&'static str], counts: &'static str) -> Rule {
-    Rule { common, set, names, scale: 1, counts }
+    Rule { common, set, names, only_with: None, scale: 1, counts }
 }
 
 const fn words(common: Common, name: &'static [&'static str]) -> Rule {
     let counts = "4-octet words (IBTA 16.1.3.5), given here in bytes; all of the port's traffic on InfiniBand";
-    Rule { common, set: Set::Port, names: name, scale: 4, counts }
+    Rule { common, set: Set::Port, names: name, only_with: None, scale: 4, counts }
 }
 
 const FRAMES: &str = "bytes of Ethernet frames without FCS, RDMA unicast alone";
 const IP: &str = "bytes of IP packets, without Ethernet header";
 const ROCE_ONLY: &str = "bytes of RoCE frames alone";
-const FUNCTION: &str = "unicast of the RDMA function";
+const FUNCTION: &str = "of the RDMA function";
+const UNICAST: &str = "unicast of the RDMA function";
+const SEGMENTS: &str = "TCP segments of all offloaded connections";
 const PACKETS: &str = "packets";
 const PORT_PACKETS: &str = "packets of the port, also those with errors";
 const RNR: &str = "RNR NAKs";
 const NO_RECEIVE: &str = "packets without a posted receive: of RC, each is answered by an RNR NAK";
 const REQUESTS: &str = "requests";
+const WITHOUT_SENDS: &str = "WRITEs, READs and atomics; SENDs are not counted";
+const AGAIN: &str = "packets sent again";
+const OCCASIONS: &str = "timeouts, sequence NAKs and missing responses: occasions, not packets";
 
-/// The one table of names, for each common counter in order of preference. Drivers: mlx5 (q
-/// counters, and statistics of its network interface), bnxt_re, irdma (names of three
-/// generations), rxe; the software RNIC; and what every port has.
+/// The one table of names, for each common counter in order of preference. Drivers: mlx5 (q counters of adapters and of
+/// representors, and statistics of its network interface), mlx4, bnxt_re, irdma (names of three generations), hns, efa,
+/// mana, erdma (names in and out of the kernel), ionic, cxgb4, rxe; the software RNIC; and what every port has. qedr,
+/// ocrdma and siw have no counters of their own.
 pub const TABLE: &[Rule] = {
     use Common as C;
     use Set::{Ethtool, Hardware, Port, Published};
@@ -207,6 +221,9 @@ pub const TABLE: &[Rule] = {
         rule(C::TxBytes, Hardware, &["tx_roce_only_bytes"], ROCE_ONLY),
         rule(C::TxBytes, Hardware, &["ip4OutOctets", "ip6OutOctets"], IP),
         rule(C::TxBytes, Hardware, &["tx_bytes"], FUNCTION),
+        rule(C::TxBytes, Hardware, &["tx_bytes_cnt"], FUNCTION),
+        rule(C::TxBytes, Hardware, &["hw_tx_bytes_cnt"], FUNCTION),
+        rule(C::TxBytes, Hardware, &["tx_rdma_ucast_bytes"], UNICAST),
         words(C::TxBytes, &["port_xmit_data"]),
         rule(C::TxPackets, Published, &["tx_vport_rdma_unicast_packets"], PACKETS),
         rule(C::TxPackets, Ethtool, &["tx_vport_rdma_unicast_packets"], PACKETS),
@@ -214,6 +231,12 @@ pub const TABLE: &[Rule] = {
         rule(C::TxPackets, Hardware, &["ip4OutPkts", "ip6OutPkts"], PACKETS),
         rule(C::TxPackets, Hardware, &["tx_pkts"], FUNCTION),
         rule(C::TxPackets, Hardware, &["sent_pkts"], PACKETS),
+        rule(C::TxPackets, Hardware, &["tx_pkt"], PACKETS),
+        rule(C::TxPackets, Hardware, &["tx_packets"], PACKETS),
+        rule(C::TxPackets, Hardware, &["tx_packets_cnt"], PACKETS),
+        rule(C::TxPackets, Hardware, &["hw_tx_packets_cnt"], PACKETS),
+        rule(C::TxPackets, Hardware, &["tx_rdma_ucast_pkts"], UNICAST),
+        rule(C::TxPackets, Hardware, &["ip4OutSegs", "ip6OutSegs"], SEGMENTS),
         rule(C::TxPackets, Port, &["port_xmit_packets"], PORT_PACKETS),
         rule(C::TxOperations, Hardware, &["tx_send_req", "tx_write_req", "tx_read_req", "tx_atomic_req"], REQUESTS),
         rule(
@@ -224,11 +247,17 @@ pub const TABLE: &[Rule] = {
         ),
         rule(C::TxOperations, Hardware, &["iwOutRdmaSends", "iwOutRdmaWrites", "iwOutRdmaReads"], REQUESTS),
         rule(C::TxOperations, Hardware, &["rdma_sends"], "SENDs"),
+        rule(C::TxOperations, Hardware, &["send_wrs", "rdma_read_wrs", "rdma_write_wrs"], REQUESTS),
+        rule(C::TxOperations, Hardware, &["tx_reqs_cnt"], REQUESTS),
+        rule(C::TxOperations, Hardware, &["hw_tx_reqs_cnt"], REQUESTS),
         rule(C::RxBytes, Published, &["rx_vport_rdma_unicast_bytes"], FRAMES),
         rule(C::RxBytes, Ethtool, &["rx_vport_rdma_unicast_bytes"], FRAMES),
         rule(C::RxBytes, Hardware, &["rx_roce_only_bytes"], ROCE_ONLY),
         rule(C::RxBytes, Hardware, &["ip4InOctets", "ip6InOctets"], IP),
         rule(C::RxBytes, Hardware, &["rx_bytes"], FUNCTION),
+        rule(C::RxBytes, Hardware, &["rx_bytes_cnt"], FUNCTION),
+        rule(C::RxBytes, Hardware, &["hw_rx_bytes_cnt"], FUNCTION),
+        rule(C::RxBytes, Hardware, &["rx_rdma_ucast_bytes"], UNICAST),
         words(C::RxBytes, &["port_rcv_data"]),
         rule(C::RxPackets, Published, &["rx_vport_rdma_unicast_packets"], PACKETS),
         rule(C::RxPackets, Ethtool, &["rx_vport_rdma_unicast_packets"], PACKETS),
@@ -236,6 +265,12 @@ pub const TABLE: &[Rule] = {
         rule(C::RxPackets, Hardware, &["ip4InPkts", "ip6InPkts"], PACKETS),
         rule(C::RxPackets, Hardware, &["rx_pkts"], FUNCTION),
         rule(C::RxPackets, Hardware, &["rcvd_pkts"], PACKETS),
+        rule(C::RxPackets, Hardware, &["rx_pkt"], PACKETS),
+        rule(C::RxPackets, Hardware, &["rx_packets"], PACKETS),
+        rule(C::RxPackets, Hardware, &["rx_packets_cnt"], PACKETS),
+        rule(C::RxPackets, Hardware, &["hw_rx_packets_cnt"], PACKETS),
+        rule(C::RxPackets, Hardware, &["rx_rdma_ucast_pkts"], UNICAST),
+        rule(C::RxPackets, Hardware, &["ip4InSegs", "ip6InSegs"], SEGMENTS),
         rule(C::RxPackets, Port, &["port_rcv_packets"], PORT_PACKETS),
         rule(
             C::RxOperations,
@@ -252,50 +287,92 @@ pub const TABLE: &[Rule] = {
         ),
         rule(C::RxOperations, Hardware, &["iwInRdmaSends", "iwInRdmaWrites", "iwInRdmaReads"], REQUESTS),
         rule(C::RxOperations, Hardware, &["rdma_recvs"], "SENDs"),
+        // mana counts SENDs too, and has names in common with mlx5.
+        rule(C::RxOperations, Hardware, &["rx_send_requests", "rx_write_requests", "rx_read_requests"], REQUESTS)
+            .only_with("rx_send_requests"),
         rule(
             C::RxOperations,
             Hardware,
             &["rx_write_requests", "rx_read_requests", "rx_atomic_requests"],
-            "WRITEs, READs and atomics; SENDs are not counted",
+            WITHOUT_SENDS,
         ),
+        rule(
+            C::RxOperations,
+            Hardware,
+            &["vport_rx_write_requests", "vport_rx_read_requests", "vport_rx_atomic_requests"],
+            WITHOUT_SENDS,
+        ),
+        rule(C::RxOperations, Hardware, &["recv_wrs"], "receives that completed"),
         rule(C::Retransmissions, Published, &["tx_retransmitted_packets"], "request packets sent again"),
         rule(C::Retransmissions, Hardware, &["completer_retry_err"], "times that the requester went back"),
-        rule(
-            C::Retransmissions,
-            Hardware,
-            &["to_retransmits", "seq_err_naks_rcvd", "missing_resp"],
-            "timeouts, sequence NAKs and missing responses: occasions, not packets",
-        ),
-        rule(C::Retransmissions, Hardware, &["RetransSegs"], "packets sent again"),
-        rule(C::Retransmissions, Hardware, &["tcpRetransSegs"], "packets sent again"),
+        rule(C::Retransmissions, Hardware, &["to_retransmits", "seq_err_naks_rcvd", "missing_resp"], OCCASIONS),
+        rule(C::Retransmissions, Hardware, &["RetransSegs"], AGAIN),
+        rule(C::Retransmissions, Hardware, &["tcpRetransSegs"], AGAIN),
         rule(
             C::Retransmissions,
             Hardware,
             &["local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err"],
-            "timeouts, sequence NAKs and missing responses: occasions, not packets",
+            OCCASIONS,
         ),
+        rule(
+            C::Retransmissions,
+            Hardware,
+            &["vport_local_ack_timeout_err", "vport_packet_seq_err", "vport_implied_nak_seq_err"],
+            OCCASIONS,
+        ),
+        rule(
+            C::Retransmissions,
+            Hardware,
+            &["requester_timeout", "requester_oos_nak", "requester_implicit_nak"],
+            OCCASIONS,
+        ),
+        rule(
+            C::Retransmissions,
+            Hardware,
+            &["sq_num_to", "sq_num_oos"],
+            "timeouts and sequence NAKs: occasions, not packets",
+        ),
+        rule(C::Retransmissions, Hardware, &["retrans_pkts"], AGAIN),
+        rule(C::Retransmissions, Hardware, &["tx_rdma_retx_pkts"], AGAIN),
+        rule(C::Retransmissions, Hardware, &["ip4RetransSegs", "ip6RetransSegs"], SEGMENTS),
         rule(C::RnrSent, Published, &["rnr_nak_sent"], RNR),
         rule(C::RnrSent, Hardware, &["send_rnr_err"], RNR),
         rule(C::RnrSent, Hardware, &["RNR sent"], RNR),
+        rule(C::RnrSent, Hardware, &["responder_rnr_nak"], RNR),
+        rule(C::RnrSent, Hardware, &["rq_num_rnr"], RNR),
         rule(C::RnrSent, Hardware, &["rx_out_of_buffer"], NO_RECEIVE),
         rule(C::RnrSent, Hardware, &["out_of_buffer"], NO_RECEIVE),
+        rule(C::RnrSent, Hardware, &["vport_out_of_buffer"], NO_RECEIVE),
         rule(C::RnrReceived, Published, &["rnr_nak_received"], RNR),
         rule(C::RnrReceived, Hardware, &["rcvd_rnr_err"], RNR),
         rule(C::RnrReceived, Hardware, &["RNR received"], RNR),
         rule(C::RnrReceived, Hardware, &["rnr_naks_rcvd"], RNR),
         rule(C::RnrReceived, Hardware, &["rnr_nak_retry_err"], RNR),
+        rule(C::RnrReceived, Hardware, &["vport_rnr_nak_retry_err"], RNR),
+        rule(C::RnrReceived, Hardware, &["requester_rnr_nak"], RNR),
+        rule(C::RnrReceived, Hardware, &["sq_num_rnr"], RNR),
         rule(C::OutOfSequence, Published, &["out_of_sequence"], PACKETS),
         rule(C::OutOfSequence, Hardware, &["out_of_sequence"], PACKETS),
         rule(C::OutOfSequence, Hardware, &["out_of_seq_request"], PACKETS),
         rule(C::OutOfSequence, Hardware, &["oos_drop_count"], PACKETS),
         rule(C::OutOfSequence, Hardware, &["Rcvd Out of order packets"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["vport_out_of_sequence"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["responder_oos"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["rq_num_oos"], PACKETS),
+        rule(C::OutOfSequence, Hardware, &["resp_rx_outouf_seq"], PACKETS),
         rule(C::CnpSent, Hardware, &["np_cnp_sent"], PACKETS),
         rule(C::CnpSent, Hardware, &["tx_cnp_pkts"], PACKETS),
         rule(C::CnpSent, Hardware, &["cnpSent"], PACKETS),
+        rule(C::CnpSent, Hardware, &["tx_cnp_pkt"], PACKETS),
+        rule(C::CnpSent, Hardware, &["sent_cnps"], PACKETS),
+        rule(C::CnpSent, Hardware, &["tx_rdma_cnp_pkts"], PACKETS),
         rule(C::CnpReceived, Published, &["rx_cnp"], PACKETS),
         rule(C::CnpReceived, Hardware, &["rp_cnp_handled", "rp_cnp_ignored"], PACKETS),
         rule(C::CnpReceived, Hardware, &["rx_cnp_pkts"], PACKETS),
         rule(C::CnpReceived, Hardware, &["cnpHandled", "cnpIgnored"], PACKETS),
+        rule(C::CnpReceived, Hardware, &["rx_cnp_pkt"], PACKETS),
+        rule(C::CnpReceived, Hardware, &["received_cnps"], PACKETS),
+        rule(C::CnpReceived, Hardware, &["rx_rdma_cnp_pkts"], PACKETS),
     ]
 };
 
@@ -327,16 +404,31 @@ const MLX5_Q_COUNTERS: [&str; 22] = [
 
 /// How wide a counter of a device is: it wraps there.
 pub fn bits(name: &Name, raw: &Raw) -> u32 {
-    // rxe has one name in common with mlx5, and counts 64 bits under it.
-    let is_mlx5 = || raw.contains_key(&Name::new(Set::Hardware, "local_ack_timeout_err"));
+    if name.set != Set::Hardware {
+        return 64;
+    }
     let plain = name.name.strip_prefix("vport_").unwrap_or(&name.name);
-    let narrow = name.set == Set::Hardware && MLX5_Q_COUNTERS.contains(&plain);
-    if narrow && (plain != "duplicate_request" || is_mlx5()) { 32 } else { 64 }
+    // mlx4's diagnostics.
+    if plain.starts_with("rq_num_") || plain.starts_with("sq_num_") {
+        return 32;
+    }
+    // rxe and mana have names in common with mlx5, and count 64 bits under them.
+    let has = |name: &str| raw.contains_key(&Name::new(Set::Hardware, name));
+    let is_mlx5 = || {
+        ["out_of_buffer", "vport_out_of_buffer", "local_ack_timeout_err", "vport_local_ack_timeout_err"]
+            .into_iter()
+            .any(has)
+    };
+    let is_shared = SHARED_WITH_MLX5.contains(&plain);
+    if MLX5_Q_COUNTERS.contains(&plain) && (!is_shared || is_mlx5()) { 32 } else { 64 }
 }
+
+/// Counters of mlx5 whose names other drivers use too.
+const SHARED_WITH_MLX5: [&str; 3] = ["duplicate_request", "rx_write_requests", "rx_read_requests"];
 
 /// Is it a level, which goes up and down, and no count?
 pub fn is_gauge(name: &Name) -> bool {
-    let levels = ["active_", "watermark_", "db_fifo_register"];
+    let levels = ["active_", "watermark_", "db_fifo_register", "num_qps_congested", "current_rate"];
     name.set == Set::Hardware && levels.iter().any(|start| name.name.starts_with(start))
 }
 

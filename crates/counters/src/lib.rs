@@ -36,5 +36,5 @@ pub use publish::{
     SWITCH_VARIABLE, is_wanted, process_folder,
 };
 pub use rate::{Change, Rates, change};
-pub use sample::{Identity, Kind, Reading, Sample, monotonic_ns};
+pub use sample::{Identity, Kind, Note, Reading, Sample, Subject, monotonic_ns};
 pub use source::{PublishedSource, SYSFS, Source, SysfsSource, ethtool};

@@ -44,7 +44,7 @@ pub struct Interval {
 pub struct Look {
     /// The devices that are meant.
     pub devices: Vec<Interval>,
-    /// What was wrong, as sentences. They come anew with each look.
+    /// Problems as sentences: of the devices that are meant, or if none was found, of all. They come anew with each look.
     pub notes: Vec<String>,
 }
 
@@ -97,24 +97,32 @@ impl Monitor {
         for source in &mut self.sources {
             source.read(&mut reading);
         }
-        if reading.samples.len() > MAX_DEVICES {
-            let found = reading.samples.len();
-            reading.notes.push(format!("there are {found} devices, of which {MAX_DEVICES} are shown"));
-            reading.samples.truncate(MAX_DEVICES);
-        }
         reading
+    }
+
+    /// Reads the devices that are meant, and the notes about them.
+    fn read_selected(&mut self) -> (Vec<Sample>, Vec<String>) {
+        let Reading { mut samples, mut notes } = self.read();
+        if let Some(selector) = &self.selector {
+            samples.retain(|sample| sample.identity.is_meant_by(selector));
+            let found: Vec<_> = samples.iter().map(|sample| sample.identity.clone()).collect();
+            notes.retain(|note| note.matters(selector, &found));
+        }
+        let mut notes: Vec<String> = notes.into_iter().map(|note| note.text).collect();
+        if samples.len() > MAX_DEVICES {
+            notes.push(format!("there are {} devices, of which {MAX_DEVICES} are shown", samples.len()));
+            samples.truncate(MAX_DEVICES);
+        }
+        (samples, notes)
     }
 
     /// Looks at all devices. A device that has ended appears once more, with its last values.
     pub fn look(&mut self) -> Look {
         let looked_ns = self.looked_ns.replace(monotonic_ns());
-        let Reading { samples, notes } = self.read();
+        let (samples, notes) = self.read_selected();
         let mut look = Look { devices: Vec::new(), notes };
         let mut there = BTreeSet::new();
         for sample in samples {
-            if self.selector.as_ref().is_some_and(|selector| !sample.identity.is_meant_by(selector)) {
-                continue;
-            }
             let key = key(&sample);
             there.insert(key.clone());
             // Counters of a device that was made after the last look were zero then.

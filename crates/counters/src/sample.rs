@@ -85,8 +85,57 @@ pub struct Sample {
 pub struct Reading {
     /// The devices.
     pub samples: Vec<Sample>,
-    /// What was wrong with what was read, as sentences. They come anew with each reading.
-    pub notes: Vec<String>,
+    /// Problems of the reading. They come anew with each reading.
+    pub notes: Vec<Note>,
+}
+
+/// A problem of a reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The device that could not be read in full; `None` if the problem is the source's, or of a device that could not
+    /// be identified.
+    pub about: Option<Subject>,
+    /// The problem, as a sentence.
+    pub text: String,
+}
+
+/// A device that a note is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// Kind of device.
+    pub kind: Kind,
+    /// Label or name: what tells it from others of its kind.
+    pub device: String,
+    /// Number of the port, if the problem is one port's.
+    pub port: Option<u32>,
+}
+
+impl Subject {
+    fn is(&self, identity: &Identity) -> bool {
+        let same_port = self.port.is_none() || self.port == identity.port;
+        let same_device = match self.kind {
+            Kind::Software => self.device == identity.label,
+            Kind::Kernel => self.device == identity.name,
+        };
+        self.kind == identity.kind && same_device && same_port
+    }
+}
+
+impl Note {
+    /// Whether the note matters to a reader that asked for `selector`, which means the devices `found`. A note about no
+    /// device matters if none was found: it may say why.
+    pub(crate) fn matters(&self, selector: &str, found: &[Identity]) -> bool {
+        match &self.about {
+            None => found.is_empty(),
+            Some(subject) => subject.device == selector || found.iter().any(|identity| subject.is(identity)),
+        }
+    }
+}
+
+impl Reading {
+    pub(crate) fn note(&mut self, about: Option<&Subject>, text: String) {
+        self.notes.push(Note { about: about.cloned(), text });
+    }
 }
 
 /// Nanoseconds of the clock that all samples are dated with, which all processes share.

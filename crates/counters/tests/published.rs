@@ -113,7 +113,7 @@ fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
 fn read(source: &mut PublishedSource) -> (Vec<Sample>, Vec<String>) {
     let mut reading = Reading::default();
     source.read(&mut reading);
-    (reading.samples, reading.notes)
+    (reading.samples, reading.notes.into_iter().map(|note| note.text).collect())
 }
 
 fn only(samples: Vec<Sample>) -> Sample {

@@ -1,4 +1,4 @@
-//! Made-up trees of devices, with the names that four drivers have.
+//! Made-up trees of devices, with the names that drivers have.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,6 +50,10 @@ impl Tree {
         SysfsSource::with_ethtool(self.root.path(), ethtool).read(&mut reading);
         reading
     }
+}
+
+fn texts(reading: &Reading) -> Vec<&str> {
+    reading.notes.iter().map(|note| note.text.as_str()).collect()
 }
 
 fn nothing() -> Listed {
@@ -120,7 +124,7 @@ fn mlx5() {
         ("rx_vport_rdma_multicast_packets", 5),
     ];
     let reading = tree.read(Listed(BTreeMap::from([("ens1f0np0", statistics)])));
-    assert_eq!(reading.notes, [] as [String; 0]);
+    assert_eq!(texts(&reading), [] as [&str; 0]);
     let sample = &reading.samples[0];
     assert_eq!(sample.identity.label, "mlx5_0");
     assert_eq!(sample.identity.netdev.as_deref(), Some("ens1f0np0"));
@@ -135,7 +139,7 @@ fn mlx5() {
     assert!(!sample.raw.contains_key(&Name::new(Set::Hardware, "lifespan")), "no counter");
     // Without the interface's statistics the port's own count, in words of four bytes.
     let reading = tree.read(nothing());
-    assert_eq!(reading.notes, ["mlx5_0: no statistics of ens1f0np0: the adapter does not answer"]);
+    assert_eq!(texts(&reading), ["mlx5_0: no statistics of ens1f0np0: the adapter does not answer"]);
     assert_eq!(Common::TxBytes.total(&reading.samples[0].raw), Some(100));
     assert_eq!(Common::TxPackets.total(&reading.samples[0].raw), Some(2));
     assert_eq!(Common::RxBytes.total(&reading.samples[0].raw), None);
@@ -284,6 +288,214 @@ fn irdma() {
 }
 
 #[test]
+fn hns() {
+    use Common::*;
+    let counters = [
+        ("rx_rc_pkt", 1, 30),
+        ("rx_uc_pkt", 1, 1),
+        ("rx_ud_pkt", 1, 2),
+        ("rx_xrc_pkt", 1, 3),
+        ("rx_pkt", 1, 36),
+        ("rx_err_pkt", 1, 4),
+        ("rx_cnp_pkt", 1, 5),
+        ("tx_rc_pkt", 1, 60),
+        ("tx_pkt", 1, 66),
+        ("tx_err_pkt", 1, 7),
+        ("tx_cnp_pkt", 1, 8),
+        ("cq_cqe", 1, 9),
+        ("qp_create_err", 0, 0),
+    ]
+    .map(|(name, before, more)| (format!("hw_counters/{name}"), before, more));
+    let counters: Vec<_> = counters.iter().map(|(name, before, more)| (name.as_str(), *before, *more)).collect();
+    let rates = deltas("hns_0", &counters);
+    assert_deltas(&rates, &[(TxPackets, 66), (RxPackets, 36), (CnpSent, 8), (CnpReceived, 5)]);
+    assert_eq!(rates.others[&Name::new(Set::Hardware, "rx_rc_pkt")], 30, "the parts stay visible");
+}
+
+#[test]
+fn efa() {
+    use Common::*;
+    let rates = deltas(
+        "rdmap0s31",
+        &[
+            ("hw_counters/tx_bytes", 1, 1),
+            ("hw_counters/tx_pkts", 1, 2),
+            ("hw_counters/rx_bytes", 1, 3),
+            ("hw_counters/rx_pkts", 1, 4),
+            ("hw_counters/rx_drops", 1, 5),
+            ("hw_counters/send_wrs", 1, 6),
+            ("hw_counters/recv_wrs", 1, 7),
+            ("hw_counters/rdma_read_wrs", 1, 8),
+            ("hw_counters/rdma_write_wrs", 1, 9),
+            ("hw_counters/retrans_pkts", 1, 10),
+        ],
+    );
+    let traffic = [(TxBytes, 1), (TxPackets, 2), (RxBytes, 3), (RxPackets, 4)];
+    let expected = [&traffic[..], &[(TxOperations, 23), (RxOperations, 7), (Retransmissions, 10)]].concat();
+    assert_deltas(&rates, &expected);
+}
+
+/// mana counts CNPs sent per device, and everything else per port.
+#[test]
+fn mana() {
+    use Common::*;
+    let tree = Tree::new();
+    tree.count(
+        "mana_0",
+        &[
+            ("hw_counters/tx_bytes", 1),
+            ("hw_counters/rx_bytes", 2),
+            ("hw_counters/tx_packets", 3),
+            ("hw_counters/rx_packets", 4),
+            ("hw_counters/rx_send_requests", 5),
+            ("hw_counters/rx_write_requests", 1 << 40),
+            ("hw_counters/rx_read_requests", 7),
+            ("hw_counters/requester_timeout", 8),
+            ("hw_counters/requester_oos_nak", 9),
+            ("hw_counters/requester_implicit_nak", 10),
+            ("hw_counters/requester_rnr_nak", 11),
+            ("hw_counters/responder_rnr_nak", 12),
+            ("hw_counters/responder_oos", 13),
+            ("hw_counters/received_cnps", 14),
+            ("hw_counters/current_rate", 99),
+            ("hw_counters/rate_inc_events", 1),
+        ],
+    );
+    tree.write("mana_0", "hw_counters/sent_cnps", "15");
+    tree.write("mana_0", "hw_counters/rate_inc_events", "1000");
+    let sample = only(&mut tree.monitor()).sample;
+    let found: Vec<_> = Common::ALL.into_iter().map(|common| (common, common.total(&sample.raw))).collect();
+    let expected = [
+        (TxBytes, Some(1)),
+        (TxPackets, Some(3)),
+        (TxOperations, None),
+        (RxBytes, Some(2)),
+        (RxPackets, Some(4)),
+        (RxOperations, Some((1 << 40) + 12)),
+        (Retransmissions, Some(27)),
+        (RnrSent, Some(12)),
+        (RnrReceived, Some(11)),
+        (OutOfSequence, Some(13)),
+        (CnpSent, Some(15)),
+        (CnpReceived, Some(14)),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(RxOperations.rule(&sample.raw).unwrap().counts, "requests", "SENDs are among them");
+    // Of a name that device and port have, the port's value counts.
+    assert_eq!(sample.raw[&Name::new(Set::Hardware, "rate_inc_events")], 1);
+    let wide = Name::new(Set::Hardware, "rx_write_requests");
+    assert_eq!(doorbell_counters::bits(&wide, &sample.raw), 64, "only mlx5 counts 32 bits under this name");
+    assert!(doorbell_counters::is_gauge(&Name::new(Set::Hardware, "current_rate")));
+}
+
+#[test]
+fn erdma_and_ionic() {
+    use Common::*;
+    // The driver of the kernel, and the vendor's own with its prefix.
+    for prefix in ["", "hw_"] {
+        let names = ["tx_reqs_cnt", "tx_packets_cnt", "tx_bytes_cnt", "rx_packets_cnt", "rx_bytes_cnt"]
+            .map(|name| format!("hw_counters/{prefix}{name}"));
+        let counters: Vec<_> = (1..).zip(&names).map(|(more, name)| (name.as_str(), 7, more)).collect();
+        let rates = deltas("erdma_0", &counters);
+        assert_deltas(&rates, &[(TxOperations, 1), (TxPackets, 2), (TxBytes, 3), (RxPackets, 4), (RxBytes, 5)]);
+    }
+    let rates = deltas(
+        "ionic_0",
+        &[
+            ("hw_counters/tx_rdma_ucast_bytes", 1, 1),
+            ("hw_counters/tx_rdma_ucast_pkts", 1, 2),
+            ("hw_counters/rx_rdma_ucast_bytes", 1, 3),
+            ("hw_counters/rx_rdma_ucast_pkts", 1, 4),
+            ("hw_counters/tx_rdma_retx_pkts", 1, 5),
+            ("hw_counters/resp_rx_outouf_seq", 1, 6),
+            ("hw_counters/tx_rdma_cnp_pkts", 1, 7),
+            ("hw_counters/rx_rdma_cnp_pkts", 1, 8),
+        ],
+    );
+    let traffic = [(TxBytes, 1), (TxPackets, 2), (RxBytes, 3), (RxPackets, 4)];
+    let expected = [&traffic[..], &[(Retransmissions, 5), (OutOfSequence, 6), (CnpSent, 7), (CnpReceived, 8)]].concat();
+    assert_deltas(&rates, &expected);
+}
+
+#[test]
+fn mlx4_cxgb4_and_representors_of_mlx5() {
+    use Common::*;
+    let narrow = u64::from(u32::MAX);
+    let tree = Tree::new();
+    tree.write("mlx4_0", "ports/1/counters/port_xmit_packets", "1");
+    let diagnostics =
+        [("rq_num_rnr", 1), ("sq_num_rnr", 2), ("rq_num_oos", 3), ("sq_num_oos", 4), ("sq_num_to", narrow)];
+    diagnostics
+        .iter()
+        .for_each(|(name, value)| tree.write("mlx4_0", &format!("hw_counters/{name}"), &value.to_string()));
+    let mut monitor = tree.monitor();
+    only(&mut monitor);
+    diagnostics.iter().for_each(|(name, _)| tree.write("mlx4_0", &format!("hw_counters/{name}"), "9"));
+    let rates = only(&mut monitor).rates.unwrap();
+    let expected = [(TxPackets, 0), (RnrSent, 8), (RnrReceived, 7), (OutOfSequence, 6), (Retransmissions, 15)];
+    assert_deltas(&rates, &expected);
+    let tree = Tree::new();
+    tree.write("cxgb4_0", "ports/1/state", "4: ACTIVE");
+    let segments = [("ip4InSegs", 1), ("ip6InSegs", 2), ("ip4OutSegs", 4), ("ip6OutSegs", 8), ("ip4RetransSegs", 16)];
+    segments.iter().for_each(|(name, value)| tree.write("cxgb4_0", &format!("hw_counters/{name}"), &value.to_string()));
+    let raw = only(&mut tree.monitor()).sample.raw;
+    let found = [RxPackets, TxPackets, Retransmissions, TxBytes].map(|common| common.total(&raw));
+    assert_eq!(found, [Some(3), Some(12), Some(16), None]);
+    let rates = deltas(
+        "mlx5_0",
+        &[
+            ("hw_counters/vport_rx_write_requests", narrow, 1),
+            ("hw_counters/vport_rx_read_requests", 1, 2),
+            ("hw_counters/vport_out_of_buffer", 1, 3),
+            ("hw_counters/vport_out_of_sequence", 1, 4),
+            ("hw_counters/vport_rnr_nak_retry_err", 1, 5),
+            ("hw_counters/vport_packet_seq_err", 1, 6),
+        ],
+    );
+    let narrow_writes = rates.delta(RxOperations);
+    assert!(narrow_writes.is_some(), "followed over its end");
+    let expected = [
+        (RnrSent, 3),
+        (OutOfSequence, 4),
+        (RnrReceived, 5),
+        (Retransmissions, 6),
+        (RxOperations, narrow_writes.unwrap()),
+    ];
+    assert_deltas(&rates, &expected);
+}
+
+/// Notes about devices that were not asked for are left out; of those asked for they stay.
+#[test]
+fn notes_are_about_the_device_that_was_asked_for() {
+    let tree = Tree::new();
+    tree.count("rxe0", &[("hw_counters/sent_pkts", 5)]);
+    for port in 1..=2 {
+        tree.write("mlx5_0", &format!("ports/{port}/hw_counters/out_of_buffer"), "1");
+        tree.write("mlx5_0", &format!("ports/{port}/hw_counters/odd{port}"), "many");
+    }
+    tree.write("mlx5_0", "ports/x/counters/port_xmit_data", "1");
+    tree.write("bnxt_re0", "ports/1/hw_counters/odd0", "many");
+    std::fs::write(tree.root.path().join("class/infiniband/a file"), "no device").unwrap();
+    let notes = |selector: Option<&str>| {
+        let mut monitor = tree.monitor();
+        selector.into_iter().for_each(|selector| monitor.select(selector).unwrap());
+        let look = monitor.look();
+        let words = ["odd0", "odd1", "odd2", "no port", "a file"];
+        words.into_iter().filter(|word| look.notes.iter().any(|note| note.contains(word))).collect::<Vec<_>>()
+    };
+    assert_eq!(notes(None), ["odd0", "odd1", "odd2", "no port", "a file"]);
+    assert_eq!(notes(Some("rxe0")), [] as [&str; 0]);
+    assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "no port"]);
+    assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "no port"]);
+    // A device that went: the notes of the others do not say why.
+    let mut monitor = tree.monitor();
+    monitor.select("rxe0").unwrap();
+    monitor.look();
+    std::fs::remove_dir_all(tree.device("rxe0")).unwrap();
+    assert_eq!(monitor.look().notes, [] as [String; 0]);
+}
+
+#[test]
 fn ports_are_devices_of_their_own_and_counters_of_the_device_belong_to_a_single_port() {
     let tree = Tree::new();
     for port in 1..=2 {
@@ -294,7 +506,7 @@ fn ports_are_devices_of_their_own_and_counters_of_the_device_belong_to_a_single_
     tree.write("one", "hw_counters/of_the_device", "5");
     tree.write("one", "parent", "eth0");
     let reading = tree.read(Listed(BTreeMap::from([("eth0", Vec::new())])));
-    assert_eq!(reading.notes, [] as [String; 0]);
+    assert_eq!(texts(&reading), [] as [&str; 0]);
     let labels: Vec<_> = reading.samples.iter().map(|sample| sample.identity.label.as_str()).collect();
     assert_eq!(labels, ["one", "mlx4_0/1", "mlx4_0/2"]);
     assert_eq!(reading.samples[0].identity.netdev.as_deref(), Some("eth0"));
@@ -326,7 +538,7 @@ fn what_cannot_be_read_is_said_and_absent() {
         [("sent_pkts", 5)]
     );
     for name in ["text", "negative", "empty", "long", "bytes", "counters/directory", "pipe", "ports/one", "a file"] {
-        let said = reading.notes.iter().filter(|note| note.contains(name)).count();
+        let said = texts(&reading).iter().filter(|note| note.contains(name)).count();
         assert_eq!(said, 1, "{name}: {:#?}", reading.notes);
     }
     assert_eq!(reading.notes.len(), 9, "{:#?}", reading.notes);

@@ -15,7 +15,7 @@ use crate::publish::layout::{Header, VALUES_START, words};
 use crate::publish::{
     Directory, DirectoryError, Life, PUBLISH_WITHIN_NS, command, inspect, is_complete, life, readable, sweep,
 };
-use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
+use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::source::Source;
 
 /// RoCE v2 has this port (IBTA annex A17).
@@ -71,14 +71,14 @@ impl PublishedSource {
             Ok(directory) => directory,
             Err(DirectoryError::Missing(_)) => return BTreeSet::new(),
             Err(error) => {
-                reading.notes.push(error.to_string());
+                reading.note(None, error.to_string());
                 return BTreeSet::new();
             }
         };
         // What was left behind shows its last values once if it was known before.
         let listed = sweep(&directory).and_then(|_| directory.list());
         let names = listed.unwrap_or_else(|errno| {
-            reading.notes.push(format!("{} cannot be listed: {errno}", path.display()));
+            reading.note(None, format!("{} cannot be listed: {errno}", path.display()));
             Vec::new()
         });
         let names: BTreeSet<String> = names.into_iter().filter(|name| is_complete(name)).collect();
@@ -98,7 +98,7 @@ impl PublishedSource {
                 Err(reason) => {
                     // It may have gone since it was listed.
                     if directory.open_file(name).is_ok() {
-                        reading.notes.push(format!("{} is skipped: {reason}", path.join(name).display()));
+                        reading.note(None, format!("{} is skipped: {reason}", path.join(name).display()));
                     }
                 }
             }
@@ -141,7 +141,8 @@ impl Source for PublishedSource {
             match open.sample(ended) {
                 Ok(sample) => reading.samples.push(sample),
                 Err(reason) => {
-                    reading.notes.push(format!("{} is skipped: {reason}", key.0.join(&key.1).display()));
+                    let about = Subject { kind: Kind::Software, device: open.label.clone(), port: None };
+                    reading.note(Some(&about), format!("{} is skipped: {reason}", key.0.join(&key.1).display()));
                 }
             }
             !ended

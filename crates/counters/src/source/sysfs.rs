@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Name, Raw, Set};
-use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
+use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::source::ethtool::{Ethtool, KernelEthtool, RecordedEthtool};
 use crate::source::{Source, regular};
 
@@ -47,14 +47,15 @@ impl SysfsSource {
 
 impl Source for SysfsSource {
     fn read(&mut self, reading: &mut Reading) {
-        for device in entries(&self.class, reading) {
-            let ports = entries(&device.path.join("ports"), reading);
+        for device in entries(&self.class, None, reading) {
+            let about = subject(&device, None);
+            let ports = entries(&device.path.join("ports"), Some(&about), reading);
             let several = ports.len() > 1;
             for port in ports {
                 // The kernel writes each number in one way only, so that no two ports have the same.
                 let number = port.name.parse().ok().filter(|number: &u32| number.to_string() == port.name);
                 let Some(number) = number else {
-                    reading.notes.push(format!("{} is no port: it has no number", port.path.display()));
+                    reading.note(Some(&about), format!("{} is no port: it has no number", port.path.display()));
                     continue;
                 };
                 let sample = self.port(&device, &port, number, several, reading);
@@ -69,16 +70,15 @@ impl SysfsSource {
         // A device that is made anew has a directory of its own again.
         let incarnation = std::fs::metadata(&port.path).ok()?.ino();
         let netdev = netdev(device, port);
+        let about = subject(device, Some(number));
         let at_ns = monotonic_ns();
         let mut raw = Raw::new();
-        values(&port.path.join("counters"), Set::Port, &mut raw, reading);
-        let hardware = port.path.join("hw_counters");
-        if hardware.exists() {
-            values(&hardware, Set::Hardware, &mut raw, reading);
-        } else if !several {
-            // Some count per device.
-            values(&device.path.join("hw_counters"), Set::Hardware, &mut raw, reading);
+        values(&port.path.join("counters"), Set::Port, &about, &mut raw, reading);
+        if !several {
+            // Some drivers count per device, or some counters so. Of a name that both have, the port's value remains.
+            values(&device.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
         }
+        values(&port.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
         if let Some(netdev) = &netdev {
             match self.ethtool.statistics(netdev) {
                 Ok(statistics) => raw.extend(
@@ -87,7 +87,9 @@ impl SysfsSource {
                         .filter(|(name, _)| name.contains(RDMA_STATISTICS))
                         .map(|(name, value)| (Name::new(Set::Ethtool, name), value)),
                 ),
-                Err(error) => reading.notes.push(format!("{}: no statistics of {netdev}: {error}", device.name)),
+                Err(error) => {
+                    reading.note(Some(&about), format!("{}: no statistics of {netdev}: {error}", device.name));
+                }
             }
         }
         if !port.path.exists() {
@@ -123,14 +125,19 @@ struct Entry {
     path: PathBuf,
 }
 
-/// What a directory holds, in order; nothing if it does not exist.
-fn entries(path: &Path, reading: &mut Reading) -> Vec<Entry> {
+/// A device, or one port of it, as the subject of notes.
+fn subject(device: &Entry, port: Option<u32>) -> Subject {
+    Subject { kind: Kind::Kernel, device: device.name.clone(), port }
+}
+
+/// The entries of a directory in order; none if it does not exist. `about` is the subject of notes.
+fn entries(path: &Path, about: Option<&Subject>, reading: &mut Reading) -> Vec<Entry> {
     let found = match std::fs::read_dir(path) {
         Ok(found) => found,
         Err(error) => {
             // It may be none of this device, or have gone with it.
             if !matches!(error.kind(), io::ErrorKind::NotFound) && !has_gone(&error) {
-                reading.notes.push(format!("{} cannot be listed: {error}", path.display()));
+                reading.note(about, format!("{} cannot be listed: {error}", path.display()));
             }
             return Vec::new();
         }
@@ -153,8 +160,8 @@ fn text(path: &Path) -> io::Result<String> {
 }
 
 /// Reads a directory of counters. What cannot be read, or is no number, is absent, and noted.
-fn values(path: &Path, set: Set, raw: &mut Raw, reading: &mut Reading) {
-    for Entry { name, path } in entries(path, reading) {
+fn values(path: &Path, set: Set, about: &Subject, raw: &mut Raw, reading: &mut Reading) {
+    for Entry { name, path } in entries(path, Some(about), reading) {
         if name == "lifespan" {
             continue; // how long the kernel remembers values, in milliseconds
         }
@@ -165,11 +172,11 @@ fn values(path: &Path, set: Set, raw: &mut Raw, reading: &mut Reading) {
                 Err(_) if text.starts_with("N/A") => {}
                 Err(_) => {
                     let text: String = text.chars().take(32).collect();
-                    reading.notes.push(format!("{} is no number: {text:?}", path.display()));
+                    reading.note(Some(about), format!("{} is no number: {text:?}", path.display()));
                 }
             },
             Err(error) if has_gone(&error) => {}
-            Err(error) => reading.notes.push(format!("{} cannot be read: {error}", path.display())),
+            Err(error) => reading.note(Some(about), format!("{} cannot be read: {error}", path.display())),
         }
     }
 }
@@ -194,10 +201,10 @@ fn is_netdev(name: &str) -> bool {
 fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     let mut ignored = Reading::default();
     let first = |text: io::Result<String>| text.ok().filter(|text| is_netdev(text));
-    let of_gids = entries(&port.path.join("gid_attrs").join("ndevs"), &mut ignored);
+    let of_gids = entries(&port.path.join("gid_attrs").join("ndevs"), None, &mut ignored);
     let of_gids = of_gids.into_iter().take(MAX_GIDS).find_map(|entry| first(text(&entry.path)));
     let of_device = || {
-        let mut found = entries(&device.path.join("device").join("net"), &mut ignored);
+        let mut found = entries(&device.path.join("device").join("net"), None, &mut ignored);
         if found.len() == 1 { found.pop().map(|entry| entry.name).filter(|name| is_netdev(name)) } else { None }
     };
     of_gids.or_else(of_device).or_else(|| first(text(&device.path.join("parent"))))
@@ -206,7 +213,7 @@ fn netdev(device: &Entry, port: &Entry) -> Option<String> {
 /// The first GID of a port that an IPv4 address is mapped to, else its first.
 fn gid(port: &Entry) -> Option<Ipv6Addr> {
     let mut ignored = Reading::default();
-    let gids = entries(&port.path.join("gids"), &mut ignored);
+    let gids = entries(&port.path.join("gids"), None, &mut ignored);
     let gids = gids.iter().take(MAX_GIDS).filter_map(|entry| text(&entry.path).ok()?.parse().ok());
     let gids: Vec<Ipv6Addr> = gids.filter(|gid: &Ipv6Addr| !gid.is_unspecified()).collect();
     gids.iter().copied().find(|gid| gid.to_ipv4_mapped().is_some()).or(gids.first().copied())
