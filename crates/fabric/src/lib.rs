@@ -69,4 +69,4 @@ pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use shm::{LinkChoice, Opening, OwnProcess, SharedMemoryCounters, SharedMemoryLink};
 pub use time_slice::shorten_time_slices;
-pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, signal};
+pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind, is_event, signal};

@@ -4,12 +4,11 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
-use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::raw::Provider;
+use doorbell_verbs::raw::{Provider, Sleepers};
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -19,7 +18,7 @@ use crate::device::Device;
 use crate::event::{Element, Source};
 use crate::handle::{Kind, Object, Users, object};
 use crate::wait::{
-    NUMBER, STATUS, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, in_steps, is_blocking,
+    NUMBER, STATUS, Sleep, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, expect_waiting, in_steps,
 };
 
 /// A completion channel.
@@ -27,6 +26,7 @@ use crate::wait::{
 pub(crate) struct Channel {
     c: c::ibv_comp_channel,
     raw: Arc<dyn raw::Channel>,
+    sleepers: Arc<Sleepers>,
     device: Arc<Device>,
     users: Users,
     cqs: Mutex<HashMap<CqId, Place>>,
@@ -47,12 +47,11 @@ impl Channel {
     }
 
     /// Takes the oldest notification. There may be none of a queue that still exists.
-    fn take(&self, turn: Turn) -> Option<*mut c::ibv_cq> {
+    fn take(&self) -> Option<*mut c::ibv_cq> {
         // Under the lock a queue that is being destroyed either is not found any more, or waits
         // until the notification is acknowledged.
         let cqs = self.cqs();
-        let mut next = if turn == Turn::Read { self.raw.next_read() } else { self.raw.next() };
-        while let Some(id) = next {
+        while let Some(id) = self.raw.next() {
             if let Some(&Place(cq)) = cqs.get(&id) {
                 // SAFETY: it is taken out of the table before it is destroyed.
                 if let Ok(own) = unsafe { object::<Cq>(cq) } {
@@ -60,7 +59,6 @@ impl Channel {
                 }
                 return Some(cq);
             }
-            next = self.raw.next();
         }
         None
     }
@@ -77,8 +75,11 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
         fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
             .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
+        let sleepers = raw.sleepers().cloned();
+        let sleepers =
+            sleepers.ok_or_else(|| Refused::unsupported("notifications of this device need its descriptor"))?;
         let device = Arc::clone(&own.device);
-        Ok(own.handles.give(Channel { c, raw, device, users: Users::default(), cqs: Mutex::default() }))
+        Ok(own.handles.give(Channel { c, raw, sleepers, device, users: Users::default(), cqs: Mutex::default() }))
     })
 }
 
@@ -106,15 +107,16 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
         // SAFETY: the C contract.
         let own = unsafe { object::<Channel>(channel) }?;
         own.device.expect_own()?;
-        let mut found = own.take(turn);
-        while found.is_none() {
-            let lingers = turn == Turn::First && is_blocking(own.raw.fd());
-            if !lingers || !as_if_asleep(|| own.raw.linger())? {
-                return Ok(Step::Read(own.c.fd));
+        let found = loop {
+            let added = own.sleepers.added();
+            if let Some(found) = own.take() {
+                break found;
             }
-            found = own.take(turn);
-        }
-        let found = found.unwrap_or(ptr::null_mut());
+            expect_waiting(own.c.fd, turn)?;
+            if turn != Turn::First || !as_if_asleep(|| own.raw.linger())? {
+                return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
+            }
+        };
         // SAFETY: the caller's places; the queue stays until this is acknowledged.
         unsafe {
             cq.write(found);

@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::handle::object;
 use crate::qp::Qp;
 use crate::srq::Srq;
-use crate::wait::{NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
+use crate::wait::{NUMBER, Sleep, Step, Unacknowledged, cancellation_point, expect_waiting, in_steps};
 
 /// Which object an event is about: its C pointer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,9 +41,9 @@ impl Events {
         self.0.fd().as_raw_fd()
     }
 
-    fn take(&self, turn: Turn) -> Option<(Element, c::ibv_event_type)> {
+    fn take(&self) -> Option<(Element, c::ibv_event_type)> {
         let mut waiting = self.0.lock();
-        let event = if turn == Turn::Read { waiting.pop_read() } else { waiting.pop() }?;
+        let event = waiting.pop()?;
         // Under the lock, so that an object which is being destroyed either takes the event back
         // or waits for its acknowledgement.
         // SAFETY: its object exists while its events wait.
@@ -114,8 +114,11 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
         // SAFETY: the C contract.
         let context = unsafe { Context::of(context) }?;
         context.device.expect_own()?;
-        let Some((element, event_type)) = context.events.take(turn) else {
-            return Ok(Step::Read(context.events.fd()));
+        let sleepers = context.events.0.sleepers();
+        let added = sleepers.added();
+        let Some((element, event_type)) = context.events.take() else {
+            expect_waiting(context.events.fd(), turn)?;
+            return Ok(Step::Sleep(Sleep::new(sleepers, added)));
         };
         let element = match element {
             Element::Qp(qp) => c::ibv_async_event__bindgen_ty_1 { qp },

@@ -6,8 +6,10 @@
 //! switched off ([`Uncancelled`]), and returns what to wait for. Only then, with nothing held and
 //! nothing to drop in any frame, the thread sleeps. These functions are the ones that may be unwound.
 //!
-//! To wait for an event is to read its descriptor, as libibverbs and librdmacm do: so it is the kernel
-//! that decides whether a signal ends the wait (SA_RESTART), and whether there is one (O_NONBLOCK).
+//! A thread waits for an event on a word in memory ([`Sleepers`]), not in a read of the event's descriptor as libibverbs and
+//! librdmacm do: a program that closes the descriptor would leave the reader asleep for ever. The kernel decides, as for a
+//! read, whether a signal ends the wait (SA_RESTART). The flags of the descriptor say whether there is a wait (O_NONBLOCK).
+//! A thread that sleeps looks once in [`LOOK`] whether its descriptor is still open.
 //!
 //! A thread that made itself cancellable at any moment (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this
 //! library, as it must not call most of POSIX.
@@ -16,7 +18,12 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use doorbell_fabric::is_event;
+use doorbell_verbs::raw::Sleepers;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
@@ -33,7 +40,7 @@ struct Cleanup {
 
 // These may unwind, which the declarations of the crate `libc` do not allow.
 unsafe extern "C-unwind" {
-    fn read(fd: c_int, place: *mut c_void, length: usize) -> isize;
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
     fn pthread_testcancel();
     fn pthread_cond_wait(condition: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t) -> c_int;
 }
@@ -45,6 +52,14 @@ unsafe extern "C" {
 }
 
 const CANCEL_DISABLE: c_int = 1;
+const CANCEL_ASYNCHRONOUS: c_int = 1;
+
+/// Time after which a thread that sleeps looks whether the program has closed its descriptor.
+const LOOK: libc::time_t = 1;
+
+/// Signals that a thread brings about itself.
+const FAULTS: [Signal; 6] =
+    [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 
 const INTERRUPTED: &str = "waiting for an event was interrupted";
 
@@ -75,8 +90,8 @@ impl Drop for Uncancelled {
 pub(crate) enum Step {
     /// The call returns this.
     Done(c_int),
-    /// The next step comes after one read of this eventfd.
-    Read(RawFd),
+    /// The next step comes after an entry was added, or after a while.
+    Sleep(Sleep),
     /// The next step comes when all these events are acknowledged.
     Acknowledged(*const Unacknowledged),
 }
@@ -89,8 +104,8 @@ pub(crate) type Found<T> = Result<T, Step>;
 pub(crate) enum Turn {
     /// Nothing was waited for yet.
     First,
-    /// The descriptor was read: one count was taken from it.
-    Read,
+    /// The thread has slept.
+    Woken,
     /// What had to be acknowledged was.
     Acknowledged,
 }
@@ -121,8 +136,8 @@ where
     loop {
         match taken(call, &step, turn) {
             Ok(Step::Done(result)) => return result,
-            Ok(Step::Read(fd)) => match read_one(fd) {
-                0 => turn = Turn::Read,
+            Ok(Step::Sleep(sleep)) => match sleep.sleep() {
+                0 => turn = Turn::Woken,
                 errno => return failure(interrupted(call, errno)),
             },
             Ok(Step::Acknowledged(events)) => {
@@ -142,65 +157,169 @@ fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result
         Ok(step) => return Ok(step),
         Err(refused) => refused,
     };
-    refused.tell(call);
+    // It is no refusal of a program that asks without waiting, as UCX does all the time.
+    if refused.errno != libc::EAGAIN {
+        refused.tell(call);
+    }
     set_errno(refused.errno);
     Err(refused.errno)
 }
 
-/// Tells why a read ended without a count. That nothing waits is an answer to a program that asks without waiting, as
-/// UCX does all the time, and no refusal.
+/// Explains why a wait ended.
 #[inline(never)]
 fn interrupted(call: &str, errno: c_int) -> c_int {
-    if errno != libc::EAGAIN {
-        Refused::new(errno, INTERRUPTED).tell(call);
-    }
+    Refused::new(errno, INTERRUPTED).tell(call);
     set_errno(errno);
     errno
 }
 
-/// A read that may have taken its count when the thread is cancelled.
+/// A sleep until an entry is added to a list. It owns a reference to the list's sleepers, which its end gives back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleep {
+    sleepers: *const Sleepers,
+    /// Entries that had been added before the list was found empty.
+    added: u32,
+}
+
+/// `struct futex_waitv` of the kernel.
 #[repr(C)]
-struct Reading {
-    count: u64,
-    fd: c_int,
+struct FutexWait {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
 }
 
-/// Gives back what a cancelled read had taken: others wait for it too.
-extern "C" fn give_back(reading: *mut c_void) {
-    // SAFETY: the frame that has it is being unwound, and still there.
-    let Reading { count, fd } = unsafe { reading.cast::<Reading>().read() };
-    if count > 0 {
-        // SAFETY: the count is 8 bytes; an eventfd that was closed refuses it.
-        unsafe { libc::write(fd, (&raw const count).cast(), size_of::<u64>()) };
+const FUTEX2_SIZE_U32: u32 = 2;
+const FUTEX2_PRIVATE: u32 = 128;
+
+/// Set where the kernel (before 5.16) or a filter of system calls has no `futex_waitv`.
+static LACKS_WAITV: AtomicBool = AtomicBool::new(false);
+
+impl Sleep {
+    /// `added` was taken before the list was found empty.
+    pub(crate) fn new(sleepers: &Arc<Sleepers>, added: u32) -> Self {
+        Self { sleepers: Arc::into_raw(Arc::clone(sleepers)), added }
+    }
+
+    /// Sleeps, and returns 0 or EINTR. May be unwound.
+    fn sleep(self) -> c_int {
+        let mut cleanup = MaybeUninit::<Cleanup>::uninit();
+        // SAFETY: the reference lasts until it is given back, which happens once: here, or where the thread is cancelled. The
+        // cleanup stays where it is until it is taken away.
+        unsafe {
+            let word = (*self.sleepers).begin();
+            _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
+            let ended = wait_on(word, self.added);
+            _pthread_cleanup_pop(cleanup.as_mut_ptr(), (ended != 0).into());
+            if ended == 0 {
+                Arc::from_raw(self.sleepers).end();
+            }
+            ended
+        }
     }
 }
 
-/// Reads one count, and returns 0 or the errno. May be unwound.
-fn read_one(fd: RawFd) -> c_int {
-    let mut reading = Reading { count: 0, fd };
-    let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-    // SAFETY: both stay where they are until the cleanup is taken away, and the count has room for 8 bytes.
+/// Ends a sleep of a thread that takes no entry, since it is cancelled or interrupted.
+extern "C" fn end_in_vain(sleepers: *mut c_void) {
+    // SAFETY: the sleep owns this reference.
+    unsafe { Arc::from_raw(sleepers.cast_const().cast::<Sleepers>()) }.end_in_vain();
+}
+
+/// Waits while a word has this value, at most for [`LOOK`]. Returns 0 or EINTR. May be unwound.
+///
+/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, in spite of its timeout; it restarts no other wait that
+/// ends by time.
+///
+/// # Safety
+///
+/// The word stays.
+unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
+    let lacks_waitv = LACKS_WAITV.load(Ordering::Relaxed);
+    // SAFETY: by the caller's promise.
+    let ended = unsafe { if lacks_waitv { wait_older(word, value) } else { wait_newer(word, value) } };
+    match ended {
+        libc::EINTR if lacks_waitv && all_restart() => 0,
+        libc::EINTR => libc::EINTR,
+        // The word has changed, or the time is over.
+        0 | libc::EAGAIN | libc::ETIMEDOUT => 0,
+        _ => {
+            LACKS_WAITV.store(true, Ordering::Relaxed);
+            0
+        }
+    }
+}
+
+/// Returns 0 or the errno. May be unwound.
+#[inline(never)]
+unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
+    let flags = FUTEX2_SIZE_U32 | FUTEX2_PRIVATE;
+    let wait = FutexWait { value: value.into(), address: word.addr() as u64, flags, reserved: 0 };
+    let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut before = 0;
+    // SAFETY: the places live until the calls return, and the kernel only compares the word. Nothing but a system call is made
+    // while the thread can be cancelled anywhere, and no frame from here to the program's has anything to drop.
     unsafe {
-        let place = &raw mut reading;
-        _pthread_cleanup_push(cleanup.as_mut_ptr(), give_back, place.cast());
-        let done = read(fd, (&raw mut (*place).count).cast(), size_of::<u64>());
-        let errno = if done < 0 { *libc::__errno_location() } else { 0 };
-        _pthread_cleanup_pop(cleanup.as_mut_ptr(), 0);
-        errno
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
+        until.tv_sec += LOOK;
+        pthread_setcanceltype(CANCEL_ASYNCHRONOUS, &raw mut before);
+        let (wait, until, clock) = (&raw const wait, &raw const until, libc::CLOCK_MONOTONIC as usize);
+        let done = libc::syscall(libc::SYS_futex_waitv, wait, 1_usize, 0_usize, until, clock);
+        pthread_setcanceltype(before, &raw mut before);
+        if done < 0 { *libc::__errno_location() } else { 0 }
     }
 }
 
-/// Is the descriptor one whose reads wait?
-pub(crate) fn is_blocking(fd: BorrowedFd<'_>) -> bool {
-    let flags = fcntl(fd, FcntlArg::F_GETFL).unwrap_or(0);
-    !OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK)
+/// As [`wait_newer`], but each signal that is handled ends the wait.
+#[inline(never)]
+unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
+    let time = libc::timespec { tv_sec: LOOK, tv_nsec: 0 };
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    let mut before = 0;
+    // SAFETY: as in `wait_newer`.
+    unsafe {
+        pthread_setcanceltype(CANCEL_ASYNCHRONOUS, &raw mut before);
+        let done = libc::syscall(libc::SYS_futex, word, operation, value as usize, &raw const time);
+        pthread_setcanceltype(before, &raw mut before);
+        if done < 0 { *libc::__errno_location() } else { 0 }
+    }
+}
+
+/// Do all handlers that may have run in this thread ask for calls to be restarted? Which one has run is not known.
+fn all_restart() -> bool {
+    let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
+    FAULTS.iter().for_each(|&fault| mask.add(fault)); // none comes to a thread that sleeps
+    let mask: &libc::sigset_t = mask.as_ref();
+    // SAFETY: the set is valid.
+    (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
+}
+
+/// Does a call that finds no event wait for one? That a descriptor does not block is an error.
+///
+/// # Errors
+///
+/// EBADF: the program has closed the descriptor. EAGAIN: the descriptor does not block.
+pub(crate) fn expect_waiting(descriptor: RawFd, turn: Turn) -> Answer<()> {
+    let closed =
+        || Refused::new(libc::EBADF, format!("the program has closed descriptor {descriptor}, which tells of events"));
+    // SAFETY: the descriptor is used for this call alone, which changes nothing.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
+    // The number may be that of another file by now.
+    if turn == Turn::Woken && !is_event(borrowed) {
+        return Err(closed());
+    }
+    if OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK) {
+        return Err(Refused::new(libc::EAGAIN, "no event waits"));
+    }
+    Ok(())
 }
 
 /// Does something that takes the place of the beginning of a sleep, and says whether there is an end to
 /// that already. If there is none, a signal that came meanwhile interrupts the call as it would a sleep.
 pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
     let mut held = SigSet::all();
-    for fault in [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS] {
+    for fault in FAULTS {
         held.remove(fault); // blocked, they end the process
     }
     let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return Ok(body()) };
@@ -225,20 +344,25 @@ fn interrupts(mask: &SigSet) -> bool {
     };
     let mask: &libc::sigset_t = mask.as_ref();
     (1..=libc::SIGRTMAX()).any(|number| {
-        // SAFETY: the sets are valid, and the action has its place.
-        unsafe {
-            if libc::sigismember(&raw const pending, number) != 1 || libc::sigismember(mask, number) == 1 {
-                return false;
-            }
-            let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            if libc::sigaction(number, std::ptr::null(), action.as_mut_ptr()) != 0 {
-                return false;
-            }
-            let action = action.assume_init();
-            let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-            handled && action.sa_flags & libc::SA_RESTART == 0
-        }
+        // SAFETY: the sets are valid.
+        let arrives =
+            unsafe { libc::sigismember(&raw const pending, number) == 1 && libc::sigismember(mask, number) != 1 };
+        arrives && ends_waits(number)
     })
+}
+
+/// Has a signal a handler that does not ask for calls to be restarted?
+fn ends_waits(number: c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: the action has its place, and is filled in where the call succeeds.
+    unsafe {
+        if libc::sigaction(number, ptr::null(), action.as_mut_ptr()) != 0 {
+            return false;
+        }
+        let action = action.assume_init();
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        handled && action.sa_flags & libc::SA_RESTART == 0
+    }
 }
 
 /// Events that were handed out and must be acknowledged before their object goes.

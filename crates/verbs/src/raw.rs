@@ -20,7 +20,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use crate::error::Error;
-pub use crate::signal::{EventSignal, LockedNotices, Notices};
+pub use crate::signal::{EventSignal, LockedNotices, Notices, Sleepers};
 
 /// What a device can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -257,11 +257,10 @@ pub trait Channel: Any + Send + Sync {
     /// The completion queue that the oldest notification is for. Never blocks.
     fn next(&self) -> Option<CqId>;
 
-    /// As [`next`](Self::next), for a caller that has read the descriptor itself, as a program does that
-    /// leaves it to the kernel whether a signal ends its wait. Only the software RNIC's descriptor counts
-    /// notifications, so that each is one read.
-    fn next_read(&self) -> Option<CqId> {
-        self.next()
+    /// The threads that sleep until a notification comes, if they need no descriptor for it. Only the software RNIC has
+    /// them: the kernel notifies by the descriptor.
+    fn sleepers(&self) -> Option<&Arc<Sleepers>> {
+        None
     }
 
     /// Drives the device for a caller that is going to sleep, for a moment, if that is worth it. True

@@ -1,9 +1,10 @@
-//! Descriptors that are readable while something waits. They are read and written by `syscall`, since that is no point
-//! where a thread is cancelled (POSIX makes `write` one).
+//! Descriptors that are readable while something waits, and sleeping threads that need no descriptor to be woken. All
+//! system calls are made by `syscall`, since that is no point where a thread is cancelled (POSIX makes `write` one).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_verbs_core::{AsyncEvent, EventQueue};
 use nix::libc;
@@ -93,17 +94,96 @@ fn take(fd: &EventFd) -> bool {
     }
 }
 
-/// A list, and a descriptor that is readable while something is in it: an eventfd that counts the
-/// entries. Neither the list's users nor the program, whatever it does with the descriptor, can make
-/// another user wait for it.
+/// Threads that sleep until an entry is added to a list of [`Notices`], and the list's descriptor.
+///
+/// The threads sleep on a word in memory. A program that closes the descriptor cannot keep entries from them, as it could from a
+/// thread that reads the descriptor: an open file that has lost its number cannot be written to. An entry for which a thread is
+/// woken is not counted by the descriptor, so that it takes one system call at either end.
+#[derive(Debug)]
+pub struct Sleepers {
+    fd: EventFd,
+    /// Number of entries that were ever added, modulo 2^32.
+    added: AtomicU32,
+    asleep: AtomicU32,
+    /// Entries that the descriptor does not count. Each entry is either counted or one of these.
+    uncounted: AtomicU32,
+}
+
+impl Sleepers {
+    /// Returns the number of entries that were ever added. A thread calls this before it looks for an entry, and sleeps
+    /// only while the number stays.
+    pub fn added(&self) -> u32 {
+        self.added.load(Ordering::SeqCst)
+    }
+
+    /// Begins a sleep: the kernel is asked to wait while this word has the value that [`added`](Self::added) returned.
+    pub fn begin(&self) -> *const u32 {
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        self.added.as_ptr()
+    }
+
+    /// Ends a sleep after which the thread looks for an entry.
+    pub fn end(&self) {
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Ends a sleep after which the thread looks for no entry. One for which it was woken is another thread's to take.
+    pub fn end_in_vain(&self) {
+        self.end();
+        self.count();
+        self.wake();
+    }
+
+    /// Wakes one thread, if any sleeps.
+    fn wake(&self) {
+        // A thread that begins after this look finds that the word has changed.
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+            // SAFETY: the kernel uses the address of the word to find the threads.
+            unsafe { libc::syscall(libc::SYS_futex, self.added.as_ptr(), wake, 1) };
+        }
+    }
+
+    /// An entry is in the list. Called while the list is locked.
+    fn add(&self) {
+        self.added.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) > self.uncounted.load(Ordering::SeqCst) {
+            self.uncounted.fetch_add(1, Ordering::SeqCst);
+            self.count(); // the thread may have ended its sleep meanwhile
+        } else {
+            signal(&self.fd);
+        }
+        self.wake();
+    }
+
+    /// An entry is no longer in the list. Called while the list is locked.
+    fn remove(&self) {
+        let less = |uncounted: u32| uncounted.checked_sub(1);
+        if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
+            take(&self.fd);
+        }
+    }
+
+    /// Has the descriptor count the entries for which no thread sleeps.
+    fn count(&self) {
+        let less = |uncounted: u32| (uncounted > self.asleep.load(Ordering::SeqCst)).then(|| uncounted - 1);
+        while self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+            signal(&self.fd);
+        }
+    }
+}
+
+/// A list, and a descriptor that is readable while something is in it that no sleeping thread is woken for: an eventfd that
+/// counts the entries. Neither the list's users nor the program, whatever it does with the descriptor, can make another user
+/// wait for it.
 #[derive(Debug)]
 pub struct Notices<T> {
-    fd: EventFd,
+    sleepers: Arc<Sleepers>,
     entries: Mutex<VecDeque<T>>,
 }
 
 impl<T> Notices<T> {
-    /// An empty list. Reading its descriptor does not block unless somebody makes it to.
+    /// An empty list. Reading its descriptor does not block unless the program makes it to.
     ///
     /// # Errors
     ///
@@ -114,24 +194,31 @@ impl<T> Notices<T> {
 
     /// An empty list on an eventfd that counts nothing yet, and counts down by one with each read.
     pub fn on(fd: EventFd) -> Self {
-        Self { fd, entries: Mutex::default() }
+        let [added, asleep, uncounted] = [0; 3].map(AtomicU32::new);
+        Self { sleepers: Arc::new(Sleepers { fd, added, asleep, uncounted }), entries: Mutex::default() }
     }
 
     /// The descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.sleepers.fd.as_fd()
     }
 
-    /// The list, while nobody else changes it.
+    /// The threads that sleep until something is added.
+    pub fn sleepers(&self) -> &Arc<Sleepers> {
+        &self.sleepers
+    }
+
+    /// The list, while no other thread changes it.
     pub fn lock(&self) -> LockedNotices<'_, T> {
-        LockedNotices { fd: &self.fd, entries: self.entries.lock().unwrap_or_else(PoisonError::into_inner) }
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        LockedNotices { sleepers: &self.sleepers, entries }
     }
 }
 
 /// The entries of [`Notices`]: list and descriptor change together.
 #[derive(Debug)]
 pub struct LockedNotices<'a, T> {
-    fd: &'a EventFd,
+    sleepers: &'a Sleepers,
     entries: MutexGuard<'a, VecDeque<T>>,
 }
 
@@ -139,35 +226,21 @@ impl<T> LockedNotices<'_, T> {
     /// Adds an entry.
     pub fn push(&mut self, entry: T) {
         self.entries.push_back(entry);
-        signal(self.fd);
+        self.sleepers.add();
     }
 
     /// Takes the oldest entry.
     pub fn pop(&mut self) -> Option<T> {
         let oldest = self.entries.pop_front()?;
-        take(self.fd);
+        self.sleepers.remove();
         Some(oldest)
-    }
-
-    /// Takes the oldest entry for a caller that has read the descriptor itself. There may be none:
-    /// what it read for may have been removed meanwhile, or taken by another.
-    pub fn pop_read(&mut self) -> Option<T> {
-        let oldest = self.entries.pop_front();
-        if self.entries.is_empty() {
-            // Of several callers that read, some may have found nothing, and this one an entry that
-            // came after its reading: a count is left then, and nothing that it stands for.
-            while take(self.fd) {}
-        }
-        oldest
     }
 
     /// Removes the entries that `of` picks, and returns them in their order.
     pub fn remove(&mut self, of: impl Fn(&T) -> bool) -> VecDeque<T> {
         let (removed, kept): (VecDeque<T>, _) = self.entries.drain(..).partition(of);
         *self.entries = kept;
-        for _ in &removed {
-            take(self.fd);
-        }
+        removed.iter().for_each(|_| self.sleepers.remove());
         removed
     }
 
@@ -204,8 +277,7 @@ mod tests {
         assert_eq!(notices.lock().remove(|number| number % 2 == 1), [1, 3]);
         assert_eq!(notices.lock().iter().copied().collect::<Vec<_>>(), [2, 4]);
         assert!(is_readable(&notices));
-        notices.fd.read().unwrap();
-        assert_eq!(notices.lock().pop_read(), Some(2));
+        assert_eq!(notices.lock().pop(), Some(2));
         assert!(is_readable(&notices));
         assert_eq!(notices.lock().pop(), Some(4));
         assert!(!is_readable(&notices));
@@ -219,14 +291,14 @@ mod tests {
         fcntl(notices.fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         (0..3).for_each(|number| notices.lock().push(number));
         for _ in 0..3 {
-            notices.fd.read().unwrap();
+            notices.sleepers.fd.read().unwrap();
         }
         // Each of these would wait for ever if it read as the descriptor says.
         let (done, ends) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             assert_eq!(notices.lock().pop(), Some(0));
             assert_eq!(notices.lock().remove(|&number| number == 1), [1]);
-            assert_eq!(notices.lock().pop_read(), Some(2));
+            assert_eq!(notices.lock().pop(), Some(2));
             assert!(!is_readable(&notices));
             let _ = done.send(());
         });
@@ -234,15 +306,61 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_was_read_for_an_entry_that_went_is_no_entry() {
+    fn an_entry_that_wakes_a_sleeper_is_counted_once_the_sleeper_does_not_look_for_it() {
         let notices = Notices::new().unwrap();
+        let sleepers = notices.sleepers();
+        sleepers.begin();
         notices.lock().push(1);
-        notices.fd.read().unwrap();
-        notices.lock().remove(|_| true);
-        // The reader has not come for it yet when the next one comes.
+        assert!(!is_readable(&notices), "the sleeper is woken");
         notices.lock().push(2);
-        assert_eq!(notices.lock().pop_read(), Some(2));
-        assert!(!is_readable(&notices), "nothing is left that it could tell of");
-        assert_eq!(notices.lock().pop_read(), None);
+        assert!(is_readable(&notices), "one sleeper takes one entry");
+        sleepers.end();
+        assert_eq!(notices.lock().pop(), Some(1));
+        assert!(is_readable(&notices));
+        assert_eq!(notices.lock().pop(), Some(2));
+        assert!(!is_readable(&notices));
+
+        sleepers.begin();
+        sleepers.begin();
+        (3..5).for_each(|number| notices.lock().push(number));
+        assert!(!is_readable(&notices));
+        sleepers.end_in_vain();
+        assert!(is_readable(&notices), "one sleeper is left for two entries");
+        assert_eq!(notices.lock().remove(|_| true), [3, 4]);
+        assert!(!is_readable(&notices));
+        sleepers.end_in_vain();
+        assert!(!is_readable(&notices), "nothing is in the list");
+    }
+
+    #[test]
+    fn an_entry_wakes_a_sleeper_although_the_descriptor_is_closed() {
+        let notices = Arc::new(Notices::new().unwrap());
+        let sleepers = Arc::clone(notices.sleepers());
+        let (is_about_to_sleep, begins) = std::sync::mpsc::channel();
+        let sleeper = std::thread::spawn(move || {
+            let (added, word) = (sleepers.added(), sleepers.begin());
+            // Longer than anything here takes: protection against hanging.
+            let patience = libc::timespec { tv_sec: 90, tv_nsec: 0 };
+            // SAFETY: the word lives as long as the sleepers do.
+            let woken = unsafe {
+                is_about_to_sleep.send((libc::gettid(), word.addr())).unwrap();
+                let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+                libc::syscall(libc::SYS_futex, word, wait, added, &raw const patience) == 0
+            };
+            sleepers.end();
+            woken
+        });
+        let (thread, word) = begins.recv().unwrap();
+        let (call, wait) = (format!("/proc/self/task/{thread}/syscall"), format!("{} {word:#x} ", libc::SYS_futex));
+        while !sleeper.is_finished() && !std::fs::read_to_string(&call).unwrap_or_default().starts_with(&wait) {
+            std::thread::yield_now();
+        }
+        // Another file gets the number, since a number that is free would go to another test.
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: the number belongs to the list.
+        unsafe { libc::dup2(null.as_raw_fd(), notices.fd().as_raw_fd()) };
+        notices.lock().push(7);
+        assert!(sleeper.join().unwrap(), "it slept until its patience was over");
+        assert_eq!(notices.lock().pop(), Some(7));
     }
 }

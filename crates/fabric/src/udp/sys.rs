@@ -268,7 +268,7 @@ pub fn signal(eventfd: BorrowedFd<'_>) -> bool {
 
 /// Is the descriptor still an eventfd? A program may have closed it and opened a file of its own under the same number, into
 /// which the device must not write. Eventfds belong to no file system, so `stat` shows no file type for them.
-pub(crate) fn is_event(eventfd: BorrowedFd<'_>) -> bool {
+pub fn is_event(eventfd: BorrowedFd<'_>) -> bool {
     nix::sys::stat::fstat(eventfd).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0)
 }
 

@@ -23,7 +23,7 @@ use crate::answer::{Answer, Refused, number, pointer};
 use crate::event::blocking_notices;
 use crate::fork;
 use crate::handle::Users;
-use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
+use crate::wait::{Found, NUMBER, Sleep, Step, Turn, cancellation_point, expect_waiting, in_steps};
 
 /// Where an id is that C sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,9 +127,9 @@ impl Queue {
         self.waiting.lock().push(news);
     }
 
-    fn take(&self, turn: Turn) -> Option<News> {
+    fn take(&self) -> Option<News> {
         let mut waiting = self.waiting.lock();
-        let news = if turn == Turn::Read { waiting.pop_read() } else { waiting.pop() }?;
+        let news = waiting.pop()?;
         // Under the lock, so that an id which is being destroyed either takes its news back or
         // waits for their acknowledgement.
         // SAFETY: an id exists while its news wait.
@@ -352,18 +352,19 @@ fn event_of(news: News) -> Option<Event> {
 ///
 /// # Errors
 ///
-/// EBADF: there is no such channel any more.
-pub(super) fn next(channel: *mut c::rdma_event_channel, mut turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
+/// EBADF: there is no such channel any more, or the program has closed its descriptor.
+pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
     let queue = find(channel)?.queue()?;
-    while let Some(news) = queue.take(turn) {
+    let added = queue.waiting.sleepers().added();
+    while let Some(news) = queue.take() {
         let id = news.id;
         match event_of(news) {
             Some(event) => return Ok(Ok(give(event))),
             None => acknowledge(id),
         }
-        turn = Turn::First; // that read was for what is gone
     }
-    Ok(Err(Step::Read(queue.waiting.fd().as_raw_fd())))
+    expect_waiting(queue.waiting.fd().as_raw_fd(), turn)?;
+    Ok(Err(Step::Sleep(Sleep::new(queue.waiting.sleepers(), added))))
 }
 
 fn acknowledge(id: Place) {

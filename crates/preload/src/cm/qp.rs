@@ -154,7 +154,7 @@ fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<St
         return Ok(());
     }
     match destroy(*place) {
-        Ok(step @ (Step::Read(_) | Step::Acknowledged(_))) => return Err(step),
+        Ok(step @ (Step::Sleep(_) | Step::Acknowledged(_))) => return Err(step),
         Ok(Step::Done(_)) => {}
         Err(refused) => refused.tell("rdma_destroy_qp"),
     }

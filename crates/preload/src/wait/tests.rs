@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_ibverbs_sys as c;
 
-use super::{Unacknowledged, as_if_asleep};
+use super::{LACKS_WAITV, Unacknowledged, as_if_asleep};
 use crate::cm::testing as cm;
 use crate::context::{ibv_close_device, ibv_open_device};
 use crate::cq::{self, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq};
@@ -92,7 +92,7 @@ impl<'a> Caller<'a> {
     fn is_asleep(&self) -> bool {
         let path = format!("/proc/self/task/{}/syscall", self.tid.load(Ordering::SeqCst));
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        [libc::SYS_read, libc::SYS_poll, libc::SYS_futex].iter().any(|call| text.starts_with(&format!("{call} ")))
+        [libc::SYS_futex, libc::SYS_futex_waitv].iter().any(|call| text.starts_with(&format!("{call} ")))
     }
 
     fn sleeps(&self) {
@@ -125,6 +125,28 @@ impl<'a> Caller<'a> {
         let ended = (self.result.load(Ordering::SeqCst), self.errno.load(Ordering::SeqCst));
         if returned == CANCELED { None } else { Some(ended) }
     }
+}
+
+/// Puts another file under the number of a descriptor, as programs do that close descriptors of others and open files. A
+/// number that was only closed would go to another test.
+fn replace(descriptor: c_int) {
+    let null = std::fs::File::open("/dev/null").unwrap();
+    // SAFETY: the number belongs to a descriptor of this test.
+    assert_eq!(unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), descriptor) }, descriptor);
+}
+
+/// The program takes the descriptor away from a call that waits on it.
+#[track_caller]
+fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_int) {
+    let caller = Caller::start(call, false);
+    caller.sleeps();
+    replace(descriptor);
+    let until = Instant::now() + PATIENCE;
+    while !caller.has_returned.load(Ordering::SeqCst) {
+        assert!(Instant::now() < until, "the call still waits");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(caller.join(), Some((-1, libc::EBADF)));
 }
 
 /// A call that waits for ever is cancelled, once it sleeps.
@@ -574,6 +596,38 @@ fn a_signal_interrupts_the_wait_for_an_event_of_a_connection_as_its_handler_says
         assert_eq!(cm::rdma_destroy_id(id), 0);
         cm::rdma_destroy_event_channel(channel.get());
     }
+}
+
+#[test]
+fn a_kernel_without_the_newer_wait_has_handlers_end_it_or_not() {
+    let own = Opened::new();
+    LACKS_WAITV.store(true, Ordering::Relaxed);
+    interrupted_or_restarted(&|| own.get_cq_event(), &|| own.notify());
+    cancelled_anyhow(&|| own.get_cq_event());
+    LACKS_WAITV.store(false, Ordering::Relaxed);
+    // SAFETY: the queue exists.
+    unsafe { ibv_ack_cq_events(own.cq.get(), 1) };
+    own.close();
+}
+
+#[test]
+fn calls_that_wait_end_when_the_program_has_closed_their_descriptors() {
+    let own = Opened::new();
+    let channel = Shared::new(cm::rdma_create_event_channel());
+    let get_cm_event = || {
+        let mut event = ptr::null_mut();
+        // SAFETY: the channel exists.
+        unsafe { cm::rdma_get_cm_event(channel.get(), &raw mut event) }
+    };
+    // SAFETY: what is looked at exists.
+    let (of_queue, of_context, of_connections) =
+        unsafe { ((*own.channel.get()).fd, (*own.context.get()).async_fd, (*channel.get()).fd) };
+    ends_without_its_descriptor(&|| own.get_cq_event(), of_queue);
+    ends_without_its_descriptor(&|| own.get_async_event(), of_context);
+    ends_without_its_descriptor(&get_cm_event, of_connections);
+    // SAFETY: no id reports to it.
+    unsafe { cm::rdma_destroy_event_channel(channel.get()) };
+    own.close();
 }
 
 #[test]

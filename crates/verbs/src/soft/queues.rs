@@ -20,7 +20,7 @@ use doorbell_wire::Qpn;
 use super::no_eventfd;
 use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
-use crate::signal::Notices;
+use crate::signal::{Notices, Sleepers};
 
 /// After a program waited once, this many notifications more are expected to be waited for.
 const WAITER_FOR: usize = 16;
@@ -86,9 +86,8 @@ impl raw::Channel for SoftChannel {
         self.noted(taken)
     }
 
-    fn next_read(&self) -> Option<CqId> {
-        let taken = self.notices.lock().pop_read();
-        self.noted(taken)
+    fn sleepers(&self) -> Option<&Arc<Sleepers>> {
+        Some(self.notices.sleepers())
     }
 
     fn linger(&self) -> bool {
