@@ -27,9 +27,10 @@ pub(super) struct Options {
     /// Judges at most so many that have no verdict yet [default: all]
     #[arg(long, value_name = "N")]
     at_most: Option<usize>,
-    /// File of the verdicts, which is continued.
-    #[arg(long, value_name = "FILE", default_value = "benchmarks/2026-11-25/mutants.txt")]
-    verdicts: PathBuf,
+    /// File of the verdicts, which is continued [default: the newest `mutants.txt` below `benchmarks`, or one below
+    /// today's date]
+    #[arg(long, value_name = "FILE")]
+    verdicts: Option<PathBuf>,
 }
 
 /// Folders whose code is changed, each with the crate whose tests must notice.
@@ -39,6 +40,9 @@ const PLACES: &[(&str, &str, &str)] = &[
     ("crates/fabric/src/shm/", "doorbell-fabric", "crates/fabric"),
     ("crates/farmem/src/", "doorbell-farmem", "crates/farmem"),
 ];
+
+/// Name of a file of verdicts.
+const VERDICTS: &str = "mutants.txt";
 
 /// Time that the tests of a crate may take with a mutant: several times what they take without, beside other work.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -67,7 +71,10 @@ type Verdicts = BTreeMap<(String, String), String>;
 pub(super) fn run(options: &Options) -> Result<(), String> {
     let workshop = Workshop::open()?;
     let sample = sample(listed(workshop.tree())?, options.seed, options.sample as usize);
-    let file = root().join(&options.verdicts);
+    let file = match &options.verdicts {
+        Some(file) => root().join(file),
+        None => newest_verdicts(&root().join("benchmarks"))?,
+    };
     let mut verdicts = read(&fs::read_to_string(&file).unwrap_or_default());
     let mut states = BTreeMap::new();
     for (_, _, home) in PLACES {
@@ -87,6 +94,16 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     let of_sample: Vec<(&Mutant, &String)> =
         sample.iter().filter_map(|mutant| Some((mutant, verdicts.get(&key(mutant))?))).collect();
     conclude(&of_sample, sample.len())
+}
+
+/// The newest file of verdicts in the folders of `home`, whose names are dates, or a new one for today.
+fn newest_verdicts(home: &Path) -> Result<PathBuf, String> {
+    let folders = fs::read_dir(home).into_iter().flatten().flatten();
+    let newest = folders.map(|entry| entry.path().join(VERDICTS)).filter(|file| file.exists()).max();
+    match newest {
+        Some(file) => Ok(file),
+        None => Ok(home.join(output_of(command("date", &["+%F"]))?.trim()).join(VERDICTS)),
+    }
 }
 
 fn judge(workshop: &Workshop, mutant: &Mutant) -> Result<&'static str, String> {
@@ -206,6 +223,21 @@ fn conclude(judged: &[(&Mutant, &String)], sample: usize) -> Result<(), String> 
 mod tests {
     use super::*;
 
+    #[test]
+    fn the_newest_verdicts_are_continued() {
+        let home = std::env::temp_dir().join(format!("mutants-{}", std::process::id()));
+        let of = |date: &str| home.join(date).join(VERDICTS);
+        let first = newest_verdicts(&home).unwrap();
+        assert!(first.starts_with(&home) && first.ends_with(VERDICTS), "{first:?}");
+        for date in ["2026-09-30", "2026-10-02", "2026-10-01"] {
+            fs::create_dir_all(home.join(date)).unwrap();
+            fs::write(of(date), "").unwrap();
+        }
+        fs::create_dir_all(home.join("2026-10-03")).unwrap();
+        assert_eq!(newest_verdicts(&home).unwrap(), of("2026-10-02"));
+        fs::remove_dir_all(home).unwrap();
+    }
+
     fn mutant(name: &str) -> Mutant {
         Mutant { name: name.to_owned(), package: "doorbell-rnic", home: "crates/rnic", diff: String::new() }
     }
@@ -227,7 +259,7 @@ mod tests {
     fn verdicts_are_read_as_they_were_written() {
         let file = tempfile::tempdir().unwrap();
         let path = file.path().join("below").join("mutants.txt");
-        let options = Options { sample: 2, seed: 1, at_most: None, verdicts: path.clone() };
+        let options = Options { sample: 2, seed: 1, at_most: None, verdicts: Some(path.clone()) };
         let verdicts: Verdicts = [(("abc".to_owned(), "x.rs:1:1: y".to_owned()), "caught".to_owned())].into();
         write(&path, &options, &verdicts).unwrap();
         assert_eq!(read(&fs::read_to_string(&path).unwrap()), verdicts);
