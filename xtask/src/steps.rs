@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, digests, dist, fuzz, network, packets, peers, programs, regressions, soak, two_machines, versus,
-    vm,
+    bindings, browser, chaos, digests, dist, fuzz, network, packets, peers, programs, regressions, soak, two_machines,
+    versus, vm,
 };
 
 /// A step of a test run.
@@ -126,6 +126,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),
     Step { name: OWN, group: Group::Programs, body: Body::Named(|only| network::apart(|| programs::own(only).into())) },
     plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::behind::a_box().into())),
+    plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
     plain(Group::Programs, "soak, one minute", || soak::step().into()),
     plain(Group::Programs, "verbs programs, archive", || network::apart(|| dist::check().into())),
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 
+use super::make;
 use super::plan::Plan;
 use super::process::Process;
-use super::{home, make};
 use crate::programs::{doorbell, ports};
 use crate::shell::{command, output_of, run};
 
@@ -21,7 +21,9 @@ pub(super) const COUNTERS_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
 const MARK: &str = "XTASK_CHAOS";
 
 /// KiB of the file system that fills up.
-const SMALL_KIB: u64 = 64;
+pub(super) const SMALL_KIB: u64 = 64;
+/// KiB of it that are free at the start: `doorbell run` refuses a capture whose beginning it cannot write.
+pub(super) const START_KIB: u64 = 16;
 
 /// Where a lane runs.
 pub(super) struct Place {
@@ -32,8 +34,7 @@ pub(super) struct Place {
 
 impl Place {
     /// Makes one for the thread that calls, and for the processes that it starts.
-    pub(super) fn new(lane: usize) -> Result<Self, String> {
-        let folder = home(lane);
+    pub(super) fn new(folder: PathBuf) -> Result<Self, String> {
         let place = Self { is_own: crate::peers::is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok(), folder };
         [place.full(), place.counters()].iter().try_for_each(|folder| make(folder))?;
         if place.is_own {
@@ -111,22 +112,30 @@ impl Place {
 
     /// Checks that nothing is left: no process, no socket, no name, and no file after the next process has looked.
     pub(super) fn check(&self, patience: Duration) -> Result<(), String> {
+        self.expect_no_process(patience)?;
+        self.expect_no_socket()?;
+        self.look()?;
+        self.expect_no_file()
+    }
+
+    fn expect_no_process(&self, patience: Duration) -> Result<(), String> {
         let until = Instant::now() + patience;
         let mut left = self.processes();
         while !left.is_empty() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
             left = self.processes();
         }
-        if !left.is_empty() {
-            return Err(format!("processes are left: {left:?}"));
-        }
-        if self.is_own {
-            let sockets = self.sockets();
-            if !sockets.is_empty() {
-                return Err(format!("sockets are left:\n{}", sockets.join("\n")));
-            }
-        }
-        // A killed process leaves files, which the next reader and the next process remove.
+        if left.is_empty() { Ok(()) } else { Err(format!("processes are left: {left:?}")) }
+    }
+
+    /// Checks it in a network of its own: elsewhere, sockets are of other programs.
+    fn expect_no_socket(&self) -> Result<(), String> {
+        let sockets = if self.is_own { self.sockets() } else { Vec::new() };
+        if sockets.is_empty() { Ok(()) } else { Err(format!("sockets are left:\n{}", sockets.join("\n"))) }
+    }
+
+    /// Starts the next reader and the next process, which remove the files that a killed process leaves.
+    fn look(&self) -> Result<(), String> {
         for counters in [self.counters(), self.full().join("counters")] {
             for words in [&["run", "--processes"][..], &["run", "--", "ls", "/sys/class/infiniband"]] {
                 let mut look = command(doorbell(), words);
@@ -138,6 +147,10 @@ impl Place {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn expect_no_file(&self) -> Result<(), String> {
         let mut folders = vec![self.counters(), self.full().join("counters")];
         if self.is_own {
             folders.push("/dev/shm".into());
@@ -185,4 +198,90 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
         _ => vec![entry.path()],
     };
     entries.flat_map(below).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
+    use super::*;
+    use crate::network;
+
+    const SHORT: Duration = Duration::from_millis(50);
+    const PATIENCE: Duration = Duration::from_secs(120);
+
+    /// Runs a test in a place of its own, which is removed afterwards.
+    fn in_a_place(name: &str, body: impl FnOnce(&Place) + Send) {
+        let folder = std::env::temp_dir().join(format!("chaos-place-{}-{name}", std::process::id()));
+        let ended: Result<(), String> = network::apart(|| {
+            let place = Place::new(folder.clone())?;
+            body(&place);
+            Ok(())
+        });
+        let _ = fs::remove_dir_all(folder);
+        assert_eq!(ended, Ok(()));
+    }
+
+    #[test]
+    fn a_process_that_is_left_is_reported() {
+        in_a_place("process", |place| {
+            let start = |script: &str| {
+                let run = command("sh", &["-c", script]);
+                place.start("server", run, "sh", Stdio::null()).unwrap()
+            };
+            let mut parent = start("sleep 1000 >&2 & echo $!");
+            assert!(parent.wait(PATIENCE).unwrap().success());
+            let why = place.expect_no_process(SHORT).unwrap_err();
+            assert!(why.contains("sleep 1000"), "{why}");
+            let child = fs::read_to_string(place.folder.join("server/output.txt")).unwrap();
+            assert!(start(&format!("kill -9 {}", child.trim())).wait(PATIENCE).unwrap().success());
+            assert_eq!(place.expect_no_process(PATIENCE), Ok(()));
+        });
+    }
+
+    /// As root: elsewhere the network is one of other programs too.
+    #[test]
+    fn a_socket_that_is_left_is_reported() {
+        in_a_place("socket", |place| {
+            let expected = |words: &str| {
+                let found = place.expect_no_socket();
+                let is_found = found.as_ref().is_err_and(|why| why.contains(words));
+                assert!(is_found == place.is_own, "{words}: {found:?}");
+            };
+            assert_eq!(place.expect_no_socket(), Ok(()));
+            let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+            expected("udp ");
+            drop(udp);
+            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+            expected("tcp ");
+            drop(tcp);
+            let address = SocketAddr::from_abstract_name(format!("doorbell-chaos-{}", std::process::id())).unwrap();
+            let unix = UnixListener::bind_addr(&address).unwrap();
+            expected("@doorbell-chaos");
+            drop(unix);
+            assert_eq!(place.expect_no_socket(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_file_that_is_left_is_reported() {
+        in_a_place("file", |place| {
+            make(&place.full().join("counters")).unwrap();
+            assert_eq!(place.expect_no_file(), Ok(()));
+            let mut folders = vec![place.counters(), place.full().join("counters")];
+            if place.is_own {
+                folders.push("/dev/shm".into());
+            }
+            for folder in folders {
+                let left = folder.join("doorbell-left");
+                fs::write(&left, "").unwrap();
+                let why = place.expect_no_file().unwrap_err();
+                assert!(why.contains("doorbell-left"), "{why}");
+                fs::remove_file(left).unwrap();
+                assert_eq!(place.expect_no_file(), Ok(()));
+            }
+        });
+    }
 }

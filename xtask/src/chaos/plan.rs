@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use super::place;
+
 /// How a process that is disturbed may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -160,7 +162,6 @@ impl Random {
 /// Decisions of one seed.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) seed: u64,
     pub(super) kind: &'static Kind,
     /// Options of `doorbell run` of both processes.
     pub(super) options: Vec<String>,
@@ -218,7 +219,6 @@ impl Plan {
             _ => {}
         }
         Self {
-            seed,
             kind,
             options,
             words,
@@ -226,7 +226,7 @@ impl Plan {
             disturbs_server: random.below(2) == 0,
             after: Duration::from_micros(random.below(800_000)),
             pause: Duration::from_millis(20 + random.below(300)),
-            used_kib: random.below(65),
+            used_kib: random.below(place::SMALL_KIB - place::START_KIB + 1),
         }
     }
 }

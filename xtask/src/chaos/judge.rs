@@ -1,0 +1,153 @@
+//! The ends of a pair that a disturbance allows.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::plan::{Disturbance, End, Plan, Programs};
+use super::{Pair, process};
+
+/// Statuses of `xtask/programs/chaos.c`.
+const FINISHED: i32 = 0;
+const ENDED: i32 = 3;
+const REFUSED: i32 = 4;
+const LEFT: i32 = 7;
+
+/// The time after which a foreign program that only receives is asked to end: verbs tell it of no dead peer.
+const PASSIVE: Duration = Duration::from_secs(5);
+
+/// Waits until both processes have ended, and compares how with what the plan allows.
+pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<(), String> {
+    let disturbed = pair.disturbed.wait(patience)?;
+    let end = plan.kind.end;
+    if !is_allowed(end, disturbed) {
+        return Err(format!("the disturbed process ended with {disturbed}, allowed is {end:?}"));
+    }
+    if plan.kind.programs != Programs::Own {
+        return judge_foreign(end, pair, patience);
+    }
+    let other = pair.other.wait(patience)?;
+    let is_killed = plan.kind.disturbance == Disturbance::KillBoth && is_allowed(End::Dies(Signal::SIGKILL), other);
+    let allowed: &[i32] = if end == End::Finishes { &[FINISHED] } else { &[FINISHED, ENDED] };
+    if is_killed || other.code().is_some_and(|code| allowed.contains(&code)) {
+        return Ok(());
+    }
+    Err(format!("the other process ended with {other}, allowed are the statuses {allowed:?}"))
+}
+
+/// A foreign program whose peer has died ends with some error; one that only receives ends when it is asked to.
+fn judge_foreign(end: End, pair: &mut Pair, patience: Duration) -> Result<(), String> {
+    let status = match pair.other.wait_at_most(PASSIVE.min(patience)) {
+        _ if end == End::Finishes => pair.other.wait(patience)?,
+        Some(status) => status,
+        None => {
+            pair.other.signal(Signal::SIGTERM)?;
+            pair.other.wait(patience)?
+        }
+    };
+    if end == End::Finishes && !status.success() {
+        return Err(format!("the other process ended with {status}, although its peer was only stopped for a while"));
+    }
+    match process::crash(status) {
+        Some(signal) => Err(format!("the other process crashed by {signal}")),
+        None => Ok(()),
+    }
+}
+
+fn is_allowed(end: End, status: ExitStatus) -> bool {
+    match end {
+        End::Finishes => status.success(),
+        End::Leaves => status.code() == Some(LEFT),
+        End::Dies(signal) => status.signal() == Some(signal as i32) || matches!(status.code(), Some(FINISHED | ENDED)),
+        End::Fails => status.code() == Some(ENDED),
+        End::MayFail => matches!(status.code(), Some(FINISHED | ENDED | REFUSED)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::super::process::Process;
+    use super::*;
+    use crate::shell::command;
+
+    /// Longer than any of these scripts takes.
+    const PATIENCE: Duration = Duration::from_secs(120);
+    const SHORT: Duration = Duration::from_millis(50);
+
+    /// Judges two scripts in the place of the programs of a round of the first kind for which `is_wanted` holds.
+    fn judged(is_wanted: fn(&Plan) -> bool, scripts: [&str; 2], patience: Duration) -> Result<(), String> {
+        let plan = (0..1000).map(Plan::new).find(is_wanted).expect("a kind is wanted that exists");
+        let (process, thread) = (std::process::id(), std::thread::current().id());
+        let folder = std::env::temp_dir().join(format!("chaos-judge-{process}-{thread:?}"));
+        let started = |name, script: &str| {
+            let run = command("sh", &["-c", script]);
+            Process::start(name, run, "sh", &folder.join(name), Stdio::null()).unwrap()
+        };
+        let mut pair = Pair { disturbed: started("disturbed", scripts[0]), other: started("other", scripts[1]) };
+        let judged = judge(&plan, &mut pair, patience);
+        drop(pair);
+        let _ = std::fs::remove_dir_all(&folder);
+        judged
+    }
+
+    fn own_that(end: End) -> impl Fn(&Plan) -> bool {
+        move |plan| plan.kind.programs == Programs::Own && plan.kind.end == end
+    }
+
+    /// Checks that a defect is reported with these words, and that the same round without it passes.
+    #[track_caller]
+    fn reported(is_wanted: fn(&Plan) -> bool, right: [&str; 2], planted: [&str; 2], words: &str) {
+        assert_eq!(judged(is_wanted, right, PATIENCE), Ok(()));
+        let patience = if planted.contains(&HANGS) { SHORT } else { PATIENCE };
+        let why = judged(is_wanted, planted, patience).expect_err("the defect is not reported");
+        assert!(why.contains(words), "{why}");
+    }
+
+    const HANGS: &str = "exec sleep 1000";
+
+    #[test]
+    fn a_process_that_hangs_is_reported() {
+        let finishes = |plan: &Plan| own_that(End::Finishes)(plan);
+        let right = ["exit 0", "exit 0"];
+        reported(finishes, right, [HANGS, "exit 0"], "the disturbed does not end within");
+        reported(finishes, right, ["sleep 0", HANGS], "does not end within");
+    }
+
+    #[test]
+    fn an_error_that_is_lost_and_one_without_a_cause_are_reported() {
+        let fails = |plan: &Plan| own_that(End::Fails)(plan);
+        reported(fails, ["exit 3", "exit 3"], ["exit 0", "exit 3"], "exit status: 0, allowed is Fails");
+        let finishes = |plan: &Plan| own_that(End::Finishes)(plan);
+        let right = ["exit 0", "exit 0"];
+        reported(finishes, right, ["exit 3", "exit 0"], "exit status: 3, allowed is Finishes");
+        reported(finishes, right, ["exit 0", "exit 3"], "the other process ended with exit status: 3");
+        let leaves = |plan: &Plan| own_that(End::Leaves)(plan);
+        reported(leaves, ["exit 7", "exit 3"], ["exit 0", "exit 3"], "exit status: 0, allowed is Leaves");
+    }
+
+    #[test]
+    fn wrong_data_are_reported_whatever_happens_around() {
+        let right = ["exit 4", "exit 3"];
+        let may_fail = |plan: &Plan| own_that(End::MayFail)(plan);
+        reported(may_fail, right, ["exit 1", "exit 3"], "exit status: 1, allowed is MayFail");
+        reported(may_fail, right, ["exit 4", "exit 1"], "the other process ended with exit status: 1");
+        let killed = |plan: &Plan| own_that(End::Dies(Signal::SIGKILL))(plan);
+        reported(killed, ["kill -9 $$", "exit 3"], ["exit 1", "exit 3"], "exit status: 1, allowed is Dies(SIGKILL)");
+    }
+
+    #[test]
+    fn a_crash_is_reported() {
+        let finishes = |plan: &Plan| own_that(End::Finishes)(plan);
+        let right = ["exit 0", "exit 0"];
+        reported(finishes, right, ["kill -SEGV $$", "exit 0"], "signal: 11 (SIGSEGV)");
+        let foreign = |plan: &Plan| plan.kind.programs == Programs::Rping;
+        reported(foreign, ["kill -9 $$", "exit 1"], ["kill -9 $$", "kill -SEGV $$"], "crashed by SIGSEGV");
+        let paused =
+            |plan: &Plan| plan.kind.programs == Programs::Perftest && plan.kind.disturbance == Disturbance::Pause;
+        reported(paused, right, ["exit 0", "exit 1"], "although its peer was only stopped for a while");
+    }
+}
