@@ -2,15 +2,15 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::AsFd;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use doorbell_exchange::admission::{Event, Hello, Limits, Lobby};
 use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::{Connector, SendReceive};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::device::Device;
-use crate::setup::{EstablishError, Options, establish};
+use crate::setup::{EstablishError, Options, establish, establish_admitted};
 
 /// Why a listener was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -63,14 +63,57 @@ pub enum ConnectError {
     Server(#[from] EstablishError),
 }
 
-/// Waits for clients. Several threads may call [`accept`](Self::accept) at once, so that one slow client does not hold
-/// up the others.
+/// Waits for clients. Peers that connect and say nothing, or nothing of Doorbell's set-up, hold up no client. Several
+/// threads may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
 pub struct Listener<P = SendReceive> {
     device: Device,
-    tcp: TcpListener,
+    address: SocketAddr,
+    visitors: Visitors,
     options: Options<P>,
-    client_deadline: Duration,
+}
+
+/// The peers that have connected and are no clients yet. One thread at a time handles all of them.
+#[derive(Debug)]
+struct Visitors {
+    /// `None` while a thread handles them.
+    lobby: Mutex<Option<Lobby<Hello>>>,
+    is_back: Condvar,
+}
+
+/// A thread's turn with the visitors.
+struct Turn<'a> {
+    lobby: Option<Lobby<Hello>>,
+    visitors: &'a Visitors,
+}
+
+impl Visitors {
+    /// Waits until no other thread handles the visitors. `None`: one still did at that instant.
+    fn turn(&self, until: Option<Instant>) -> Option<Turn<'_>> {
+        let mut lobby = self.lobby.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if lobby.is_some() {
+                return Some(Turn { lobby: lobby.take(), visitors: self });
+            }
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return None;
+            }
+            lobby = self.is_back.wait_timeout(lobby, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.visitors.lobby.lock().unwrap_or_else(PoisonError::into_inner) = self.lobby.take();
+        self.visitors.is_back.notify_one();
+    }
+}
+
+/// Bounds on the visitors of a listener, whose clients have that much time.
+pub(crate) fn limits(client_deadline: Duration) -> Limits {
+    Limits { total: client_deadline, ..Limits::default() }
 }
 
 /// The time that a client has for the set-up, unless it is set.
@@ -92,13 +135,13 @@ impl Device {
             Err(error) => return Err(ListenError { address: "the address given".to_owned(), error }),
         };
         let listen = || {
-            let tcp = TcpListener::bind(&addresses[..])?;
-            tcp.set_nonblocking(true)?;
-            Ok(tcp)
+            let lobby = Lobby::new(TcpListener::bind(&addresses[..])?, Hello::new(1), limits(CLIENT_DEADLINE))?;
+            Ok((lobby.local_addr()?, lobby))
         };
         let text = || addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
-        let tcp = listen().map_err(|error| ListenError { address: text(), error })?;
-        Ok(Listener { device: self.clone(), tcp, options, client_deadline: CLIENT_DEADLINE })
+        let (address, lobby) = listen().map_err(|error| ListenError { address: text(), error })?;
+        let visitors = Visitors { lobby: Mutex::new(Some(lobby)), is_back: Condvar::new() };
+        Ok(Listener { device: self.clone(), address, visitors, options })
     }
 
     /// Connects to a [`Listener`], within the deadline.
@@ -135,14 +178,16 @@ impl<P: Connector> Listener<P> {
     ///
     /// # Errors
     ///
-    /// The operating system does not tell.
+    /// None: the address was asked for when the listener was opened.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.tcp.local_addr()
+        Ok(self.address)
     }
 
     /// Gives a client that has come this much time to set up its connection, instead of five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
-        self.client_deadline = deadline;
+        if let Some(lobby) = self.visitors.lobby.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            lobby.set_total(deadline);
+        }
     }
 
     /// Waits for the next client until the deadline.
@@ -152,28 +197,20 @@ impl<P: Connector> Listener<P> {
     /// Nobody came. Or somebody came who does not speak Doorbell's set-up, sends nothing in time, or has options that
     /// do not fit: then the error names it, and the next call waits for the next client.
     pub fn accept(&self, deadline: Duration) -> Result<Blocking<P::Connection>, AcceptError> {
-        let begun = Instant::now();
-        let left = || deadline.saturating_sub(begun.elapsed());
-        let (stream, peer) = loop {
-            match self.tcp.accept() {
-                Ok(client) => break client,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error.into()),
-            }
-            if left().is_zero() {
-                return Err(AcceptError::Deadline(deadline));
-            }
-            // Rounded up, so that it does not spin for the last millisecond.
-            let time = PollTimeout::try_from(left() + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-            let mut waited = [PollFd::new(self.tcp.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut waited, time) {
-                Ok(_) | Err(nix::Error::EINTR) => {}
-                Err(error) => return Err(AcceptError::Io(error.into())),
-            }
+        let until = Instant::now().checked_add(deadline);
+        let event = {
+            let mut turn = self.visitors.turn(until).ok_or(AcceptError::Deadline(deadline))?;
+            turn.lobby.as_mut().and_then(|lobby| lobby.next(until).transpose()).transpose()?
         };
-        let _ = stream.set_nodelay(true); // it would only be slower
-        match establish(&self.device, &self.options, &stream, self.client_deadline.min(left())) {
+        let (stream, peer, end, opening) = match event {
+            None => return Err(AcceptError::Deadline(deadline)),
+            Some(Event::Refused { from: peer, why }) => {
+                return Err(AcceptError::Client { peer, error: EstablishError::unadmitted(peer, why) });
+            }
+            Some(Event::Admitted { stream, from, until, opening }) => (stream, from, until, opening),
+        };
+        let left = until.map_or(end, |until| until.min(end)).saturating_duration_since(Instant::now());
+        match establish_admitted(&self.device, &self.options, &stream, &opening[0], left) {
             Ok(connection) => Ok(Blocking::new(connection)),
             Err(error) => Err(AcceptError::Client { peer, error }),
         }

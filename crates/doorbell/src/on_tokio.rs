@@ -5,16 +5,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use doorbell_exchange::admission::{Event, Hello, Lobby};
 use doorbell_exchange::asynchronous::Async;
 use doorbell_exchange::setup::{self, EndpointDescription, Parsed, READY, SetupError};
-use doorbell_exchange::{Connector, SendReceive, TokioWaiter};
+use doorbell_exchange::{Connector, SendReceive, TokioLobby, TokioWaiter};
 use doorbell_verbs::Channel;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs, lookup_host};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::device::Device;
-use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError};
+use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError, limits};
 use crate::setup::{EstablishError, Options};
 
 /// A device whose connections are waited for in tokio's runtime: all of them by one descriptor, which is registered
@@ -69,8 +71,15 @@ impl Tokio {
         address: impl ToSocketAddrs,
         options: Options<P>,
     ) -> Result<TokioListener<P>, ListenError> {
-        match TcpListener::bind(address).await {
-            Ok(tcp) => Ok(TokioListener { device: self.clone(), tcp, options, client_deadline: CLIENT_DEADLINE }),
+        let listen = async {
+            let tcp = TcpListener::bind(address).await?.into_std()?;
+            let lobby = Lobby::new(tcp, Hello::new(1), limits(CLIENT_DEADLINE))?;
+            Ok((lobby.local_addr()?, TokioLobby::new(lobby)?))
+        };
+        match listen.await {
+            Ok((address, visitors)) => {
+                Ok(TokioListener { device: self.clone(), address, visitors: Mutex::new(visitors), options })
+            }
             Err(error) => Err(ListenError { address: "the address given".to_owned(), error }),
         }
     }
@@ -93,25 +102,32 @@ impl Tokio {
         let servers = until.wait(lookup_host(address)).await.map_err(ConnectError::Address)?;
         for server in servers {
             match until.wait(TcpStream::connect(server)).await {
-                Ok(stream) => return Ok(self.establish(&options, stream, server, until).await?),
+                Ok(stream) => return Ok(self.establish(&options, stream, server, None, until).await?),
                 Err(error) => last = ConnectError::Unreachable { server, error },
             }
         }
         Err(last)
     }
 
+    /// Makes a connection with the peer at the other end of a stream, whose description may have come already.
     async fn establish<P: Connector>(
         &self,
         options: &Options<P>,
         mut stream: TcpStream,
         peer: SocketAddr,
+        theirs: Option<EndpointDescription>,
         until: Until,
     ) -> Result<Connection<P>, EstablishError> {
         let peer = peer.to_string();
         let _ = stream.set_nodelay(true); // it would only be slower
         let endpoint = options.protocol.endpoint(self.device.pd(), &options.config, Some(&self.channel))?;
         let own = options.protocol.describe(&endpoint);
-        let theirs = describe(&mut stream, &peer, own, until).await?;
+        let broke = |error| SetupError::broke(&peer, error, until.given);
+        until.wait(stream.write_all(&setup::hello(&[own]))).await.map_err(broke)?;
+        let theirs = match theirs {
+            Some(theirs) => theirs,
+            None => describe(&mut stream, &peer, until).await?,
+        };
         let connection = options.protocol.connect(endpoint, &theirs)?;
         let unready = |error| EstablishError::unready(&peer, error, until.given);
         until.wait(stream.write_all(&[READY])).await.map_err(unready)?;
@@ -121,15 +137,9 @@ impl Tokio {
     }
 }
 
-/// Sends our description and receives the peer's.
-async fn describe(
-    stream: &mut TcpStream,
-    peer: &str,
-    own: EndpointDescription,
-    until: Until,
-) -> Result<EndpointDescription, SetupError> {
+/// Receives the peer's description.
+async fn describe(stream: &mut TcpStream, peer: &str, until: Until) -> Result<EndpointDescription, SetupError> {
     let broke = |error| SetupError::broke(peer, error, until.given);
-    until.wait(stream.write_all(&setup::hello(&[own]))).await.map_err(broke)?;
     let mut bytes = Vec::new();
     loop {
         match setup::parse(peer, &bytes, 1)? {
@@ -164,14 +174,15 @@ impl Until {
     }
 }
 
-/// Waits for clients in tokio's runtime. Several tasks may call [`accept`](Self::accept) at once, so that one slow
-/// client does not hold up the others.
+/// Waits for clients in tokio's runtime. Peers that connect and say nothing, or nothing of Doorbell's set-up, hold up no
+/// client. Several tasks may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
 pub struct TokioListener<P = SendReceive> {
     device: Tokio,
-    tcp: TcpListener,
+    address: SocketAddr,
+    /// The peers that have connected and are no clients yet. One task at a time handles all of them.
+    visitors: Mutex<TokioLobby<Hello>>,
     options: Options<P>,
-    client_deadline: Duration,
 }
 
 impl<P: Connector> TokioListener<P> {
@@ -179,33 +190,40 @@ impl<P: Connector> TokioListener<P> {
     ///
     /// # Errors
     ///
-    /// The operating system does not tell.
+    /// None: the address was asked for when the listener was opened.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.tcp.local_addr()
+        Ok(self.address)
     }
 
     /// Gives a client that has come this much time to set up its connection, instead of five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
-        self.client_deadline = deadline;
+        self.visitors.get_mut().set_total(deadline);
     }
 
     /// Waits for the next client until the deadline.
     ///
-    /// Safe to cancel while nobody has come. Later, the client that has come is told that this side gave up.
+    /// Safe to cancel while no client has come. Later, the client learns that this side gave up.
     ///
     /// # Errors
     ///
     /// As of [`Listener::accept`](crate::Listener::accept).
     pub async fn accept(&self, deadline: Duration) -> Result<Connection<P>, AcceptError> {
         let until = Until::new(deadline);
-        let (stream, peer) = match until.wait(self.tcp.accept()).await {
-            Ok(client) => client,
+        let event = until.wait(async { self.visitors.lock().await.next().await }).await;
+        let (stream, peer, end, opening) = match event {
+            Ok(Event::Admitted { stream, from, until, opening }) => (stream, from, until, opening),
+            Ok(Event::Refused { from: peer, why }) => {
+                return Err(AcceptError::Client { peer, error: EstablishError::unadmitted(peer, why) });
+            }
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(AcceptError::Deadline(deadline)),
             Err(error) => return Err(error.into()),
         };
-        let left = until.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-        let client = Until::new(self.client_deadline.min(left));
-        let established = self.device.establish(&self.options, stream, peer, client).await;
+        let end = Instant::from_std(end);
+        let at = until.at.map_or(end, |at| at.min(end));
+        let client = Until { at: Some(at), given: at.saturating_duration_since(Instant::now()) };
+        stream.set_nonblocking(true)?;
+        let stream = TcpStream::from_std(stream)?;
+        let established = self.device.establish(&self.options, stream, peer, Some(opening[0]), client).await;
         established.map_err(|error| AcceptError::Client { peer, error })
     }
 }

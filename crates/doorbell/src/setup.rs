@@ -4,9 +4,10 @@
 //! other can receive, and each learns that the other could not connect.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use doorbell_exchange::admission::Why;
 use doorbell_exchange::setup::{self, EndpointDescription, READY, SetupError, Timed};
 use doorbell_exchange::{self as exchange, Config, Connector, SendReceive};
 use doorbell_verbs::Channel;
@@ -68,6 +69,12 @@ pub enum EstablishError {
     /// The device has no room for a connection.
     #[error("the device has no room for a connection: {0}")]
     Device(#[from] doorbell_verbs::Error),
+    /// More clients came than wait at a time, and this one had been silent for longest.
+    #[error("{peer} made room for another client, since it had been silent for longest")]
+    Evicted {
+        /// Who.
+        peer: String,
+    },
     /// The peer ended the set-up, since it cannot connect with this side.
     #[error("{peer} gave up: it cannot connect with this side's options, or its program ended")]
     GaveUp {
@@ -84,6 +91,17 @@ impl EstablishError {
                 Self::GaveUp { peer: peer.to_owned() }
             }
             _ => SetupError::broke(peer, error, deadline).into(),
+        }
+    }
+
+    /// The reason for which a client got no turn.
+    pub(crate) fn unadmitted(peer: SocketAddr, why: Why<SetupError>) -> Self {
+        let peer = peer.to_string();
+        match why {
+            Why::Refused(error) => error.into(),
+            Why::Deadline(total) => SetupError::Deadline { peer, seconds: total.as_secs_f64() }.into(),
+            Why::Ended(error) => SetupError::Io { peer, error }.into(),
+            Why::Evicted => Self::Evicted { peer },
         }
     }
 
@@ -106,15 +124,19 @@ pub(crate) fn meet<T, E: From<EstablishError>>(
     connect: impl FnOnce(&EndpointDescription) -> Result<T, E>,
 ) -> Result<T, E> {
     let begun = Instant::now();
-    let peer = name_of(stream);
     let theirs = setup::exchange(stream, &[own], deadline).map_err(EstablishError::from)?;
     let connected = connect(&theirs[0])?;
     let mut timed = Timed::new(stream, deadline.saturating_sub(begun.elapsed()));
+    be_ready(&mut timed, &name_of(stream), deadline)?;
+    Ok(connected)
+}
+
+/// Says that this side is connected, and waits until the peer says so.
+fn be_ready(timed: &mut Timed<'_>, peer: &str, deadline: Duration) -> Result<(), EstablishError> {
     let mut said = [0];
     let result = timed.write_all(&[READY]).and_then(|()| timed.read_exact(&mut said));
-    result.map_err(|error| EstablishError::unready(&peer, error, deadline))?;
-    EstablishError::check_ready(&peer, said[0])?;
-    Ok(connected)
+    result.map_err(|error| EstablishError::unready(peer, error, deadline))?;
+    EstablishError::check_ready(peer, said[0])
 }
 
 /// Makes a connection with the peer at the other end of a stream.
@@ -128,4 +150,22 @@ pub(crate) fn establish<P: Connector>(
     let endpoint = options.protocol.endpoint(device.pd(), &options.config, channel.as_ref())?;
     let own = options.protocol.describe(&endpoint);
     meet(stream, own, deadline, |peer| Ok(options.protocol.connect(endpoint, peer)?))
+}
+
+/// Makes a connection with a client whose description has come already.
+pub(crate) fn establish_admitted<P: Connector>(
+    device: &Device,
+    options: &Options<P>,
+    stream: &TcpStream,
+    theirs: &EndpointDescription,
+    deadline: Duration,
+) -> Result<P::Connection, EstablishError> {
+    let channel = options.channel(device)?;
+    let endpoint = options.protocol.endpoint(device.pd(), &options.config, channel.as_ref())?;
+    let own = options.protocol.describe(&endpoint);
+    let (mut timed, peer) = (Timed::new(stream, deadline), name_of(stream));
+    timed.write_all(&setup::hello(&[own])).map_err(|error| EstablishError::unready(&peer, error, deadline))?;
+    let connection = options.protocol.connect(endpoint, theirs)?;
+    be_ready(&mut timed, &peer, deadline)?;
+    Ok(connection)
 }

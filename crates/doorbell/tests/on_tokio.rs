@@ -214,6 +214,29 @@ async fn clients_that_are_none_leave_the_listener_as_it_was() {
 }
 
 #[tokio::test]
+async fn peers_that_say_nothing_hold_up_no_client() {
+    let (listener, address) = listener(small()).await;
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(tokio::net::TcpStream::connect(address).await.unwrap());
+    }
+    let device = tokio_device();
+    let accept = async {
+        // More came than wait at a time, so some made room.
+        loop {
+            match listener.accept(PATIENCE).await {
+                Ok(server) => break server,
+                Err(AcceptError::Client { error: EstablishError::Evicted { .. }, .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let (mut server, client) = tokio::join!(accept, device.connect(address, small(), PATIENCE));
+    client.unwrap().send(b"served").await.unwrap();
+    assert_eq!(&*server.receive().await.unwrap(), b"served");
+}
+
+#[tokio::test]
 async fn deadlines_and_refusals_are_errors() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();

@@ -12,7 +12,7 @@ mod lobby;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub use lobby::{Event, Hello, Line, LineError, Lobby, Why};
+pub use lobby::{Event, Hello, Line, LineError, Lobby, Step, Why};
 
 /// Judgement of an opening after some of its bytes.
 #[derive(Debug)]

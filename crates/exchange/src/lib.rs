@@ -73,7 +73,7 @@ pub use error::{ConnectError, ConnectionError, Misuse};
 pub use send_receive::SendReceive;
 pub use shared_write::SharedWrite;
 #[cfg(feature = "tokio")]
-pub use tokio::TokioWaiter;
+pub use tokio::{TokioLobby, TokioWaiter};
 
 pub use doorbell_protocols as protocols;
 use doorbell_protocols::Protocol;

@@ -3,12 +3,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use doorbell_verbs::{Channel, Device};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
+use tokio::time::timeout_at;
 
+use crate::admission::{Event, Lobby, Opening, Step};
 use crate::asynchronous::Waiter;
 use crate::waiting::take_notifications;
 
@@ -73,5 +76,54 @@ impl Waiter for TokioWaiter {
 
     fn wants_notification(&self) -> bool {
         true
+    }
+}
+
+/// A [`Lobby`] whose visitors a task handles.
+#[derive(Debug)]
+pub struct TokioLobby<O>(AsyncFd<Lobby<O>>);
+
+impl<O: Opening> TokioLobby<O> {
+    /// Registers the lobby with the runtime that this is called in.
+    ///
+    /// # Errors
+    ///
+    /// The runtime does not take the descriptor: too many are open, or the runtime was built without IO.
+    ///
+    /// # Panics
+    ///
+    /// Outside a runtime of tokio.
+    pub fn new(lobby: Lobby<O>) -> io::Result<Self> {
+        // SAFETY: a lobby has one descriptor for all its life, and nothing here replaces the lobby.
+        Ok(Self(unsafe { AsyncFd::register_with_interest(lobby, Interest::READABLE)? }))
+    }
+
+    /// Sets the total time of visitors that arrive from now on.
+    pub fn set_total(&mut self, total: Duration) {
+        self.0.get_mut().set_total(total);
+    }
+
+    /// Handles visitors until one is admitted or refused. Safe to cancel.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Lobby::next`].
+    pub async fn next(&mut self) -> io::Result<Event<O::Admitted, O::Refusal>> {
+        loop {
+            match self.0.get_mut().step()? {
+                Step::Event(event) => return Ok(event),
+                // Other tasks have their turn, however many visitors come.
+                Step::Handled => tokio::task::yield_now().await,
+                Step::Idle => {
+                    let wakes_at = self.0.get_ref().wakes_at();
+                    let readable = async { self.0.readable().await.map(|mut ready| ready.clear_ready()) };
+                    match wakes_at {
+                        // After that instant there is something to do.
+                        Some(at) => timeout_at(at.into(), readable).await.unwrap_or(Ok(()))?,
+                        None => readable.await?,
+                    }
+                }
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -69,7 +70,26 @@ pub enum Why<R> {
     Ended(io::Error),
 }
 
+/// Outcome of [`Lobby::step`].
+#[derive(Debug)]
+pub enum Step<T, R> {
+    /// No visitor had anything to say.
+    Idle,
+    /// A visitor was handled or accepted.
+    Handled,
+    /// The same, and there is something for the owner.
+    Event(Event<T, R>),
+}
+
+impl<T, R> Step<T, R> {
+    fn handled(event: Option<Event<T, R>>) -> Self {
+        event.map_or(Self::Handled, Self::Event)
+    }
+}
+
 /// Visitors of a listener and their streams.
+///
+/// Its descriptor becomes readable when a visitor can be handled: it is one of epoll, so an event loop may watch it.
 #[derive(Debug)]
 pub struct Lobby<O> {
     listener: TcpListener,
@@ -166,42 +186,45 @@ impl<O: Opening> Lobby<O> {
         loop {
             let is_last = until.is_some_and(|until| Instant::now() >= until);
             match self.step()? {
-                (_, Some(event)) => return Ok(Some(event)),
-                (true, None) => {}
-                (false, None) if is_last => return Ok(None),
-                (false, None) => {
-                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-                    self.wait(self.begun.elapsed(), left)?;
+                Step::Event(event) => return Ok(Some(event)),
+                Step::Handled => {}
+                Step::Idle if is_last => return Ok(None),
+                Step::Idle => {
+                    let ends = [self.wakes_at(), until].into_iter().flatten().min();
+                    let nap = ends.map(|end| end.saturating_duration_since(Instant::now()));
+                    self.ready(nap)?;
                 }
             }
         }
     }
 
-    /// Handles one visitor, or accepts one. Returns whether there was one.
-    #[allow(clippy::type_complexity, reason = "an alias would need the same parameters")]
-    fn step(&mut self) -> io::Result<(bool, Option<Event<O::Admitted, O::Refusal>>)> {
+    /// Handles one visitor, or accepts one, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As of [`next`](Self::next).
+    pub fn step(&mut self) -> io::Result<Step<O::Admitted, O::Refusal>> {
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
         // Ready visitors have a last turn, however long the caller was busy with something else.
         let expired = self.admission.expired(now).find(|number| !ready.contains(number));
         if let Some(number) = expired {
-            return Ok((true, self.part(number, Why::Deadline(self.limits.total))));
+            return Ok(Step::handled(self.part(number, Why::Deadline(self.limits.total))));
         }
         if let Some(number) = self.admission.choose(ready) {
-            return Ok((true, self.turn(number, now)));
+            return Ok(Step::handled(self.turn(number, now)));
         }
         if has_arrival {
-            return Ok((true, self.accept(now)?));
+            return Ok(Step::handled(self.accept(now)?));
         }
-        Ok((false, None))
+        Ok(Step::Idle)
     }
 
-    /// Sleeps until a stream is ready, or for `left` at most.
-    fn wait(&mut self, now: Duration, left: Option<Duration>) -> io::Result<()> {
-        let opens_at = Some(self.opens_at()).filter(|&at| at > now);
+    /// Returns when [`step`](Self::step) has something to do though no stream becomes ready.
+    pub fn wakes_at(&self) -> Option<Instant> {
+        let opens_at = Some(self.opens_at()).filter(|&at| at > self.begun.elapsed());
         let next = [self.admission.deadline(), opens_at].into_iter().flatten().min();
-        let nap = [next.map(|at| at.saturating_sub(now)), left].into_iter().flatten().min();
-        self.ready(nap).map(drop)
+        next.and_then(|at| self.begun.checked_add(at))
     }
 
     /// Returns when the listener is watched again: before that, its connections wait in the kernel.
@@ -334,6 +357,18 @@ impl<O: Opening> Lobby<O> {
     fn remove(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
         let guest = self.guests.remove(&number)?;
         guest.opening.is_some().then_some(Event::Refused { from: guest.from, why })
+    }
+}
+
+impl<O> AsFd for Lobby<O> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+}
+
+impl<O> AsRawFd for Lobby<O> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.epoll.0.as_raw_fd()
     }
 }
 
@@ -491,7 +526,12 @@ impl Opening for Hello {
         let mut rest = bytes;
         loop {
             match setup::parse(peer, &self.bytes, self.count) {
-                Err(why) => return (bytes.len() - rest.len(), Verdict::Dismiss { reply: Vec::new(), why: Some(why) }),
+                Err(why) => {
+                    // A peer of another release learns which one this is.
+                    let is_other = matches!(why, SetupError::Version { .. });
+                    let reply = if is_other { setup::hello(&[]) } else { Vec::new() };
+                    return (bytes.len() - rest.len(), Verdict::Dismiss { reply, why: Some(why) });
+                }
                 Ok(Parsed::Complete(theirs)) => return (bytes.len() - rest.len(), Verdict::Admit(theirs)),
                 Ok(Parsed::Incomplete(_)) if rest.is_empty() => return (bytes.len(), Verdict::Continue),
                 Ok(Parsed::Incomplete(more)) => {
