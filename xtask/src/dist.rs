@@ -176,4 +176,22 @@ mod tests {
         let missing = pack(&built, None, &put, &out, "doorbell-1").expect_err("one file is missing");
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
     }
+
+    /// Every test step of the workflow in docs/ci.md writes packets where the last step looks for them, each step under
+    /// names of its own.
+    #[test]
+    fn every_step_of_the_workflow_keeps_its_packets() {
+        let page = fs::read_to_string(root().join("docs/ci.md")).expect("the page is there");
+        let steps: Vec<&str> = page.lines().filter_map(|line| line.trim().strip_prefix("run: doorbell run ")).collect();
+        assert!(steps.len() >= 2, "{steps:?}");
+        let captured = |step: &&str| {
+            let (_, rest) = step.split_once("--pcap \"$RUNNER_TEMP/").unwrap_or_else(|| panic!("no capture: {step}"));
+            rest.split('"').next().unwrap_or_default().to_owned()
+        };
+        let captures: std::collections::BTreeSet<String> = steps.iter().map(captured).collect();
+        assert_eq!(captures.len(), steps.len(), "one step overwrites the captures of another: {steps:?}");
+        let kept = page.lines().find_map(|line| line.trim().strip_prefix("path: ${{ runner.temp }}/*."));
+        let kept = kept.expect("the last step keeps captures");
+        assert!(captures.iter().all(|name| name.contains("%p") && name.ends_with(&format!(".{kept}"))), "{captures:?}");
+    }
 }
