@@ -223,6 +223,14 @@ impl<L: Link> Link for Counted<L> {
         self.inner.leave(group);
     }
 
+    fn holds_records(&self) -> bool {
+        self.inner.holds_records()
+    }
+
+    fn write_records(&mut self) {
+        self.inner.write_records();
+    }
+
     fn link_counters(&self) -> LinkCounters {
         self.inner.link_counters()
     }

@@ -152,6 +152,14 @@ pub trait Link: Send {
     /// Ends that.
     fn leave(&mut self, _group: IpAddr) {}
 
+    /// Does the link hold records, such as captured packets, that are not in their file yet?
+    fn holds_records(&self) -> bool {
+        false
+    }
+
+    /// Writes the records that the link holds.
+    fn write_records(&mut self) {}
+
     /// What was lost on this side.
     fn link_counters(&self) -> LinkCounters;
 }
@@ -199,6 +207,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn leave(&mut self, group: IpAddr) {
         (**self).leave(group);
+    }
+
+    fn holds_records(&self) -> bool {
+        (**self).holds_records()
+    }
+
+    fn write_records(&mut self) {
+        (**self).write_records();
     }
 
     fn link_counters(&self) -> LinkCounters {

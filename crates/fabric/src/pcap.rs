@@ -18,8 +18,9 @@ use crate::shm::OwnProcess;
 /// Bytes that are gathered before they go to the file.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// How long a captured packet may wait for its way to the file.
-const FLUSH_INTERVAL_NS: u64 = 1_000_000_000;
+/// How long a captured packet waits at most until it is written, if a processor is free. A process that is killed loses
+/// the packets of this time.
+const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 
 /// The longest frame that the file's header announces: more than any has.
 const SNAP_LEN: u32 = 1 << 18;
@@ -136,6 +137,15 @@ impl<L: Link> Link for Pcap<L> {
 
     fn leave(&mut self, group: IpAddr) {
         self.inner.leave(group);
+    }
+
+    fn holds_records(&self) -> bool {
+        self.capture.flush_at_ns.is_some() || self.inner.holds_records()
+    }
+
+    fn write_records(&mut self) {
+        self.capture.flush();
+        self.inner.write_records();
     }
 
     fn link_counters(&self) -> LinkCounters {

@@ -87,7 +87,8 @@ struct Shared {
     stop: AtomicBool,
     /// An acknowledgement is held back.
     holds_ack: AtomicBool,
-    /// How often somebody asked the thread to send whatever is held back, and how many of these it has done.
+    /// How often a caller asked the thread to send what is held back and to write the link's records, and how many of these
+    /// requests the thread has met.
     flushes_asked: AtomicU64,
     flushes_done: AtomicU64,
     failed: AtomicBool,
@@ -573,8 +574,11 @@ impl Shared {
             let asked = self.flushes_asked.load(Ordering::Acquire);
             let is_asked = asked != self.flushes_done.load(Ordering::Relaxed);
             let pumped = driver.pump(self.now_ns(), if is_asked { Acks::Now } else { acks });
-            if is_asked && !driver.is_link_full() {
-                self.flushes_done.store(asked, Ordering::Release);
+            if is_asked {
+                driver.link_mut().write_records();
+                if !driver.is_link_full() {
+                    self.flushes_done.store(asked, Ordering::Release);
+                }
             }
             self.leave(driver);
             match pumped {

@@ -133,6 +133,14 @@ impl<L: Link> Link for Faults<L> {
         self.inner.leave(group);
     }
 
+    fn holds_records(&self) -> bool {
+        self.inner.holds_records()
+    }
+
+    fn write_records(&mut self) {
+        self.inner.write_records();
+    }
+
     fn link_counters(&self) -> LinkCounters {
         self.inner.link_counters()
     }

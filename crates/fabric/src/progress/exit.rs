@@ -1,5 +1,5 @@
-//! What is done before the process ends: acknowledgements that wait for an answer leave, since the program has
-//! seen their messages, and no answer will come.
+//! Work before the process ends: acknowledgements that wait for an answer leave, since the program has seen their
+//! messages and no answer will come, and links write their records, such as captures.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -63,9 +63,10 @@ pub(super) fn remove(shared: &Arc<Shared>) {
     }
 }
 
-/// Sends the acknowledgements that all ports of this process hold back, before the process ends. It may be called
-/// from a signal handler: it neither allocates nor waits for a lock, but has the ports' threads do the work, for
-/// two seconds at most, and for 50 ms where somebody holds a lock all the time. In a child, forked or vforked, it does nothing.
+/// Sends the acknowledgements that all ports of this process hold back, and writes the records that their links hold,
+/// before the process ends. It may be called from a signal handler: it neither allocates nor waits for a lock, but has the
+/// ports' threads do the work, for two seconds at most, and for 50 ms where another thread holds a lock all the time. In a
+/// child, forked or vforked, it does nothing.
 pub fn flush_before_exit() {
     let Some(ports) = own() else { return };
     let begun = Instant::now();
@@ -80,7 +81,7 @@ pub fn flush_before_exit() {
     };
     for shared in open.iter() {
         let asked = match shared.driver.try_lock() {
-            Ok(driver) if has_sent_all(&driver) => continue,
+            Ok(driver) if is_done(&driver) => continue,
             // Whoever has the lock may be about to hold an acknowledgement back.
             _ => shared.flushes_asked.fetch_add(1, Ordering::AcqRel) + 1,
         };
@@ -96,7 +97,9 @@ pub fn flush_before_exit() {
     }
 }
 
-fn has_sent_all<L: Link>(driver: &Driver<L>) -> bool {
+/// Is there nothing left to send, and no record left to write?
+fn is_done<L: Link>(driver: &Driver<L>) -> bool {
     let rnic = driver.rnic();
-    rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full()
+    let has_sent_all = rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full();
+    has_sent_all && !driver.link().holds_records()
 }
