@@ -64,7 +64,7 @@ pub use link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use names::{AbstractName, abstract_names, beside, beside_prefix, plain};
 pub use observe::Observer;
-pub use pcap::{Pcap, PcapFile};
+pub use pcap::{FrameDirection, FrameNotes, Pcap, PcapFile};
 pub use progress::{DrivenRnic, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use shm::{LinkChoice, Opening, OwnProcess, SharedMemoryCounters, SharedMemoryLink};

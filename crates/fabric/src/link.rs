@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use doorbell_rnic::{HEADERS_BYTES_MAX, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
-use doorbell_wire::Outer;
+use doorbell_wire::{FaultMarks, Outer};
 
 use crate::shm::OwnProcess;
 
@@ -77,6 +77,14 @@ pub trait Sink {
     /// [`receive`](Self::receive).
     fn receive_shared(&mut self, _run: &SharedRun<'_>) -> bool {
         false
+    }
+
+    /// Takes one run whose packets were all struck by these injected faults. A sink that does not look at marks receives
+    /// the run, unless the packets were dropped.
+    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
+        if !marks.has(FaultMarks::DROPPED) {
+            self.receive(run);
+        }
     }
 }
 

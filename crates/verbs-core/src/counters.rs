@@ -122,7 +122,7 @@ counters! {
 
 counters! {
     /// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent. And which way packets
-    /// went that have two.
+    /// went that have two, and what injected faults did.
     LinkCounters {
         /// Messages dropped because the receive buffer was full. A run that the kernel held together
         /// counts as one, and what was dropped is known only once something is received afterwards.
@@ -145,6 +145,16 @@ counters! {
         tx_shared_memory_packets,
         /// Packets received through memory shared with their sender.
         rx_shared_memory_packets,
+        /// Received packets dropped by fault injection.
+        fault_dropped,
+        /// Received packets that fault injection handed on twice.
+        fault_duplicated,
+        /// Received packets that fault injection held back behind later ones.
+        fault_reordered,
+        /// Received packets of which fault injection flipped a bit; dropped where the link has no ICRC that would show it.
+        fault_corrupted,
+        /// Received packets that fault injection delayed, additional copies included.
+        fault_delayed,
     }
 }
 

@@ -307,8 +307,11 @@ fn unused(path: &Path) -> PathBuf {
     numbered(std::process::id())
 }
 
-/// Puts the wrappers that were asked for around the link.
+/// Puts the wrappers that the options name around the link. The capture is the outermost, so it has what faults do.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
+    if let Some(plan) = &options.faults {
+        link = Box::new(Faults::new(link, *plan));
+    }
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
         let file = files::create(&unused(path)).map_err(Error::os(what))?;
@@ -316,9 +319,6 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();
         link = Box::new(Pcap::new(link, local, port, file, clock).map_err(Error::os(what))?);
-    }
-    if let Some(plan) = &options.faults {
-        link = Box::new(Faults::new(link, *plan));
     }
     Ok(link)
 }

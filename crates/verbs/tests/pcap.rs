@@ -6,11 +6,14 @@ mod common;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use common::*;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::{PathMtu, Psn, QpKind, QpState, SendFlags, SendOperation, SendRequest, Status};
 use doorbell_wire::{BthPacket, Flow, ICRC_LEN, NakCode, Opcode, Syndrome, parse_frame};
+use pcap_file::pcapng::{Block, PcapNgReader};
 
 const MTU: usize = 1024;
 
@@ -119,18 +122,25 @@ impl Script {
     }
 }
 
+/// Reads the frames of a capture, with their times.
+fn frames_of(capture: &Path) -> Vec<(Duration, Vec<u8>)> {
+    let mut reader = PcapNgReader::new(std::fs::File::open(capture).unwrap()).unwrap();
+    let mut frames = Vec::new();
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block.unwrap() {
+            frames.push((packet.timestamp, packet.data.into_owned()));
+        }
+    }
+    frames
+}
+
 /// Reads a capture: each packet is a frame whose ICRC fits its IP header, and an answer is later than the request
 /// before it, on either side.
 fn check(capture: &Path, least_packets: usize) {
-    let file = std::fs::read(capture).unwrap();
-    let mut rest = &file[24..];
-    let mut packets = 0;
-    let mut before = ((0, 0), false);
-    while !rest.is_empty() {
-        let word = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
-        let (seconds, nanoseconds) = (word(0), word(4));
-        let length = word(8) as usize;
-        let frame = parse_frame(&rest[16..16 + length]).unwrap();
+    let frames = frames_of(capture);
+    let mut before = (Duration::ZERO, false);
+    for (packets, (at, frame)) in frames.iter().enumerate() {
+        let frame = parse_frame(frame).unwrap();
         let (packet, icrc) = frame.payload.split_last_chunk::<ICRC_LEN>().unwrap();
         let (outer, ports) = (frame.outer, frame.encapsulation);
         let flow = Flow::new(outer.src, outer.dst, ports.src_port, ports.dst_port);
@@ -138,13 +148,12 @@ fn check(capture: &Path, least_packets: usize) {
         let expected = flow.icrc(identification, outer.dont_fragment.unwrap(), packet);
         let opcode = BthPacket::new_checked(packet).unwrap().opcode();
         assert_eq!(u32::from_le_bytes(*icrc), expected, "{}: packet {packets}, {opcode:?}", capture.display());
-        let now = ((seconds, nanoseconds), opcode.is_response());
+        let now = (*at, opcode.is_response());
         let is_later = if now.1 && !before.1 { now.0 > before.0 } else { now.0 >= before.0 };
         assert!(is_later, "{}: packet {packets}, {opcode:?}: {before:?}, then {now:?}", capture.display());
         before = now;
-        packets += 1;
-        rest = &rest[16 + length..];
     }
+    let packets = frames.len();
     assert!(packets >= least_packets, "{}: {packets} packets, at least {least_packets} expected", capture.display());
 }
 
@@ -407,4 +416,31 @@ fn a_device_that_is_opened_again_keeps_its_first_capture() {
         assert!(header.len() >= 24, "a capture of its own");
     }
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Set for a process that writes a capture and ends without closing its device: the path of the capture.
+const ENDS: &str = "DOORBELL_TEST_CAPTURE_OF";
+
+/// A program that returns from `main`, or calls `exit`, closes nothing, and its capture is whole.
+#[test]
+fn a_capture_is_whole_when_its_process_exits() {
+    const WRITES: usize = 10;
+    if let Some(path) = std::env::var_os(ENDS) {
+        let options = SoftOptions { pcap: Some(path.into()), ..SoftOptions::default() };
+        let devices = (open_soft(options), open_soft(SoftOptions::default()));
+        let (a, b) = Plan::rc().connect(&devices);
+        let to = b.memory(8);
+        for number in 1..=WRITES as u64 {
+            a.qp.post_send(&[inline(number, write_to(&to, 0), b"text")]).unwrap();
+            a.expect(number);
+        }
+        std::process::exit(0);
+    }
+    let path = std::env::temp_dir().join(format!("doorbell-exits-{}.pcap", std::process::id()));
+    let mut process = Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", "a_capture_is_whole_when_its_process_exits", "--nocapture"]).env(ENDS, &path);
+    assert!(process.status().unwrap().success());
+    let frames = frames_of(&path).len();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(frames, 2 * WRITES, "each WRITE and its acknowledgement");
 }

@@ -58,6 +58,7 @@ pub mod reth;
 
 mod crc;
 mod error;
+mod fault;
 mod mix;
 mod opcode;
 mod timers;
@@ -72,6 +73,7 @@ pub use cost::{
 };
 pub use deth::{DETH_LEN, Packet as DethPacket, Repr as DethRepr};
 pub use error::Error;
+pub use fault::FaultMarks;
 pub use icrc::{Check, Flow, Icrc, explain_difference};
 pub use ieth::{IETH_LEN, Packet as IethPacket, Repr as IethRepr};
 pub use imm_dt::{IMM_DT_LEN, Packet as ImmDtPacket, Repr as ImmDtRepr};

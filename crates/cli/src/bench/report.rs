@@ -443,8 +443,17 @@ fn lost(results: &[PointResult]) -> Vec<String> {
 /// Counters of packets that were sent over UDP, and through memory.
 const WAYS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
 
-/// Counters that say which way packets went, and why.
-const NO_LOSS: [&str; 4] = [WAYS[0], WAYS[1], "rx_shared_memory_packets", "shared_memory_refused"];
+/// Counters of packets that were not lost, and of reasons for the way that packets went. The RNIC counts corrupted packets.
+const NO_LOSS: [&str; 8] = [
+    WAYS[0],
+    WAYS[1],
+    "rx_shared_memory_packets",
+    "shared_memory_refused",
+    "fault_duplicated",
+    "fault_reordered",
+    "fault_corrupted",
+    "fault_delayed",
+];
 
 /// What carried the packets: a sentence where it was one link, else the numbers of each end.
 fn carried(results: &[PointResult]) -> Vec<String> {
@@ -476,6 +485,7 @@ fn meaning(counter: &str) -> &str {
         "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
         "tx_refused" => "packets refused by the peer's host (tx_refused)",
         "tx_ring_full" => "packets dropped, since the memory shared with the peer was full (tx_ring_full)",
+        "fault_dropped" => "packets dropped by fault injection (fault_dropped)",
         other => other,
     }
 }

@@ -208,7 +208,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
     let driver = forward(driver, &readable, (&plane, &jobs, failed.as_ref()), &signals, begun, until)?;
     report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
-    // Whoever keeps the capture reads it now.
+    // Closes the capture, which may be read from now on.
     drop(driver);
     if let Some(number) = signals.came() {
         ending::end_as_by(number);
@@ -220,15 +220,16 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
 fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Link>, Failure> {
     let (address, port) = (udp.local_address(), udp.port());
     let mut link: Box<dyn Link> = Box::new(udp);
+    // The capture is the outermost, so it has what faults do.
+    if let Some(plan) = &arguments.fault {
+        link = Box::new(Faults::new(link, *plan));
+    }
     if let Some(path) = &arguments.pcap {
         let unwritable = |error: io::Error| format!("{} cannot be written: {error}", path.display());
         let file = files::create(path).map_err(unwritable)?;
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();
         link = Box::new(Pcap::new(link, address, port, file, clock).map_err(unwritable)?);
-    }
-    if let Some(plan) = &arguments.fault {
-        link = Box::new(Faults::new(link, *plan));
     }
     Ok(link)
 }

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use doorbell_study::machine::{Machine, Root};
 use doorbell_wire::{BTH_LEN, BthRepr, Check, Flow, ICRC_LEN, parse_frame};
-use pcap_file::DataLink;
-use pcap_file::pcap::PcapReader;
+use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::{Value, json};
 
 use crate::command::{list, measuring, number, positive, run};
@@ -404,11 +403,10 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
     let file = scratch.0.display();
     let record = record(&format!("bw -n 300 -s 0,1,16,5000 --verify --pcap {file}"));
     let bytes = std::fs::read(&scratch.0).expect("the capture was written");
-    let mut reader = PcapReader::new(bytes.as_slice()).expect("it is a pcap file");
-    assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+    let mut reader = PcapNgReader::new(bytes.as_slice()).expect("it is a pcapng file");
     let mut packets = 0;
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.expect("the file is whole");
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(packet) = block.expect("the file is whole") else { continue };
         let frame = parse_frame(&packet.data).expect("each packet is an Ethernet frame with UDP in it");
         let (ports, outer) = (frame.encapsulation, frame.outer);
         assert_eq!((ports.src_port, ports.dst_port), (4791, 4791));

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
-use doorbell_wire::Outer;
+use doorbell_wire::{FaultMarks, Outer};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
@@ -142,7 +142,15 @@ impl<L: Link> Link for Faults<L> {
     }
 
     fn link_counters(&self) -> LinkCounters {
-        self.inner.link_counters()
+        let counted = &self.state.counters;
+        self.inner.link_counters().plus(&LinkCounters {
+            fault_dropped: counted.dropped,
+            fault_duplicated: counted.duplicated,
+            fault_reordered: counted.reordered,
+            fault_corrupted: counted.corrupted,
+            fault_delayed: counted.delayed,
+            ..LinkCounters::default()
+        })
     }
 }
 
@@ -157,6 +165,15 @@ impl Out<'_> {
         self.packets += run.bytes.len().div_ceil(run.segment_bytes.max(1));
         self.sink.receive(run);
     }
+
+    /// Gives one packet that faults struck.
+    fn give_marked(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
+        if marks.is_empty() {
+            return self.give(run);
+        }
+        self.packets += usize::from(!marks.has(FaultMarks::DROPPED));
+        self.sink.receive_faulty(run, marks);
+    }
 }
 
 /// A packet that had to be copied, because it waits or was changed.
@@ -169,16 +186,14 @@ struct Held {
     due_ns: u64,
     /// How many others are to pass it.
     distance: u32,
+    marks: FaultMarks,
 }
 
 impl Held {
     fn give(&self, out: &mut Out<'_>) {
-        out.give(ReceivedRun {
-            outer: self.outer,
-            source_port: self.source_port,
-            bytes: &self.bytes,
-            segment_bytes: self.bytes.len(),
-        });
+        let (outer, source_port) = (self.outer, self.source_port);
+        let run = ReceivedRun { outer, source_port, bytes: &self.bytes, segment_bytes: self.bytes.len() };
+        out.give_marked(run, self.marks);
     }
 }
 
@@ -272,16 +287,22 @@ impl State {
     }
 
     fn suffer(&mut self, now_ns: u64, run: &ReceivedRun<'_>, packet: &[u8], fate: &Fate, out: &mut Out<'_>) {
+        let lost = |marks: FaultMarks| {
+            let run = ReceivedRun { bytes: packet, segment_bytes: packet.len(), ..*run };
+            (run, marks.and(FaultMarks::DROPPED))
+        };
         if fate.dropped {
             self.counters.dropped += 1;
-            return;
+            let (run, marks) = lost(FaultMarks::NONE);
+            return out.give_marked(run, marks);
         }
         let mut bytes = packet.to_vec();
         if let Some(random) = fate.corrupted_bit {
             self.counters.corrupted += 1;
-            // Nobody could tell without an ICRC, and an RNIC would not let it through.
+            // Without an ICRC the RNIC could not tell, and a real one would not let the packet through.
             if !self.sealed || bytes.is_empty() {
-                return;
+                let (run, marks) = lost(FaultMarks::CORRUPTED);
+                return out.give_marked(run, marks);
             }
             let bit = (random % (bytes.len() as u64 * 8)) as usize;
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -291,11 +312,15 @@ impl State {
         self.counters.reordered += u64::from(fate.distance > 0);
         let due_ns = now_ns.saturating_add(self.plan.delay_ns);
         let (outer, source_port) = (run.outer, run.source_port);
-        let held = Held { outer, source_port, bytes, due_ns, distance: fate.distance };
+        let corrupted = FaultMarks::CORRUPTED.when(fate.corrupted_bit.is_some());
+        let marks = corrupted.and(FaultMarks::DELAYED.when(self.plan.delay_ns > 0));
+        let reordered = FaultMarks::REORDERED.when(fate.distance > 0);
+        let held = Held { outer, source_port, bytes, due_ns, distance: fate.distance, marks: marks.and(reordered) };
         self.delay(now_ns, held, out);
         // The copy keeps to the place of the original, whatever becomes of that.
         if let Some(bytes) = copy {
-            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, distance: 0 }, out);
+            let marks = marks.and(FaultMarks::DUPLICATE);
+            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, distance: 0, marks }, out);
         }
     }
 

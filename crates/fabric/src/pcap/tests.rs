@@ -1,12 +1,16 @@
 use std::sync::{Arc, Mutex};
 
 use doorbell_wire::{Flow, parse_frame};
-use pcap_file::pcap::PcapReader;
+use pcap_file::DataLink;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
 
+use super::file::mac_of;
 use super::*;
+use crate::counted::Counted;
 use crate::faults::{FaultPlan, Faults};
 use crate::memory::{MemoryLink, MemoryNetwork, MemoryOptions};
-use crate::testing::{batch_of, packet, receive_all, transmit_all};
+use crate::testing::{batch_of, packet, packets_of, receive_all, transmit_all};
 
 const PORT: u16 = 4791;
 
@@ -36,18 +40,40 @@ impl Shared {
         Self(Arc::new(Mutex::new(Vec::new())), limit)
     }
 
-    fn frames(&self) -> Vec<(Duration, Vec<u8>)> {
+    fn read(&self) -> Vec<Frame> {
         let bytes = self.0.lock().unwrap().clone();
-        let mut reader = PcapReader::new(&bytes[..]).unwrap();
-        assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+        let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
         let mut frames = Vec::new();
-        while let Some(packet) = reader.next_packet() {
-            let packet = packet.unwrap();
-            assert_eq!(packet.orig_len as usize, packet.data.len());
-            frames.push((packet.timestamp, packet.data.into_owned()));
+        while let Some(block) = reader.next_block() {
+            let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+            assert_eq!(packet.original_len as usize, packet.data.len());
+            let mut frame =
+                Frame { at: packet.timestamp, bytes: packet.data.into_owned(), flags: 0, marks: FaultMarks::NONE };
+            for option in &packet.options {
+                match option {
+                    EnhancedPacketOption::Flags(flags) => frame.flags = *flags,
+                    EnhancedPacketOption::Comment(text) => frame.marks = FaultMarks::parse(text.as_bytes()).unwrap(),
+                    other => panic!("{other:?}"),
+                }
+            }
+            frames.push(frame);
         }
+        assert_eq!(reader.interfaces().len(), 1);
+        assert_eq!(reader.interfaces()[0].linktype, DataLink::ETHERNET);
         frames
     }
+
+    fn frames(&self) -> Vec<(Duration, Vec<u8>)> {
+        self.read().into_iter().map(|frame| (frame.at, frame.bytes)).collect()
+    }
+}
+
+/// A frame of a capture.
+struct Frame {
+    at: Duration,
+    bytes: Vec<u8>,
+    flags: u32,
+    marks: FaultMarks,
 }
 
 fn address(host: u8) -> IpAddr {
@@ -138,7 +164,7 @@ fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
-    // With every other packet lost, the place in the run no longer tells.
+    // With every other packet lost, the place in the run does not tell.
     let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
@@ -146,16 +172,18 @@ fn the_identification_of_a_received_packet_is_found() {
     transmit_all(&mut a, 0, &batch);
     receive_all(&mut b, 0);
     drop(b);
-    let frames = file.frames();
-    assert!((10..54).contains(&frames.len()));
-    for (_, frame) in frames {
-        let (outer, bytes) = packet_in(&frame);
+    let frames = file.read();
+    assert_eq!(frames.len(), 64);
+    let lost = frames.iter().filter(|frame| frame.marks == FaultMarks::DROPPED).count();
+    assert!((10..54).contains(&lost));
+    for frame in frames {
+        let (outer, bytes) = packet_in(&frame.bytes);
         assert_eq!(bytes, packet(usize::from(outer.identification.unwrap()), 32));
     }
 }
 
 #[test]
-fn what_is_captured_reaches_the_file_within_a_second() {
+fn captured_packets_reach_the_file_in_bounded_time() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
     let mut b = capture(b, 2, &file);
@@ -169,6 +197,68 @@ fn what_is_captured_reaches_the_file_within_a_second() {
     receive_all(&mut b, 8 + FLUSH_INTERVAL_NS);
     drop(b);
     assert_eq!(file.frames().len(), 2);
+    const { assert!(FLUSH_INTERVAL_NS <= 100_000_000, "what a process that is killed loses is documented") };
+}
+
+#[test]
+fn records_are_written_when_the_driver_asks() {
+    let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
+    let file = Shared::new(usize::MAX);
+    // Each wrapper hands the call on.
+    let plan = FaultPlan { seed: 1, ..FaultPlan::default() };
+    let mut b: Box<dyn Link> = Box::new(Counted::new(Faults::new(capture(b, 2, &file), plan)));
+    assert!(!b.holds_records());
+    transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
+    receive_all(&mut b, 0);
+    assert_eq!((b.holds_records(), file.frames().len()), (true, 0));
+    b.write_records();
+    assert_eq!((b.holds_records(), file.frames().len()), (false, 1));
+}
+
+#[test]
+fn frames_have_their_direction_and_the_faults_that_struck_them() {
+    let delayed = FaultMarks::DELAYED;
+    let cases = [
+        ("seed=1", true, vec![FaultMarks::NONE; 3]),
+        ("drop=1", true, vec![FaultMarks::DROPPED; 3]),
+        ("duplicate=1", true, [FaultMarks::NONE, FaultMarks::DUPLICATE].repeat(3)),
+        ("corrupt=1", true, vec![FaultMarks::CORRUPTED; 3]),
+        ("corrupt=1", false, vec![FaultMarks::CORRUPTED.and(FaultMarks::DROPPED); 3]),
+        ("delay=5us,duplicate=1", true, [delayed, delayed.and(FaultMarks::DUPLICATE)].repeat(3)),
+        ("reorder=1", true, vec![FaultMarks::REORDERED; 3]),
+    ];
+    for (plan, sealed, expected) in cases {
+        let (mut a, b) = ends(MemoryOptions { latency_ns: 0, sealed, ..MemoryOptions::default() });
+        let file = Shared::new(usize::MAX);
+        let mut b = capture(Faults::new(b, plan.parse().unwrap()), 2, &file);
+        transmit_all(&mut a, 0, &batch_of(address(2), &[32; 3]));
+        let mut arrived = packets_of(&receive_all(&mut b, 0), 0).len();
+        arrived += packets_of(&receive_all(&mut b, 100_000), 0).len();
+        transmit_all(&mut b, 100_000, &batch_of(address(1), &[32]));
+        let counted = b.link_counters();
+        drop(b);
+        let frames = file.read();
+        let marks: Vec<_> = frames.iter().map(|frame| frame.marks).collect();
+        assert_eq!(marks, [&expected[..], &[FaultMarks::NONE]].concat(), "{plan}");
+        let flags: Vec<_> = frames.iter().map(|frame| frame.flags).collect();
+        assert_eq!(flags, [vec![1; expected.len()], vec![2]].concat(), "{plan}");
+        let with = |mark| expected.iter().filter(|marks| marks.has(mark)).count();
+        assert_eq!(arrived, expected.len() - with(FaultMarks::DROPPED), "{plan}");
+        // Packets that only lack an ICRC to show the flipped bit count as corrupted.
+        let dropped = if sealed { with(FaultMarks::DROPPED) as u64 } else { 0 };
+        let expected = LinkCounters {
+            fault_dropped: dropped,
+            fault_duplicated: with(FaultMarks::DUPLICATE) as u64,
+            fault_reordered: with(FaultMarks::REORDERED) as u64,
+            fault_corrupted: with(FaultMarks::CORRUPTED) as u64,
+            fault_delayed: with(FaultMarks::DELAYED) as u64,
+            ..counted
+        };
+        assert_eq!(counted, expected, "{plan}");
+        let at = frames[0].at - EPOCH;
+        let is_late = plan.starts_with("delay") || plan.starts_with("reorder");
+        assert_eq!(at, Duration::from_micros(if is_late { 100 } else { 0 }), "{plan}");
+    }
 }
 
 #[test]

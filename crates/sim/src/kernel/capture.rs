@@ -1,11 +1,11 @@
-//! What arrives at nodes, as a pcap file.
+//! A capture of the frames that arrive at nodes.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use doorbell_fabric::PcapFile;
-use doorbell_wire::{Flow, Outer, ROCE_UDP_PORT};
+use doorbell_fabric::{FrameDirection, FrameNotes, PcapFile};
+use doorbell_wire::{FaultMarks, Flow, Outer, ROCE_UDP_PORT};
 
 use super::node::Frame;
 use crate::time::Ps;
@@ -33,7 +33,7 @@ pub(crate) struct Capture {
 
 impl Capture {
     pub(crate) fn new(to: impl io::Write + Send + 'static) -> io::Result<Self> {
-        let mut file = PcapFile::new(to)?;
+        let mut file = PcapFile::new(to);
         // A file that cannot be written at all is better known now.
         file.flush()?;
         Ok(Self { file, waiting: BTreeMap::new(), number: 0, error: None })
@@ -62,7 +62,8 @@ impl Capture {
         let flow = Flow::new(outer.src, outer.dst, source_port, ROCE_UDP_PORT);
         let icrc = flow.icrc(0, true, &bytes).to_le_bytes();
         let at = Duration::from_nanos(at.as_ns());
-        self.error = self.file.add(at, &outer, [source_port, ROCE_UDP_PORT], &bytes, &icrc).err();
+        let notes = FrameNotes { at, direction: FrameDirection::Unknown, faults: FaultMarks::NONE };
+        self.error = self.file.add(&notes, &outer, [source_port, ROCE_UDP_PORT], &bytes, &icrc).err();
     }
 
     /// Writes all that is there.

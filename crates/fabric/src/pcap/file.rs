@@ -1,0 +1,199 @@
+//! The file of a capture: pcapng with one section and one interface, whose times are nanoseconds.
+//!
+//! pcap has no place for a frame's direction, nor for a comment. Both formats are found by their first bytes, whatever
+//! the file's name is.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use doorbell_wire::{Encapsulation, FaultMarks, Outer};
+
+/// Bytes that are gathered before they go to the file.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Frame length that the file announces as its maximum. No frame is as long.
+const SNAP_LEN: u32 = 1 << 18;
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const LINK_TYPE_ETHERNET: u16 = 1;
+
+/// Codes of options.
+const END_OF_OPTIONS: u16 = 0;
+const COMMENT: u16 = 1;
+const FLAGS: u16 = 2;
+const USER_APPLICATION: u16 = 4;
+const TIME_RESOLUTION: u16 = 9;
+
+/// The way of a frame, as pcapng's flags number it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameDirection {
+    /// The capture does not know it, or was made between both ends.
+    Unknown = 0,
+    /// The device received the frame.
+    Inbound = 1,
+    /// The device sent the frame.
+    Outbound = 2,
+}
+
+/// Facts about a frame beside its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameNotes {
+    /// Time since 1970.
+    pub at: Duration,
+    /// The way of the frame.
+    pub direction: FrameDirection,
+    /// Injected faults that struck the frame.
+    pub faults: FaultMarks,
+}
+
+/// A capture of RoCE v2 packets, as the Ethernet frames that they travel in. MAC addresses are made from the IP
+/// addresses, locally administered.
+///
+/// The file is gathered in memory, up to a mebibyte. [`flush`](Self::flush) writes it; dropping does not.
+pub struct PcapFile {
+    to: Box<dyn Write + Send>,
+    buffer: Vec<u8>,
+}
+
+impl PcapFile {
+    /// Begins a file.
+    pub fn new(to: impl Write + Send + 'static) -> Self {
+        let mut file = Self { to: Box::new(to), buffer: Vec::new() };
+        file.block(SECTION_HEADER, |file| {
+            file.put(&BYTE_ORDER_MAGIC.to_le_bytes());
+            // Version 1.0, and a length that is not known yet.
+            file.put(&1_u16.to_le_bytes());
+            file.put(&0_u16.to_le_bytes());
+            file.put(&u64::MAX.to_le_bytes());
+            file.option(USER_APPLICATION, concat!("doorbell ", env!("CARGO_PKG_VERSION")).as_bytes());
+            file.option(END_OF_OPTIONS, &[]);
+        });
+        file.block(INTERFACE_DESCRIPTION, |file| {
+            file.put(&u32::from(LINK_TYPE_ETHERNET).to_le_bytes());
+            file.put(&SNAP_LEN.to_le_bytes());
+            file.option(TIME_RESOLUTION, &[9]);
+            file.option(END_OF_OPTIONS, &[]);
+        });
+        file
+    }
+
+    /// Adds a packet (from its BTH on). `ports` are the UDP source and destination port; `icrc` follows the packet where
+    /// the packet does not end in one.
+    ///
+    /// # Errors
+    ///
+    /// The gathered part of the file cannot be written.
+    ///
+    /// # Panics
+    ///
+    /// If the packet fits no IP packet.
+    pub fn add(
+        &mut self,
+        notes: &FrameNotes,
+        outer: &Outer,
+        [src_port, dst_port]: [u16; 2],
+        packet: &[u8],
+        icrc: &[u8],
+    ) -> io::Result<()> {
+        let (src_mac, dst_mac) = (mac_of(outer.src), mac_of(outer.dst));
+        let encapsulation = Encapsulation { src_mac, dst_mac, vlan: None, src_port, dst_port };
+        let header_len = encapsulation.header_len(outer);
+        let frame_len = (header_len + packet.len() + icrc.len()) as u32;
+        let time = notes.at.as_nanos() as u64;
+        self.block(ENHANCED_PACKET, |file| {
+            // The first and only interface; then the length as captured and on the link.
+            for field in [0, (time >> 32) as u32, time as u32, frame_len, frame_len] {
+                file.put(&field.to_le_bytes());
+            }
+            let at = file.buffer.len();
+            file.buffer.resize(at + header_len, 0);
+            encapsulation.emit_frame_headers(outer, packet.len() + icrc.len(), &mut file.buffer[at..]);
+            file.put(packet);
+            file.put(icrc);
+            file.pad();
+            let flags = notes.direction as u32;
+            if flags != 0 {
+                file.option(FLAGS, &flags.to_le_bytes());
+            }
+            if !notes.faults.is_empty() {
+                file.option(COMMENT, notes.faults.to_string().as_bytes());
+            }
+            if flags != 0 || !notes.faults.is_empty() {
+                file.option(END_OF_OPTIONS, &[]);
+            }
+        });
+        if self.buffer.len() < BUFFER_BYTES { Ok(()) } else { self.flush() }
+    }
+
+    /// Writes the gathered part of the file.
+    ///
+    /// # Errors
+    ///
+    /// That part cannot be written, and is lost. A part of it may be in the file.
+    pub fn flush(&mut self) -> io::Result<()> {
+        let written = self.to.write_all(&self.buffer).and_then(|()| self.to.flush());
+        self.buffer.clear();
+        written
+    }
+
+    /// Adds a block, whose length stands at both ends.
+    fn block(&mut self, kind: u32, body: impl FnOnce(&mut Self)) {
+        let at = self.buffer.len();
+        self.put(&kind.to_le_bytes());
+        self.put(&[0; 4]);
+        body(self);
+        let length = ((self.buffer.len() - at + 4) as u32).to_le_bytes();
+        self.put(&length);
+        self.buffer[at + 4..at + 8].copy_from_slice(&length);
+    }
+
+    fn option(&mut self, code: u16, value: &[u8]) {
+        self.put(&code.to_le_bytes());
+        self.put(&(value.len() as u16).to_le_bytes());
+        self.put(value);
+        self.pad();
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Fills up to a multiple of four, which all blocks start at.
+    fn pad(&mut self) {
+        self.buffer.resize(self.buffer.len().next_multiple_of(4), 0);
+    }
+}
+
+impl std::fmt::Debug for PcapFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PcapFile").field("buffered_bytes", &self.buffer.len()).finish_non_exhaustive()
+    }
+}
+
+/// Returns a locally administered unicast MAC address made from an IP address: of IPv4 all of it, of IPv6 its end; or the
+/// address of a multicast group (RFC 1112, 6.4, and RFC 2464, 7).
+pub(super) fn mac_of(address: IpAddr) -> [u8; 6] {
+    match address.to_canonical() {
+        IpAddr::V4(v4) if v4.is_multicast() => {
+            let [_, b, c, d] = v4.octets();
+            [0x01, 0, 0x5e, b & 0x7f, c, d]
+        }
+        IpAddr::V6(v6) if v6.is_multicast() => {
+            let [.., a, b, c, d] = v6.octets();
+            [0x33, 0x33, a, b, c, d]
+        }
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [0x02, 0, a, b, c, d]
+        }
+        IpAddr::V6(v6) => {
+            let [.., a, b, c, d, e] = v6.octets();
+            [0x06, a, b, c, d, e]
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Marks of captured frames that a fault injector struck, as the frame's comment in a capture holds them.
+
+use core::fmt;
+
+/// Start of a comment that holds marks.
+const PREFIX: &str = "doorbell fault: ";
+
+/// Faults that struck one frame.
+///
+/// As text: `doorbell fault: dropped, corrupted`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FaultMarks(u8);
+
+impl FaultMarks {
+    /// No fault.
+    pub const NONE: Self = Self(0);
+    /// The frame was lost, and its receiver never had it.
+    pub const DROPPED: Self = Self(1);
+    /// The frame is an additional copy of the frame before it.
+    pub const DUPLICATE: Self = Self(1 << 1);
+    /// A bit of the frame was flipped.
+    pub const CORRUPTED: Self = Self(1 << 2);
+    /// The frame was held back for a fixed time.
+    pub const DELAYED: Self = Self(1 << 3);
+    /// The frame was held back behind later ones.
+    pub const REORDERED: Self = Self(1 << 4);
+
+    /// Each mark with its word.
+    const WORDS: [(Self, &'static str); 5] = [
+        (Self::DROPPED, "dropped"),
+        (Self::DUPLICATE, "duplicate"),
+        (Self::CORRUPTED, "corrupted"),
+        (Self::DELAYED, "delayed"),
+        (Self::REORDERED, "reordered"),
+    ];
+
+    /// Returns these marks and the other ones.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns these marks if the condition holds.
+    #[must_use]
+    pub const fn when(self, condition: bool) -> Self {
+        if condition { self } else { Self::NONE }
+    }
+
+    /// Whether all marks of `other` are among these.
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether no fault struck the frame.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Reads a comment. Returns `None` for one of another writer. Ignores words of later versions.
+    pub fn parse(comment: &[u8]) -> Option<Self> {
+        let words = comment.strip_prefix(PREFIX.as_bytes())?;
+        let mut marks = Self::NONE;
+        for word in words.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+            let known = Self::WORDS.iter().find(|(_, known)| known.as_bytes() == word);
+            marks = marks.and(known.map_or(Self::NONE, |&(mark, _)| mark));
+        }
+        Some(marks)
+    }
+}
+
+impl fmt::Display for FaultMarks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(PREFIX)?;
+        let words = Self::WORDS.iter().filter(|&&(mark, _)| self.has(mark));
+        for (index, (_, word)) in words.enumerate() {
+            write!(f, "{}{word}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString as _;
+
+    use super::*;
+
+    #[test]
+    fn marks_survive_their_text() {
+        for bits in 0..1 << FaultMarks::WORDS.len() {
+            let marks = FaultMarks(bits);
+            assert_eq!(FaultMarks::parse(marks.to_string().as_bytes()), Some(marks));
+        }
+        let both = FaultMarks::CORRUPTED.and(FaultMarks::DROPPED);
+        assert_eq!(both.to_string(), "doorbell fault: dropped, corrupted");
+        assert_eq!(FaultMarks::parse(b"doorbell fault: melted, dropped"), Some(FaultMarks::DROPPED));
+        assert_eq!(FaultMarks::parse(b"a comment of a person"), None);
+    }
+}
