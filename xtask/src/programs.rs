@@ -11,6 +11,7 @@ use crate::place;
 use crate::shell::{cargo, command, output_of, root, run, target};
 
 pub(crate) mod behind;
+mod captures;
 mod compare;
 pub(crate) mod page;
 pub(crate) mod ports;
@@ -200,13 +201,16 @@ const OWN: &[(&str, &[&str])] = &[
 /// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names
 /// some of them; none names all.
 pub(crate) fn own(only: &[&str]) -> Result<(), String> {
-    if let Some(unknown) = only.iter().find(|name| OWN.iter().all(|(own, _)| own != *name)) {
-        let names: Vec<_> = OWN.iter().map(|(name, _)| *name).collect();
+    let names: Vec<_> = OWN.iter().map(|(name, _)| *name).chain([captures::NAME]).collect();
+    if let Some(unknown) = only.iter().find(|name| !names.contains(name)) {
         return Err(format!("{unknown} is no program of our own; those are {}", names.join(", ")));
     }
     for (name, options) in OWN.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|other| other == name)) {
         let program = compile("cc", name, &["-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
         start(on_doorbell(options, &[&program]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
+    }
+    if only.is_empty() || only.contains(&captures::NAME) {
+        captures::are_whole()?;
     }
     Ok(())
 }
