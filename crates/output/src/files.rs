@@ -82,6 +82,55 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// A file that is written for a long time within a program which may close descriptors that it did not open. Their numbers may
+/// then stand for the program's files, which are neither written to nor closed.
+#[derive(Debug)]
+pub struct GuardedFile {
+    /// Empty only while it is dropped.
+    file: Option<File>,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl GuardedFile {
+    /// Guards a file.
+    ///
+    /// # Errors
+    ///
+    /// The operating system does not tell what file it is.
+    pub fn new(file: File) -> io::Result<Self> {
+        let identity = identity(&file)?;
+        Ok(Self { file: Some(file), identity })
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        let file = self.file.as_ref().filter(|file| identity(file).is_ok_and(|found| found == self.identity));
+        file.ok_or_else(|| io::Error::other("the program has closed the descriptor of the file"))
+    }
+}
+
+impl io::Write for GuardedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file()?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for GuardedFile {
+    fn drop(&mut self) {
+        if self.file().is_err() {
+            std::mem::forget(self.file.take());
+        }
+    }
+}
+
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    file.metadata().map(|found| (found.dev(), found.ino()))
+}
+
 /// Opens a path to write to that names no file to be made: a pipe, a device, or a descriptor below `/dev` or `/proc`.
 fn open_special(path: &Path) -> io::Result<Option<File>> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
@@ -213,6 +262,7 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
     use std::os::unix::fs::{chown, symlink};
 
     use super::*;
@@ -230,6 +280,24 @@ mod tests {
         create(&link).unwrap().write_all(b"frames").unwrap();
         assert_eq!((fs::read(&target).unwrap(), fs::read(&link).unwrap()), (b"precious".to_vec(), b"frames".to_vec()));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "nothing else stays");
+    }
+
+    #[test]
+    fn a_file_whose_descriptor_the_program_closed_is_not_another_file() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        let file = create(&path("capture")).unwrap();
+        let number = file.as_raw_fd();
+        let mut guarded = GuardedFile::new(file).unwrap();
+        guarded.write_all(b"frames").unwrap();
+        nix::unistd::close(number).unwrap();
+        // The lowest number that is free; another thread's file may take it, which is as good.
+        let own = File::create(path("own")).unwrap();
+        assert!(guarded.write_all(b"more frames").is_err());
+        drop(guarded);
+        (&own).write_all(b"own").unwrap();
+        let read = |name: &str| fs::read(path(name)).unwrap();
+        assert_eq!((read("capture"), read("own")), (b"frames".to_vec(), b"own".to_vec()));
     }
 
     #[test]

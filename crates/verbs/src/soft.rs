@@ -314,7 +314,7 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     }
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
-        let file = files::create(&unused(path)).map_err(Error::os(what))?;
+        let file = files::create(&unused(path)).and_then(files::GuardedFile::new).map_err(Error::os(what))?;
         // The monotonic clock, so that no packet seems to be older than the one before it.
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();
