@@ -506,6 +506,8 @@ impl Shared {
             let timeout = TimeSpec::from(std::time::Duration::from_nanos(until_ns - now_ns));
             let _ = ppoll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLOUT)], Some(timeout), None);
         }
+        // A link of a device whose descriptors the program has closed is never dropped.
+        self.lock().link_mut().write_records();
     }
 
     /// Looks for packets, unless a caller does. True if there were any, or a caller polled.
