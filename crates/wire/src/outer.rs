@@ -223,8 +223,15 @@ impl<'a> IpPacket<'a> {
         let mut rest = Reader { bytes: self.payload, taken: self.ip_len - self.payload_len };
         let src_port = rest.take_u16()?;
         let dst_port = rest.take_u16()?;
-        let udp_len = usize::from(rest.take_u16()?);
-        let _checksum = rest.take_u16()?;
+        // A capture may have cut the rest of the header, and the IP header's length stands for UDP's.
+        let is_cut = self.payload.len() < UDP_LEN.min(self.payload_len);
+        let (udp_len, rest) = if is_cut {
+            (self.payload_len, Reader { bytes: &[], taken: self.ip_len })
+        } else {
+            let udp_len = usize::from(rest.take_u16()?);
+            let _checksum = rest.take_u16()?;
+            (udp_len, rest)
+        };
         let payload_len = udp_len.checked_sub(UDP_LEN).ok_or(Error::UdpHeader)?;
         if udp_len > self.payload_len {
             return Err(Error::UdpHeader);
@@ -236,7 +243,7 @@ impl<'a> IpPacket<'a> {
 }
 
 /// Reads an IPv4 or IPv6 packet that carries UDP. It may end early, but not before the end of the
-/// UDP header; what lies behind the packet is left out.
+/// UDP ports; bytes behind the packet are left out.
 ///
 /// # Errors
 ///

@@ -6,6 +6,8 @@
 
 use std::io::{self, Read};
 
+use doorbell_wire::FaultMarks;
+
 /// More bytes than a captured frame has: what claims more is damage.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
@@ -118,6 +120,12 @@ pub struct CapturedFrame<'a> {
     pub timestamp_ns: Option<u64>,
     /// What it begins with.
     pub link_type: LinkType,
+    /// Number of the interface in the file, over all sections.
+    pub interface: u32,
+    /// The way of the frame, as pcapng's flags have it: 0 unknown, 1 inbound, 2 outbound.
+    pub direction: u8,
+    /// Injected faults that struck the frame, if the capture is a software RNIC's own.
+    pub faults: FaultMarks,
     /// Bytes it had.
     pub original_bytes: usize,
     /// Those that were captured.
@@ -133,8 +141,17 @@ pub struct CaptureReader<R> {
 
 #[derive(Debug)]
 enum Format {
-    Pcap { big_endian: bool, nanoseconds: bool, link_type: LinkType },
-    PcapNg { big_endian: bool, interfaces: Vec<Interface> },
+    Pcap {
+        big_endian: bool,
+        nanoseconds: bool,
+        link_type: LinkType,
+    },
+    PcapNg {
+        big_endian: bool,
+        interfaces: Vec<Interface>,
+        /// Interfaces of sections before.
+        earlier_interfaces: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +212,10 @@ impl<R: Read> CaptureReader<R> {
             0x4d3c_b2a1 => (false, true),
             SECTION_HEADER => {
                 // The first block is read as any other.
-                return Ok(Self { input, format: Format::PcapNg { big_endian: false, interfaces: Vec::new() } });
+                return Ok(Self {
+                    input,
+                    format: Format::PcapNg { big_endian: false, interfaces: Vec::new(), earlier_interfaces: 0 },
+                });
             }
             other => {
                 let hint = match other {
@@ -244,7 +264,9 @@ impl<R: Read> CaptureReader<R> {
     }
 
     fn next_block(&mut self) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
-        let Self { input, format: Format::PcapNg { big_endian, interfaces } } = self else { return Ok(None) };
+        let Self { input, format: Format::PcapNg { big_endian, interfaces, earlier_interfaces } } = self else {
+            return Ok(None);
+        };
         loop {
             let at_byte = input.taken;
             let damaged = |what: String| CaptureError::Damaged { what, at_byte };
@@ -260,6 +282,7 @@ impl<R: Read> CaptureReader<R> {
                     0x4d3c_2b1a => false,
                     other => return Err(damaged(format!("a section's byte order mark is 0x{other:08x}"))),
                 };
+                *earlier_interfaces = earlier_interfaces.saturating_add(interfaces.len() as u32);
                 interfaces.clear();
             }
             let total = u32_at(head, 4, *big_endian) as usize;
@@ -296,7 +319,10 @@ impl<R: Read> CaptureReader<R> {
             }
             let body = &input.take(total)[8..total - 4];
             return match packet(kind, body, interfaces, big_endian) {
-                Ok(frame) => Ok(Some(frame)),
+                Ok(frame) => {
+                    let interface = frame.interface.saturating_add(*earlier_interfaces);
+                    Ok(Some(CapturedFrame { interface, ..frame }))
+                }
                 Err(what) => Err(CaptureError::Damaged { what, at_byte }),
             };
         }
@@ -330,6 +356,9 @@ fn next_pcap<R: Read>(
     Ok(Some(CapturedFrame {
         timestamp_ns: Some(u64::from(seconds) * 1_000_000_000 + fraction_ns),
         link_type,
+        interface: 0,
+        direction: 0,
+        faults: FaultMarks::NONE,
         original_bytes: original.max(captured),
         bytes: &input.take(PCAP_RECORD_BYTES + captured)[PCAP_RECORD_BYTES..],
     }))
@@ -346,23 +375,29 @@ fn interface(body: &[u8], big_endian: bool) -> Option<Interface> {
         unit: TimeUnit::Decimal(6),
         offset_s: 0,
     };
-    let mut options = &body[8..];
-    while options.len() >= 4 {
-        let (code, length) = (u16_at(options, 0, big_endian), usize::from(u16_at(options, 2, big_endian)));
-        let Some(value) = options.get(4..4 + length) else { break };
+    for (code, value) in options(&body[8..], big_endian) {
         match (code, value) {
-            (0, _) => break,
             (9, [unit, ..]) if unit & 0x80 == 0 => interface.unit = TimeUnit::Decimal(u32::from(*unit)),
             (9, [unit, ..]) => interface.unit = TimeUnit::Binary(u32::from(unit & 0x7f)),
-            (14, value) if length == 8 => {
+            (14, value) if value.len() == 8 => {
                 let bytes = array(value, 0);
                 interface.offset_s = if big_endian { i64::from_be_bytes(bytes) } else { i64::from_le_bytes(bytes) };
             }
             _ => {}
         }
-        options = options.get(4 + length.next_multiple_of(4)..).unwrap_or_default();
     }
     Some(interface)
+}
+
+/// The options at the end of a block, up to the first that is damaged.
+fn options(mut bytes: &[u8], big_endian: bool) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let header = bytes.get(..4)?;
+        let (code, length) = (u16_at(header, 0, big_endian), usize::from(u16_at(header, 2, big_endian)));
+        let value = bytes.get(4..4 + length).filter(|_| code != 0)?;
+        bytes = bytes.get(4 + length.next_multiple_of(4)..).unwrap_or_default();
+        Some((code, value))
+    })
 }
 
 /// The body of a block that holds a packet.
@@ -397,7 +432,24 @@ fn packet<'a>(
     let Some(bytes) = data.get(..captured) else {
         return Err(format!("a packet of {captured} bytes in a block that has room for {}", data.len()));
     };
-    Ok(CapturedFrame { timestamp_ns, link_type: interface.link_type, original_bytes: original.max(captured), bytes })
+    let (mut direction, mut faults) = (0, FaultMarks::NONE);
+    let behind = data.get(captured.next_multiple_of(4)..).filter(|_| kind != SIMPLE_PACKET).unwrap_or_default();
+    for (code, value) in options(behind, big_endian) {
+        match (code, value) {
+            (1, comment) => faults = faults.and(FaultMarks::parse(comment).unwrap_or_default()),
+            (2, flags) if flags.len() == 4 => direction = (u32_at(flags, 0, big_endian) & 0b11) as u8,
+            _ => {}
+        }
+    }
+    Ok(CapturedFrame {
+        timestamp_ns,
+        link_type: interface.link_type,
+        interface: number as u32,
+        direction,
+        faults,
+        original_bytes: original.max(captured),
+        bytes,
+    })
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

@@ -10,6 +10,7 @@
 //! number that only one direction's requests explain.
 
 pub mod capture;
+mod copies;
 mod layers;
 mod packets;
 mod reasons;
@@ -23,8 +24,8 @@ use capture::{CaptureError, CaptureReader};
 use doorbell_wire::ROCE_UDP_PORT;
 
 pub use summary::{
-    Conversation, Direction, HostTotals, Icrc, KindCount, MalformedCount, NakCount, OpcodeCount, OperationCount,
-    SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount,
+    Conversation, Direction, FaultCounts, HostTotals, Icrc, KindCount, MalformedCount, NakCount, OpcodeCount,
+    OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount,
 };
 
 /// How to read a capture.

@@ -124,8 +124,6 @@ impl From<Error> for OtherFrame {
 /// Reasons for which a datagram to the port of RoCE v2 holds no packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Malformed {
-    /// The capture has less than the BTH of it.
-    CutBth,
     /// It is shorter than a BTH.
     ShortBth,
     /// Its transport header version is not 0.
@@ -137,7 +135,6 @@ pub(super) enum Malformed {
 impl std::fmt::Display for Malformed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Malformed::CutBth => f.write_str("cut within the BTH by the snap length"),
             Malformed::ShortBth => f.write_str("shorter than a BTH"),
             Malformed::Version(version) => write!(f, "of transport header version {version}"),
             Malformed::Short(opcode) => write!(f, "too short for {}", opcode_name(*opcode)),

@@ -100,7 +100,8 @@ pub(super) struct Requests {
     /// The first sequence number seen, and the one expected next.
     seen: Option<(Psn, Psn)>,
     /// Sequence numbers that a READ request may have taken beyond the next one: its response has
-    /// as many packets as the path MTU makes it, which the request does not say.
+    /// as many packets as the path MTU makes it, which the request does not say. A request whose RETH the capture
+    /// lacks may have taken any number.
     slack: u32,
     /// Where the last READ ended in memory, and its length.
     last_read: Option<(u64, u32)>,
@@ -117,10 +118,11 @@ struct Counted {
     kind: MessageKind,
     messages: u64,
     payload_bytes: u64,
-    min_bytes: u64,
-    max_bytes: u64,
+    /// The shortest and the longest, of the known lengths.
+    extremes: Option<(u64, u64)>,
     sizes: Vec<SizeCount>,
     other_sizes: u64,
+    unknown_sizes: u64,
 }
 
 /// A message whose last packet has not come.
@@ -182,9 +184,11 @@ impl Requests {
         }
         self.seen = Some((first, psn.next()));
         self.slack = 0;
-        if let (Some(Operation::ReadRequest), Some(reth)) = (packet.opcode.operation(), packet.reth) {
-            self.slack = reth.dma_length.div_ceil(SHORTEST_MTU).saturating_sub(1).min(MAX_STRIDE - 1);
-            self.last_read = Some((reth.virtual_address.wrapping_add(u64::from(reth.dma_length)), reth.dma_length));
+        if packet.opcode.operation() == Some(Operation::ReadRequest) {
+            let most = packet.reth.map_or(u32::MAX, |reth| reth.dma_length);
+            self.slack = most.div_ceil(SHORTEST_MTU).saturating_sub(1).min(MAX_STRIDE - 1);
+            let end = |reth: RethRepr| reth.virtual_address.wrapping_add(u64::from(reth.dma_length));
+            self.last_read = packet.reth.map(|reth| (end(reth), reth.dma_length));
         }
         true
     }
@@ -250,9 +254,10 @@ impl Requests {
         }
         let bytes = if opcode.is_first() {
             match operation {
-                Operation::ReadRequest => packet.reth.map_or(0, |reth| u64::from(reth.dma_length)),
-                Operation::CompareSwap | Operation::FetchAdd => doorbell_wire::cost::ATOMIC_BYTES,
-                _ => packet.payload_bytes,
+                // The snap length may have cut the RETH.
+                Operation::ReadRequest => packet.reth.map(|reth| u64::from(reth.dma_length)),
+                Operation::CompareSwap | Operation::FetchAdd => Some(doorbell_wire::cost::ATOMIC_BYTES),
+                _ => Some(packet.payload_bytes),
             }
         } else {
             let distance = |open: &Open| packet.psn.distance_from(open.first);
@@ -261,7 +266,7 @@ impl Requests {
                 return;
             };
             let open = self.open.swap_remove(at);
-            u64::from(distance(&open)) * open.mtu_bytes + packet.payload_bytes
+            Some(u64::from(distance(&open)) * open.mtu_bytes + packet.payload_bytes)
         };
         let kind = match operation {
             Operation::Send if opcode.has_imm() => MessageKind::SendImm,
@@ -277,28 +282,31 @@ impl Requests {
         self.count(transport, kind, bytes);
     }
 
-    fn count(&mut self, transport: Transport, kind: MessageKind, bytes: u64) {
+    /// Counts a message, of which `bytes` may be unknown.
+    fn count(&mut self, transport: Transport, kind: MessageKind, bytes: Option<u64>) {
         let at = self.operations.iter().position(|counted| counted.transport == transport && counted.kind == kind);
         let at = at.unwrap_or_else(|| {
-            let sizes = Vec::new();
-            let (messages, payload_bytes, min_bytes, max_bytes, other_sizes) = (0, 0, u64::MAX, 0, 0);
             self.operations.push(Counted {
                 transport,
                 kind,
-                messages,
-                payload_bytes,
-                min_bytes,
-                max_bytes,
-                sizes,
-                other_sizes,
+                messages: 0,
+                payload_bytes: 0,
+                extremes: None,
+                sizes: Vec::new(),
+                other_sizes: 0,
+                unknown_sizes: 0,
             });
             self.operations.len() - 1
         });
         let counted = &mut self.operations[at];
         counted.messages += 1;
+        let Some(bytes) = bytes else {
+            counted.unknown_sizes += 1;
+            return;
+        };
         counted.payload_bytes += bytes;
-        counted.min_bytes = counted.min_bytes.min(bytes);
-        counted.max_bytes = counted.max_bytes.max(bytes);
+        let (shortest, longest) = counted.extremes.unwrap_or((bytes, bytes));
+        counted.extremes = Some((shortest.min(bytes), longest.max(bytes)));
         if let Some(size) = counted.sizes.iter_mut().find(|size| size.bytes == bytes) {
             size.messages += 1;
         } else if counted.sizes.len() < MAX_SIZES {
@@ -338,6 +346,10 @@ impl Requests {
         }
     }
 
+    pub(super) fn unknown_sizes(&self) -> u64 {
+        self.operations.iter().map(|counted| counted.unknown_sizes).sum()
+    }
+
     pub(super) fn incomplete_messages(&self) -> u64 {
         self.incomplete + self.open.len() as u64
     }
@@ -359,10 +371,11 @@ impl Requests {
                 operation: counted.kind.to_string(),
                 messages: counted.messages,
                 payload_bytes: counted.payload_bytes,
-                min_bytes: counted.min_bytes,
-                max_bytes: counted.max_bytes,
+                min_bytes: counted.extremes.map(|(shortest, _)| shortest),
+                max_bytes: counted.extremes.map(|(_, longest)| longest),
                 sizes,
                 other_sizes: counted.other_sizes,
+                unknown_sizes: counted.unknown_sizes,
             }
         };
         self.operations.iter().map(count).collect()
@@ -373,6 +386,8 @@ impl Requests {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) acks: u64,
+    /// ACKs and NAKs whose AETH the capture lacks, so it is open which of them they are.
+    pub(super) cut_acks: u64,
     pub(super) read_response_packets: u64,
     pub(super) atomic_responses: u64,
     naks: [u64; 32],
@@ -396,7 +411,11 @@ impl Answers {
                     self.naks[usize::from(code) % 32] += 1;
                     Acknowledged::Before(packet.psn)
                 }
-                _ => Acknowledged::Nothing,
+                Some(_) => Acknowledged::Nothing,
+                None => {
+                    self.cut_acks += 1;
+                    Acknowledged::Nothing
+                }
             },
             Some(Operation::AtomicAcknowledge) => {
                 self.atomic_responses += 1;
@@ -421,6 +440,11 @@ impl Answers {
             (naks > 0).then(|| NakCount { code, name: NakCode(code).to_string(), naks })
         };
         self.naks.iter().enumerate().filter_map(count).collect()
+    }
+
+    /// Packets that acknowledge or refuse, and nothing else.
+    pub(super) fn all_acknowledgements(&self) -> u64 {
+        self.acks + self.cut_acks + self.all_naks() + self.rnr_naks
     }
 
     pub(super) fn all_naks(&self) -> u64 {

@@ -39,6 +39,14 @@ pub struct Summary {
     pub payload_bytes: u64,
     /// Packets of which the capture lacks the end.
     pub cut_packets: u64,
+    /// Those of them that the snap length cut within the BTH, so their queue pair is unknown. They belong to no
+    /// conversation.
+    pub cut_bths: u64,
+    /// Copies that are counted nowhere else: packets that were captured at another interface, in the other direction, or
+    /// behind another link header, VLAN tag, tunnel or router before.
+    pub second_copies: u64,
+    /// Injected faults that a software RNIC's own capture marks.
+    pub faults: FaultCounts,
     /// How many ICRCs were right.
     pub icrc: Icrc,
     /// Frames that were captured before they were cut into packets.
@@ -113,6 +121,21 @@ pub struct TunnelCount {
     pub tunnel: &'static str,
     /// Number of frames.
     pub frames: u64,
+}
+
+/// Packets that injected faults struck. Of all but the dropped ones the other counts hold what arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct FaultCounts {
+    /// Dropped on purpose, and counted nowhere else.
+    pub dropped: u64,
+    /// Additional copies. They belong to no operation.
+    pub duplicates: u64,
+    /// With a flipped bit; the dropped ones among them count as dropped too.
+    pub corrupted: u64,
+    /// Held back for a fixed time.
+    pub delayed: u64,
+    /// Held back behind later packets.
+    pub reordered: u64,
 }
 
 /// Frames that hold several packets: captured before the kernel or the NIC cut them up.
@@ -196,6 +219,8 @@ pub struct Direction {
     pub bad_icrc_packets: u64,
     /// ACKs sent.
     pub acks: u64,
+    /// ACKs or NAKs sent whose AETH the snap length cut, so it is open which of them they are.
+    pub cut_acks: u64,
     /// READ response packets sent.
     pub read_response_packets: u64,
     /// Responses to atomic operations sent.
@@ -219,16 +244,18 @@ pub struct OperationCount {
     pub operation: String,
     /// How many.
     pub messages: u64,
-    /// Their payload; of READs, what was asked for.
+    /// Their payload, as far as it is known; of READs, the requested bytes.
     pub payload_bytes: u64,
-    /// The shortest.
-    pub min_bytes: u64,
-    /// The longest.
-    pub max_bytes: u64,
-    /// How many of which size, for the sizes met first.
+    /// The shortest, if any length is known.
+    pub min_bytes: Option<u64>,
+    /// The longest, if any length is known.
+    pub max_bytes: Option<u64>,
+    /// Number of messages of each size, for the sizes met first.
     pub sizes: Vec<SizeCount>,
     /// Messages of other sizes.
     pub other_sizes: u64,
+    /// Messages of unknown size: READs whose RETH the snap length cut.
+    pub unknown_sizes: u64,
 }
 
 /// Messages of one size.

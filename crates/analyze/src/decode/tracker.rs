@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use doorbell_wire::{
-    AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, ICRC_LEN, Opcode, Qpn, RETH_LEN, RethRepr, XRCETH_LEN,
+    AETH_LEN, AethRepr, BTH_LEN, BthRepr, Datagram, FaultMarks, ICRC_LEN, Opcode, Qpn, RETH_LEN, RethRepr, XRCETH_LEN,
 };
 
 use super::Options;
 use super::capture::{CapturedFrame, LinkType};
+use super::copies::{Copies, Point, identity};
 use super::layers::{Layer, TunnelKind, udp_frame};
 use super::packets::{Flows, Found, longer_than_a_packet};
 use super::reasons::{Malformed, OtherFrame, by_count, is_unfollowed_request, listed, opcode_name};
 use super::stream::{Packet, Stream, TimeHistogram, time_histogram};
 use super::summary::{
-    Conversation, Direction, HostTotals, Icrc, KindCount, MalformedCount, OpcodeCount, SCHEMA, Summary, SuperPackets,
-    Times, TunnelCount,
+    Conversation, Direction, FaultCounts, HostTotals, Icrc, KindCount, MalformedCount, OpcodeCount, SCHEMA, Summary,
+    SuperPackets, Times, TunnelCount,
 };
 
 /// How often an answer looks for the requests that it belongs to before it is given up.
@@ -26,6 +27,31 @@ const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// Most kinds of other frames, and reasons of malformed packets, that a summary lists.
 const MAX_KINDS: usize = 32;
+
+/// Outcome of the check of an ICRC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Checked {
+    Right,
+    Wrong,
+    /// The capture lacks it.
+    Cut,
+    /// Its definition does not cover the IP header.
+    Undefined,
+}
+
+/// A packet as one point of observation captured it.
+#[derive(Clone, Copy, Debug)]
+struct Sighting<'a> {
+    frame: &'a CapturedFrame<'a>,
+    datagram: &'a Datagram<'a>,
+    point: Point,
+    /// From the BTH on, as far as captured.
+    bytes: &'a [u8],
+    /// Bytes that the packet had from the BTH on.
+    whole_bytes: usize,
+    frame_bytes: u64,
+    icrc: Checked,
+}
 
 pub(super) struct Tracker {
     options: Options,
@@ -47,6 +73,11 @@ pub(super) struct Tracker {
     frame_bytes: u64,
     payload_bytes: u64,
     cut: u64,
+    /// Those cut within the BTH.
+    cut_bths: u64,
+    copies: Copies,
+    second_copies: u64,
+    faults: FaultCounts,
     icrc: Icrc,
     /// Packets whose ICRC is not checked since their IP header has options.
     with_options: u64,
@@ -80,6 +111,10 @@ impl Tracker {
             frame_bytes: 0,
             payload_bytes: 0,
             cut: 0,
+            cut_bths: 0,
+            copies: Copies::default(),
+            second_copies: 0,
+            faults: FaultCounts::default(),
             icrc: Icrc::default(),
             with_options: 0,
             super_packets: SuperPackets::default(),
@@ -120,56 +155,69 @@ impl Tracker {
             *first_ns = now_ns.min(*first_ns);
             self.last_ns = self.last_ns.max(now_ns);
         }
-        let frame_bytes = udp.frame_bytes as u64;
+        self.count_faults(frame.faults);
+        if frame.faults.has(FaultMarks::DROPPED) {
+            return;
+        }
+        let (bytes, whole_bytes, frame_bytes) = (datagram.payload, datagram.payload_len, udp.frame_bytes as u64);
+        let point = Point::new(frame, &udp.layers, datagram.outer.hop_limit);
+        let sighting = |icrc| Sighting { frame, datagram, point, bytes, whole_bytes, frame_bytes, icrc };
         match self.flows.look(datagram) {
-            Found::Right => {
-                self.icrc.right += 1;
-                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, true);
-            }
-            Found::Wrong => {
-                self.icrc.wrong += 1;
-                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, false);
-            }
-            Found::Undefined => {
-                self.with_options += 1;
-                self.icrc.unchecked += 1;
-                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, true);
-            }
+            Found::Right => self.packet(&sighting(Checked::Right)),
+            Found::Wrong => self.packet(&sighting(Checked::Wrong)),
+            Found::Undefined => self.packet(&sighting(Checked::Undefined)),
             Found::Cut if longer_than_a_packet(datagram.payload, datagram.payload_len) => {
                 self.super_packets.cut_frames += 1;
             }
-            Found::Cut => {
-                self.cut += 1;
-                self.icrc.unchecked += 1;
-                self.packet(datagram, datagram.payload, datagram.payload_len, frame_bytes, frame.timestamp_ns, true);
-            }
+            Found::Cut => self.packet(&sighting(Checked::Cut)),
             Found::Segments(bytes) => {
                 self.super_packets.frames += 1;
                 let around = frame_bytes - datagram.payload_len as u64;
                 for (index, segment) in datagram.payload.chunks(bytes).enumerate() {
                     self.super_packets.packets += 1;
                     let right = self.flows.segment_is_right(datagram, index, segment);
-                    *(if right { &mut self.icrc.right } else { &mut self.icrc.wrong }) += 1;
-                    let frame_bytes = around + segment.len() as u64;
-                    self.packet(datagram, segment, segment.len(), frame_bytes, frame.timestamp_ns, right);
+                    let icrc = if right { Checked::Right } else { Checked::Wrong };
+                    let (whole_bytes, frame_bytes) = (segment.len(), around + segment.len() as u64);
+                    self.packet(&Sighting { bytes: segment, whole_bytes, frame_bytes, ..sighting(icrc) });
                 }
             }
         }
     }
 
-    /// One packet: `bytes` from the BTH on, as far as captured, of `whole_bytes`.
-    fn packet(
-        &mut self,
-        datagram: &Datagram<'_>,
-        bytes: &[u8],
-        whole_bytes: usize,
-        frame_bytes: u64,
-        timestamp_ns: Option<u64>,
-        right: bool,
-    ) {
+    fn count_faults(&mut self, marks: FaultMarks) {
+        let counts = &mut self.faults;
+        for (mark, count) in [
+            (FaultMarks::DROPPED, &mut counts.dropped),
+            (FaultMarks::DUPLICATE, &mut counts.duplicates),
+            (FaultMarks::CORRUPTED, &mut counts.corrupted),
+            (FaultMarks::DELAYED, &mut counts.delayed),
+            (FaultMarks::REORDERED, &mut counts.reordered),
+        ] {
+            *count += u64::from(marks.has(mark));
+        }
+    }
+
+    fn packet(&mut self, sighting: &Sighting<'_>) {
+        let Sighting { frame, datagram, point, bytes, whole_bytes, frame_bytes, icrc } = *sighting;
+        let is_duplicate = frame.faults.has(FaultMarks::DUPLICATE);
+        if !is_duplicate && self.copies.is_second(identity(datagram, bytes, whole_bytes), point) {
+            self.second_copies += 1;
+            return;
+        }
+        *match icrc {
+            Checked::Right => &mut self.icrc.right,
+            Checked::Wrong => &mut self.icrc.wrong,
+            Checked::Cut | Checked::Undefined => &mut self.icrc.unchecked,
+        } += 1;
+        self.cut += u64::from(icrc == Checked::Cut);
+        self.with_options += u64::from(icrc == Checked::Undefined);
+        let right = icrc != Checked::Wrong;
         let Some((bth, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
-            let reason = if whole_bytes < BTH_LEN { Malformed::ShortBth } else { Malformed::CutBth };
-            return *self.malformed.entry(reason).or_default() += 1;
+            if whole_bytes < BTH_LEN {
+                return *self.malformed.entry(Malformed::ShortBth).or_default() += 1;
+            }
+            self.cut_bths += 1;
+            return self.count(bytes.first().map(|&code| Opcode(code)), frame_bytes, datagram);
         };
         let bth = BthRepr::read(bth);
         let opcode = bth.opcode;
@@ -182,14 +230,8 @@ impl Tracker {
         }
         self.unfollowed += u64::from(opcode.operation().is_none());
         let payload_bytes = if opcode.has_payload() { (whole_bytes - around) as u64 } else { 0 };
-        self.packets += 1;
-        self.frame_bytes += frame_bytes;
         self.payload_bytes += payload_bytes;
-        let count = &mut self.opcodes[usize::from(opcode.0)];
-        *count = (count.0 + 1, count.1 + frame_bytes);
-        if datagram.outer.traffic_class & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED {
-            self.marked += 1;
-        }
+        self.count(Some(opcode), frame_bytes, datagram);
         let Some(at) = self.stream(datagram, bth.dest_qpn, right) else {
             let is_full = self.streams.len() >= 2 * self.options.max_conversations;
             return *(if is_full { &mut self.beyond } else { &mut self.stray }) += 1;
@@ -203,19 +245,35 @@ impl Tracker {
                 return;
             }
         }
+        if is_duplicate {
+            return;
+        }
         // XRC requests name their shared receive queue before all other headers.
         let rest = rest.get(if opcode.has_xrceth() { XRCETH_LEN } else { 0 }..).unwrap_or_default();
         // A capture may have cut the packet within its headers.
         let reth = rest.first_chunk::<RETH_LEN>().filter(|_| opcode.has_reth()).map(RethRepr::read);
         let aeth = rest.first_chunk::<AETH_LEN>().filter(|_| opcode.has_aeth()).map(AethRepr::read);
-        let packet = Packet { opcode, psn: bth.psn, payload_bytes, reth, aeth, timestamp_ns };
+        let packet = Packet { opcode, psn: bth.psn, payload_bytes, reth, aeth, timestamp_ns: frame.timestamp_ns };
         if opcode.is_request() || is_unfollowed_request(opcode) {
             stream.requests.add(&packet);
         } else if opcode.is_response() {
             let acknowledged = stream.answers.add(&packet);
             if let Some(peer) = self.peer(at, &packet) {
-                self.streams[peer].requests.acknowledged(acknowledged, timestamp_ns, &mut self.times);
+                self.streams[peer].requests.acknowledged(acknowledged, frame.timestamp_ns, &mut self.times);
             }
+        }
+    }
+
+    /// Counts a packet, of which the opcode may be cut.
+    fn count(&mut self, opcode: Option<Opcode>, frame_bytes: u64, datagram: &Datagram<'_>) {
+        self.packets += 1;
+        self.frame_bytes += frame_bytes;
+        if let Some(opcode) = opcode {
+            let count = &mut self.opcodes[usize::from(opcode.0)];
+            *count = (count.0 + 1, count.1 + frame_bytes);
+        }
+        if datagram.outer.traffic_class & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED {
+            self.marked += 1;
         }
     }
 
@@ -300,6 +358,9 @@ impl Tracker {
             frame_bytes: self.frame_bytes,
             payload_bytes: self.payload_bytes,
             cut_packets: self.cut,
+            cut_bths: self.cut_bths,
+            second_copies: self.second_copies,
+            faults: self.faults,
             icrc: self.icrc,
             super_packets: self.super_packets,
             first_timestamp_ns: self.first_ns,
@@ -449,6 +510,29 @@ impl Tracker {
         if self.cut > 0 {
             notes.push(format!("{} packets are cut short by the snap length; their ICRC is not checked.", self.cut));
         }
+        let of_streams = |count: fn(&Stream) -> u64| self.streams.iter().map(count).sum::<u64>();
+        let (reads, acks) = (of_streams(|it| it.requests.unknown_sizes()), of_streams(|it| it.answers.cut_acks));
+        if self.cut_bths + reads + acks > 0 {
+            notes.push(format!(
+                "The snap length cut headers: the BTH of {} packets, whose queue pair is unknown; the RETH of {reads} READ \
+                 requests, whose length is unknown; the AETH of {acks} packets, which are ACKs or NAKs.",
+                self.cut_bths
+            ));
+        }
+        if self.second_copies > 0 {
+            notes.push(format!(
+                "{} packets were captured before at another interface, in the other direction, or behind another link \
+                 header, VLAN tag, tunnel or hop; these second copies are left out of all counts.",
+                self.second_copies
+            ));
+        }
+        if self.faults != FaultCounts::default() {
+            let FaultCounts { dropped, duplicates, corrupted, delayed, reordered } = self.faults;
+            notes.push(format!(
+                "Injected faults struck received packets: {dropped} dropped (in no other count), {duplicates} additional \
+                 copies (part of no operation), {corrupted} corrupted, {delayed} delayed, {reordered} reordered."
+            ));
+        }
         if self.with_options > 0 {
             notes.push(format!(
                 "{} packets have IP options or extension headers, which the ICRC's definition does not cover; their ICRC \
@@ -476,7 +560,7 @@ impl Tracker {
 /// What `stream` holds; `back` is the other direction.
 fn direction(stream: &Stream, back: Option<&Stream>) -> Direction {
     let (requests, answers) = (&stream.requests, &stream.answers);
-    let came_back = back.map(|back| back.answers.acks + back.answers.all_naks() + back.answers.rnr_naks);
+    let came_back = back.map(|back| back.answers.all_acknowledgements());
     Direction {
         packets: stream.packets,
         frame_bytes: stream.frame_bytes,
@@ -487,6 +571,7 @@ fn direction(stream: &Stream, back: Option<&Stream>) -> Direction {
         missing_packets: requests.missing_packets(),
         bad_icrc_packets: stream.bad_icrc_packets,
         acks: answers.acks,
+        cut_acks: answers.cut_acks,
         read_response_packets: answers.read_response_packets,
         atomic_responses: answers.atomic_responses,
         naks: answers.naks(),

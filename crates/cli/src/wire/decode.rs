@@ -80,18 +80,19 @@ pub(crate) fn run(arguments: &Decode) -> Result<ExitCode, Failure> {
 
 fn print(summary: &Summary, top: usize) -> io::Result<()> {
     let icrc = summary.icrc;
-    line(format_args!(
-        "{} frames in {}, {} RoCE v2 packets, {} other frames, {} malformed packets",
-        summary.frames, summary.format, summary.packets, summary.other_frames, summary.malformed_packets
-    ))?;
-    if !summary.other_kinds.is_empty() {
-        let shown = summary.other_kinds.iter().take(OTHER_KINDS);
-        let mut kinds: Vec<_> = shown.map(|it| format!("{} {}", it.frames, it.kind)).collect();
-        if summary.other_kinds.len() > OTHER_KINDS {
-            kinds.push("...".to_owned());
-        }
-        line(format_args!("other frames: {}", kinds.join(", ")))?;
+    let mut parts = vec![
+        format!("{} frames in {}", summary.frames, summary.format),
+        format!("{} RoCE v2 packets", summary.packets),
+        format!("{} other frames", summary.other_frames),
+        format!("{} malformed packets", summary.malformed_packets),
+    ];
+    if summary.second_copies > 0 {
+        parts.push(format!("{} second copies of packets", summary.second_copies));
     }
+    if summary.faults.dropped > 0 {
+        parts.push(format!("{} packets dropped by injected faults", summary.faults.dropped));
+    }
+    line(parts.join(", "))?;
     let per_s = match (summary.packets_per_s, summary.frame_bytes_per_s) {
         (Some(packets), Some(bytes)) => format!(": {} packets/s, {}B/s", rate(packets), rate(bytes)),
         _ => String::new(),
@@ -158,7 +159,10 @@ fn print_direction(direction: &Direction) -> io::Result<()> {
     for it in &direction.operations {
         let mut sizes: Vec<_> = it.sizes.iter().map(|size| format!("{} of {} B", size.messages, size.bytes)).collect();
         if it.other_sizes > 0 {
-            sizes.push(format!("{} of other sizes up to {} B", it.other_sizes, it.max_bytes));
+            sizes.push(format!("{} of other sizes up to {} B", it.other_sizes, it.max_bytes.unwrap_or(0)));
+        }
+        if it.unknown_sizes > 0 {
+            sizes.push(format!("{} of unknown length, cut by the snap length", it.unknown_sizes));
         }
         let (transport, operation) = (&it.transport, &it.operation);
         line(format_args!("    {transport} {operation}: {} messages ({})", it.messages, sizes.join(", ")))?;
@@ -180,6 +184,7 @@ fn print_direction(direction: &Direction) -> io::Result<()> {
     }
     let answers = [
         (direction.acks, "ACKs"),
+        (direction.cut_acks, "ACKs or NAKs, cut by the snap length"),
         (direction.read_response_packets, "READ response packets"),
         (direction.atomic_responses, "atomic responses"),
         (direction.rnr_naks, "RNR NAKs"),

@@ -1,5 +1,7 @@
 //! VLAN tags, tunnels, extension headers, and frames that hold something else.
 
+use doorbell_wire::FaultMarks;
+
 use super::*;
 use crate::decode::capture::{CapturedFrame, LinkType};
 use crate::decode::layers::{Layer, TunnelKind, udp_frame};
@@ -148,8 +150,15 @@ fn inner_ipv6_is_followed() {
 fn a_frame_shows_its_tags_tunnels_and_hop_limits() {
     let inner = tagged(&send(Opcode::RC_SEND_ONLY, 0, 8), &[0x88a8, 0x8100]);
     let bytes = tagged(&outer4(47, &erspan2(&outer4(17, &vxlan(&inner)))), &[0x9100]);
-    let frame =
-        CapturedFrame { timestamp_ns: None, link_type: LinkType::ETHERNET, original_bytes: bytes.len(), bytes: &bytes };
+    let frame = CapturedFrame {
+        timestamp_ns: None,
+        link_type: LinkType::ETHERNET,
+        interface: 0,
+        direction: 0,
+        faults: FaultMarks::NONE,
+        original_bytes: bytes.len(),
+        bytes: &bytes,
+    };
     let found = udp_frame(&frame, ROCE_UDP_PORT).unwrap();
     let tunnel = |kind, id| Layer::Tunnel { kind, id, hop_limit: 33 };
     let expected = [

@@ -138,9 +138,9 @@ fn malformed_packets_have_reasons() {
     frames.push(send(Opcode::RC_SEND_ONLY, 0, 4));
     let summary = read(&pcap(&frames));
     assert_eq!((summary.packets, summary.notes[0].as_str()), (1, note));
-    // Cut by the snap length, which is the capture's fault and not the packet's.
+    // A packet that the snap length cut is not malformed.
     let summary = read(&pcap_of(1, true, false, 45, &[send(Opcode::RC_SEND_ONLY, 0, 64)]));
-    assert_eq!(reasons(&summary), [(1, "cut within the BTH by the snap length".to_owned())]);
+    assert_eq!((reasons(&summary).len(), summary.cut_bths), (0, 1));
 }
 
 #[test]
