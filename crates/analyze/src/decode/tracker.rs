@@ -160,7 +160,7 @@ impl Tracker {
             return;
         }
         let (bytes, whole_bytes, frame_bytes) = (datagram.payload, datagram.payload_len, udp.frame_bytes as u64);
-        let point = Point::new(frame, &udp.layers, datagram.outer.hop_limit);
+        let point = Point::new(frame, udp.layers, datagram.outer.hop_limit);
         let sighting = |icrc| Sighting { frame, datagram, point, bytes, whole_bytes, frame_bytes, icrc };
         match self.flows.look(datagram) {
             Found::Right => self.packet(&sighting(Checked::Right)),
