@@ -93,6 +93,14 @@ fn print(summary: &Summary, top: usize) -> io::Result<()> {
         parts.push(format!("{} packets dropped by injected faults", summary.faults.dropped));
     }
     line(parts.join(", "))?;
+    if !summary.other_kinds.is_empty() {
+        let shown = summary.other_kinds.iter().take(OTHER_KINDS);
+        let mut kinds: Vec<_> = shown.map(|it| format!("{} {}", it.frames, it.kind)).collect();
+        if summary.other_kinds.len() > OTHER_KINDS {
+            kinds.push("...".to_owned());
+        }
+        line(format_args!("other frames: {}", kinds.join(", ")))?;
+    }
     let per_s = match (summary.packets_per_s, summary.frame_bytes_per_s) {
         (Some(packets), Some(bytes)) => format!(": {} packets/s, {}B/s", rate(packets), rate(bytes)),
         _ => String::new(),
