@@ -187,7 +187,7 @@ static void connect_by_cm(void)
 
 /* ---- traffic ---- */
 
-enum { SENT = 100, READ = 200, ADDED = 300 };
+enum { SENT = 100, READ = 200, ADDED = 300, PROBED = 400 };
 
 /* One work request; a queue pair that is in error takes it and flushes it. */
 static void post_one(struct lane *lane, enum ibv_wr_opcode opcode, uint64_t id, void *local, uint32_t length, uint64_t remote)
@@ -248,12 +248,14 @@ static int sleep_for_completion(struct lane *lane)
 }
 
 /* What a completion says; true if the other end's last message is among what came. */
-static int take(struct lane *lane, const struct ibv_wc *wc, int *is_reading)
+static int take(struct lane *lane, const struct ibv_wc *wc, int *is_reading, int *is_probing)
 {
 	int last = 0;
 
 	if (wc->wr_id == SENT)
 		lane->acknowledged++;
+	else if (wc->wr_id == PROBED)
+		*is_probing = 0;
 	else if (wc->wr_id == READ && !lane->gone)
 		RIGHT(memcmp(lane->room->read, lane->room->pattern, sizeof(lane->room->read)) == 0);
 	else if (wc->wr_id == ADDED) {
@@ -271,12 +273,12 @@ static void *run_lane(void *argument)
 {
 	struct lane *lane = argument;
 	long end = now_us() + plan.us;
-	int has_last = 0, got_last = 0, is_reading = 0, is_armed = 0;
+	int has_last = 0, got_last = 0, is_reading = 0, is_probing = 0, is_armed = 0;
 	stack_t stack = { .ss_sp = is("onstack") ? malloc(SIGSTKSZ) : NULL, .ss_size = SIGSTKSZ };
 
 	if (stack.ss_sp)
 		CHECK(sigaltstack(&stack, NULL) == 0);
-	while (!has_last || !got_last || is_reading || lane->acknowledged < lane->sent) {
+	while (!has_last || !got_last || is_reading || is_probing || lane->acknowledged < lane->sent) {
 		struct ibv_wc wc[4];
 		int found;
 
@@ -297,6 +299,13 @@ static void *run_lane(void *argument)
 				is_reading = 1;
 			}
 		}
+		/* Verbs tell an end that only receives of no dead peer, so it asks something. */
+		if (has_last && !got_last && !is_probing) {
+			struct room *other = (struct room *)(uintptr_t)lane->other.room;
+
+			post_one(lane, IBV_WR_RDMA_READ, PROBED, lane->room->read, 8, (uintptr_t)other->pattern);
+			is_probing = 1;
+		}
 		found = ibv_poll_cq(lane->cq, 4, wc);
 		if (found < 0) {
 			lane->status = IBV_WC_GENERAL_ERR;
@@ -307,7 +316,7 @@ static void *run_lane(void *argument)
 				lane->status = wc[at].status;
 				return NULL;
 			}
-			got_last |= take(lane, &wc[at], &is_reading);
+			got_last |= take(lane, &wc[at], &is_reading, &is_probing);
 		}
 		if (found > 0)
 			continue;

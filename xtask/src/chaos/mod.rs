@@ -48,6 +48,10 @@ struct Built {
 const FAILED_ONCE: &[(u64, &str)] = &[
     (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept for ever"),
     (1_795_591_807_680_939_949, "the file system had no room for the beginning of a capture, which was refused"),
+    (
+        1_795_600_222_052_981_711,
+        "a lane that only received asked nothing of its peer, and so learned nothing of its death",
+    ),
 ];
 
 /// Seeds of the rounds of one run.
