@@ -13,8 +13,12 @@
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -37,7 +41,9 @@
 /* Where nobody may pass nothing, and somebody does. */
 static void *volatile nothing;
 
-static char node[64], uverbs[PATH_MAX], folder[] = "/tmp/doorbell-paths-XXXXXX", trees[PATH_MAX];
+static char node[64], uverbs[PATH_MAX], folder[] = "/tmp/doorbell-paths-XXXXXX", places[PATH_MAX];
+/* This program. */
+static char self[PATH_MAX];
 
 /* This program stands before a function of the C library itself: its own calls come here, the device's do not. */
 static int accesses;
@@ -93,12 +99,18 @@ static int count(DIR *listed, const char *wanted)
 	return wanted ? found : all;
 }
 
-/* How many processes have a tree, in the directory that is ours alone. */
-static int trees_there(void)
+/* Folders that killed processes left in a directory. */
+static int left_in(const char *path)
 {
-	DIR *listed = opendir(trees);
+	DIR *listed = opendir(path);
+	struct dirent *entry;
+	int found = 0;
 
-	return listed ? count(listed, NULL) : 0;
+	CHECK(listed);
+	while ((entry = readdir(listed)))
+		found += !strncmp(entry->d_name, "doorbell-f", 10);
+	closedir(listed);
+	return found;
 }
 
 static int ends_with(pid_t child)
@@ -188,6 +200,21 @@ static void opening(void)
 	FAILS_NULL(fopen(PORT "/more", "a"), EACCES);
 	FAILS_NULL(fopen64(PORT "/none", "r"), ENOENT);
 
+	/* A descriptor is the lowest that is free, is closed on exec as asked for, and only reads. */
+	CHECK((fd = dup(0)) >= 0 && close(fd) == 0);
+	CHECK((at = open(PORT "/state", O_RDONLY)) == fd && fcntl(at, F_GETFD) == 0);
+	CHECK((fcntl(at, F_GETFL) & O_ACCMODE) == O_RDONLY);
+	FAILS(write(at, "x", 1), EBADF);
+	FAILS(ftruncate(at, 0), EINVAL);
+	CHECK(close(at) == 0 && (at = open(PORT, O_RDONLY | O_CLOEXEC)) == fd && fcntl(at, F_GETFD) == FD_CLOEXEC);
+	CHECK(close(at) == 0 && (at = open(PORT "/state", O_PATH)) == fd);
+	FAILS(read(at, text, 1), EBADF);
+	CHECK(close(at) == 0 && (file = fopen(PORT "/state", "re")) && fileno(file) == fd);
+	CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC && fclose(file) == 0);
+	CHECK((file = fopen(PORT "/state", "r")) && fcntl(fileno(file), F_GETFD) == 0);
+	CHECK((file = freopen(PORT "/rate", "re", file)) && fileno(file) == fd && fgets(text, sizeof(text), file));
+	CHECK(!strcmp(text, "100 Gb/sec (4X EDR)\n") && fclose(file) == 0);
+
 	/* The device: whoever speaks the kernel's language to it learns that nobody understands. */
 	CHECK((fd = open(uverbs, O_RDWR | O_CLOEXEC)) >= 0);
 	FAILS(write(fd, text, 8), ENOSPC);
@@ -206,6 +233,7 @@ static void asking(void)
 	int (*lxstat)(int, const char *, struct stat *) = (int (*)(int, const char *, struct stat *))dlsym(RTLD_DEFAULT, "__lxstat64");
 	int (*fxstatat)(int, int, const char *, struct stat *, int) =
 		(int (*)(int, int, const char *, struct stat *, int))dlsym(RTLD_DEFAULT, "__fxstatat");
+	int (*fxstat)(int, int, struct stat *) = (int (*)(int, int, struct stat *))dlsym(RTLD_DEFAULT, "__fxstat");
 	ssize_t (*readlink_chk)(const char *, char *, size_t, size_t) =
 		(ssize_t (*)(const char *, char *, size_t, size_t))dlsym(RTLD_DEFAULT, "__readlink_chk");
 	ssize_t (*readlinkat_chk)(int, const char *, char *, size_t, size_t) =
@@ -225,11 +253,25 @@ static void asking(void)
 	CHECK(fxstatat(1, AT_FDCWD, DEVICE "/device", &by_path, 0) == 0 && S_ISDIR(by_path.st_mode));
 	CHECK(statx(AT_FDCWD, uverbs, 0, STATX_BASIC_STATS, &more) == 0 && S_ISCHR(more.stx_mode));
 	CHECK(more.stx_rdev_major == 231 && more.stx_rdev_minor >= 192);
+	CHECK((fd = open(DEVICE "/device", O_PATH | O_NOFOLLOW)) >= 0);
+	CHECK(fstat(fd, &by_descriptor) == 0 && S_ISLNK(by_descriptor.st_mode));
+	CHECK(readlinkat(fd, "", real, sizeof(real)) == 19 && !memcmp(real, "../../../doorbell.0", 19));
+	FAILS(openat(fd, "uevent", O_RDONLY), ENOTDIR);
+	close(fd);
 	/* Programs compare what they looked at with what they opened. */
+	CHECK((fd = open(PORT "/state", O_RDONLY)) >= 0 && fstat(fd, &by_descriptor) == 0 && stat(PORT "/state", &by_path) == 0);
+	CHECK(by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev);
+	CHECK(by_path.st_mode == by_descriptor.st_mode && by_descriptor.st_nlink == 1 && by_descriptor.st_size == 10);
+	CHECK(statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more) == 0 && more.stx_ino == by_path.st_ino);
+	CHECK(more.stx_nlink == 1 && more.stx_size == 10 && by_descriptor.st_blocks > 0);
+	close(fd);
+	CHECK(stat(PORT "/gid_attrs", &by_path) == 0 && by_path.st_nlink == 4);
 	CHECK((fd = open(PORT, O_RDONLY | O_DIRECTORY)) >= 0 && fstat(fd, &by_descriptor) == 0);
 	CHECK(fstatat(AT_FDCWD, PORT, &by_path, 0) == 0);
 	CHECK(by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev);
-	CHECK(fstatat(fd, "", &by_path, AT_EMPTY_PATH) == 0 && S_ISDIR(by_path.st_mode));
+	CHECK(by_path.st_mode == (S_IFDIR | 0755) && by_descriptor.st_mode == by_path.st_mode);
+	CHECK(fstatat(fd, "", &by_path, AT_EMPTY_PATH) == 0 && !memcmp(&by_path, &by_descriptor, sizeof(by_path)));
+	CHECK(fxstat(1, fd, &by_path) == 0 && !memcmp(&by_path, &by_descriptor, sizeof(by_path)));
 	CHECK(fstatat64(fd, "state", (struct stat64 *)&by_path, AT_SYMLINK_NOFOLLOW) == 0 && by_path.st_size == 4096);
 	CHECK((at = open("/dev/infiniband", O_RDONLY)) >= 0);
 	CHECK(fstatat(at, node, &by_path, AT_SYMLINK_NOFOLLOW) == 0 && S_ISCHR(by_path.st_mode));
@@ -279,6 +321,58 @@ static int only_digits(const struct dirent *entry)
 	return entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
 }
 
+/* Each entry of a folder comes once, in the same order by all functions, and has the number and kind of its status. */
+static void reading(void)
+{
+	struct dirent *entry, copy, *copied;
+	struct dirent64 copy64, *copied64;
+	struct stat status;
+	char names[64][64], buffer[512];
+	int fd, all, at, seen = 0;
+	long middle = 0, length;
+	DIR *listed;
+
+	CHECK((listed = opendir(PORT)));
+	for (all = 0; (entry = readdir(listed)); all++) {
+		CHECK(all < 64 && strlen(entry->d_name) < sizeof(names[0]));
+		strcpy(names[all], entry->d_name);
+		CHECK(fstatat(dirfd(listed), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0);
+		CHECK(entry->d_type == IFTODT(status.st_mode));
+		CHECK(entry->d_ino == status.st_ino || !strcmp(entry->d_name, ".."));
+		if (all == 4)
+			middle = telldir(listed);
+	}
+	CHECK(all > 12 && !strcmp(names[0], ".") && !strcmp(names[1], "..") && !readdir(listed));
+	seekdir(listed, middle);
+	CHECK((entry = readdir(listed)) && !strcmp(entry->d_name, names[5]));
+	rewinddir(listed);
+	for (at = 0; at < all; at++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+		if (at % 3 == 0) {
+			CHECK(readdir_r(listed, &copy, &copied) == 0 && copied == &copy && !strcmp(copy.d_name, names[at]));
+		} else if (at % 3 == 1) {
+			CHECK(readdir64_r(listed, &copy64, &copied64) == 0 && !strcmp(copied64->d_name, names[at]));
+		} else {
+			CHECK((copied64 = readdir64(listed)) && !strcmp(copied64->d_name, names[at]));
+		}
+	}
+	CHECK(readdir_r(listed, &copy, &copied) == 0 && !copied);
+#pragma GCC diagnostic pop
+	CHECK(closedir(listed) == 0);
+
+	CHECK((fd = open(PORT, O_RDONLY | O_DIRECTORY)) >= 0);
+	while ((length = getdents64(fd, buffer, sizeof(buffer))) > 0) {
+		for (at = 0; at < length; at += ((struct dirent64 *)(buffer + at))->d_reclen)
+			CHECK(!strcmp(((struct dirent64 *)(buffer + at))->d_name, names[seen++]));
+	}
+	CHECK(length == 0 && seen == all && lseek(fd, 0, SEEK_SET) == 0);
+	FAILS(getdents64(fd, buffer, 8), EINVAL);
+	close(fd);
+	/* Another folder is the kernel's, after ours was closed at the same address. */
+	CHECK((listed = opendir("/")) && count(listed, "etc") == 1);
+}
+
 static void listing(void)
 {
 	struct dirent **found;
@@ -310,7 +404,9 @@ static void listing(void)
 	globfree(&matched);
 	CHECK(glob64(DEVICE "/none*", 0, NULL, (glob64_t *)&matched) == GLOB_NOMATCH);
 
-	/* Whoever goes there sees no other place. */
+	reading();
+
+	/* The working folder has the name that the program went to. */
 	CHECK(chdir(DEVICE "/ports/..") == 0 && getcwd(here, sizeof(here)) && !strcmp(here, REAL));
 	CHECK((name = get_current_dir_name()) && !strcmp(name, REAL));
 	free(name);
@@ -319,10 +415,15 @@ static void listing(void)
 	CHECK(is(open("../../../../../class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
 	FAILS(open("node_type", O_WRONLY), EACCES);
 	FAILS(chdir("node_type"), ENOTDIR);
+	CHECK(count(opendir("."), "ports") == 1 && count(opendir("ports"), "1") == 1 && count(opendir(".."), "doorbell0") == 1);
+	FAILS_NULL(getcwd(here, 9), ERANGE);
+	CHECK((name = getcwd(NULL, 0)) && !strcmp(name, REAL));
+	free(name);
+	FAILS(mkdir("more", 0700), ENOENT);
 	CHECK(chdir("/") == 0 && is(open("sys/class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
 	/* A child that runs another program there sees it as well. */
 	IN_CHILD(CHECK(chdir(PORT) == 0); execl("/bin/sh", "sh", "-c", "read a < state && test \"$a\" = '4: ACTIVE' && "
-		 "test \"`pwd -P`\" = " REAL "/ports/1 && ls ../../node_type > /dev/null", (char *)NULL));
+		 "test \"`pwd -P`\" = " REAL "/ports/1 && ls ../../node_type > /dev/null && test `ls | wc -l` -gt 10", (char *)NULL));
 }
 
 /* Paths that are too long, and names. */
@@ -361,7 +462,7 @@ static void counting(void)
 	struct ibv_cq *cq;
 	struct ibv_qp *a, *b;
 	struct ibv_mr *mr;
-	unsigned long long before, words;
+	unsigned long long before, words, packets;
 	char guid[64], shown[64];
 	uint8_t *raw = gid.raw;
 	int i, held;
@@ -374,6 +475,7 @@ static void counting(void)
 	before = counter("counters/port_xmit_packets");
 	words = counter("counters/port_xmit_data");
 	CHECK((held = open(PORT "/hw_counters/tx_data_packets", O_RDONLY)) >= 0);
+	packets = counter("hw_counters/tx_data_packets");
 	for (i = 0; i < 10; i++) {
 		CHECK(post(a, IBV_WR_RDMA_WRITE, i, mr, memory, 1024, mr, memory + 2048) == 0);
 		CHECK(next_completion(cq).status == IBV_WC_SUCCESS);
@@ -381,8 +483,8 @@ static void counting(void)
 	}
 	CHECK(counter("counters/port_xmit_packets") >= before + 10);
 	CHECK(counter("counters/port_xmit_data") >= words + 10 * 1024 / 4);
-	/* A file that stays open shows what the last look showed. */
-	CHECK(strtoull(content_of(held), NULL, 10) >= 10);
+	/* A file that stays open shows the moment when it was opened. */
+	CHECK(strtoull(content_of(held), NULL, 10) == packets);
 
 	snprintf(guid, sizeof(guid), "%04x:%04x:%04x:%04x:%04x:%04x:%04x:%04x\n", raw[0] << 8 | raw[1], raw[2] << 8 | raw[3],
 		 raw[4] << 8 | raw[5], raw[6] << 8 | raw[7], raw[8] << 8 | raw[9], raw[10] << 8 | raw[11],
@@ -446,10 +548,14 @@ static void interrupting(void)
 
 static void *at_once(void *barrier)
 {
+	int i;
+
 	pthread_barrier_wait(barrier);
-	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
-	CHECK(count(opendir(PORT "/counters"), NULL) == 17);
-	CHECK(counter("counters/port_xmit_data") < 1ull << 40);
+	for (i = 0; i < 50; i++) {
+		CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
+		CHECK(count(opendir(PORT "/counters"), NULL) == 17 && count(opendir("/etc"), "passwd") == 1);
+		CHECK(counter("counters/port_xmit_data") < 1ull << 40);
+	}
 	return NULL;
 }
 
@@ -465,7 +571,6 @@ static void together(void)
 		CHECK(pthread_create(&threads[i], NULL, at_once, &barrier) == 0);
 	for (i = 0; i < 8; i++)
 		CHECK(pthread_join(threads[i], NULL) == 0);
-	CHECK(trees_there() >= 1);
 }
 
 static void *wait_in_open(void *path)
@@ -489,71 +594,228 @@ static void cancelling(void)
 	CHECK(unlink(path) == 0);
 }
 
-static void remove_trees(void)
-{
-	char line[2 * PATH_MAX];
-
-	snprintf(line, sizeof(line), "LD_PRELOAD= rm -rf %s", trees);
-	CHECK(system(line) == 0);
-}
-
 static void forking(void)
 {
 	pid_t child;
+	DIR *listed;
 	int at;
 
-	/* Whatever was left before. */
-	IN_CHILD(content(PORT "/state"));
-	CHECK(trees_there() == 1 && (at = open(PORT, O_RDONLY)) >= 0);
-	/* A child has a tree of its own, and takes it along. */
-	IN_CHILD(CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n") && trees_there() == 2);
-		 CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n")));
-	IN_CHILD(content(PORT "/state"); _exit(0));
-	IN_CHILD(content(PORT "/state"); quick_exit(0));
+	CHECK((at = open(PORT, O_RDONLY)) >= 0 && (listed = opendir(DEVICE)) && readdir(listed));
+	IN_CHILD(CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n") && count(opendir(PORT), "state") == 1);
+		 CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n") && count(listed, "ports") == 1));
 	IN_CHILD(content(PORT "/state"); execl("/bin/true", "true", (char *)NULL));
 	IN_CHILD(content(PORT "/state"); execl("/nonexistent", "x", (char *)NULL); content(PORT "/state"));
-	/* One that looks at nothing leaves ours alone. */
-	IN_CHILD((void)0);
-	CHECK(trees_there() == 1 && is(openat(at, "state", O_RDONLY), "4: ACTIVE\n"));
+	CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n"));
 	/* A child that shares our memory. */
 	if ((child = vfork()) == 0) {
 		int fd = open(PORT "/state", O_RDONLY);
 
-		_exit(fd < 0);
+		_exit(fd < 0 || open(PORT, O_RDONLY) < 0 || chdir(PORT) < 0 || open("state", O_RDONLY) < 0);
 	}
 	CHECK(ends_with(child) == 0 && !strcmp(content(PORT "/state"), "4: ACTIVE\n"));
-	remove_trees();
-	if ((child = vfork()) == 0)
-		_exit(open(PORT "/state", O_RDONLY) < 0);
-	CHECK(ends_with(child) == 0 && !strcmp(content(PORT "/state"), "4: ACTIVE\n"));
-	close(at);
-	CHECK((at = open(PORT, O_RDONLY)) >= 0);
-	CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n") && trees_there() == 1);
-	/* One that was killed leaves its own, until the next process looks. */
-	if ((child = fork()) == 0) {
-		content(PORT "/state");
-		count(opendir(DEVICE), NULL);
-		raise(SIGKILL);
-	}
-	CHECK(ends_with(child) == SIGKILL && trees_there() == 2);
-	IN_CHILD(content(PORT "/state"));
-	CHECK(trees_there() == 1);
+	CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n") && count(listed, "ports") == 1);
 	close(at);
 }
 
-static void removing(void)
+/* Another program, which used no path of ours, has a folder by a descriptor that this one opened. */
+static int received(int fd)
 {
-	int at;
+	char here[PATH_MAX];
+	struct stat by_path, by_descriptor;
+	struct dirent **found;
+	DIR *listed;
+	int again;
 
-	CHECK((at = open(PORT, O_RDONLY)) >= 0);
-	remove_trees();
-	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
-	FAILS(openat(at, "state", O_RDONLY), ENOENT);
-	remove_trees();
-	CHECK(count(opendir(PORT "/counters"), NULL) == 17 && count(opendir(CLASS), "doorbell0") == 1);
-	remove_trees();
-	CHECK(access(PORT "/state", R_OK) == 0 && count(opendir(PORT), "counters") == 1);
+	CHECK(is(openat(fd, "state", O_RDONLY), "4: ACTIVE\n") && fstat(fd, &by_descriptor) == 0);
+	CHECK(stat(PORT, &by_path) == 0 && by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev);
+	CHECK((again = dup(fd)) >= 0 && (listed = fdopendir(again)) && count(listed, "counters") == 1);
+	CHECK(scandirat(fd, "pkeys", &found, only_digits, NULL) == 1);
+	CHECK(fchdir(fd) == 0 && getcwd(here, sizeof(here)) && !strcmp(here, REAL "/ports/1"));
+	CHECK(is(open("state", O_RDONLY), "4: ACTIVE\n") && realpath(".", here) && !strcmp(here, REAL "/ports/1"));
+	return 0;
+}
+
+/* The same with each function alone, so that it is the first that sees the descriptor. */
+static int received_by(int fd, const char *function)
+{
+	struct stat status;
+	struct statx more;
+	struct dirent **found;
+	char text[64], here[PATH_MAX];
+
+	switch (function[0]) {
+	case 'o': return !is(openat(fd, "state", O_RDONLY), "4: ACTIVE\n");
+	case '.': return !is(openat(fd, "../../ports/1/state", O_RDONLY), "4: ACTIVE\n");
+	case 's': return fstatat(fd, "state", &status, 0) || status.st_size != 4096;
+	case 'x': return statx(fd, "state", 0, STATX_BASIC_STATS, &more) || more.stx_size != 4096;
+	case 'a': return faccessat(fd, "state", R_OK, 0);
+	case 'l': return readlinkat(fd, "../../device", text, sizeof(text)) != 19;
+	case 'd': return count(fdopendir(fd), "counters") != 1;
+	case 'n': return scandirat(fd, ".", &found, NULL, NULL) < 10;
+	case 'g': return getdents64(fd, here, sizeof(here)) < 100;
+	case 'c': return fchdir(fd) || !is(open("state", O_RDONLY), "4: ACTIVE\n");
+	case 'w': return fchdir(fd) || !getcwd(here, sizeof(here)) || strcmp(here, REAL "/ports/1");
+	case 'f': return fstat(fd, &status) || status.st_nlink < 2;
+	}
+	return 1;
+}
+
+static void pass(int socket, int fd)
+{
+	char byte = 0, control[CMSG_SPACE(sizeof(int))] = "";
+	struct iovec data = { &byte, 1 };
+	struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+	CHECK(sendmsg(socket, &message, 0) == 1);
+}
+
+static int taken(int socket)
+{
+	char byte, control[CMSG_SPACE(sizeof(int))];
+	struct iovec data = { &byte, 1 };
+	struct msghdr message = { .msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	int fd;
+
+	CHECK(recvmsg(socket, &message, 0) == 1 && CMSG_FIRSTHDR(&message));
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
+	return fd;
+}
+
+static void passing(void)
+{
+	const char *function;
+	int at, ends[2];
+	char number[16];
+
+	CHECK((at = open(PORT, O_RDONLY)) >= 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	snprintf(number, sizeof(number), "%d", at);
+	IN_CHILD(execl(self, self, "received", number, (char *)NULL));
+	for (function = "o.sxaldngcwf"; *function; function++) {
+		char name[2] = { *function, 0 };
+
+		IN_CHILD(execl(self, self, "received", number, name, (char *)NULL));
+	}
+	snprintf(number, sizeof(number), "%d", ends[1]);
+	pass(ends[0], at);
+	CHECK(fcntl(at, F_SETFD, FD_CLOEXEC) == 0);
+	IN_CHILD(execl(self, self, "taken", number, (char *)NULL));
 	close(at);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* Looks in all ways until it is killed. */
+static void look_for_ever(void)
+{
+	for (;;) {
+		content(PORT "/state");
+		count(opendir(PORT), "state");
+		CHECK(chdir(DEVICE) == 0 && fclose(fopen("node_type", "r")) == 0);
+	}
+}
+
+/* A program that looks at a folder for the first time. */
+#define LIST() IN_CHILD(execl("/bin/sh", "sh", "-c", "ls " PORT "/pkeys > /dev/null", (char *)NULL))
+
+/* No file has a name at any time, and a folder has one for an instant. */
+static void naming(void)
+{
+	char events[4096] __attribute__((aligned(8)));
+	const struct inotify_event *event;
+	int watch, fd, at, made = 0, removed = 0;
+	ssize_t length;
+
+	CHECK((watch = inotify_init1(IN_NONBLOCK)) >= 0);
+	CHECK(inotify_add_watch(watch, places, IN_CREATE | IN_DELETE | IN_MOVE) >= 0);
+	content(PORT "/state");
+	CHECK(fclose(fopen(PORT "/rate", "r")) == 0 && access(PORT, R_OK) == 0 && readlink(DEVICE, events, 9) == 9);
+	FAILS(read(watch, events, sizeof(events)), EAGAIN);
+	CHECK((fd = open(PORT, O_RDONLY)) >= 0 && close(fd) == 0);
+	CHECK((length = read(watch, events, sizeof(events))) > 0);
+	for (at = 0; at < length; at += sizeof(*event) + event->len) {
+		event = (const struct inotify_event *)(events + at);
+		CHECK(event->mask & IN_ISDIR && !strncmp(event->name, "doorbell-folder.", 16));
+		made += !!(event->mask & IN_CREATE);
+		removed += !!(event->mask & IN_DELETE);
+	}
+	CHECK(made == 1 && removed == 1);
+	close(watch);
+}
+
+static void killing(void)
+{
+	static const char *const strange[] = { "doorbell-folder.0123456789abcdef", "doorbell-folder.0123456789abcdeX.!sys",
+					       "doorbell-folders.0123456789abcdef.!sys" };
+	char path[2 * PATH_MAX], inner[3 * PATH_MAX];
+	size_t i;
+	int round;
+
+	for (round = 0; round < 100; round++) {
+		pid_t child = fork();
+
+		if (child == 0)
+			look_for_ever();
+		usleep(500 + 37 * round);
+		CHECK(kill(child, SIGKILL) == 0 && ends_with(child) == SIGKILL);
+	}
+	/* One kill in the midst leaves one empty folder at most. */
+	CHECK(left_in(places) <= 100);
+	snprintf(path, sizeof(path), "%s/doorbell-folder.0123456789abcdef.!sys!class!infiniband", places);
+	CHECK(mkdir(path, 0700) == 0 && left_in(places) >= 1);
+	LIST();
+	CHECK(left_in(places) == 0);
+	/* One that is not empty is no such folder, and neither are those with other names. */
+	snprintf(inner, sizeof(inner), "%s/kept", path);
+	CHECK(mkdir(path, 0700) == 0 && mkdir(inner, 0700) == 0);
+	LIST();
+	CHECK(left_in(places) == 1 && rmdir(inner) == 0 && rmdir(path) == 0);
+	for (i = 0; i < sizeof(strange) / sizeof(*strange); i++) {
+		snprintf(path, sizeof(path), "%s/%s", places, strange[i]);
+		CHECK(mkdir(path, 0700) == 0);
+		LIST();
+		CHECK(rmdir(path) == 0);
+	}
+	CHECK(left_in(places) == 0);
+}
+
+/* The only free descriptor is enough, and without one there is the usual error. */
+static void exhausted(void)
+{
+	struct rlimit limit;
+	FILE *file;
+	int fd;
+
+	CHECK((fd = dup(0)) >= 0 && close(fd) == 0);
+	limit.rlim_cur = limit.rlim_max = fd + 1;
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	CHECK(is(open(PORT "/state", O_RDONLY), "4: ACTIVE\n") && count(opendir(PORT), "state") == 1);
+	CHECK((file = fopen(PORT "/state", "r")) && fclose(file) == 0 && chdir(PORT) == 0);
+	CHECK((fd = open(PORT "/state", O_RDONLY)) >= 0);
+	FAILS(write(fd, "x", 1), EPERM);
+	FAILS(open(PORT "/state", O_RDONLY), EMFILE);
+	FAILS_NULL(fopen(PORT "/state", "r"), EMFILE);
+	FAILS_NULL(opendir(PORT), EMFILE);
+	CHECK(access(PORT "/state", R_OK) == 0);
+}
+
+/* A file system that is full: files need none, and folders find another. */
+static void full(void)
+{
+	char path[2 * PATH_MAX];
+
+	if (geteuid() != 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+		return;
+	CHECK(mount("none", places, "tmpfs", 0, "size=4k,nr_inodes=2,mode=700") == 0);
+	snprintf(path, sizeof(path), "%s/taken", places);
+	CHECK(mkdir(path, 0700) == 0);
+	FAILS(mkdir(strcat(path, "2"), 0700), ENOSPC);
+	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n") && count(opendir(PORT), "state") == 1);
+	CHECK(umount(places) == 0);
 }
 
 /* Another root, another user: what is not to be seen there is not there. */
@@ -566,7 +828,36 @@ static void elsewhere(void)
 		 FAILS(open("/etc/passwd", O_RDONLY), ENOENT); _exit(0));
 	IN_CHILD(content(PORT "/state"); CHECK(setgid(65534) == 0 && setuid(65534) == 0);
 		 CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n")); FAILS(access(PORT "/state", W_OK), EACCES);
-		 FAILS(access(PORT, W_OK), EACCES); CHECK(access(uverbs, R_OK | W_OK) == 0));
+		 FAILS(access(PORT, W_OK), EACCES); CHECK(access(uverbs, R_OK | W_OK) == 0 && count(opendir(PORT), "state") == 1));
+}
+
+#define OTHER_USER 65534
+
+/* Another user can take any name, in any directory that is not ours. */
+static void two_users(void)
+{
+	char path[2 * PATH_MAX], shared[PATH_MAX];
+	int at;
+
+	if (geteuid() != 0)
+		return;
+	snprintf(shared, sizeof(shared), "%s/shared", folder);
+	CHECK(mkdir(shared, 0700) == 0 && chmod(shared, 01777) == 0 && setenv("DOORBELL_COUNTERS_DIR", shared, 1) == 0);
+	snprintf(path, sizeof(path), "%s/doorbell-folder.0123456789abcdef.!sys!class!infiniband", shared);
+	/* The folder that another user left is that user's. */
+	CHECK(mkdir(path, 0700) == 0 && chown(path, OTHER_USER, OTHER_USER) == 0);
+	LIST();
+	CHECK(left_in(shared) == 1);
+	IN_CHILD(CHECK(setgid(OTHER_USER) == 0 && setuid(OTHER_USER) == 0); CHECK(count(opendir(PORT), "state") == 1);
+		 execl("/bin/sh", "sh", "-c", "ls " PORT " > /dev/null", (char *)NULL));
+	CHECK(left_in(shared) == 0);
+	/* In a directory where another user may rename ours, none is made; neither is in that of another user. */
+	IN_CHILD(CHECK(chmod(shared, 0777) == 0 && (at = inotify_init1(IN_NONBLOCK)) >= 0 &&
+		       inotify_add_watch(at, shared, IN_CREATE) >= 0 && count(opendir(PORT), "state") == 1);
+		 FAILS(read(at, path, sizeof(path)), EAGAIN);
+		 CHECK(chmod(shared, 0700) == 0 && chown(shared, OTHER_USER, OTHER_USER) == 0 && count(opendir(PORT), "state") == 1);
+		 FAILS(read(at, path, sizeof(path)), EAGAIN));
+	CHECK(setenv("DOORBELL_COUNTERS_DIR", places, 1) == 0 && rmdir(shared) == 0);
 }
 
 /* Makes system calls fail, as a sandbox does. */
@@ -592,18 +883,27 @@ static void forbid_mkdir(void)
 
 static void confined(void)
 {
-	IN_CHILD(forbid(SYS_mkdirat); forbid_mkdir(); FAILS(open(PORT "/state", O_RDONLY), ENOENT);
+	struct dirent **found;
+
+	/* Where no folder can be made, there are files and lists, but no folders to open. */
+	IN_CHILD(forbid(SYS_mkdirat); forbid_mkdir(); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
+		 CHECK(scandir(DEVICE "/ports", &found, only_digits, alphasort) == 1 && access(PORT, R_OK) == 0);
+		 FAILS(open(PORT, O_RDONLY), ENOENT); FAILS_NULL(opendir(PORT), ENOENT); FAILS(chdir(PORT), ENOENT);
 		 CHECK(open("/etc/passwd", O_RDONLY) >= 0));
+	IN_CHILD(forbid(SYS_memfd_create); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n") && left_in(places) == 0));
 	IN_CHILD(forbid(SYS_symlinkat); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n")));
 	IN_CHILD(forbid(SYS_getcwd); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n")));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	CHECK(mkdtemp(folder) && chmod(folder, 0755) == 0);
-	snprintf(trees, sizeof(trees), "%s/own", folder);
-	CHECK(setenv("DOORBELL_COUNTERS_DIR", trees, 1) == 0);
-	strcat(trees, "/doorbell-trees");
+	if (argc > 2 && !strcmp(argv[1], "received"))
+		return argc > 3 ? received_by(atoi(argv[2]), argv[3]) : received(atoi(argv[2]));
+	if (argc > 2 && !strcmp(argv[1], "taken"))
+		return received(taken(atoi(argv[2])));
+	CHECK(realpath(argv[0], self) && mkdtemp(folder) && chmod(folder, 0755) == 0);
+	snprintf(places, sizeof(places), "%s/own", folder);
+	CHECK(mkdir(places, 0700) == 0 && setenv("DOORBELL_COUNTERS_DIR", places, 1) == 0);
 	/* Before anything was opened: the port is there, and no device is needed for it. */
 	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
 	IN_CHILD(together());
@@ -620,13 +920,17 @@ int main(void)
 	interrupting();
 	cancelling();
 	forking();
-	removing();
+	passing();
+	naming();
+	killing();
+	IN_CHILD(exhausted());
+	IN_CHILD(full());
 	elsewhere();
+	two_users();
 	confined();
 	close_device();
-	remove_trees();
-	snprintf(trees, sizeof(trees), "%s/own", folder);
-	CHECK(rmdir(trees) == 0 || errno == ENOTEMPTY);
+	CHECK(left_in(places) == 0 && chdir("/") == 0);
+	CHECK((rmdir(places) == 0 || errno == ENOTEMPTY) && (rmdir(folder) == 0 || errno == ENOTEMPTY));
 	puts("ok");
 	return 0;
 }

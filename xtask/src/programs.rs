@@ -156,6 +156,9 @@ fn sysfs() -> Result<(), String> {
     let python = "import os, stat; print(os.listdir('/sys/class/infiniband'), os.path.realpath('/sys/class/infiniband/\
         doorbell0'), stat.S_ISCHR(os.stat('/dev/infiniband/uverbs0').st_mode), len(list(os.fwalk('/sys/class/infiniband/\
         doorbell0/'))), open('/sys/class/infiniband/doorbell0/ports/1/state').read())";
+    let walk = "import os, glob; port = '/sys/class/infiniband/doorbell0/ports/1'; walked = list(os.walk(port + \
+        '/gid_attrs')); print(walked[0][2], len(walked) + len(list(os.scandir(port + '/pkeys'))), sorted(walked[0][1]), \
+        [(e.name, e.is_file()) for e in os.scandir(os.open(port + '/pkeys', os.O_RDONLY))], glob.glob(port + '/stat*')[0])";
     for (program, words) in [
         (&["/usr/sbin/ibstat"][..], &["CA 'doorbell0'", "State: Active", "Rate: 100", "Link layer: Ethernet"][..]),
         (&["/usr/sbin/ibstatus"], &["state:\t\t 4: ACTIVE", "rate:\t\t 100 Gb/sec (4X EDR)"]),
@@ -171,6 +174,30 @@ fn sysfs() -> Result<(), String> {
             &["types/0:RoCE v2\n", "ndevs/0:lo\n"],
         ),
         (&["sh", "-c", "cd /sys/class/infiniband/doorbell0/ports && cat */link_layer"], &["Ethernet\n"]),
+        (
+            &["ls", "-lR", "/sys/class/infiniband/doorbell0/"],
+            &["ports/1/gid_attrs/ndevs:\n", "doorbell0/ports:\n", "device -> ../../../doorbell.0", "port_xmit_wait"],
+        ),
+        (
+            &["find", "-L", "/sys/class/infiniband", "-maxdepth", "3", "-name", "ports"],
+            &["/sys/class/infiniband/doorbell0/ports\n"],
+        ),
+        (
+            &[
+                "bash",
+                "-c",
+                "cd /sys/class/infiniband && echo */ports/*/pkeys/* && cd doorbell0/ports/1 && pwd -P && echo g*/*",
+            ],
+            &[
+                "doorbell0/ports/1/pkeys/0\n",
+                "/sys/devices/platform/doorbell.0/infiniband/doorbell0/ports/1\n",
+                "gid_attrs/ndevs gid_attrs/types gids/0\n",
+            ],
+        ),
+        (
+            &["python3", "-c", walk],
+            &["[] 4 ['ndevs', 'types'] [('0', True)] /sys/class/infiniband/doorbell0/ports/1/state"],
+        ),
         (
             &["python3", "-c", python],
             &["['doorbell0'] /sys/devices/platform/doorbell.0/infiniband/doorbell0 True 10 4: ACTIVE"],

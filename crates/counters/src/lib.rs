@@ -32,8 +32,7 @@ mod source;
 pub use common::{COMMON, Common, Name, Raw, Rule, Set, TABLE, bits, is_gauge};
 pub use monitor::{Interval, Look, MAX_DEVICES, Monitor, Traffic, TrafficError, UnknownDevice, traffic};
 pub use publish::{
-    DIRECTORY_VARIABLE, MAX_FILES, PUBLISH_WITHIN_NS, ProcessFolder, PublishError, Published, Publisher,
-    SWITCH_VARIABLE, is_wanted, process_folder,
+    DIRECTORY_VARIABLE, MAX_FILES, PUBLISH_WITHIN_NS, PublishError, Published, Publisher, SWITCH_VARIABLE, is_wanted,
 };
 pub use rate::{Change, Rates, change};
 pub use sample::{Identity, Kind, Note, Reading, Sample, Subject, monotonic_ns};

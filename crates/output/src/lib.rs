@@ -6,4 +6,4 @@
 pub mod files;
 mod text;
 
-pub use text::escape;
+pub use text::{escape, write_escaped};

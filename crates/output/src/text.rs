@@ -1,7 +1,7 @@
 //! Text for terminals.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::fmt;
 
 /// Escapes characters that a terminal obeys instead of showing them, except the newline and the tab.
 ///
@@ -11,15 +11,25 @@ pub fn escape(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
-        if is_obeyed(character) {
-            // All of them have four digits at most. Writing to a string does not fail.
-            let _ = write!(escaped, "\\u{:04x}", u32::from(character));
-        } else {
-            escaped.push(character);
-        }
-    }
+    // Writing to a string does not fail.
+    let _ = write_escaped(&mut escaped, text);
     Cow::Owned(escaped)
+}
+
+/// Writes text as [`escape`] returns it, without allocating.
+///
+/// # Errors
+///
+/// Those of `to`.
+pub fn write_escaped(to: &mut impl fmt::Write, text: &str) -> fmt::Result {
+    let mut rest = text;
+    while let Some((at, character)) = rest.char_indices().find(|&(_, character)| is_obeyed(character)) {
+        to.write_str(&rest[..at])?;
+        // All of them have four digits at most.
+        write!(to, "\\u{:04x}", u32::from(character))?;
+        rest = &rest[at + character.len_utf8()..];
+    }
+    to.write_str(rest)
 }
 
 /// Controls of ISO 6429, and the marks of Unicode that change the direction in which text is shown.

@@ -1,6 +1,6 @@
 //! The ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and what runs behind the
 //! last `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
-//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.) The folder of the process's tree goes.
+//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
 //!
 //! Functions that start programs stand here too, for `launch.rs`, which looks at their arguments, and `pthread_exit`, for
 //! `last.rs`.
@@ -20,7 +20,6 @@ use crate::{cm, signals, tree};
 #[unsafe(no_mangle)]
 extern "C" fn _exit(status: c_int) -> ! {
     flush_before_exit();
-    tree::end();
     loop {
         // SAFETY: it ends the process; what `_exit` does in the C library is no more.
         unsafe { libc::syscall(libc::SYS_exit_group, status) };
@@ -39,7 +38,6 @@ extern "C" fn _Exit(status: c_int) -> ! {
 static AT_THE_VERY_END: extern "C" fn() = {
     extern "C" fn at_the_very_end() {
         flush_before_exit();
-        tree::end();
     }
     at_the_very_end
 };
@@ -53,6 +51,7 @@ static AT_LOADING: extern "C" fn() = {
             replaced.find();
         }
         tree::find_all();
+        tree::look_where_started();
         cm::find_next();
         signals::find_all();
     }
@@ -88,7 +87,6 @@ impl Effect {
         match self {
             Self::Becomes(..) | Self::Leaves => {
                 flush_before_exit();
-                tree::before_exec();
             }
             Self::Starts(..) => {}
             Self::LeavesThread => thread_leaves(),

@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
+use doorbell_output::write_escaped;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -181,7 +182,7 @@ impl fmt::Write for Hash {
     }
 }
 
-/// A line, as long as one write keeps in one piece.
+/// A line, as long as one write keeps in one piece. Names of files and programs in it are text of others, so it is escaped.
 struct Sentence {
     bytes: [u8; 1024],
     length: usize,
@@ -189,11 +190,21 @@ struct Sentence {
 
 impl fmt::Write for Sentence {
     fn write_str(&mut self, text: &str) -> fmt::Result {
+        write_escaped(&mut Escaped(self), text)
+    }
+}
+
+/// Takes text for a sentence that is escaped already.
+struct Escaped<'a>(&'a mut Sentence);
+
+impl fmt::Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let Self(line) = self;
         // The last byte is the line's end.
-        let room = self.bytes.len() - 1 - self.length;
+        let room = line.bytes.len() - 1 - line.length;
         let text = &text.as_bytes()[..text.len().min(room)];
-        self.bytes[self.length..][..text.len()].copy_from_slice(text);
-        self.length += text.len();
+        line.bytes[line.length..][..text.len()].copy_from_slice(text);
+        line.length += text.len();
         Ok(())
     }
 }
@@ -270,5 +281,12 @@ mod tests {
         assert_eq!(line.length, 1023);
         write!(line, "more").unwrap();
         assert_eq!(line.length, 1023);
+    }
+
+    #[test]
+    fn text_of_others_is_escaped() {
+        let mut line = Sentence { bytes: [0; 1024], length: 0 };
+        write!(line, "{}: {}", "/tmp/\u{1b}]0;x\u{7}", "no such file").unwrap();
+        assert_eq!(&line.bytes[..line.length], br"/tmp/\u001b]0;x\u0007: no such file");
     }
 }

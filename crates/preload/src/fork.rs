@@ -131,7 +131,7 @@ static AT_LOAD: extern "C" fn() = watch;
 /// Writes a line to standard error, in one piece and without the lock of the standard library: a thread that a
 /// forked child does not have may hold that.
 pub(crate) fn say(line: &str) {
-    let line = format!("{line}\n");
+    let line = format!("{}\n", doorbell_output::escape(line));
     // SAFETY: the bytes are there. Nobody can be told if it fails.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }

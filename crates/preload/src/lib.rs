@@ -67,9 +67,7 @@ mod tree {
 
     pub(crate) fn find_all() {}
 
-    pub(crate) fn end() {}
-
-    pub(crate) fn before_exec() {}
+    pub(crate) fn look_where_started() {}
 }
 mod wait;
 mod wr;

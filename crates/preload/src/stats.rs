@@ -34,22 +34,22 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
-/// What all devices of this process counted, as far as it can be known without waiting for ever: a signal handler may
-/// have interrupted whoever holds a lock.
-pub(crate) fn total() -> Option<Counted> {
+/// Returns the counters of all devices of this process. Where they cannot be read in bounded time, since a signal handler
+/// interrupted a holder of a lock, it returns those that it returned last.
+pub(crate) fn total() -> Counted {
     let until = Instant::now() + PATIENCE;
     let sum = loop {
         match try_total() {
             Some(sum) => break sum,
             None if Instant::now() < until => std::thread::yield_now(),
-            None => return None,
+            None => break NOTHING,
         }
     };
     if SAID_IN.swap(fork::generation(), Ordering::Relaxed) != fork::generation() {
         SAID.iter().for_each(|said| said.store(0, Ordering::Relaxed));
     }
     let mut said = SAID.iter();
-    Some(sum.map(|value| said.next().map_or(value, |said| said.fetch_max(value, Ordering::Relaxed).max(value))))
+    sum.map(|value| said.next().map_or(value, |said| said.fetch_max(value, Ordering::Relaxed).max(value)))
 }
 
 fn try_total() -> Option<Counted> {

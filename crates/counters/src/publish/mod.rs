@@ -7,7 +7,6 @@
 //! What a process leaves behind that was killed is removed by the next one that looks.
 
 mod directory;
-mod folder;
 pub(crate) mod layout;
 #[allow(unsafe_code)]
 mod mapping;
@@ -21,7 +20,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use directory::candidates;
 pub use directory::{DIRECTORY_VARIABLE, MAX_FILES};
 pub(crate) use directory::{Directory, DirectoryError, readable};
-pub use folder::{ProcessFolder, process_folder};
 use layout::{Header, MAX_FILE_BYTES};
 use mapping::Mapping;
 use nix::sys::resource::{Resource, getrlimit};

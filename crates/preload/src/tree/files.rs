@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
 
 use super::plan::{Kind, Node};
-use super::{End, Served, led, may_concern, next, served_by_call};
+use super::route::Buffer;
+use super::{End, Served, anonymous, led, made, may_concern, next, sys, was_missed};
 
 /// Which of what `open` may be asked for has no place in the tree: nobody writes to it or adds to it.
 fn refusal(node: &Node, flags: c_int) -> Option<c_int> {
@@ -38,8 +39,14 @@ fn open_led(folder: c_int, path: *const c_char, flags: c_int, real: impl Fn(c_in
     };
     led(folder, path, end, -1, real, |node, path| match refusal(node, flags) {
         Some(errno) => Served::Refused(errno),
-        None => served_by_call(node, path),
+        None if matches!(node.kind, Kind::Character { .. }) => call_on(anonymous::STAND_IN, path),
+        None => made(node, anonymous::open(node, flags), |opened| Served::Done(opened.into_raw())),
     })
+}
+
+fn call_on<R>(other: &[u8], path: &mut Buffer) -> Served<R> {
+    path.truncate(0);
+    path.push(other).map_or_else(Served::Refused, |()| Served::Call)
 }
 
 /// Defines functions that open a descriptor. Those of the C library take a mode behind the flags, and look for it only
@@ -51,7 +58,7 @@ macro_rules! opens {
             unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
+                    if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, flags $(, $mode)?);
                     }
                     open_led(libc::AT_FDCWD, path, flags, |_, path| next::$name(path, flags $(, $mode)?))
@@ -69,8 +76,11 @@ macro_rules! opens_at {
             unsafe extern "C-unwind" fn $name(folder: c_int, path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
-                        return next::$name(folder, path, flags $(, $mode)?);
+                    if !may_concern(folder, path) {
+                        let opened = next::$name(folder, path, flags $(, $mode)?);
+                        if opened != -1 || !was_missed(folder, path) {
+                            return opened;
+                        }
                     }
                     open_led(folder, path, flags, |folder, path| next::$name(folder, path, flags $(, $mode)?))
                 }
@@ -101,7 +111,7 @@ macro_rules! creates {
                 const FLAGS: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
+                    if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, mode);
                     }
                     open_led(libc::AT_FDCWD, path, FLAGS, |_, path| next::$name(path, mode))
@@ -134,53 +144,83 @@ unsafe fn flags_of(mode: *const c_char) -> c_int {
         Some(b'a') => libc::O_CREAT,
         _ => 0,
     };
-    access | made | if has(b'x') { libc::O_EXCL } else { 0 }
+    let exclusive = if has(b'x') { libc::O_EXCL } else { 0 };
+    let cloexec = if has(b'e') { libc::O_CLOEXEC } else { 0 };
+    access | made | exclusive | cloexec
 }
 
-/// Opens a stream on a path that may be ours.
-fn fopen_led(
+/// Opens a stream on a path that may be ours. `serve` says how a node is opened with flags.
+fn stream_led(
     path: *const c_char,
     mode: *const c_char,
     real: impl Fn(*const c_char) -> *mut libc::FILE,
+    serve: impl FnOnce(&'static Node, c_int, &mut Buffer) -> Served<*mut libc::FILE>,
 ) -> *mut libc::FILE {
     // SAFETY: every caller passes on the program's mode.
     let flags = unsafe { flags_of(mode) };
     let end = if flags & libc::O_CREAT != 0 { End::Made { followed: true } } else { End::Followed };
-    led(
-        libc::AT_FDCWD,
-        path,
-        end,
-        ptr::null_mut(),
-        |_, path| real(path),
-        |node, path| match refusal(node, flags) {
-            Some(errno) => Served::Refused(errno),
-            None => served_by_call(node, path),
-        },
-    )
+    let real = |_, path| real(path);
+    led(libc::AT_FDCWD, path, end, ptr::null_mut(), real, |node, path| match refusal(node, flags) {
+        Some(errno) => Served::Refused(errno),
+        None if matches!(node.kind, Kind::Character { .. }) => call_on(anonymous::STAND_IN, path),
+        None => serve(node, flags, path),
+    })
 }
 
-macro_rules! streams {
-    ($($name:ident($($stream:ident)?);)*) => {
+macro_rules! fopens {
+    ($($name:ident)*) => {
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "C-unwind" fn $name(
-                path: *const c_char, mode: *const c_char $(, $stream: *mut libc::FILE)?
-            ) -> *mut libc::FILE {
-                // SAFETY: what our caller hands over is for the C library's function.
-                unsafe {
-                    if !may_concern(path) {
-                        return next::$name(path, mode $(, $stream)?);
-                    }
-                    fopen_led(path, mode, |path| next::$name(path, mode $(, $stream)?))
+            unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+                let real = |path| {
+                    // SAFETY: what our caller hands over is for the C library's function.
+                    unsafe { next::$name(path, mode) }
+                };
+                // SAFETY: as above.
+                if !unsafe { may_concern(libc::AT_FDCWD, path) } {
+                    return real(path);
                 }
+                stream_led(path, mode, real, |node, flags, _| made(node, anonymous::open(node, flags), |opened| {
+                    // SAFETY: a new descriptor, which the stream takes over if there is one; a C string.
+                    let stream = unsafe { libc::fdopen(opened.raw(), mode) };
+                    if stream.is_null() {
+                        return Served::Refused(sys::errno());
+                    }
+                    opened.into_raw();
+                    Served::Done(stream)
+                }))
             }
         )*
     };
 }
 
-streams! {
-    fopen();
-    fopen64();
-    freopen(stream);
-    freopen64(stream);
+fopens! { fopen fopen64 }
+
+macro_rules! freopens {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C-unwind" fn $name(
+                path: *const c_char, mode: *const c_char, stream: *mut libc::FILE
+            ) -> *mut libc::FILE {
+                let real = |path| {
+                    // SAFETY: what our caller hands over is for the C library's function.
+                    unsafe { next::$name(path, mode, stream) }
+                };
+                // SAFETY: as above.
+                if !unsafe { may_concern(libc::AT_FDCWD, path) } {
+                    return real(path);
+                }
+                // The C library opens a path, so that the stream keeps its number.
+                stream_led(path, mode, real, |node, _, path| made(node, anonymous::make(node), |made| {
+                    match call_on(sys::DescriptorPath::new(made.raw()).bytes(), path) {
+                        Served::Call => Served::CallOn(made),
+                        refused => refused,
+                    }
+                }))
+            }
+        )*
+    };
 }
+
+freopens! { freopen freopen64 }

@@ -3,83 +3,189 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use super::{End, Served, led, may_concern, next, place, served_by_call};
+use super::anonymous::{self, Unserved};
+use super::listing::{self, Copies};
+use super::plan::Node;
+use super::route::{is_folder_of_ours, note_folder};
+use super::{End, Served, answered, led, made, may_concern, names, next, sys, was_missed};
+use crate::answer::set_errno;
 
-fn folder_led<R>(folder: c_int, path: *const c_char, failed: R, real: impl Fn(c_int, *const c_char) -> R) -> R {
-    led(folder, path, End::Followed, failed, real, |node, path| {
-        if node.is_folder() { served_by_call(node, path) } else { Served::Refused(libc::ENOTDIR) }
+/// Goes the way of a path to a folder.
+fn folder_led<R>(
+    folder: c_int,
+    path: *const c_char,
+    failed: R,
+    real: impl Fn(c_int, *const c_char) -> R,
+    serve: impl FnOnce(&'static Node) -> Served<R>,
+) -> R {
+    led(folder, path, End::Followed, failed, real, |node, _| {
+        if node.is_folder() { serve(node) } else { Served::Refused(libc::ENOTDIR) }
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
-    // SAFETY: what our caller hands over is for the C library's function.
-    unsafe {
-        if !may_concern(path) {
-            return next::opendir(path);
-        }
-        folder_led(libc::AT_FDCWD, path, ptr::null_mut(), |_, path| next::opendir(path))
+    let real = |path| {
+        // SAFETY: what our caller hands over is for the C library's function.
+        unsafe { next::opendir(path) }
+    };
+    // SAFETY: as above.
+    if !unsafe { may_concern(libc::AT_FDCWD, path) } {
+        return real(path);
     }
+    folder_led(
+        libc::AT_FDCWD,
+        path,
+        ptr::null_mut(),
+        |_, path| real(path),
+        |node| {
+            made(node, anonymous::make(node), |folder| {
+                // SAFETY: a new descriptor, which the stream takes over if there is one.
+                let stream = unsafe { next::fdopendir(folder.raw()) };
+                if stream.is_null() {
+                    return Served::Refused(sys::errno());
+                }
+                folder.into_raw();
+                listing::remember(stream, node);
+                Served::Done(stream)
+            })
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
-    // SAFETY: what our caller hands over is for the C library's function.
-    unsafe {
-        if !may_concern(path) {
-            return next::chdir(path);
-        }
-        folder_led(libc::AT_FDCWD, path, -1, |_, path| next::chdir(path))
+    let real = |path| {
+        // SAFETY: what our caller hands over is for the C library's function.
+        unsafe { next::chdir(path) }
+    };
+    // SAFETY: as above.
+    if !unsafe { may_concern(libc::AT_FDCWD, path) } {
+        return real(path);
     }
+    folder_led(
+        libc::AT_FDCWD,
+        path,
+        -1,
+        |_, path| real(path),
+        |node| {
+            let entered = anonymous::make(node).and_then(|folder| sys::fchdir(&folder).map_err(Unserved::from));
+            made(node, entered, |()| Served::Done(0))
+        },
+    )
 }
 
-/// Takes the place of the tree out of the name of the working folder, in place.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
+    // SAFETY: what our caller hands over is for the C library's function.
+    let result = unsafe { next::fchdir(fd) };
+    if result == 0 {
+        let errno = sys::errno();
+        // Relative paths lead to what is served from now on, if another process opened the folder.
+        is_folder_of_ours(fd);
+        set_errno(errno);
+    }
+    result
+}
+
+/// Answers for the working folder where the kernel does not find it, since it is one of ours and removed.
 ///
 /// # Safety
 ///
-/// `found` is null, or a C string that belongs to the caller.
-unsafe fn without_place(found: *mut c_char) -> *mut c_char {
-    if found.is_null() {
-        return found;
+/// `into` has room for `size` bytes, or is null.
+#[cold]
+unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
+    let refused = |errno| {
+        set_errno(errno);
+        ptr::null_mut()
+    };
+    let errno = sys::errno();
+    if errno != libc::ENOENT {
+        return ptr::null_mut();
     }
-    // SAFETY: our caller's promise.
-    let path = unsafe { CStr::from_ptr(found) }.to_bytes_with_nul();
-    if let Some(at) = place::strip(&path[..path.len() - 1]) {
-        let (from, length) = (path[at..].as_ptr(), path.len() - at);
-        // SAFETY: both lie in the string, the zero included.
-        unsafe {
-            if length == 1 {
-                // The place itself stands for the root.
-                found.write(b'/' as c_char);
-                found.add(1).write(0);
-            } else {
-                ptr::copy(from.cast(), found, length);
-            }
-        }
+    let Some(node) = names::node_of_working_folder() else { return refused(errno) };
+    note_folder();
+    let bytes = node.path.len() + 1;
+    // Without a place and without a size, the C library's function takes as much memory as is needed.
+    let room = if size == 0 && into.is_null() { bytes } else { size };
+    if room < bytes {
+        return refused(libc::ERANGE);
     }
-    found
+    // SAFETY: the caller frees what is returned where it hands over no place.
+    let into = if into.is_null() { unsafe { libc::malloc(room) }.cast() } else { into };
+    if into.is_null() {
+        return refused(libc::ENOMEM);
+    }
+    // SAFETY: there is room for the path and a zero.
+    unsafe {
+        ptr::copy_nonoverlapping(node.path.as_ptr().cast(), into, bytes - 1);
+        into.add(bytes - 1).write(0);
+    }
+    into
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_char {
-    // SAFETY: what our caller hands over is for the C library's function, which returns a string.
-    unsafe { without_place(next::getcwd(into, size)) }
+    // SAFETY: what our caller hands over is for the C library's function.
+    unsafe {
+        let found = next::getcwd(into, size);
+        if found.is_null() { getcwd_answer(into, size) } else { found }
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char {
-    // SAFETY: as above.
-    unsafe { without_place(next::__getcwd_chk(into, size, room)) }
+    // SAFETY: what our caller hands over is for the C library's function, which ends a program that has too little room.
+    unsafe {
+        let found = next::__getcwd_chk(into, size, room);
+        if found.is_null() { getcwd_answer(into, size) } else { found }
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn get_current_dir_name() -> *mut c_char {
     // SAFETY: as above.
-    unsafe { without_place(next::get_current_dir_name()) }
+    unsafe {
+        let found = next::get_current_dir_name();
+        if found.is_null() { getcwd_answer(ptr::null_mut(), 0) } else { found }
+    }
 }
 
 type List = *mut *mut *mut c_void;
 type Function = *const c_void;
+
+/// How a call of `scandir` goes on.
+#[derive(Clone, Copy)]
+enum Scanned {
+    /// This is its result.
+    Done(c_int),
+    /// The program's functions select and sort these.
+    Copied(Copies),
+}
+
+/// Lists a folder that may be ours.
+///
+/// # Safety
+///
+/// The arguments are those of `scandir`.
+unsafe fn scandir_led(
+    folder: c_int,
+    path: *const c_char,
+    (list, filter, order): (List, Function, Function),
+    real: impl Fn(c_int, *const c_char) -> c_int,
+) -> c_int {
+    let failed = Scanned::Done(-1);
+    let copy = |node| match Copies::of(node) {
+        Some(copies) => Served::Done(Scanned::Copied(copies)),
+        None => Served::Refused(libc::ENOMEM),
+    };
+    let real = |folder, path| Scanned::Done(real(folder, path));
+    match folder_led(folder, path, failed, real, |node| answered(node, || copy(node))) {
+        Scanned::Done(result) => result,
+        // SAFETY: our caller's promise.
+        Scanned::Copied(copies) => unsafe { copies.select(filter, order).hand_over(list) },
+    }
+}
 
 macro_rules! scandirs {
     ($($name:ident)*) => {
@@ -90,10 +196,12 @@ macro_rules! scandirs {
             ) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
+                    if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, list, filter, order);
                     }
-                    folder_led(libc::AT_FDCWD, path, -1, |_, path| next::$name(path, list, filter, order))
+                    scandir_led(libc::AT_FDCWD, path, (list, filter, order), |_, path| {
+                        next::$name(path, list, filter, order)
+                    })
                 }
             }
         )*
@@ -109,10 +217,15 @@ macro_rules! scandirs_at {
             ) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
-                        return next::$name(folder, path, list, filter, order);
+                    if !may_concern(folder, path) {
+                        let count = next::$name(folder, path, list, filter, order);
+                        if count != -1 || !was_missed(folder, path) {
+                            return count;
+                        }
                     }
-                    folder_led(folder, path, -1, |folder, path| next::$name(folder, path, list, filter, order))
+                    scandir_led(folder, path, (list, filter, order), |folder, path| {
+                        next::$name(folder, path, list, filter, order)
+                    })
                 }
             }
         )*
@@ -170,7 +283,7 @@ macro_rules! globs {
             ) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(pattern) {
+                    if !may_concern(libc::AT_FDCWD, pattern) {
                         return next::$name(pattern, flags, failed, into);
                     }
                     glob_led(pattern, flags, into.cast(), |flags| next::$name(pattern, flags, failed, into))

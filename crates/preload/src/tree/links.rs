@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::plan::{Kind, Node};
 use super::route::Buffer;
-use super::{End, Served, answered, led, may_concern, next};
+use super::{End, Served, answered, led, may_concern, next, was_missed};
 
 /// # Safety
 ///
@@ -42,7 +42,7 @@ macro_rules! readlinks {
             ) -> isize {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) $(|| size > $room)? {
+                    if !may_concern(libc::AT_FDCWD, path) $(|| size > $room)? {
                         return next::$name(path, into, size $(, $room)?);
                     }
                     readlink_led(libc::AT_FDCWD, path, into, size, |_, path| {
@@ -64,8 +64,11 @@ macro_rules! readlinks_at {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
                     // The C library ends a program that names more room than there is.
-                    if !may_concern(path) $(|| size > $room)? {
-                        return next::$name(folder, path, into, size $(, $room)?);
+                    if !may_concern(folder, path) $(|| size > $room)? {
+                        let length = next::$name(folder, path, into, size $(, $room)?);
+                        if length != -1 || !was_missed(folder, path) {
+                            return length;
+                        }
                     }
                     readlink_led(folder, path, into, size, |folder, path| {
                         next::$name(folder, path, into, size $(, $room)?)
@@ -112,7 +115,7 @@ unsafe fn realpath_led(
 unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> *mut c_char {
     // SAFETY: what our caller hands over is for the C library's function.
     unsafe {
-        if !may_concern(path) {
+        if !may_concern(libc::AT_FDCWD, path) {
             return next::realpath(path, into);
         }
         realpath_led(path, into, |path| next::realpath(path, into))
@@ -123,7 +126,7 @@ unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> 
 unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_char, room: usize) -> *mut c_char {
     // SAFETY: what our caller hands over is for the C library's function, which ends a program that has too little room.
     unsafe {
-        if !may_concern(path) || room < libc::PATH_MAX as usize {
+        if !may_concern(libc::AT_FDCWD, path) || room < libc::PATH_MAX as usize {
             return next::__realpath_chk(path, into, room);
         }
         realpath_led(path, into, |path| next::__realpath_chk(path, into, room))
@@ -134,7 +137,7 @@ unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_cha
 unsafe extern "C-unwind" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
     // SAFETY: what our caller hands over is for the C library's function.
     unsafe {
-        if !may_concern(path) {
+        if !may_concern(libc::AT_FDCWD, path) {
             return next::canonicalize_file_name(path);
         }
         realpath_led(path, ptr::null_mut(), |path| next::canonicalize_file_name(path))

@@ -2,21 +2,24 @@
 //!
 //! These paths, and only these, are served here: functions of the C library that take a path compare its first
 //! letters (`route.rs`), and nearly all calls go on to the C library at once. What is served is written down in one
-//! table (`plan.rs`). It stands as real files in a folder of this process (`place.rs`), beside the published
-//! counters: that is where calls lead, so that what a program opened behaves as a file or a folder does. The folder is
-//! made at the first such call, goes with the process, and is removed by the next process where one was killed.
+//! table (`plan.rs`), from which status, rights, links and lists of entries are answered. No file stands for an entry
+//! before a program opens it: then the program gets an anonymous file, or a folder that was removed at once
+//! (`anonymous.rs`), whose name says which entry it is (`names.rs`). So nothing stays when a process ends, however it does.
 //!
 //! Links, `..` and relative paths are followed within the table, as the kernel would follow them in its own tree
-//! (`route.rs`): so no path leads from it into the folder's surroundings, and no answer shows where the folder is.
+//! (`route.rs`): so no path leads from it into the folder's surroundings. A removed folder has no entries for the kernel:
+//! functions that list a folder are served too (`listing.rs`).
 //!
 //! Programs that make system calls themselves are not reached, and neither is what the C library opens within
 //! functions that are not served: `ftw`, `nftw` and `fts_open`.
 
+mod anonymous;
 mod files;
 mod folders;
 mod links;
+mod listing;
+mod names;
 mod next;
-mod place;
 mod plan;
 mod route;
 mod status;
@@ -28,10 +31,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) use next::find_all;
-use place::Unprepared;
-pub(crate) use place::{before_exec, end};
 use plan::{Node, plan};
-use route::{Buffer, End, Lead, may_concern};
+pub(crate) use route::look_where_started;
+use route::{Buffer, End, Lead, may_concern, was_missed};
+use sys::Fd;
 
 use crate::answer::set_errno;
 use crate::wait::Uncancelled;
@@ -47,12 +50,15 @@ enum Served<R> {
     Done(R),
     /// The C library's function does it, on the path in the buffer.
     Call,
+    /// The same, and the path leads to this descriptor, which is closed afterwards.
+    CallOn(Fd),
     /// It is refused with this errno.
     Refused(c_int),
 }
 
 /// Goes the way of a path that may lead to what is served. `serve` says what happens where it does: it may take part of
-/// nothing that waits. Afterwards nothing is held, since `real` may be where a thread is cancelled.
+/// nothing that waits. Afterwards nothing is held, since `real` may be where a thread is cancelled, except for a
+/// descriptor that `real` opens again, during which the thread is not cancelled.
 #[cold]
 #[inline(never)]
 fn led<R>(
@@ -75,7 +81,7 @@ fn led<R>(
                 Lead::Refused(errno) => {
                     if errno == libc::ENOENT {
                         // SAFETY: a C string, as above.
-                        place::tell(
+                        anonymous::tell(
                             unsafe { CStr::from_ptr(path) }.to_bytes(),
                             &"there is no such file of the software RNIC",
                         );
@@ -85,6 +91,7 @@ fn led<R>(
                 Lead::Node(node) => match serve(node, &mut buffer) {
                     Served::Done(result) => Way::Done(result),
                     Served::Call => Way::Buffer,
+                    Served::CallOn(fd) => Way::Held(fd),
                     Served::Refused(errno) => Way::Refused(errno),
                 },
             }
@@ -96,6 +103,14 @@ fn led<R>(
     match way {
         Way::Through => real(folder, path),
         Way::Buffer => real(libc::AT_FDCWD, buffer.as_ptr()),
+        Way::Held(fd) => {
+            let _uncancelled = Uncancelled::new();
+            let result = real(libc::AT_FDCWD, buffer.as_ptr());
+            let errno = sys::errno();
+            drop(fd);
+            set_errno(errno);
+            result
+        }
         Way::Done(result) => result,
         Way::Refused(errno) => {
             set_errno(errno);
@@ -107,41 +122,27 @@ fn led<R>(
 enum Way<R> {
     Through,
     Buffer,
+    Held(Fd),
     Done(R),
     Refused(c_int),
 }
 
-/// Answers from the plan alone, if there is a place at all.
+/// Answers from the plan alone, where nodes can be served at all.
 fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Served<R> {
-    match place::find() {
+    match anonymous::check() {
         Ok(()) => answer(),
-        Err(unprepared) => Served::Refused(unprepared.errno(node)),
+        Err(unserved) => Served::Refused(unserved.errno(node)),
     }
 }
 
-/// Has a node stand where the C library's function finds it.
-fn served_by_call<R>(node: &'static Node, path: &mut Buffer) -> Served<R> {
-    match place::prepare(node, path) {
-        Ok(()) => Served::Call,
-        Err(unprepared) => Served::Refused(unprepared.errno(node)),
-    }
-}
-
-impl Unprepared {
-    /// What a program is told: that there is no such file. Why is said to who asked for it.
-    fn errno(self, node: &Node) -> c_int {
-        match self {
-            // As of any file.
-            Self::Errno(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => errno,
-            Self::Errno(errno) => {
-                let why = nix::errno::Errno::from_raw(errno);
-                place::tell(&node.path, &why);
-                libc::ENOENT
-            }
-            Self::Nowhere(why) => {
-                place::tell(&node.path, &why);
-                libc::ENOENT
-            }
-        }
+/// Answers with what is made for a node.
+fn made<R, T>(
+    node: &'static Node,
+    made: Result<T, anonymous::Unserved>,
+    answer: impl FnOnce(T) -> Served<R>,
+) -> Served<R> {
+    match made {
+        Ok(made) => answer(made),
+        Err(unserved) => Served::Refused(unserved.errno(node)),
     }
 }

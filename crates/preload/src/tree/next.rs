@@ -1,6 +1,6 @@
 //! The functions behind ours. Where one is not there, or is just being looked for, the system call stands in.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
 use crate::answer::set_errno;
@@ -103,6 +103,10 @@ next! {
         else system_call!(SYS_newfstatat, folder, path, into, flags);
     __fxstatat64(version: c_int, folder: c_int, path: Chars, into: Stat, flags: c_int) -> c_int,
         else system_call!(SYS_newfstatat, folder, path, into, flags);
+    fstat(fd: c_int, into: Stat) -> c_int, else system_call!(SYS_fstat, fd, into);
+    fstat64(fd: c_int, into: Stat) -> c_int, else system_call!(SYS_fstat, fd, into);
+    __fxstat(version: c_int, fd: c_int, into: Stat) -> c_int, else system_call!(SYS_fstat, fd, into);
+    __fxstat64(version: c_int, fd: c_int, into: Stat) -> c_int, else system_call!(SYS_fstat, fd, into);
     statx(folder: c_int, path: Chars, flags: c_int, mask: c_uint, into: *mut libc::statx) -> c_int,
         else system_call!(SYS_statx, folder, path, flags, mask, into);
 
@@ -131,6 +135,16 @@ next! {
     canonicalize_file_name(path: Chars) -> *mut c_char, else missing(ptr::null_mut());
 
     opendir(path: Chars) -> Folder, else missing(ptr::null_mut());
+    fdopendir(fd: c_int) -> Folder, else missing(ptr::null_mut());
+    closedir(folder: Folder) -> c_int, else missing(-1);
+    readdir(folder: Folder) -> *mut libc::dirent, else missing(ptr::null_mut());
+    readdir64(folder: Folder) -> *mut libc::dirent64, else missing(ptr::null_mut());
+    readdir_r(folder: Folder, into: *mut libc::dirent, found: *mut *mut libc::dirent) -> c_int, else libc::ENOSYS;
+    readdir64_r(folder: Folder, into: *mut libc::dirent64, found: *mut *mut libc::dirent64) -> c_int, else libc::ENOSYS;
+    rewinddir(folder: Folder) -> (), else ();
+    seekdir(folder: Folder, position: c_long) -> (), else ();
+    telldir(folder: Folder) -> c_long, else missing(-1);
+    getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize, else system_call!(SYS_getdents64, fd, into, size);
     scandir(path: Chars, list: List, filter: Function, order: Function) -> c_int, else missing(-1);
     scandir64(path: Chars, list: List, filter: Function, order: Function) -> c_int, else missing(-1);
     scandirat(folder: c_int, path: Chars, list: List, filter: Function, order: Function) -> c_int, else missing(-1);
@@ -139,6 +153,7 @@ next! {
     __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char, else missing(ptr::null_mut());
     get_current_dir_name() -> *mut c_char, else missing(ptr::null_mut());
     chdir(path: Chars) -> c_int, else system_call!(SYS_chdir, path);
+    fchdir(fd: c_int) -> c_int, else system_call!(SYS_fchdir, fd);
     glob(pattern: Chars, flags: c_int, failed: Function, into: *mut libc::glob64_t) -> c_int,
         else missing(libc::GLOB_ABORTED);
     glob64(pattern: Chars, flags: c_int, failed: Function, into: *mut libc::glob64_t) -> c_int,

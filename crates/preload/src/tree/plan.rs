@@ -6,6 +6,8 @@
 use std::ffi::CString;
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::sys;
 use crate::lasting::Lasting;
@@ -21,7 +23,7 @@ const DEVICES: &[u8] = b"/dev/infiniband";
 const PARENT: &[u8] = b"/sys/devices/platform/doorbell.0";
 
 /// Longest content of a file.
-pub(super) const MAX_VALUE_BYTES: usize = 512;
+const MAX_VALUE_BYTES: usize = 512;
 
 /// The version of libibverbs' interface to the kernel, and that of the driver's part.
 const VERBS_ABI: u32 = 6;
@@ -116,6 +118,8 @@ pub(super) struct Plan {
     nodes: Vec<Node>,
     /// What the device is called as a character device.
     pub(super) dev_name: CString,
+    /// Seconds since 1970, for all times of all nodes.
+    pub(super) made: i64,
 }
 
 /// The plan, which is the same for as long as the process lives.
@@ -138,6 +142,18 @@ impl Node {
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.kind, Kind::Folder { shared: true })
     }
+
+    /// The name within its folder.
+    pub(super) fn name(&self) -> &[u8] {
+        self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
+    }
+
+    /// The same number in all processes: FNV-1a of the path, in 32 bits. A test holds the numbers apart.
+    pub(super) fn inode(&self) -> u64 {
+        u64::from(
+            self.path.iter().fold(0x811c_9dc5_u32, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)),
+        )
+    }
 }
 
 impl Plan {
@@ -151,7 +167,13 @@ impl Plan {
         plan.uverbs(number);
         let mut nodes = plan.0;
         nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        Self { nodes, dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default() }
+        let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        Self { nodes, dev_name: CString::new(format!("uverbs{number}")).unwrap_or_default(), made }
+    }
+
+    #[cfg(test)]
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes
     }
 
     pub(super) fn find(&self, path: &[u8]) -> Option<&Node> {
@@ -159,9 +181,11 @@ impl Plan {
         self.nodes.get(at)
     }
 
-    /// The nodes below a folder, parents first.
-    pub(super) fn below<'a>(&'a self, folder: &'a [u8]) -> impl Iterator<Item = &'a Node> {
-        self.nodes.iter().filter(move |node| node.path.strip_prefix(folder).is_some_and(|rest| rest.starts_with(b"/")))
+    /// The nodes directly in a folder.
+    pub(super) fn within<'a>(&'a self, folder: &'a Node) -> impl Iterator<Item = &'a Node> {
+        let start = self.nodes.partition_point(|node| node.path <= folder.path);
+        let below = self.nodes[start..].iter().map_while(|node| Some((node, node.path.strip_prefix(&*folder.path)?)));
+        below.filter(|(_, rest)| rest.starts_with(b"/") && !rest[1..].contains(&b'/')).map(|(node, _)| node)
     }
 }
 
@@ -354,13 +378,34 @@ impl fmt::Write for Text {
     }
 }
 
-fn gid_words(address: IpAddr) -> [u16; 8] {
-    // SAFETY: any bytes are a GID.
-    Ipv6Addr::from(unsafe { ah::gid(address).raw }).segments()
+/// The address that was read last: the halves of its GID, and both of them XORed with [`KNOWN`]. A check of the third word
+/// takes the place of a lock, since a signal handler may interrupt a thread that writes.
+static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
+
+/// The address of the device, or the last one where the present one cannot be read without waiting.
+fn address() -> Option<IpAddr> {
+    let Ok(address) = device::address() else {
+        let [high, low, check] = [0, 1, 2].map(|at| LAST_GID[at].load(Ordering::Relaxed));
+        let is_whole = high ^ low ^ KNOWN == check && (high, low) != (0, 0);
+        let gid = Ipv6Addr::from((u128::from(high) << 64) | u128::from(low));
+        return is_whole.then(|| IpAddr::V6(gid).to_canonical());
+    };
+    let gid = address.map_or(0, |address| u128::from(gid(address)));
+    let (high, low) = ((gid >> 64) as u64, gid as u64);
+    for (word, value) in LAST_GID.iter().zip([high, low, high ^ low ^ KNOWN]) {
+        word.store(value, Ordering::Relaxed);
+    }
+    address
 }
 
-/// What a file holds now. `None` where it cannot be known just now: its last content stays.
-pub(super) fn text(content: &Content) -> Option<Text> {
+fn gid(address: IpAddr) -> Ipv6Addr {
+    // SAFETY: any bytes are a GID.
+    Ipv6Addr::from(unsafe { ah::gid(address).raw })
+}
+
+/// The content of a file at this moment.
+pub(super) fn text(content: &Content) -> Text {
     let mut text = Text { bytes: [0; MAX_VALUE_BYTES], length: 0 };
     let written = match content {
         Content::Fixed(fixed) => text.write_str(fixed),
@@ -370,22 +415,45 @@ pub(super) fn text(content: &Content) -> Option<Text> {
             writeln!(text, "{:04x}:{:04x}:{:04x}:{:04x}", word(48), word(32), word(16), word(0))
         }
         Content::Live(Live::Gid) => {
-            let [a, b, c, d, e, f, g, h] = device::address().ok()?.map_or([0; 8], gid_words);
+            let [a, b, c, d, e, f, g, h] = address().map_or([0; 8], |address| gid(address).segments());
             writeln!(text, "{a:04x}:{b:04x}:{c:04x}:{d:04x}:{e:04x}:{f:04x}:{g:04x}:{h:04x}")
         }
         // The kernel has no interface for a GID that is not there.
-        Content::Live(Live::Netdev) => match device::address().ok()?.and_then(query::interface) {
+        Content::Live(Live::Netdev) => match address().and_then(query::interface) {
             Some((interface, _)) => writeln!(text, "{interface}"),
             None => Ok(()),
         },
         Content::Live(Live::Port(counter)) => {
-            let counted = stats::total()?;
+            let counted = stats::total();
             let is_part = |name: &str| counter.sum_of.contains(&name);
             let parts = stats::names().zip(&counted).filter(|(name, _)| is_part(name));
             let sum = parts.fold(0_u64, |sum, (_, &value)| sum.wrapping_add(value));
             writeln!(text, "{}", sum / counter.divided_by)
         }
-        Content::Live(Live::Hardware(place)) => writeln!(text, "{}", stats::total()?.get(*place)?),
+        Content::Live(Live::Hardware(place)) => {
+            writeln!(text, "{}", stats::total().get(*place).copied().unwrap_or_default())
+        }
     };
-    written.ok().map(|()| text)
+    debug_assert!(written.is_ok(), "each content has room");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_nodes_differ_and_each_node_is_in_its_folder() {
+        let plan = plan();
+        let numbers: HashSet<u64> = plan.nodes.iter().map(Node::inode).collect();
+        assert_eq!(numbers.len(), plan.nodes.len());
+        let folders = plan.nodes.iter().filter(|node| node.is_folder());
+        let within: usize = folders.map(|folder| plan.within(folder).count()).sum();
+        let roots = ROOTS.len();
+        assert_eq!(within + roots, plan.nodes.len());
+        let port = plan.find(b"/sys/devices/platform/doorbell.0/infiniband/doorbell0/ports").unwrap();
+        assert_eq!(plan.within(port).map(Node::name).collect::<Vec<_>>(), [b"1"]);
+    }
 }

@@ -1,15 +1,14 @@
 //! From a path, as a program names it, to what is served there.
 
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::place::{self, PLACE};
 use super::plan::{Kind, Node, Plan, ROOTS, plan};
-use super::sys;
+use super::{names, sys};
 
 /// As the kernel has it: with the zero at its end, a path has so many bytes at most.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
-const NAME_MAX: usize = 255;
+pub(super) const NAME_MAX: usize = 255;
 /// So many links are followed.
 const MAX_LINKS: usize = 40;
 
@@ -24,13 +23,39 @@ const PARTS: [&[&[u8]]; 4] = [
 /// No path lies here, only numbers that were cast: the kernel calls them bad addresses.
 const FIRST_PAGE: usize = 4096;
 
-/// May this path lead to what is served? Nearly all paths do not, and are known by their first letters.
+/// The program may have a folder of ours open, or be in one, so that any relative path may lead to what is served.
+static HAS_FOLDERS: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a descriptor or the working folder stands for a folder of ours.
+pub(super) fn note_folder() {
+    HAS_FOLDERS.store(true, Ordering::Relaxed);
+}
+
+/// Looks whether this program was started in a folder of ours. This runs when the library is loaded.
+pub(crate) fn look_where_started() {
+    if names::node_of_working_folder().is_some() {
+        note_folder();
+    }
+}
+
+/// Looks whether a descriptor, which another process may have opened, is a folder of ours.
+#[cold]
+pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
+    let is_one = names::node_of(fd).is_some();
+    if is_one {
+        note_folder();
+    }
+    is_one
+}
+
+/// May this path, as seen from a folder, lead to what is served? Nearly all paths do not, and are known by their first
+/// letters.
 ///
 /// # Safety
 ///
 /// `path` is a C string, null, or as small a number as the kernel refuses.
 #[inline]
-pub(super) unsafe fn may_concern(path: *const c_char) -> bool {
+pub(super) unsafe fn may_concern(folder: c_int, path: *const c_char) -> bool {
     if path.addr() < FIRST_PAGE {
         return false;
     }
@@ -39,7 +64,7 @@ pub(super) unsafe fn may_concern(path: *const c_char) -> bool {
     unsafe {
         match *path {
             b'/' => matches!(*path.add(1), b's' | b'd' | b'/' | b'.') && concerns(path),
-            _ => may_concern_below(path),
+            _ => may_concern_below(folder, path),
         }
     }
 }
@@ -52,19 +77,37 @@ unsafe fn concerns(path: *const u8) -> bool {
 
 /// Does a relative path, from where it may be meant?
 #[inline]
-unsafe fn may_concern_below(path: *const u8) -> bool {
+unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
     // SAFETY: passed on to our caller.
     let first = unsafe { *path };
     if first == 0 {
         return false;
     }
-    // Once the tree was used, a program may have any part of it open, or be in it.
-    if !PLACE.load(Ordering::Relaxed).is_null() {
+    if HAS_FOLDERS.load(Ordering::Relaxed) {
         return true;
     }
     // Below a folder that leads to a root: `class/infiniband`, as seen from `/sys`.
     // SAFETY: passed on to our caller.
-    matches!(first, b's' | b'd' | b'c' | b'i' | b'p' | b'.') && unsafe { concerns_below(path) }
+    (matches!(first, b's' | b'd' | b'c' | b'i' | b'p' | b'.') && unsafe { concerns_below(path) })
+        // The kernel finds `.` and `..` even from a removed folder, and no other name.
+        || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
+}
+
+/// Finds out whether the kernel found nothing because the folder is one of ours that another process opened. To be asked
+/// after a call with a path that [`may_concern`] let pass has failed.
+///
+/// # Safety
+///
+/// As for `may_concern`.
+#[cold]
+pub(super) unsafe fn was_missed(folder: c_int, path: *const c_char) -> bool {
+    if sys::errno() != libc::ENOENT || folder < 0 || path.addr() < FIRST_PAGE {
+        return false;
+    }
+    // SAFETY: our caller's promise.
+    let is_missed = unsafe { *path } != b'/' as c_char && is_folder_of_ours(folder);
+    crate::answer::set_errno(libc::ENOENT);
+    is_missed
 }
 
 #[cold]
@@ -199,10 +242,14 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
     if path.len() >= PATH_MAX {
         return Lead::Refused(libc::ENAMETOOLONG);
     }
-    if !path.starts_with(b"/") && !begin(folder, path, into) {
+    if path.starts_with(b"/") {
+        into.truncate(0);
+    } else if !begin(folder, path, into) {
         return Lead::Through;
     }
     match walk(plan(), path, end, into) {
+        // An empty path names the link that a descriptor stands for, and nothing else.
+        Ok(Some(node)) if path.is_empty() && !matches!(node.kind, Kind::Link(_)) => Lead::Refused(libc::ENOENT),
         Ok(Some(node)) => Lead::Node(node),
         Ok(None) => Lead::Elsewhere,
         Err(errno) => Lead::Refused(errno),
@@ -212,27 +259,22 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
 /// Where a relative path begins, if it may lead to what is served.
 fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
     let found = if folder == libc::AT_FDCWD {
-        into.fill(sys::getcwd)
-    } else {
-        let mut link = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
-        let mut digits = &mut link[14..];
-        use std::io::Write as _;
-        if write!(digits, "{folder}").is_err() {
-            return false;
+        match into.fill(sys::getcwd) {
+            Err(libc::ENOENT) => into.fill(|bytes| sys::readlink(names::WORKING_FOLDER, bytes)),
+            found => found,
         }
-        into.fill(|bytes| sys::readlink(&link, bytes))
+    } else {
+        into.fill(|bytes| sys::readlink(sys::DescriptorPath::new(folder).with_zero(), bytes))
     };
     if found.is_err() {
         return false;
     }
+    if let Some(node) = names::node_of_path(into.path()) {
+        into.truncate(0);
+        return into.push(&node.path).is_ok();
+    }
     if into.path() == b"/" {
         into.truncate(0);
-    }
-    // Once the tree was used, or where the program was started in one.
-    if let Some(inside) = place::strip(into.path()) {
-        into.bytes.copy_within(inside..into.length, 0);
-        into.truncate(into.length - inside);
-        return into.path().is_empty() || is_above(into.path()) || plan().find(into.path()).is_some();
     }
     is_above(into.path()) && {
         // SAFETY: a slice of a C string, which ends with a zero.
@@ -255,9 +297,8 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
         let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
         let rest = &rest[slashes..];
         let here = plan.find(at.path());
-        if here.is_some_and(|node| !node.is_folder() && !matches!(node.kind, Kind::Link(_)))
-            && (slashes > 0 || !rest.is_empty())
-        {
+        // A link that is followed is no longer here, and one at the end has no path behind it.
+        if here.is_some_and(|node| !node.is_folder()) && (slashes > 0 || !rest.is_empty()) {
             return Err(libc::ENOTDIR);
         }
         if rest.is_empty() {

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::plan::{Kind, Node};
-use super::route::Buffer;
-use super::{End, Served, answered, led, may_concern, next, place, sys};
+use super::plan::{Kind, Node, plan};
+use super::{End, Served, answered, led, may_concern, names, next, sys, was_missed};
+use crate::answer::set_errno;
 
 /// The kernel's own files belong to root, and are as long as a page.
 const FILE_BYTES: u64 = 4096;
@@ -27,30 +27,86 @@ fn bytes(node: &Node) -> u64 {
     }
 }
 
-/// The status of a node. Its inode is the real one, which programs compare with that of what they opened.
-fn stat_of(node: &'static Node, path: &mut Buffer) -> Result<libc::stat, place::Unprepared> {
-    place::locate(node, path)?;
-    let mut found = sys::lstat(path.with_zero())?;
-    found.st_mode = mode(node) as _;
-    (found.st_uid, found.st_gid) = (0, 0);
-    found.st_size = bytes(node) as _;
-    found.st_rdev = match node.kind {
-        Kind::Character { major, minor } => libc::makedev(major, minor),
-        _ => 0,
-    };
-    Ok(found)
+/// The number of the device on which all nodes are. No file system of the kernel has it.
+const DEVICE: (u32, u32) = (0, 0xd_be11);
+
+const BLOCK_BYTES: u32 = 4096;
+
+/// Links of a node. A folder has one in each folder within it.
+fn links(node: &Node) -> u32 {
+    match node.kind {
+        Kind::Folder { .. } => 2 + plan().within(node).filter(|node| node.is_folder()).count() as u32,
+        _ => 1,
+    }
 }
 
-fn statx_of(node: &'static Node, path: &mut Buffer, flags: c_int, mask: u32) -> Result<libc::statx, place::Unprepared> {
-    place::locate(node, path)?;
-    let mut found = sys::lstatx(path.with_zero(), flags, mask)?;
+/// The status of a node by its path. That by a descriptor has the same number, device, kind and rights.
+fn stat_of(node: &Node) -> libc::stat {
+    // SAFETY: zeros are a status.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    found.st_dev = libc::makedev(DEVICE.0, DEVICE.1);
+    found.st_ino = node.inode();
+    found.st_mode = mode(node) as _;
+    found.st_nlink = links(node) as _;
+    found.st_size = bytes(node) as _;
+    found.st_blksize = BLOCK_BYTES as _;
+    (found.st_atime, found.st_mtime, found.st_ctime) = (plan().made, plan().made, plan().made);
+    if let Kind::Character { major, minor } = node.kind {
+        found.st_rdev = libc::makedev(major, minor);
+    }
+    found
+}
+
+/// The same, for `statx`: all that every file system knows.
+fn statx_of(node: &Node) -> libc::statx {
+    // SAFETY: zeros are a status.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    found.stx_mask = libc::STATX_BASIC_STATS;
+    (found.stx_dev_major, found.stx_dev_minor) = DEVICE;
+    found.stx_ino = node.inode();
     found.stx_mode = mode(node) as u16;
-    (found.stx_uid, found.stx_gid) = (0, 0);
+    found.stx_nlink = links(node);
     found.stx_size = bytes(node);
+    found.stx_blksize = BLOCK_BYTES;
+    for time in [&mut found.stx_atime, &mut found.stx_mtime, &mut found.stx_ctime] {
+        time.tv_sec = plan().made;
+    }
     if let Kind::Character { major, minor } = node.kind {
         (found.stx_rdev_major, found.stx_rdev_minor) = (major, minor);
     }
-    Ok(found)
+    found
+}
+
+/// Puts the status of a node in the place of the real one, if a descriptor without a link stands for a node. The size of a
+/// file stays, since programs that copy a file expect so many bytes of its descriptor.
+///
+/// # Safety
+///
+/// `into` is the caller's place for a status, which the kernel has filled.
+#[cold]
+unsafe fn correct<S: Copy>(fd: c_int, into: *mut S, corrected: impl FnOnce(&Node, S) -> S) {
+    let errno = sys::errno();
+    if let Some(node) = names::node_of_unlinked(fd) {
+        // SAFETY: our caller's promise.
+        unsafe { into.write(corrected(node, into.read())) };
+    }
+    set_errno(errno);
+}
+
+fn corrected_stat(node: &Node, real: libc::stat) -> libc::stat {
+    let mut found = stat_of(node);
+    if matches!(node.kind, Kind::File(_)) {
+        (found.st_size, found.st_blocks) = (real.st_size, real.st_blocks);
+    }
+    found
+}
+
+fn corrected_statx(node: &Node, real: libc::statx) -> libc::statx {
+    let mut found = statx_of(node);
+    if matches!(node.kind, Kind::File(_)) {
+        (found.stx_size, found.stx_blocks) = (real.stx_size, real.stx_blocks);
+    }
+    found
 }
 
 fn end(flags: c_int) -> End {
@@ -67,15 +123,15 @@ unsafe fn stat_led(
     into: *mut libc::stat,
     real: impl Fn(c_int, *const c_char) -> c_int,
 ) -> c_int {
-    led(folder, path, end, -1, real, |node, path| match stat_of(node, path) {
-        Ok(_) if into.is_null() => Served::Refused(libc::EFAULT),
-        Ok(found) => {
-            // SAFETY: our caller's promise.
-            unsafe { into.write(found) };
-            Served::Done(0)
+    let answer = |node: &Node| {
+        if into.is_null() {
+            return Served::Refused(libc::EFAULT);
         }
-        Err(unprepared) => Served::Refused(unprepared.errno(node)),
-    })
+        // SAFETY: our caller's promise.
+        unsafe { into.write(stat_of(node)) };
+        Served::Done(0)
+    };
+    led(folder, path, end, -1, real, |node, _| answered(node, || answer(node)))
 }
 
 /// Defines `stat` and `lstat`, and what programs call that were built with an old C library.
@@ -86,7 +142,7 @@ macro_rules! stats {
             unsafe extern "C-unwind" fn $name($($version: c_int,)? path: *const c_char, into: *mut libc::stat) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
+                    if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name($($version,)? path, into);
                     }
                     stat_led(libc::AT_FDCWD, path, $end, into, |_, path| next::$name($($version,)? path, into))
@@ -105,8 +161,14 @@ macro_rules! stats_at {
             ) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
-                        return next::$name($($version,)? folder, path, into, flags);
+                    if !may_concern(folder, path) {
+                        let result = next::$name($($version,)? folder, path, into, flags);
+                        if result == 0 && (*into).st_nlink == 0 && flags & libc::AT_EMPTY_PATH != 0 {
+                            correct(folder, into, corrected_stat);
+                        }
+                        if result == 0 || !was_missed(folder, path) {
+                            return result;
+                        }
                     }
                     stat_led(folder, path, end(flags), into, |folder, path| {
                         next::$name($($version,)? folder, path, into, flags)
@@ -135,6 +197,32 @@ stats_at! {
     __fxstatat64(version);
 }
 
+/// Defines `fstat`, for the descriptors of nodes.
+macro_rules! fstats {
+    ($($name:ident($($version:ident)?);)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
+                // SAFETY: what our caller hands over is for the C library's function, which filled it.
+                unsafe {
+                    let result = next::$name($($version,)? fd, into);
+                    if result == 0 && (*into).st_nlink == 0 {
+                        correct(fd, into, corrected_stat);
+                    }
+                    result
+                }
+            }
+        )*
+    };
+}
+
+fstats! {
+    fstat();
+    fstat64();
+    __fxstat(version);
+    __fxstat64(version);
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn statx(
     folder: c_int,
@@ -143,21 +231,39 @@ unsafe extern "C-unwind" fn statx(
     mask: c_uint,
     into: *mut libc::statx,
 ) -> c_int {
-    // SAFETY: what our caller hands over is for the C library's function.
+    const FLAGS: c_int = libc::AT_EMPTY_PATH
+        | libc::AT_SYMLINK_NOFOLLOW
+        | libc::AT_NO_AUTOMOUNT
+        | libc::AT_STATX_FORCE_SYNC
+        | libc::AT_STATX_DONT_SYNC;
+    let real = |folder, path| {
+        // SAFETY: what our caller hands over is for the C library's function.
+        unsafe { next::statx(folder, path, flags, mask, into) }
+    };
+    // SAFETY: as above; a status that was asked for successfully is filled.
     unsafe {
-        if !may_concern(path) {
-            return next::statx(folder, path, flags, mask, into);
-        }
-        let real = |folder, path| next::statx(folder, path, flags, mask, into);
-        led(folder, path, end(flags), -1, real, |node, path| match statx_of(node, path, flags, mask) {
-            Ok(_) if into.is_null() => Served::Refused(libc::EFAULT),
-            Ok(found) => {
-                into.write(found);
-                Served::Done(0)
+        if !may_concern(folder, path) {
+            let result = real(folder, path);
+            if result == 0 && (*into).stx_nlink == 0 && flags & libc::AT_EMPTY_PATH != 0 {
+                correct(folder, into, corrected_statx);
             }
-            Err(unprepared) => Served::Refused(unprepared.errno(node)),
-        })
+            if result == 0 || !was_missed(folder, path) {
+                return result;
+            }
+        }
     }
+    let answer = |node: &Node| {
+        if flags & !FLAGS != 0 || mask & libc::STATX__RESERVED as c_uint != 0 {
+            return Served::Refused(libc::EINVAL);
+        }
+        if into.is_null() {
+            return Served::Refused(libc::EFAULT);
+        }
+        // SAFETY: our caller's place for a status.
+        unsafe { into.write(statx_of(node)) };
+        Served::Done(0)
+    };
+    led(folder, path, end(flags), -1, real, |node, _| answered(node, || answer(node)))
 }
 
 /// Whether a node may be used so, by somebody of this number.
@@ -195,7 +301,7 @@ macro_rules! accesses {
             unsafe extern "C-unwind" fn $name(path: *const c_char, asked: c_int) -> c_int {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
+                    if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, asked);
                     }
                     access_led(libc::AT_FDCWD, path, asked, $flags, |_, path| next::$name(path, asked))
@@ -215,8 +321,11 @@ accesses! {
 unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked: c_int, flags: c_int) -> c_int {
     // SAFETY: what our caller hands over is for the C library's function.
     unsafe {
-        if !may_concern(path) {
-            return next::faccessat(folder, path, asked, flags);
+        if !may_concern(folder, path) {
+            let result = next::faccessat(folder, path, asked, flags);
+            if result == 0 || !was_missed(folder, path) {
+                return result;
+            }
         }
         access_led(folder, path, asked, flags, |folder, path| next::faccessat(folder, path, asked, flags))
     }
@@ -241,7 +350,7 @@ macro_rules! attributes {
             unsafe extern "C-unwind" fn $name(path: *const c_char, $($argument: $type),*) -> isize {
                 // SAFETY: what our caller hands over is for the C library's function.
                 unsafe {
-                    if !may_concern(path) {
+                    if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, $($argument),*);
                     }
                     attributes_led(path, $end, $errno, |path| next::$name(path, $($argument),*))

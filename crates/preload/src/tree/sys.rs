@@ -2,7 +2,9 @@
 //! handler may make them. None allocates.
 
 use std::ffi::{c_char, c_int};
+use std::io::Write as _;
 use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
 
 /// A descriptor that is closed with its handle.
 pub(super) struct Fd(c_int);
@@ -10,6 +12,11 @@ pub(super) struct Fd(c_int);
 impl Fd {
     pub(super) fn raw(&self) -> c_int {
         self.0
+    }
+
+    /// Hands the descriptor over to the program.
+    pub(super) fn into_raw(self) -> c_int {
+        std::mem::ManuallyDrop::new(self).0
     }
 }
 
@@ -43,10 +50,6 @@ fn c(path: &[u8]) -> *const c_char {
     path.as_ptr().cast()
 }
 
-pub(super) fn pid() -> u32 {
-    call!(SYS_getpid).unwrap_or_default() as u32
-}
-
 pub(super) fn euid() -> u32 {
     call!(SYS_geteuid).unwrap_or_default() as u32
 }
@@ -55,38 +58,106 @@ pub(super) fn uid() -> u32 {
     call!(SYS_getuid).unwrap_or_default() as u32
 }
 
+/// Opens a file with close-on-exec.
 pub(super) fn openat(folder: c_int, path: &[u8], flags: c_int, mode: u32) -> Result<Fd, c_int> {
     call!(SYS_openat, folder, c(path), flags | libc::O_CLOEXEC, mode).map(|fd| Fd(fd as c_int))
+}
+
+/// The longest path of a descriptor below `/proc`.
+const DESCRIPTOR_PATH_MAX: usize = 32;
+
+/// The path of a descriptor below `/proc`, with a zero at its end.
+pub(super) struct DescriptorPath([u8; DESCRIPTOR_PATH_MAX]);
+
+impl DescriptorPath {
+    pub(super) fn new(fd: c_int) -> Self {
+        let mut path = [0; DESCRIPTOR_PATH_MAX];
+        // 14 bytes and at most 11 digits fit.
+        let _ = write!(&mut path[..DESCRIPTOR_PATH_MAX - 1], "/proc/self/fd/{fd}");
+        Self(path)
+    }
+
+    pub(super) fn with_zero(&self) -> &[u8] {
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(0);
+        &self.0[..=end]
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        let path = self.with_zero();
+        &path[..path.len() - 1]
+    }
+}
+
+/// Makes an anonymous file that can be sealed. Its name, which ends with a zero, shows below `/proc`.
+pub(super) fn memfd(name: &[u8]) -> Result<Fd, c_int> {
+    /// Kernels that know this flag may demand it (`vm.memfd_noexec`).
+    const NOEXEC_SEAL: u32 = 8;
+    let make = |flags: u32| call!(SYS_memfd_create, c(name), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags);
+    match make(NOEXEC_SEAL) {
+        Err(libc::EINVAL) => make(0),
+        made => made,
+    }
+    .map(|fd| Fd(fd as c_int))
+}
+
+/// Forbids every change of an anonymous file's content.
+pub(super) fn seal(file: &Fd) {
+    const SEALS: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    let _ = call!(SYS_fcntl, file.raw(), libc::F_ADD_SEALS, SEALS);
+}
+
+/// Writes to the beginning of a file.
+pub(super) fn write(file: &Fd, bytes: &[u8]) -> Result<(), c_int> {
+    match call!(SYS_pwrite64, file.raw(), bytes.as_ptr(), bytes.len(), 0_i64)? {
+        written if written == bytes.len() => Ok(()),
+        _ => Err(libc::ENOSPC),
+    }
+}
+
+pub(super) fn fchmod(file: &Fd, mode: u32) -> Result<(), c_int> {
+    call!(SYS_fchmod, file.raw(), mode).map(drop)
+}
+
+/// Gives `from` the number of `to` as well, in the place of what has it, and closes `from`.
+pub(super) fn take_number(from: Fd, to: Fd, cloexec: bool) -> Result<Fd, c_int> {
+    let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
+    call!(SYS_dup3, from.raw(), to.raw(), flags)?;
+    Ok(to)
+}
+
+pub(super) fn clear_cloexec(file: &Fd) -> Result<(), c_int> {
+    call!(SYS_fcntl, file.raw(), libc::F_SETFD, 0).map(drop)
 }
 
 pub(super) fn mkdir(path: &[u8], mode: u32) -> Result<(), c_int> {
     call!(SYS_mkdirat, libc::AT_FDCWD, c(path), mode).map(drop)
 }
 
-pub(super) fn chmod(path: &[u8], mode: u32) -> Result<(), c_int> {
-    call!(SYS_fchmodat, libc::AT_FDCWD, c(path), mode).map(drop)
+/// Removes an empty folder.
+pub(super) fn rmdirat(folder: c_int, name: &[u8]) -> Result<(), c_int> {
+    call!(SYS_unlinkat, folder, c(name), libc::AT_REMOVEDIR).map(drop)
 }
 
-pub(super) fn symlink(target: &[u8], path: &[u8]) -> Result<(), c_int> {
-    call!(SYS_symlinkat, c(target), libc::AT_FDCWD, c(path)).map(drop)
+pub(super) fn fchdir(folder: &Fd) -> Result<(), c_int> {
+    call!(SYS_fchdir, folder.raw()).map(drop)
 }
 
 pub(super) fn exists(path: &[u8]) -> bool {
     call!(SYS_faccessat, libc::AT_FDCWD, c(path), libc::F_OK).is_ok()
 }
 
-/// Of a link itself.
-pub(super) fn lstat(path: &[u8]) -> Result<libc::stat, c_int> {
+pub(super) fn fstat(fd: c_int) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
-    call!(SYS_newfstatat, libc::AT_FDCWD, c(path), found.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW)?;
+    call!(SYS_fstat, fd, found.as_mut_ptr())?;
     // SAFETY: the call succeeded, so it was written; the C library's structure is the kernel's on these machines.
     Ok(unsafe { found.assume_init() })
 }
 
-pub(super) fn lstatx(path: &[u8], flags: c_int, mask: u32) -> Result<libc::statx, c_int> {
-    let mut found = MaybeUninit::<libc::statx>::zeroed();
-    call!(SYS_statx, libc::AT_FDCWD, c(path), flags | libc::AT_SYMLINK_NOFOLLOW, mask, found.as_mut_ptr())?;
-    // SAFETY: zeros, or what the call wrote.
+/// The status of what has this name in a folder, of a link itself.
+pub(super) fn lstatat(folder: c_int, name: &[u8]) -> Result<libc::stat, c_int> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    call!(SYS_newfstatat, folder, c(name), found.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW)?;
+    // SAFETY: as above.
     Ok(unsafe { found.assume_init() })
 }
 
@@ -100,31 +171,43 @@ pub(super) fn readlink(path: &[u8], into: &mut [u8]) -> Result<usize, c_int> {
     call!(SYS_readlinkat, libc::AT_FDCWD, c(path), into.as_mut_ptr(), into.len())
 }
 
-/// Makes a file hold these bytes. One that holds them already is not written.
-pub(super) fn set_content(file: &Fd, bytes: &[u8]) -> Result<(), c_int> {
-    let mut now = [0; super::plan::MAX_VALUE_BYTES + 1];
-    let length = call!(SYS_pread64, file.raw(), now.as_mut_ptr(), now.len(), 0_i64)?;
-    if &now[..length] == bytes {
-        return Ok(());
+/// The position of a descriptor.
+pub(super) fn position(fd: c_int) -> Result<usize, c_int> {
+    call!(SYS_lseek, fd, 0_i64, libc::SEEK_CUR)
+}
+
+pub(super) fn set_position(fd: c_int, position: usize) -> Result<(), c_int> {
+    call!(SYS_lseek, fd, position, libc::SEEK_SET).map(drop)
+}
+
+/// Eight bytes that another user cannot guess, as far as the kernel has such yet.
+pub(super) fn random() -> u64 {
+    let mut bytes = [0; 8];
+    if call!(SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), libc::GRND_NONBLOCK) == Ok(bytes.len()) {
+        return u64::from_ne_bytes(bytes);
     }
-    call!(SYS_pwrite64, file.raw(), bytes.as_ptr(), bytes.len(), 0_i64)?;
-    if length > bytes.len() {
-        call!(SYS_ftruncate, file.raw(), bytes.len())?;
-    }
-    Ok(())
+    let mut now = MaybeUninit::<libc::timespec>::zeroed();
+    let _ = call!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, now.as_mut_ptr());
+    // SAFETY: zeros, or what the call wrote.
+    let now = unsafe { now.assume_init() };
+    let thread = call!(SYS_gettid).unwrap_or_default() as u64;
+    (now.tv_nsec as u64 ^ (now.tv_sec as u64) << 30 ^ thread << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-pub(super) fn fchmod(file: &Fd, mode: u32) -> Result<(), c_int> {
-    call!(SYS_fchmod, file.raw(), mode).map(drop)
+/// An entry of a folder of the kernel.
+pub(super) struct Entry<'a> {
+    pub(super) inode: u64,
+    /// A kind such as `DT_DIR`.
+    pub(super) kind: u8,
+    /// The name, with its zero.
+    pub(super) name: &'a [u8],
 }
 
-pub(super) fn unlink(folder: c_int, name: &[u8], flags: c_int) -> Result<(), c_int> {
-    call!(SYS_unlinkat, folder, c(name), flags).map(drop)
-}
-
-/// Calls `each` for the name of each entry of a folder, with its zero.
-pub(super) fn entries(folder: &Fd, mut each: impl FnMut(&[u8])) -> Result<(), c_int> {
+/// Calls `each` for each entry of a folder until it breaks.
+pub(super) fn entries(folder: &Fd, mut each: impl FnMut(Entry<'_>) -> ControlFlow<()>) -> Result<(), c_int> {
     /// As `linux_dirent64` begins: inode, offset, length of the record, type; then the name.
+    const LENGTH_AT: usize = 16;
+    const KIND_AT: usize = 18;
     const NAME_AT: usize = 19;
     let mut buffer = [0_u64; 256];
     loop {
@@ -139,35 +222,12 @@ pub(super) fn entries(folder: &Fd, mut each: impl FnMut(&[u8])) -> Result<(), c_
             let name = &record[NAME_AT..];
             let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
             if !matches!(&name[..end], b"" | b"." | b"..") {
-                each(&name[..=end]);
+                let inode = record.first_chunk().map_or(0, |inode| u64::from_ne_bytes(*inode));
+                if each(Entry { inode, kind: record[KIND_AT], name: &name[..=end] }).is_break() {
+                    return Ok(());
+                }
             }
-            at += usize::from(u16::from_ne_bytes([record[16], record[17]])).max(NAME_AT);
+            at += usize::from(u16::from_ne_bytes([record[LENGTH_AT], record[LENGTH_AT + 1]])).max(NAME_AT);
         }
     }
-}
-
-/// Deeper than any tree of ours.
-const MAX_DEPTH: usize = 16;
-
-/// Removes a folder with all that is in it. No link is followed.
-pub(super) fn remove_folder(path: &[u8]) {
-    // A folder that shrinks while it is listed may show only a part of itself.
-    for _ in 0..4 {
-        empty(libc::AT_FDCWD, path, MAX_DEPTH);
-        if unlink(libc::AT_FDCWD, path, libc::AT_REMOVEDIR) != Err(libc::ENOTEMPTY) {
-            break;
-        }
-    }
-}
-
-fn empty(folder: c_int, name: &[u8], depth: usize) {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let Some(depth) = depth.checked_sub(1) else { return };
-    let Ok(open) = openat(folder, name, flags, 0) else { return };
-    let _ = entries(&open, |entry| {
-        if unlink(open.raw(), entry, 0).is_err_and(|errno| errno == libc::EISDIR) {
-            empty(open.raw(), entry, depth);
-            let _ = unlink(open.raw(), entry, libc::AT_REMOVEDIR);
-        }
-    });
 }

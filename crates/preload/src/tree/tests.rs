@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ fn led_to(path: &str, end: End) -> String {
     let mut buffer = Buffer::new();
     // SAFETY: a C string.
     unsafe {
-        if !may_concern(c.as_ptr()) {
+        if !may_concern(libc::AT_FDCWD, c.as_ptr()) {
             return "through".to_owned();
         }
         match lead(libc::AT_FDCWD, c.as_ptr(), end, &mut buffer) {
@@ -95,7 +96,7 @@ fn paths_lead_where_the_kernel_would_go() {
 fn numbers_that_are_no_addresses_are_left_to_the_kernel() {
     for number in [0, 1, 4095] {
         // SAFETY: nothing is read there.
-        assert!(!unsafe { may_concern(std::ptr::without_provenance(number)) });
+        assert!(!unsafe { may_concern(libc::AT_FDCWD, std::ptr::without_provenance(number)) });
     }
     // SAFETY: the kernel refuses it.
     assert_eq!(unsafe { libc::open(std::ptr::without_provenance(7), libc::O_RDONLY) }, -1);
@@ -128,4 +129,34 @@ fn what_is_served_can_be_read_and_nothing_else_be_done_with_it() {
     );
     assert_eq!(fs::read_link(port.join("state")).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     assert_eq!(fs::read(port.join("states")).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_descriptor_has_no_name_and_the_status_of_its_path() {
+    let port = Path::new(CLASS).join("doorbell0/ports/1");
+    for (path, links) in [(port.join("state"), 1), (port.clone(), 7), (port.join("pkeys"), 2)] {
+        let opened = fs::File::open(&path).unwrap();
+        let shown = fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd())).unwrap();
+        assert!(shown.to_str().unwrap().ends_with(" (deleted)"), "{shown:?}");
+        let (by_path, by_descriptor) = (fs::metadata(&path).unwrap(), opened.metadata().unwrap());
+        let facts = |status: &fs::Metadata| (status.dev(), status.ino(), status.mode(), status.nlink());
+        assert_eq!(facts(&by_path), facts(&by_descriptor));
+        assert_eq!(by_path.nlink(), links, "{}", path.display());
+        let bytes = if links == 1 { (4096, 10) } else { (0, 0) };
+        assert_eq!((by_path.len(), by_descriptor.len()), bytes);
+    }
+}
+
+#[test]
+fn the_content_of_an_open_file_cannot_be_changed() {
+    use std::io::Write as _;
+    let path = Path::new(CLASS).join("doorbell0/ports/1/state");
+    let opened = fs::File::open(&path).unwrap();
+    assert_eq!((&opened).write(b"x").unwrap_err().raw_os_error(), Some(libc::EBADF));
+    // Root may open it again for writing.
+    let again = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    if let Ok(mut writable) = fs::OpenOptions::new().write(true).open(again) {
+        assert_eq!(writable.write(b"x").unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+    assert_eq!(fs::read_to_string(path).unwrap(), "4: ACTIVE\n");
 }

@@ -1,0 +1,160 @@
+//! Names by which a descriptor or the working folder says which node it stands for.
+//!
+//! The kernel shows the name of a removed folder and of an anonymous file below `/proc`. So the name survives forks, exec
+//! and a passage through a Unix socket, and no table of descriptors is needed.
+
+use std::ffi::c_int;
+
+use super::plan::{Node, plan};
+use super::route::NAME_MAX;
+use super::sys;
+
+/// The kernel appends this to the path of a removed file.
+const REMOVED: &[u8] = b" (deleted)";
+const FOLDER: &[u8] = b"doorbell-folder.";
+const FILE: &[u8] = b"doorbell-file.";
+/// The kernel shows this before the name of an anonymous file.
+const ANONYMOUS: &[u8] = b"/memfd:";
+/// Hexadecimal digits that make the name of a folder unique.
+const DIGITS: usize = 16;
+/// Stands for a slash.
+const SLASH: u8 = b'!';
+
+/// A name on the stack.
+pub(super) struct Name {
+    bytes: [u8; NAME_MAX + 1],
+    length: usize,
+}
+
+impl Name {
+    /// A new name of a folder that stands for a node.
+    pub(super) fn of_folder(node: &Node) -> Self {
+        let mut digits = [0; DIGITS];
+        let random = sys::random();
+        for (at, digit) in digits.iter_mut().enumerate() {
+            *digit = b"0123456789abcdef"[(random >> (4 * at)) as usize & 0xf];
+        }
+        Self::of(&[FOLDER, &digits, b"."], node)
+    }
+
+    /// The name of the anonymous file of a node.
+    pub(super) fn of_file(node: &Node) -> Self {
+        Self::of(&[FILE], node)
+    }
+
+    fn of(parts: &[&[u8]], node: &Node) -> Self {
+        let mut name = Self { bytes: [0; NAME_MAX + 1], length: 0 };
+        let path = node.path.iter().map(|&byte| if byte == b'/' { SLASH } else { byte });
+        // The last byte stays zero. A test holds all paths to the length.
+        for byte in parts.iter().flat_map(|part| part.iter().copied()).chain(path).take(NAME_MAX) {
+            name.bytes[name.length] = byte;
+            name.length += 1;
+        }
+        name
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    pub(super) fn with_zero(&self) -> &[u8] {
+        &self.bytes[..=self.length]
+    }
+}
+
+/// The path of the node in the name of a folder, with [`SLASH`] for a slash.
+fn behind_digits(name: &[u8]) -> Option<&[u8]> {
+    let (digits, path) = name.strip_prefix(FOLDER)?.split_at_checked(DIGITS)?;
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    path.strip_prefix(b".").filter(|path| path.first() == Some(&SLASH) && digits.iter().all(is_digit))
+}
+
+/// Returns whether a process may have left a folder of this name.
+pub(super) fn is_folder_of_ours(name: &[u8]) -> bool {
+    behind_digits(name).is_some()
+}
+
+/// The node that a path below `/proc` stands for.
+pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
+    let path = path.strip_suffix(REMOVED)?;
+    let encoded = match path.strip_prefix(ANONYMOUS) {
+        Some(name) => name.strip_prefix(FILE)?,
+        None => behind_digits(path.rsplit(|&byte| byte == b'/').next()?)?,
+    };
+    let mut decoded = [0; NAME_MAX];
+    let decoded = decoded.get_mut(..encoded.len())?;
+    for (to, &byte) in decoded.iter_mut().zip(encoded) {
+        *to = if byte == SLASH { b'/' } else { byte };
+    }
+    plan().find(decoded)
+}
+
+/// The node that a descriptor stands for.
+pub(super) fn node_of(fd: c_int) -> Option<&'static Node> {
+    // Whatever stands for a node has no link.
+    sys::fstat(fd).ok().filter(|found| found.st_nlink == 0)?;
+    node_of_unlinked(fd)
+}
+
+/// The same, of a descriptor whose file is known to have no link.
+pub(super) fn node_of_unlinked(fd: c_int) -> Option<&'static Node> {
+    node_at(sys::DescriptorPath::new(fd).with_zero())
+}
+
+/// The node that the working folder stands for.
+pub(super) fn node_of_working_folder() -> Option<&'static Node> {
+    node_at(WORKING_FOLDER)
+}
+
+/// `getcwd` fails in a removed folder, but this link shows its name.
+pub(super) const WORKING_FOLDER: &[u8] = b"/proc/self/cwd\0";
+
+fn node_at(link: &[u8]) -> Option<&'static Node> {
+    let mut target = [0; libc::PATH_MAX as usize];
+    let length = sys::readlink(link, &mut target).ok()?;
+    node_of_path(&target[..length])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_is_found_again_by_the_names_that_stand_for_it() {
+        let text = |name: &Name| String::from_utf8(name.bytes().to_vec()).unwrap();
+        for node in plan().nodes() {
+            let (folder, file) = (text(&Name::of_folder(node)), text(&Name::of_file(node)));
+            // The kernel allows 249 bytes in the name of an anonymous file.
+            assert!(folder.len() <= NAME_MAX && file.len() <= 249, "{folder}");
+            assert!(is_folder_of_ours(folder.as_bytes()) && !is_folder_of_ours(file.as_bytes()));
+            for path in [format!("/dev/shm/{folder} (deleted)"), format!("/memfd:{file} (deleted)")] {
+                let found = node_of_path(path.as_bytes()).unwrap();
+                assert_eq!(found.path, node.path, "{path}");
+            }
+        }
+        let one = plan().find(b"/sys/class/infiniband").unwrap();
+        assert_ne!(text(&Name::of_folder(one)), text(&Name::of_folder(one)));
+    }
+
+    #[test]
+    fn other_names_stand_for_nothing() {
+        let known = "doorbell-folder.0123456789abcdef.!sys!class!infiniband";
+        assert!(node_of_path(format!("/tmp/{known} (deleted)").as_bytes()).is_some());
+        for other in [
+            format!("/tmp/{known}"),
+            format!("/tmp/{known}!none (deleted)"),
+            format!("/tmp/{known}/x (deleted)"),
+            format!("/tmp/x{known} (deleted)"),
+            "/tmp/doorbell-folder.0123456789abcde.!sys!class!infiniband (deleted)".to_owned(),
+            "/tmp/doorbell-folder.0123456789abcdeg.!sys!class!infiniband (deleted)".to_owned(),
+            "/tmp/doorbell-folder.!sys!class!infiniband (deleted)".to_owned(),
+            "/tmp/doorbell-file.!sys!class!infiniband (deleted)".to_owned(),
+            format!("/tmp/{known}{} (deleted)", "x".repeat(4000)),
+        ] {
+            assert!(node_of_path(other.as_bytes()).is_none(), "{other}");
+        }
+        for name in ["doorbell-folder.", "doorbell-folder.0123456789abcdef.x", "doorbell-trees", ""] {
+            assert!(!is_folder_of_ours(name.as_bytes()), "{name}");
+        }
+    }
+}
