@@ -179,8 +179,8 @@ fn sysfs() -> Result<(), String> {
             &["ports/1/gid_attrs/ndevs:\n", "doorbell0/ports:\n", "device -> ../../../doorbell.0", "port_xmit_wait"],
         ),
         (
-            &["find", "-L", "/sys/class/infiniband", "-maxdepth", "3", "-name", "ports"],
-            &["/sys/class/infiniband/doorbell0/ports\n"],
+            &["find", "-L", "/sys/class/infiniband/doorbell0/ports", "-maxdepth", "2", "-name", "state"],
+            &["/sys/class/infiniband/doorbell0/ports/1/state\n"],
         ),
         (
             &[
