@@ -286,7 +286,8 @@ mod tests {
     #[test]
     fn text_of_others_is_escaped() {
         let mut line = Sentence { bytes: [0; 1024], length: 0 };
-        write!(line, "{}: {}", "/tmp/\u{1b}]0;x\u{7}", "no such file").unwrap();
+        let name = "/tmp/\u{1b}]0;x\u{7}";
+        write!(line, "{name}: no such file").unwrap();
         assert_eq!(&line.bytes[..line.length], br"/tmp/\u001b]0;x\u0007: no such file");
     }
 }

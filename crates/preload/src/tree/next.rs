@@ -141,8 +141,8 @@ next! {
     readdir64(folder: Folder) -> *mut libc::dirent64, else missing(ptr::null_mut());
     readdir_r(folder: Folder, into: *mut libc::dirent, found: *mut *mut libc::dirent) -> c_int, else libc::ENOSYS;
     readdir64_r(folder: Folder, into: *mut libc::dirent64, found: *mut *mut libc::dirent64) -> c_int, else libc::ENOSYS;
-    rewinddir(folder: Folder) -> (), else ();
-    seekdir(folder: Folder, position: c_long) -> (), else ();
+    rewinddir(folder: Folder) -> (), else set_errno(libc::ENOSYS);
+    seekdir(folder: Folder, position: c_long) -> (), else set_errno(libc::ENOSYS);
     telldir(folder: Folder) -> c_long, else missing(-1);
     getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize, else system_call!(SYS_getdents64, fd, into, size);
     scandir(path: Chars, list: List, filter: Function, order: Function) -> c_int, else missing(-1);
