@@ -8,6 +8,7 @@ use doorbell_protocols::Protocol;
 use doorbell_sim::traffic::{Carried, Pattern, Run, Traffic, TrafficError};
 use doorbell_sim::{Ps, Testbed, Topology, testbed};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use pcap_file::pcapng::{Block, PcapNgReader};
 
 fn t1() -> Testbed {
     testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
@@ -203,15 +204,14 @@ fn a_capture_that_cannot_be_written_fails_the_run() {
     assert!(error.to_string().starts_with("the capture cannot be written: "), "{error}");
 }
 
-/// The time of each packet of a pcap file with nanoseconds, and its bytes.
+/// The time of each packet of a pcapng file in nanoseconds, and its bytes.
 fn packets(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
-    let word = |at: usize| u64::from(u32::from_be_bytes(file[at..at + 4].try_into().expect("four bytes")));
-    assert_eq!(word(0), 0xa1b2_3c4d, "nanoseconds");
-    let (mut at, mut found) = (24, Vec::new());
-    while at < file.len() {
-        let length = word(at + 8) as usize;
-        found.push((word(at) * 1_000_000_000 + word(at + 4), file[at + 16..at + 16 + length].to_vec()));
-        at += 16 + length;
+    let mut reader = PcapNgReader::new(file).expect("a pcapng file");
+    let mut found = Vec::new();
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block.expect("a whole block") {
+            found.push((packet.timestamp.as_nanos() as u64, packet.data.into_owned()));
+        }
     }
     found
 }

@@ -88,7 +88,7 @@ fn a_capture_of_the_bench_holds_what_was_counted() {
     let cut = Scratch::with("cut.pcap", &whole[..whole.len() - 7]);
     let finished = run(&format!("wire decode --json {}", cut.path())).expect_status(1);
     assert_eq!(number(&finished.json(), "/packets"), number(&found, "/packets") - 1);
-    for words in ["ends in the midst of a packet", "summary is of what could be read"] {
+    for words in ["ends in the midst of a block", "summary is of what could be read"] {
         assert!(finished.stderr.contains(words), "{}", finished.stderr);
     }
     run(&format!("wire explain --pcap {}", cut.path())).expect_complaint(1, &["ends in the midst"]);

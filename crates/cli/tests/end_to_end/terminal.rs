@@ -86,11 +86,14 @@ impl Terminal {
 
     /// The same, but nobody reads what it shows, and its output goes elsewhere.
     pub(crate) fn start_with(&self, command: Command, session: Session, stdout: Stdio) -> OnTerminal {
-        let prefix: &[&str] = match session {
+        // A test run in the background of a shell ignores signals, and what it starts would inherit that.
+        const BY_DEFAULT: [&str; 2] = ["env", "--default-signal=HUP,INT,QUIT"];
+        let more: &[&str] = match session {
             Session::Own => &["setsid", "--ctty"],
             Session::OwnWithoutHangup => &["setsid", "--ctty", "sh", "-c", "trap '' HUP; exec \"$@\"", "sh"],
-            Session::None => &["env"],
+            Session::None => &[],
         };
+        let prefix = [&BY_DEFAULT[..], more].concat();
         let mut wrapped = Command::new(prefix[0]);
         wrapped.args(&prefix[1..]).arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
