@@ -885,7 +885,7 @@ static void confined(void)
 {
 	struct dirent **found;
 
-	/* Where no folder can be made, there are files and lists, but no folders to open. */
+	/* A process that can make no folder has files and lists, but no folders to open. */
 	IN_CHILD(forbid(SYS_mkdirat); forbid_mkdir(); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
 		 CHECK(scandir(DEVICE "/ports", &found, only_digits, alphasort) == 1 && access(PORT, R_OK) == 0);
 		 FAILS(open(PORT, O_RDONLY), ENOENT); FAILS_NULL(opendir(PORT), ENOENT); FAILS(chdir(PORT), ENOENT);

@@ -72,7 +72,7 @@ pub enum EstablishError {
     /// More clients came than wait at a time, and this one had been silent for longest.
     #[error("{peer} made room for another client, since it had been silent for longest")]
     Evicted {
-        /// Who.
+        /// Its address.
         peer: String,
     },
     /// The peer ended the set-up, since it cannot connect with this side.

@@ -17,7 +17,7 @@ use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 use crate::shm::OwnProcess;
 
-/// How long a captured packet waits at most until it is written, if a processor is free. A process that is killed loses
+/// Longest time that a captured packet waits until it is written, if a processor is free. A process that is killed loses
 /// the packets of this time.
 const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 

@@ -87,8 +87,8 @@ struct Shared {
     stop: AtomicBool,
     /// An acknowledgement is held back.
     holds_ack: AtomicBool,
-    /// How often a caller asked the thread to send what is held back and to write the link's records, and how many of these
-    /// requests the thread has met.
+    /// Number of requests to the thread to send held-back packets and to write the link's records, and number of those
+    /// requests that the thread has met.
     flushes_asked: AtomicU64,
     flushes_done: AtomicU64,
     failed: AtomicBool,

@@ -513,8 +513,8 @@ impl Client {
         happened || was_due || self.awaited() != before || self.has_news()
     }
 
-    /// What programs wait for, and a poll may change without a completion: a late write or a post that fails ends the
-    /// client.
+    /// Number of results, and whether the client is over. Programs wait for both, and a poll changes them without a completion
+    /// where a late write or a failed post ends the client.
     fn awaited(&self) -> (usize, bool) {
         (self.over.len(), self.is_over())
     }

@@ -285,7 +285,7 @@ unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Do all handlers that may have run in this thread ask for calls to be restarted? Which one has run is not known.
+/// Returns whether all handlers that may have run in this thread ask for calls to be restarted. The one that ran is unknown.
 fn all_restart() -> bool {
     let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
     FAULTS.iter().for_each(|&fault| mask.add(fault)); // none comes to a thread that sleeps
@@ -294,7 +294,7 @@ fn all_restart() -> bool {
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
 }
 
-/// Does a call that finds no event wait for one? That a descriptor does not block is an error.
+/// Checks that a call without an event waits for one.
 ///
 /// # Errors
 ///
@@ -351,7 +351,7 @@ fn interrupts(mask: &SigSet) -> bool {
     })
 }
 
-/// Has a signal a handler that does not ask for calls to be restarted?
+/// Returns whether a signal has a handler that does not ask for calls to be restarted.
 fn ends_waits(number: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the action has its place, and is filled in where the call succeeds.

@@ -322,7 +322,7 @@ fn a_name_that_another_user_has_taken_is_got_around() {
     eventually("the device takes the plain name", || has_name(&plain));
 }
 
-/// Is there an abstract name that ends with this text, or has it within?
+/// Returns whether an abstract name contains this text.
 fn has_name(text: &str) -> bool {
     std::fs::read_to_string("/proc/net/unix").unwrap().contains(text)
 }

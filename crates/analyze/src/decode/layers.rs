@@ -115,11 +115,11 @@ pub(super) struct UdpFrame<'a> {
     pub(super) layers: Layers,
 }
 
-/// What comes next in a frame.
+/// The unread rest of a frame.
 #[derive(Clone, Copy)]
 enum Next<'a> {
     Ethernet(&'a [u8]),
-    /// What this EtherType announces.
+    /// A header of this EtherType.
     Typed(u16, &'a [u8]),
     Ip(&'a [u8]),
 }

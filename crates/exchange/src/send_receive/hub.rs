@@ -147,7 +147,7 @@ impl Hub {
 
     /// Moves all connections along: takes one list of completions, hands each to its connection,
     /// reposts receives. Returns whether anything happened, or may happen in the next poll: a poll looks after a few
-    /// connections only. A connection that ends is told of by [`next_ended`](Self::next_ended); the others go on.
+    /// connections only. [`next_ended`](Self::next_ended) returns the connections that end; the others go on.
     ///
     /// # Errors
     ///

@@ -134,7 +134,7 @@ impl PcapFile {
     ///
     /// # Errors
     ///
-    /// That part cannot be written, and is lost. A part of it may be in the file.
+    /// The system refuses the write. The gathered part is lost, and the file may hold a piece of it.
     pub fn flush(&mut self) -> io::Result<()> {
         let written = self.to.write_all(&self.buffer).and_then(|()| self.to.flush());
         self.buffer.clear();

@@ -407,7 +407,7 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
     happened
 }
 
-/// What a program may wait for.
+/// Operations that run, and whether the client is over and closed: programs wait for changes of these.
 fn awaited(client: &Client) -> (usize, bool, bool) {
     (client.running(), client.is_over(), client.is_closed())
 }

@@ -247,7 +247,7 @@ impl Claim {
     /// Returns the other ids that have this number in this space, at any address.
     fn others(&self) -> io::Result<Vec<(String, Bound)>> {
         let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
-        // Where the kernel does not tell, only equal names are noticed.
+        // The kernel may tell no names, as in a sandbox. The id then notices equal names alone.
         let names = abstract_names(number.as_bytes()).unwrap_or_default();
         let others = names.iter().filter(|found| found.is_trusted() && found.name != self.name.as_bytes());
         let bound = |found: &AbstractName| {

@@ -154,7 +154,7 @@ unsafe extern "C-unwind" fn get_current_dir_name() -> *mut c_char {
 type List = *mut *mut *mut c_void;
 type Function = *const c_void;
 
-/// How a call of `scandir` goes on.
+/// Outcome of the first part of `scandir`.
 #[derive(Clone, Copy)]
 enum Scanned {
     /// This is its result.

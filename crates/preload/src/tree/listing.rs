@@ -27,7 +27,7 @@ pub(super) fn entries(folder: &Node) -> Vec<Entry> {
         // SAFETY: zeros are an entry.
         let mut entry: Entry = unsafe { std::mem::zeroed() };
         entry.d_ino = inode;
-        // Where the next entry is.
+        // Position of the next entry.
         entry.d_off = all.len() as i64 + 1;
         entry.d_type = kind;
         entry.d_reclen = (NAME_AT + name.len() + 1).next_multiple_of(align_of::<Entry>()) as u16;

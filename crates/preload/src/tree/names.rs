@@ -91,7 +91,7 @@ pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
 
 /// The node that a descriptor stands for.
 pub(super) fn node_of(fd: c_int) -> Option<&'static Node> {
-    // Whatever stands for a node has no link.
+    // A descriptor of a node is of a file without links.
     sys::fstat(fd).ok().filter(|found| found.st_nlink == 0)?;
     node_of_unlinked(fd)
 }

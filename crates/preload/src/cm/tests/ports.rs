@@ -415,7 +415,7 @@ fn squat(name: &str, user: u32) -> socket2::Socket {
     std::thread::scope(|scope| scope.spawn(take).join().unwrap())
 }
 
-/// Is another user's socket called, and not the own listener?
+/// Returns whether a caller has reached another user's socket.
 fn is_called(socket: &socket2::Socket) -> bool {
     socket.set_nonblocking(true).unwrap();
     socket.accept().is_ok()
