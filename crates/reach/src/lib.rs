@@ -16,7 +16,11 @@
 
 mod elf;
 #[allow(unsafe_code)]
+mod execute;
+#[allow(unsafe_code)]
 mod rights;
+
+pub use execute::execute;
 
 use std::ffi::OsStr;
 use std::fmt;

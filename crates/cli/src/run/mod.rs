@@ -5,13 +5,13 @@ mod processes;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy, LINK_VARIABLE, LinkChoice};
+use nix::errno::Errno;
 
 use crate::output::{line, note};
 use crate::{Failure, Usage};
@@ -104,25 +104,24 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     if arguments.processes {
         return processes::list(arguments.json);
     }
-    let [program, rest @ ..] = &arguments.program[..] else {
+    let words = &arguments.program[..];
+    let Some(name) = words.first() else {
         return Err(Usage("there is no program to run".to_owned()).into());
     };
-    if arguments.settings.explain {
-        explain_barrier(program);
-    }
-    let error = Command::new(program).args(rest).envs(arguments.settings.variables()?).exec();
-    Err(format!("{} could not be started: {error}", program.display()).into())
-}
-
-/// Says it if the program cannot be reached. The library says it of programs that others start.
-fn explain_barrier(program: &OsStr) {
-    // As `exec` finds it.
+    let variables = arguments.settings.variables()?;
+    // The default is that of `execvp(3)`.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    doorbell_reach::with_program(program, &path, |found| {
-        if let Some(barrier) = doorbell_reach::barrier(found) {
+    let error = doorbell_reach::with_program(name, &path, |found| {
+        // The library explains programs that others start.
+        if arguments.settings.explain
+            && let Some(barrier) = doorbell_reach::barrier(found)
+        {
             note!("doorbell: {} cannot be reached: {barrier}", found.display());
         }
+        doorbell_reach::execute(found, words, &variables)
     });
+    let error = error.unwrap_or_else(|| Errno::ENOENT.into());
+    Err(format!("{} could not be started: {error}", name.display()).into())
 }
 
 /// Prints what [`run`] sets.

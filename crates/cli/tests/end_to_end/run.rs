@@ -157,7 +157,31 @@ fn a_program_that_cannot_be_reached_is_named() {
     };
     let explained = format!("doorbell: {} cannot be reached: it is linked statically", program.display());
     assert!(start("--explain").stderr.contains(&explained));
-    assert!(!start("").stderr.contains("cannot be reached"), "nobody asked");
+    assert!(!start("").stderr.contains("cannot be reached"), "not asked for");
+}
+
+/// `execvp` hands the shell a program that the kernel does not know, and the shell executes bytes of it.
+#[test]
+fn a_program_for_another_machine_is_refused_and_a_text_goes_to_the_shell() {
+    let library = Library::new("foreign");
+    let folder = tempfile::tempdir().expect("there is room for a folder");
+    let start = |content: &[u8]| {
+        let file = folder.path().join("program");
+        fs::write(&file, content).expect("a file can be written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let mut command = library.with(doorbell("run -- program one two"));
+        command.env("PATH", format!("{}:/bin:/usr/bin", folder.path().display())).current_dir(folder.path());
+        Running::start(command).finish()
+    };
+    // The first line of this header redirects the output of a shell's command to a file.
+    let mut foreign = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xff\xfe >redirected\n".to_vec();
+    foreign.resize(64, 0);
+    let refused = start(&foreign).expect_status(1);
+    assert!(refused.stderr.contains("program could not be started: Exec format error"), "{}", refused.stderr);
+    let files = fs::read_dir(folder.path()).expect("it is ours");
+    assert_eq!(files.count(), 1, "only the program");
+    let served = start(b"echo $0 $# $2\nexit 3\n").expect_status(3);
+    assert_eq!(served.stdout, format!("{}/program 2 two\n", folder.path().display()));
 }
 
 #[test]

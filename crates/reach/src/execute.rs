@@ -1,0 +1,56 @@
+//! Replacing this process by a program.
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
+use nix::unistd::execve;
+
+/// Replaces this process by the program in `file`, with these variables beside those of this process, no signal blocked
+/// and the default action of SIGPIPE. Returns only if that fails, with the reason. `words` are the name of the program
+/// and its arguments.
+///
+/// `execvp(3)` gives every file that the kernel does not know to the shell. The shell executes bytes of it if it is a
+/// program for another machine, so this function gives texts alone to the shell.
+pub fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) -> io::Error {
+    let c_string = |text: &OsStr| CString::new(text.as_bytes());
+    let prepared = || {
+        let inherited = env::vars_os().filter(|(name, _)| variables.iter().all(|(other, _)| name != other));
+        let set = variables.iter().map(|(name, value)| (OsString::from(name), value.clone()));
+        let variables = inherited.chain(set).map(|(mut variable, value)| {
+            variable.push("=");
+            variable.push(value);
+            c_string(&variable)
+        });
+        let words: Result<Vec<_>, _> = words.iter().map(|word| c_string(word)).collect();
+        Ok::<_, std::ffi::NulError>((c_string(file.as_os_str())?, words?, variables.collect::<Result<Vec<_>, _>>()?))
+    };
+    let (program, mut words, variables) = match prepared() {
+        Ok(prepared) => prepared,
+        Err(error) => return error.into(),
+    };
+    // Neither call fails with these arguments.
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+    // SAFETY: the default action calls no function of this program.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+    let Err(mut refused) = execve(&program, &words, &variables);
+    if refused == Errno::ENOEXEC && is_text(file) {
+        words.splice(..words.len().min(1), [c"sh".to_owned(), program]);
+        let Err(of_shell) = execve(c"/bin/sh", &words, &variables);
+        refused = of_shell;
+    }
+    refused.into()
+}
+
+/// Whether the first line of the file has no NUL, as shells tell texts from programs.
+fn is_text(file: &Path) -> bool {
+    let mut beginning = [0; super::BEGINNING_BYTES];
+    let read = super::open(file).and_then(|file| file.read_at(&mut beginning, 0).ok());
+    let line = read.and_then(|read| beginning[..read].split(|&byte| byte == b'\n').next());
+    line.is_some_and(|line| !line.contains(&0))
+}
