@@ -18,7 +18,7 @@ use doorbell_fabric::{
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
-use doorbell_rnic::{Config, Region, Rnic};
+use doorbell_rnic::{Config, Policy, Region, Rnic};
 pub use doorbell_rnic::{LIMITS, Objects};
 use doorbell_verbs_core::{
     Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, QpInit,
@@ -59,6 +59,9 @@ pub struct SoftOptions {
     /// Memory that is gone while it is registered ends a work request with an error instead of the process. The process
     /// gets handlers of SIGSEGV and SIGBUS for that, from then on until it ends ([`guard_memory`]).
     pub guards_memory: bool,
+    /// A request that gets no response is sent again after a few round trips, at the earliest after 0.5 ms, and not only
+    /// after the timeout of its queue pair, as RNICs do.
+    pub retransmits_early: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
     /// What carries packets to devices of this machine; `None` takes what [`LINK_VARIABLE`] says, or
@@ -82,6 +85,7 @@ impl Default for SoftOptions {
             receive_buffer_bytes: None,
             check_elements_late: false,
             guards_memory: false,
+            retransmits_early: true,
             ack: None,
             link: None,
             publish: true,
@@ -236,7 +240,11 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
             None => signal.signal(),
         })
     };
-    let mut rnic = Rnic::new(config, Some(notifier));
+    let mut policy = Policy::default();
+    if !options.retransmits_early {
+        policy.least_early_timeout_ns = None;
+    }
+    let mut rnic = Rnic::with_policy(config, policy, Some(notifier));
     rnic.let_acks_wait(ack == AckPolicy::Answer);
     exit::flush_at_exit();
     if options.check_elements_late {

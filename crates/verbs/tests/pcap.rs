@@ -43,6 +43,8 @@ impl Script {
             open_soft(SoftOptions {
                 pcap: Some(directory.join(format!("{name}-{role}.pcap"))),
                 faults: faults.map(|plan| plan.parse().unwrap()),
+                // A retransmission that arrives with the packets behind a gap fills it before a NAK leaves.
+                retransmits_early: false,
                 ..SoftOptions::default()
             })
         };
@@ -370,7 +372,8 @@ fn receiver_not_ready() {
 #[test]
 fn sequence_error() {
     // Of the first hundred packets that arrive, this plan drops the second and no other.
-    let mut script = Script::new("rc-sequence-error", &Plan::rc(), Some("drop=0.02,seed=10"));
+    let plan = Plan { timeout: 20, ..Plan::rc() };
+    let mut script = Script::new("rc-sequence-error", &plan, Some("drop=0.02,seed=10"));
     let to = script.b.memory(64);
     let second = script.psn.next();
     let list: Vec<_> = (1..=4).map(|wr_id| inline(wr_id, write_to(&to, 0), b"text")).collect();
@@ -412,6 +415,23 @@ fn refusals() {
         script.a.expect_failure(1, status);
         script.finish((from, kept));
     }
+}
+
+/// Without early retransmission the timeout of the queue pair is the only one.
+#[test]
+fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
+    // Of the first hundred packets that arrive, this plan drops the second and no other.
+    let faults = Some("drop=0.02,seed=10".parse().unwrap());
+    let requester = SoftOptions { retransmits_early: false, ..SoftOptions::default() };
+    let devices = (open_soft(requester), open_soft(SoftOptions { faults, ..SoftOptions::default() }));
+    let (a, b) = Plan::rc().connect(&devices);
+    let to = b.memory(8);
+    for wr_id in [1, 2] {
+        a.qp.post_send(&[inline(wr_id, write_to(&to, 0), b"text")]).unwrap();
+        a.expect(wr_id);
+    }
+    let counted = a.device.counters().unwrap();
+    assert!(counted.local_ack_timeout_err >= 1 && counted.early_retransmit == 0, "{counted:?}");
 }
 
 /// A device's own capture has the frames that its faults drop, with a mark, and the device counts them.
