@@ -247,7 +247,8 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
 pub(crate) fn under_memcheck() -> Result<(), String> {
     const FOUND: &str = "--error-exitcode=99";
     let mut failures = Vec::new();
-    for (name, options) in OWN {
+    // That program itself touches memory that is gone.
+    for (name, options) in OWN.iter().filter(|(name, _)| *name != "unmapped") {
         let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
         // One thread runs at a time: without turns, a thread that polls keeps the others out.
         let suppressions = format!("--suppressions={}", root().join("xtask/programs/memcheck.supp").display());
