@@ -222,6 +222,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("unmapped", &[]),
     ("waits", &[]),
     ("paths", &[]),
+    ("paths_events", &[]),
     ("both_ports", &[]),
 ];
 
