@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use doorbell_output::escape;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::stderr_is_terminal;
@@ -20,4 +21,22 @@ pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
     bar.reset_eta();
     bar.enable_steady_tick(Duration::from_millis(500));
     bar
+}
+
+/// Shows text beside the bar, escaped: it names experiments and testbeds, which come from files.
+#[expect(clippy::disallowed_methods, reason = "the text is escaped")]
+pub(crate) fn show(bar: &ProgressBar, text: &str) {
+    bar.set_message(escape(text).into_owned());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_beside_the_bar_is_escaped() {
+        let bar = ProgressBar::hidden();
+        show(&bar, "testbed \u{1b}[2J");
+        assert_eq!(bar.message(), "testbed \\u001b[2J");
+    }
 }

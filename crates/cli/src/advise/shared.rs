@@ -106,7 +106,7 @@ fn simulated(testbed: Option<Testbed>, workload: StorePoint) -> Result<Found, Fa
     let bar = progress::bar(Strategy::ALL.len() as u64, 0);
     let mut found = Vec::new();
     for strategy in Strategy::ALL {
-        bar.set_message(strategy.name());
+        progress::show(&bar, strategy.name());
         let point = FarPoint::Store(StorePoint { strategy, ..workload.clone() });
         found.push((strategy, far::simulate(&testbed, &point, SEED)?.result));
         bar.inc(1);

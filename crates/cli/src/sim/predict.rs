@@ -8,7 +8,7 @@ use doorbell_sim::reproduce::Effort;
 use serde_json::json;
 
 use crate::output::line;
-use crate::progress::bar;
+use crate::progress::{bar, show};
 use crate::report::write_whole;
 use crate::{Failure, Usage};
 
@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
             row.testbed == testbed.name && (!arguments.quick || row.is_quick()) && is_meant(row.experiment)
         });
         let bar = bar(simulations(testbed, rows.len()) as u64, 0);
-        bar.set_message(testbed.name.clone());
+        show(&bar, &testbed.name);
         let predicted = predict(rows, testbed, Effort::QUICK, threads, || bar.inc(1))
             .map_err(|error| format!("{}: {error}", testbed.name))?;
         bar.finish_and_clear();

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{Bounds, Replaced, read_testbed};
 use crate::output::line;
-use crate::progress::bar;
+use crate::progress::{bar, show};
 use crate::report::write_whole;
 use crate::{Failure, Usage};
 
@@ -116,7 +116,7 @@ fn reproduce(
     };
     let bar = bar((published.rows.len() + published.shapes.len()) as u64, 0);
     let at = |id: &str| {
-        bar.set_message(format!("{}: {id}", testbed.name));
+        show(&bar, &format!("{}: {id}", testbed.name));
         bar.inc(1);
         captured.get()
     };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{Bounds, Captures, assignment, read_testbed};
 use crate::output::line;
-use crate::progress::bar;
+use crate::progress::{bar, show};
 use crate::report::write_whole;
 use crate::{Failure, Usage};
 
@@ -69,7 +69,7 @@ pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
     let mut found = Vec::new();
     for (index, point) in points.points().iter().enumerate() {
         let at = described(points.axes(), point);
-        bar.set_message(at.clone());
+        show(&bar, &at);
         let capture = captures.as_ref().map(|captures| captures.open(index + 1)).transpose()?;
         let progress = |arrived| bar.set_position(before.get() + arrived);
         let carried = point.run(sweep.seed, memory, capture, Some(&progress));

@@ -205,7 +205,7 @@ pub(super) fn measure_all(
             if *done >= round.min(repetitions) {
                 continue;
             }
-            bar.set_message(format!("{}, {}, {}", experiment.name, point.series, point.x));
+            progress::show(&bar, &format!("{}, {}, {}", experiment.name, point.series, point.x));
             match source.measure(study, experiment, point) {
                 Ok(result) => {
                     let environment = environment.of_point(&point.parameters);

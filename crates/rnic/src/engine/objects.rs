@@ -21,12 +21,12 @@ use crate::shared::{ReceiveSource, SharedReceiveQueue};
 use crate::transmit::Path;
 use crate::work::SendQueue;
 
-/// Objects.
 /// Refuses a region without bytes, as the kernel does for every RNIC: it has no page to pin.
 fn expect_bytes(length: usize) -> Result<(), ObjectError> {
     check_range("the length of a memory region", length, 1, usize::MAX)
 }
 
+/// Objects.
 impl Rnic {
     /// Creates a protection domain.
     pub fn create_pd(&mut self) -> PdId {
