@@ -44,8 +44,12 @@ const PLACES: &[(&str, &str, &str)] = &[
 /// Name of a file of verdicts.
 const VERDICTS: &str = "mutants.txt";
 
-/// Time that the tests of a crate may take with a mutant: several times what they take without, beside other work.
+/// Time that the tests of a crate may take without a mutant.
 const LIMIT: Duration = Duration::from_secs(900);
+
+/// With a mutant they may take this long and so many times what they take without: a mutant that hangs costs no more.
+const LEAST_LIMIT: Duration = Duration::from_secs(60);
+const LIMIT_FACTOR: u32 = 4;
 
 /// The least share of viable mutants that tests must catch, in percent.
 const CAUGHT_PERCENT: usize = 95;
@@ -84,9 +88,14 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     let key = |mutant: &Mutant| (states[mutant.home].clone(), mutant.name.clone());
     let waiting: Vec<&Mutant> = sample.iter().filter(|mutant| !verdicts.contains_key(&key(mutant))).collect();
     eprintln!("{} mutants, of which {} have no verdict yet", sample.len(), waiting.len());
+    let mut limits = BTreeMap::new();
     for mutant in waiting.into_iter().take(options.at_most.unwrap_or(usize::MAX)) {
+        let limit = match limits.get(mutant.package) {
+            Some(limit) => *limit,
+            None => *limits.entry(mutant.package).or_insert(limit_of(&workshop, mutant.package)?),
+        };
         let start = Instant::now();
-        let verdict = judge(&workshop, mutant)?;
+        let verdict = judge(&workshop, mutant, limit)?;
         eprintln!("{verdict} after {:.0} s: {}", start.elapsed().as_secs_f64(), mutant.name);
         verdicts.insert(key(mutant), verdict.to_owned());
         write(&file, options, &verdicts)?;
@@ -106,7 +115,26 @@ fn newest_verdicts(home: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn judge(workshop: &Workshop, mutant: &Mutant) -> Result<&'static str, String> {
+fn test_of(package: &str) -> String {
+    format!("cargo test --package {package}")
+}
+
+/// The time that the tests of a crate may take with a mutant. Without one they have to pass.
+fn limit_of(workshop: &Workshop, package: &str) -> Result<Duration, String> {
+    let mut took = Duration::ZERO;
+    // The first run builds.
+    for _ in 0..2 {
+        let start = Instant::now();
+        match workshop.run_test(&test_of(package), LIMIT, "without-mutants")? {
+            Ended::Passed => took = start.elapsed(),
+            other => return Err(format!("the tests of {package} without a mutant: {other}")),
+        }
+    }
+    eprintln!("the tests of {package} take {:.0} s", took.as_secs_f64());
+    Ok(LEAST_LIMIT + LIMIT_FACTOR * took)
+}
+
+fn judge(workshop: &Workshop, mutant: &Mutant, limit: Duration) -> Result<&'static str, String> {
     let patch = crate::place::own_file("mutant.patch");
     fs::write(&patch, &mutant.diff).map_err(|error| format!("{}: {error}", patch.display()))?;
     output_of({
@@ -114,8 +142,7 @@ fn judge(workshop: &Workshop, mutant: &Mutant) -> Result<&'static str, String> {
         apply.arg(&patch);
         apply
     })?;
-    let test = format!("cargo test --package {}", mutant.package);
-    let ended = workshop.run_test(&test, LIMIT, "mutant");
+    let ended = workshop.run_test(&test_of(mutant.package), limit, "mutant");
     workshop.clean()?;
     Ok(match ended {
         Ok(Ended::Passed) => "SURVIVED",

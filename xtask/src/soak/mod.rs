@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// The time that the server may take to notice that its visitors are gone.
 const TO_SETTLE: Duration = Duration::from_secs(120);
 const BETWEEN_SAMPLES: Duration = Duration::from_secs(1);
+const STOPPED: Duration = Duration::from_millis(200);
+const BETWEEN_STOPS: Duration = Duration::from_millis(500);
 const SHORTEST_WARM_UP: Duration = Duration::from_secs(5);
 /// The traffic of a step of the test run, which takes a minute with its beginning and its end.
 const STEP_MINUTES: f64 = 0.8;
@@ -136,6 +138,8 @@ impl<'a> Lane<'a> {
     fn start(&self, name: String, mode: &str, seed: u64, port: Option<u64>) -> Result<Worker, String> {
         let mut run = command(self.program, &[mode, &seed.to_string(), &Self::fault(seed)]);
         run.args(port.map(|port| port.to_string())).env(programs::LINK_VARIABLE, self.link);
+        // Free memory in one arena serves all threads of a process.
+        run.env("MALLOC_ARENA_MAX", "1");
         Worker::start(name, run)
     }
 
@@ -205,11 +209,27 @@ impl<'a> Lane<'a> {
 
     /// Samples of each process without visitors, after the warm-up and at the end.
     fn both_parts(&self, workers: &[Worker], port: u64) -> Result<[Vec<Sample>; 2], String> {
-        self.traffic(port, self.begun + self.warm_up());
+        let until = self.begun + self.warm_up();
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.fill_queues(workers, until));
+            self.traffic(port, until);
+        });
         let before = self.settled(workers, None)?;
         self.traffic(port, self.begun + self.time);
         let after = self.settled(workers, Some(&before))?;
         Ok([before, after])
+    }
+
+    /// Stops each lasting process for a moment, in turns: peers that go on fill its queues, and queues grow to their
+    /// bounds at the beginning instead of at some time.
+    fn fill_queues(&self, workers: &[Worker], until: Instant) {
+        for worker in workers.iter().cycle() {
+            if Instant::now() >= until || self.is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            worker.stop_for(STOPPED);
+            std::thread::sleep(BETWEEN_STOPS);
+        }
     }
 
     /// Runs visitors and perftest until this time, and waits for the last ones.

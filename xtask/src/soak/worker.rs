@@ -8,6 +8,9 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::place;
 
 /// Counts of a process that only rise, as its lines name them.
@@ -126,6 +129,14 @@ impl Worker {
 
     pub(super) fn ended(&self) -> Option<ExitStatus> {
         locked(&self.child).try_wait().ok().flatten()
+    }
+
+    /// Stops the process for this time. One that has ended meanwhile stays as it is.
+    pub(super) fn stop_for(&self, time: Duration) {
+        let pid = Pid::from_raw(self.pid as i32);
+        let _ = kill(pid, Signal::SIGSTOP);
+        std::thread::sleep(time);
+        let _ = kill(pid, Signal::SIGCONT);
     }
 
     /// Ends its standard input, upon which a lasting process ends.
