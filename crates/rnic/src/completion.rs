@@ -1,9 +1,11 @@
 //! The queues from which programs reap completions.
+//!
+//! `tests/completion.rs` has a model checker go through all interleavings of the threads that use a queue.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
+use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use doorbell_verbs_core::{Completion, Notifier, Notify, Overrun};
 use doorbell_wire::Qpn;
 
@@ -195,85 +197,5 @@ impl CompletionSink for CompletionQueue {
             observer();
         }
         if overrun { Err(Overrun) } else { Ok(()) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-
-    fn numbered(wr_id: u64) -> Completion {
-        Completion { wr_id, ..Completion::default() }
-    }
-
-    /// A notifier, and how often it was called.
-    fn counting() -> (Notifier, Arc<AtomicUsize>) {
-        let count = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&count);
-        let notifier: Notifier = Arc::new(move || {
-            counted.fetch_add(1, Ordering::Relaxed);
-        });
-        (notifier, count)
-    }
-
-    #[test]
-    fn a_queue_of_one_holds_one_and_says_when_it_overran() {
-        let queue = CompletionQueue::new(1, None);
-        assert_eq!(queue.push_all(&[numbered(1)]), Ok(()));
-        assert_eq!(queue.push_all(&[numbered(2)]), Err(Overrun));
-        let mut out = [Completion::default(); 4];
-        assert_eq!(queue.poll(&mut out), Ok(1));
-        assert_eq!(out[0].wr_id, 1);
-        assert_eq!(queue.poll(&mut out), Err(Overrun), "the lost completion is not lost silently");
-    }
-
-    #[test]
-    fn a_queue_is_resized_unless_that_lost_completions() {
-        let queue = CompletionQueue::new(2, None);
-        queue.push_all(&[numbered(1), numbered(2)]).unwrap();
-        assert!(!queue.resize(1));
-        assert_eq!(queue.depth(), 2);
-        assert!(queue.resize(3));
-        assert_eq!(queue.push_all(&[numbered(3)]), Ok(()));
-        assert_eq!(queue.push_all(&[numbered(4)]), Err(Overrun));
-    }
-
-    #[test]
-    fn notifications_fire_once_and_only_for_what_was_asked() {
-        let (notifier, count) = counting();
-        let queue = CompletionQueue::new(16, Some(notifier));
-        queue.request_notification(Notify::Solicited);
-        queue.push_all(&[numbered(1)]).unwrap();
-        assert_eq!(count.load(Ordering::Relaxed), 0);
-        queue.push_all(&[Completion { solicited: true, ..numbered(2) }]).unwrap();
-        queue.push_all(&[numbered(3)]).unwrap();
-        assert_eq!(count.load(Ordering::Relaxed), 1);
-        queue.request_notification(Notify::Solicited);
-        queue.request_notification(Notify::Next);
-        queue.request_notification(Notify::Solicited); // does not weaken what is armed
-        queue.push_all(&[numbered(4)]).unwrap();
-        assert_eq!(count.load(Ordering::Relaxed), 2);
-    }
-
-    #[test]
-    fn a_notification_fires_at_once_for_what_came_since_the_last_one() {
-        let (notifier, count) = counting();
-        let queue = CompletionQueue::new(16, Some(notifier));
-        queue.push_all(&[numbered(1)]).unwrap();
-        assert!(queue.request_notification(Notify::Solicited));
-        assert_eq!(count.load(Ordering::Relaxed), 0, "it is not solicited");
-        assert!(!queue.request_notification(Notify::Next));
-        assert_eq!(count.load(Ordering::Relaxed), 1);
-        assert!(queue.request_notification(Notify::Next));
-        assert_eq!(count.load(Ordering::Relaxed), 1, "once for each completion");
-        queue.push_all(&[numbered(2), Completion { qpn: Qpn::new(7), ..numbered(3) }]).unwrap();
-        assert_eq!(count.load(Ordering::Relaxed), 2);
-        queue.purge(Qpn::new(7));
-        queue.push_all(&[numbered(4)]).unwrap();
-        assert_eq!(queue.poll(&mut [Completion::default(); 2]), Ok(2));
-        assert!(queue.request_notification(Notify::Next), "of the last one nothing has told yet");
-        assert_eq!(count.load(Ordering::Relaxed), 3);
     }
 }

@@ -83,6 +83,8 @@
 
 mod commons;
 mod completion;
+#[cfg(test)]
+mod completion_tests;
 mod congestion;
 mod engine;
 #[allow(unsafe_code)]
@@ -90,6 +92,11 @@ mod memory;
 mod policy;
 mod qp;
 mod shared;
+/// Atomics and locks of [`completion`] and [`shared`], which a model checker replaces by its own.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    pub(super) use std::sync::{Mutex, MutexGuard};
+}
 mod transmit;
 mod work;
 
