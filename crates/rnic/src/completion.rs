@@ -107,7 +107,13 @@ impl CompletionQueue {
     #[inline]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
         if self.is_empty() {
-            return if self.overrun.load(Ordering::Acquire) { Err(Overrun) } else { Ok(0) };
+            if !self.overrun.load(Ordering::Acquire) {
+                return Ok(0);
+            }
+            // Completions that still fitted may have come after the first look, together with the overrun.
+            if self.is_empty() {
+                return Err(Overrun);
+            }
         }
         let mut inner = self.lock();
         let count = out.len().min(inner.entries.len());

@@ -11,7 +11,7 @@ mod sync {
 }
 
 use completion::{CompletionQueue, CompletionSink as _};
-use doorbell_verbs_core::{Completion, Notify};
+use doorbell_verbs_core::{Completion, Notify, Overrun};
 use loom::sync::{Arc, Condvar, Mutex};
 
 fn numbered(wr_id: u64) -> Completion {
@@ -83,6 +83,27 @@ fn sleeps_until_notified(polls_again: bool) {
         }
         engine.join().unwrap();
         assert!(queue.is_empty());
+    });
+}
+
+#[test]
+fn completions_from_before_an_overrun_are_reaped() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(1, None));
+        let engine = loom::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || assert_eq!(queue.push_all(&[numbered(1), numbered(2)]), Err(Overrun))
+        });
+        let mut reaped = 0;
+        loop {
+            match queue.poll(&mut [Completion::default()]) {
+                Ok(0) => loom::thread::yield_now(),
+                Ok(count) => reaped += count,
+                Err(Overrun) => break,
+            }
+        }
+        engine.join().unwrap();
+        assert_eq!(reaped, 1, "the queue has {} more", queue.len());
     });
 }
 
