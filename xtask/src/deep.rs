@@ -48,6 +48,7 @@ const LOOM: &[(&str, &str)] = &[
     ("doorbell-fabric", "ring"),
     ("doorbell-exchange", "reports"),
     ("doorbell-rnic", "completion"),
+    ("doorbell-rnic", "shared"),
 ];
 
 impl Deep {

@@ -92,8 +92,9 @@ mod memory;
 mod policy;
 mod qp;
 mod shared;
-/// Atomics and locks of [`completion`] and [`shared`], which a model checker replaces by its own.
+/// Atomics, locks and the queue of [`completion`] and [`shared`], which a model checker replaces by its own.
 mod sync {
+    pub(super) use crossbeam_queue::ArrayQueue;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard};
 }

@@ -1,11 +1,11 @@
 //! Shared receive queues.
+//!
+//! `tests/shared.rs` has a model checker go through all interleavings of the threads that use a queue.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use crossbeam_queue::ArrayQueue;
-
+use super::sync::{ArrayQueue, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::work::RecvWqe;
 use doorbell_verbs_core::{AsyncEvent, EventQueue, PdId, PostErrorKind};
 

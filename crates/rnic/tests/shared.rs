@@ -1,0 +1,94 @@
+//! All interleavings of engines that take receives from a shared receive queue and a program that fills it and arms its
+//! limit: no receive is lost or taken twice, and the limit raises one event.
+
+mod model;
+#[allow(dead_code, unreachable_pub)] // the models use a part of the queue
+#[path = "../src/shared.rs"]
+mod shared;
+
+mod sync {
+    pub(super) use crate::model::{ArrayQueue, AtomicUsize, Ordering};
+    pub(super) use loom::sync::Mutex;
+    pub(super) use loom::sync::atomic::AtomicBool;
+}
+
+/// A receive as the queue sees it.
+mod work {
+    #[derive(Debug)]
+    pub(crate) struct RecvWqe(pub(crate) u64);
+}
+
+use doorbell_verbs_core::{EventQueue, PdId};
+use loom::sync::Arc;
+use shared::{ReceiveSource as _, SharedReceiveQueue};
+use work::RecvWqe;
+
+const ID: u32 = 3;
+
+fn queue(depth: usize, receives: u64) -> (Arc<SharedReceiveQueue>, std::sync::Arc<EventQueue>) {
+    let events = std::sync::Arc::new(EventQueue::new(None));
+    let queue = SharedReceiveQueue::new(ID, PdId(0), depth, 1, std::sync::Arc::clone(&events));
+    (1..=receives).for_each(|number| queue.push(RecvWqe(number), false).unwrap());
+    (Arc::new(queue), events)
+}
+
+/// Takes a receive for a message that uses it.
+fn use_one(queue: &SharedReceiveQueue) -> Option<u64> {
+    let RecvWqe(number) = queue.take()?;
+    queue.used();
+    Some(number)
+}
+
+#[test]
+fn receives_that_come_back_are_taken_once() {
+    const RECEIVES: u64 = 2;
+    loom::model(|| {
+        let (queue, _events) = queue(2, 1);
+        let drops_a_message = loom::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                let taken = queue.take();
+                taken.into_iter().for_each(|wqe| queue.give_back(wqe));
+                use_one(&queue).unwrap_or(0)
+            }
+        });
+        let other = loom::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || use_one(&queue).unwrap_or(0)
+        });
+        queue.push(RecvWqe(2), false).unwrap();
+        let mut taken = drops_a_message.join().unwrap() + other.join().unwrap();
+        while let Some(number) = use_one(&queue) {
+            taken += number;
+        }
+        assert_eq!(taken, (1..=RECEIVES).sum());
+        assert!(queue.is_empty());
+    });
+}
+
+#[test]
+fn two_programs_that_post_get_the_room_of_one_receive_once() {
+    loom::model(|| {
+        let (queue, _events) = queue(2, 1);
+        let posts = |number| {
+            let queue = Arc::clone(&queue);
+            loom::thread::spawn(move || queue.push(RecvWqe(number), false).is_ok())
+        };
+        let accepted = [posts(2), posts(3)].map(|poster| poster.join().unwrap());
+        assert_eq!(accepted.iter().filter(|&&accepted| accepted).count(), 1);
+        assert_eq!(queue.len(), 2);
+    });
+}
+
+#[test]
+fn receives_that_come_back_at_once_all_count() {
+    loom::model(|| {
+        let (queue, _events) = queue(2, 2);
+        let drops_a_message = || {
+            let (queue, taken) = (Arc::clone(&queue), queue.take().unwrap());
+            loom::thread::spawn(move || queue.give_back(taken))
+        };
+        [drops_a_message(), drops_a_message()].into_iter().for_each(|dropping| dropping.join().unwrap());
+        assert_eq!(queue.len(), 2);
+    });
+}
