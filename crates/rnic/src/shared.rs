@@ -33,7 +33,9 @@ pub struct SharedReceiveQueue {
     /// for each queue pair at most; the lock is only taken where there are some.
     returned: Mutex<VecDeque<RecvWqe>>,
     returned_len: AtomicUsize,
-    /// Raise the limit event when fewer than this many are left; 0 is disarmed.
+    /// Raise the limit event when fewer than this many are left; 0 is disarmed. A program writes the limit and then reads
+    /// the length; an engine lowers the length and then reads the limit. One of the two must see the other's change, so
+    /// these accesses have one order (`SeqCst`).
     limit: AtomicUsize,
     /// It was destroyed, and its number may be another's: it raises no event any more.
     retired: AtomicBool,
@@ -80,7 +82,7 @@ impl SharedReceiveQueue {
     /// Receives that wait for messages. More than the depth only if the program posted into the room of
     /// receives that then came back.
     pub fn len(&self) -> usize {
-        self.posted.len() + self.returned_len.load(Ordering::Acquire)
+        self.posted.len() + self.returned_len.load(Ordering::SeqCst)
     }
 
     /// Does no receive wait?
@@ -100,7 +102,7 @@ impl SharedReceiveQueue {
 
     /// Arms the limit event (IBTA Vol 1, 10.2.9.3).
     pub fn arm_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Release);
+        self.limit.store(limit, Ordering::SeqCst);
         self.check_limit();
     }
 
@@ -143,7 +145,7 @@ impl ReceiveSource for SharedReceiveQueue {
         if self.returned_len.load(Ordering::Acquire) > 0 {
             let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(wqe) = returned.pop_front() {
-                self.returned_len.store(returned.len(), Ordering::Release);
+                self.returned_len.store(returned.len(), Ordering::SeqCst);
                 return Some(wqe);
             }
         }
@@ -161,7 +163,7 @@ impl ReceiveSource for SharedReceiveQueue {
     }
 
     fn used(&self) {
-        if self.limit.load(Ordering::Relaxed) > 0 {
+        if self.limit.load(Ordering::SeqCst) > 0 {
             self.check_limit();
         }
     }

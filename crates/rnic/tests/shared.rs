@@ -18,7 +18,7 @@ mod work {
     pub(crate) struct RecvWqe(pub(crate) u64);
 }
 
-use doorbell_verbs_core::{EventQueue, PdId};
+use doorbell_verbs_core::{AsyncEvent, EventQueue, PdId};
 use loom::sync::Arc;
 use shared::{ReceiveSource as _, SharedReceiveQueue};
 use work::RecvWqe;
@@ -37,6 +37,38 @@ fn use_one(queue: &SharedReceiveQueue) -> Option<u64> {
     let RecvWqe(number) = queue.take()?;
     queue.used();
     Some(number)
+}
+
+#[test]
+fn a_limit_that_is_armed_while_the_last_receive_is_taken_raises_one_event() {
+    loom::model(|| {
+        let (queue, events) = queue(2, 1);
+        let engine = loom::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || assert_eq!(use_one(&queue), Some(1))
+        });
+        queue.arm_limit(1);
+        engine.join().unwrap();
+        assert_eq!(events.pop(), Some(AsyncEvent::SrqLimitReached(ID)), "no receive is left");
+        assert_eq!((events.pop(), queue.limit()), (None, 0));
+    });
+}
+
+#[test]
+fn a_limit_that_is_armed_while_a_returned_receive_is_taken_raises_one_event() {
+    loom::model(|| {
+        let (queue, events) = queue(2, 1);
+        let returned = queue.take().unwrap();
+        queue.give_back(returned);
+        let engine = loom::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || assert_eq!(use_one(&queue), Some(1))
+        });
+        queue.arm_limit(1);
+        engine.join().unwrap();
+        assert_eq!(events.pop(), Some(AsyncEvent::SrqLimitReached(ID)), "no receive is left");
+        assert_eq!((events.pop(), queue.limit()), (None, 0));
+    });
 }
 
 #[test]
