@@ -47,6 +47,7 @@ const LOOM: &[(&str, &str)] = &[
     ("doorbell-fabric", "wake"),
     ("doorbell-fabric", "ring"),
     ("doorbell-exchange", "reports"),
+    ("doorbell-exchange", "ring"),
     ("doorbell-rnic", "completion"),
     ("doorbell-rnic", "shared"),
 ];

@@ -1,0 +1,122 @@
+//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to what
+//! is free again: no message that is held is overwritten, and nothing that is free is forgotten.
+
+#[allow(dead_code, unreachable_pub)] // the models use a part
+#[path = "../src/ring/units.rs"]
+mod units;
+
+mod sync {
+    pub(super) use loom::sync::Mutex;
+    pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use units::{UNIT, Units};
+
+/// Units of the ring of the models.
+const COUNT: usize = 2;
+
+const BYTES: u64 = (COUNT * UNIT) as u64;
+
+/// A ring and its memory, in which the model checker finds each access that a peer may disturb.
+struct Ring {
+    units: Units,
+    memory: [UnsafeCell<u64>; COUNT],
+    /// Where a peer reads the head.
+    head_word: AtomicU64,
+}
+
+// SAFETY: whether the cells are shared rightly is what the model checks.
+unsafe impl Sync for Ring {}
+// SAFETY: as above.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    fn new() -> Arc<Self> {
+        let memory = std::array::from_fn(|_| UnsafeCell::new(0));
+        Arc::new(Self { units: Units::new(BYTES as usize), memory, head_word: AtomicU64::new(0) })
+    }
+
+    fn memory(&self, position: u64) -> &UnsafeCell<u64> {
+        &self.memory[self.units.offset(position) / UNIT]
+    }
+
+    /// A peer writes a message of one unit.
+    fn write(&self, position: u64) {
+        // SAFETY: the model checker reports two accesses that are not ordered.
+        self.memory(position).with_mut(|message| unsafe { *message = position });
+    }
+
+    /// A peer writes a message, a connection receives it.
+    fn receive(&self, position: u64) {
+        assert!(!self.units.is_taken(position), "a message lies where the head says that nothing does");
+        self.write(position);
+        self.units.hold(position, UNIT);
+    }
+
+    /// A thread reads a message and drops it.
+    fn drop_message(&self, position: u64) {
+        // SAFETY: as above.
+        self.memory(position).with(|message| assert_eq!(unsafe { *message }, position));
+        self.units.release(position);
+    }
+
+    fn advance(&self) -> usize {
+        self.units.advance(|_, _| (), |head| self.head_word.store(head, Ordering::Release))
+    }
+}
+
+#[test]
+fn the_memory_of_a_message_is_written_to_after_its_last_look() {
+    loom::model(|| {
+        let ring = Ring::new();
+        let dropping = [0, UNIT as u64].map(|position| {
+            ring.receive(position);
+            let ring = Arc::clone(&ring);
+            loom::thread::spawn(move || ring.drop_message(position))
+        });
+        // The messages may be dropped in any order; the head moves in one.
+        for position in [0, UNIT as u64] {
+            while ring.units.head() <= position {
+                if ring.advance() == 0 {
+                    loom::thread::yield_now();
+                }
+            }
+            ring.receive(position + BYTES);
+        }
+        dropping.into_iter().for_each(|dropping| dropping.join().unwrap());
+        assert_eq!((ring.units.head(), ring.advance()), (BYTES, 0), "the messages of the next lap are held");
+        ring.drop_message(BYTES);
+        ring.drop_message(BYTES + UNIT as u64);
+        assert_eq!((ring.advance(), ring.units.head()), (2, 2 * BYTES));
+    });
+}
+
+#[test]
+fn two_connections_move_one_head() {
+    loom::model(|| {
+        let ring = Ring::new();
+        ring.receive(0);
+        ring.receive(UNIT as u64);
+        let other = loom::thread::spawn({
+            let ring = Arc::clone(&ring);
+            move || {
+                ring.drop_message(0);
+                ring.advance();
+            }
+        });
+        ring.drop_message(UNIT as u64);
+        ring.advance();
+        // A peer that reads the head from its word writes to what is free.
+        let head = ring.head_word.load(Ordering::Acquire);
+        if head > 0 {
+            ring.receive(BYTES);
+        }
+        other.join().unwrap();
+        ring.advance();
+        assert_eq!((ring.units.head(), ring.head_word.load(Ordering::Relaxed)), (BYTES, BYTES));
+        assert_eq!(ring.units.is_taken(BYTES), head > 0, "a message of the next lap is held");
+    });
+}
