@@ -95,8 +95,17 @@ fn the_memory_of_a_message_is_written_to_after_its_last_look() {
 }
 
 #[test]
-fn two_connections_move_one_head() {
-    loom::model(|| {
+fn two_connections_move_a_head_that_peers_read() {
+    two_connections_move_one_head(|ring| ring.head_word.load(Ordering::Acquire));
+}
+
+#[test]
+fn two_connections_move_a_head_that_each_reports() {
+    two_connections_move_one_head(|ring| ring.units.head());
+}
+
+fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'static) {
+    loom::model(move || {
         let ring = Ring::new();
         ring.receive(0);
         ring.receive(UNIT as u64);
@@ -109,8 +118,8 @@ fn two_connections_move_one_head() {
         });
         ring.drop_message(UNIT as u64);
         ring.advance();
-        // A peer that reads the head from its word writes to what is free.
-        let head = ring.head_word.load(Ordering::Acquire);
+        // A peer that knows the head writes to what is free.
+        let head = look(&ring);
         if head > 0 {
             ring.receive(BYTES);
         }
@@ -118,5 +127,26 @@ fn two_connections_move_one_head() {
         ring.advance();
         assert_eq!((ring.units.head(), ring.head_word.load(Ordering::Relaxed)), (BYTES, BYTES));
         assert_eq!(ring.units.is_taken(BYTES), head > 0, "a message of the next lap is held");
+    });
+}
+
+#[test]
+fn a_search_for_holes_passes_messages_that_are_dropped_meanwhile() {
+    loom::model(|| {
+        let ring = Ring::new();
+        // A living sender's message lies before what a dead one reserved.
+        ring.receive(0);
+        ring.drop_message(0);
+        let searching = loom::thread::spawn({
+            let ring = Arc::clone(&ring);
+            move || ring.units.skip(BYTES)
+        });
+        ring.advance();
+        searching.join().unwrap();
+        ring.advance();
+        assert_eq!(ring.units.head(), BYTES, "the head has not come over the hole");
+        ring.receive(BYTES);
+        ring.receive(BYTES + UNIT as u64);
+        assert_eq!((ring.advance(), ring.units.head()), (0, BYTES), "messages are held");
     });
 }

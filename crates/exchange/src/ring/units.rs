@@ -3,7 +3,7 @@
 //! Threads that drop messages, connections that move the head and peers that write to free memory meet here. `tests/ring.rs`
 //! has a model checker go through all their interleavings.
 
-use std::sync::TryLockError;
+use std::sync::{PoisonError, TryLockError};
 
 use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
@@ -99,6 +99,8 @@ impl Units {
 
     /// Frees everything before `limit` that no message was received for.
     pub(super) fn skip(&self, limit: u64) {
+        // A unit that another thread cleared would look like a hole.
+        let _mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);
         let mut at = self.head();
         while at < limit {
             let units = self.unit(at).load(Ordering::Acquire) & !HELD;
