@@ -50,6 +50,7 @@ const LOOM: &[(&str, &str)] = &[
     ("doorbell-exchange", "ring"),
     ("doorbell-rnic", "completion"),
     ("doorbell-rnic", "shared"),
+    ("doorbell-counters", "sequence"),
 ];
 
 impl Deep {

@@ -27,7 +27,12 @@ mod monitor;
 mod publish;
 mod rate;
 mod sample;
+mod sequence;
 mod source;
+/// Atomics of [`sequence`], which a model checker replaces by its own.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
+}
 
 pub use common::{COMMON, Common, Name, Raw, Rule, Set, TABLE, bits, is_gauge};
 pub use monitor::{Interval, Look, MAX_DEVICES, Monitor, Traffic, TrafficError, UnknownDevice, traffic};

@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::layout::VALUES_START;
+use crate::sequence;
 
 /// Sequence number, moment and values of a file.
 #[derive(Debug)]
@@ -50,15 +51,8 @@ impl Mapping {
 
     /// Writes moment and values, so that a reader takes all of them or none.
     pub(super) fn store(&mut self, at_ns: u64, values: &[u64]) {
-        let sequence = self.word(0).load(Ordering::Relaxed) & !1;
-        self.word(0).store(sequence | 1, Ordering::Relaxed);
-        // What follows is not seen before the odd number is, nor after the even one.
-        fence(Ordering::Release);
-        self.word(1).store(at_ns, Ordering::Relaxed);
-        for (index, &value) in values.iter().take(self.values).enumerate() {
-            self.word(VALUES_START + index).store(value, Ordering::Relaxed);
-        }
-        self.word(0).store(sequence.wrapping_add(2), Ordering::Release);
+        let values = values.iter().take(self.values).copied();
+        sequence::write(|index| self.word(index), std::iter::once(at_ns).chain(values));
     }
 }
 

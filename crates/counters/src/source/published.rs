@@ -5,7 +5,6 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use nix::unistd::geteuid;
@@ -16,6 +15,7 @@ use crate::publish::{
     Directory, DirectoryError, Life, PUBLISH_WITHIN_NS, command, inspect, is_complete, life, readable, sweep,
 };
 use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
+use crate::sequence;
 use crate::source::Source;
 
 /// RoCE v2 has this port (IBTA annex A17).
@@ -180,18 +180,14 @@ impl Open {
             if attempt > 0 {
                 std::thread::sleep(NAP);
             }
-            let mut sequence = [0; size_of::<u64>()];
             let look = |into: &mut [u8]| {
-                let read = self.file.read_exact_at(into, at);
-                // The kernel's loads of one call come before those of the next.
-                fence(Ordering::Acquire);
-                read.map_err(|error| format!("its values cannot be read: {error}"))
+                self.file.read_exact_at(into, at).map_err(|error| format!("its values cannot be read: {error}"))
             };
-            look(&mut sequence)?;
-            let before = u64::from_ne_bytes(sequence);
-            look(&mut bytes)?;
-            look(&mut sequence)?;
-            if before.is_multiple_of(2) && before == u64::from_ne_bytes(sequence) {
+            let number = || {
+                let mut number = [0; size_of::<u64>()];
+                look(&mut number).map(|()| u64::from_ne_bytes(number))
+            };
+            if sequence::read(number, || look(&mut bytes))? {
                 let published_ns = words(&bytes).nth(1).unwrap_or(0);
                 return Ok((published_ns, words(&bytes).skip(VALUES_START).collect()));
             }

@@ -1,0 +1,78 @@
+//! All interleavings of a process that writes words and one that reads them: the reader takes values that belong together.
+
+#[path = "../src/sequence.rs"]
+mod sequence;
+
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+}
+
+use std::cell::Cell;
+use std::convert::Infallible;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+/// Values of the models.
+const VALUES: usize = 2;
+
+/// Times that they are written.
+const MOMENTS: u64 = 2;
+
+/// Sequence number and values.
+struct Words([AtomicU64; 1 + VALUES]);
+
+impl Words {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(std::array::from_fn(|_| AtomicU64::new(0))))
+    }
+
+    fn write(&self) {
+        for moment in 1..=MOMENTS {
+            sequence::write(|index| &self.0[index], std::iter::repeat_n(moment, VALUES));
+        }
+    }
+
+    /// Reads the values as the kernel copies words of a file: one by one. `None` if they do not belong together.
+    fn read(&self) -> Option<[u64; VALUES]> {
+        let look = |index: usize| self.0[index].load(Ordering::Relaxed);
+        let values = Cell::new([0; VALUES]);
+        let all = || Ok::<(), Infallible>(values.set(std::array::from_fn(|index| look(1 + index))));
+        let Ok(belong) = sequence::read(|| Ok(look(0)), all);
+        belong.then(|| values.get())
+    }
+
+    fn read_one_moment(&self) {
+        if let Some([first, second]) = self.read() {
+            assert_eq!(first, second, "values of two moments");
+        }
+    }
+}
+
+#[test]
+fn a_reader_takes_all_values_of_one_moment_or_none() {
+    loom::model(|| {
+        let words = Words::new();
+        let writing = loom::thread::spawn({
+            let words = Arc::clone(&words);
+            move || words.write()
+        });
+        words.read_one_moment();
+        writing.join().unwrap();
+        assert_eq!(words.read(), Some([MOMENTS; VALUES]));
+    });
+}
+
+/// The model checker remembers only the last access to a word, so it finds other runs when the reader begins second.
+#[test]
+fn a_reader_that_begins_late_takes_all_values_of_one_moment_or_none() {
+    loom::model(|| {
+        let words = Words::new();
+        let reading = loom::thread::spawn({
+            let words = Arc::clone(&words);
+            move || words.read_one_moment()
+        });
+        words.write();
+        reading.join().unwrap();
+    });
+}
