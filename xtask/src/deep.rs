@@ -51,6 +51,7 @@ const LOOM: &[(&str, &str)] = &[
     ("doorbell-rnic", "completion"),
     ("doorbell-rnic", "shared"),
     ("doorbell-counters", "sequence"),
+    ("doorbell-verbs", "sleepers"),
 ];
 
 impl Deep {

@@ -1,14 +1,21 @@
 //! Descriptors that are readable while something waits, and sleeping threads that need no descriptor to be woken. All
 //! system calls are made by `syscall`, since that is no point where a thread is cancelled (POSIX makes `write` one).
 
+mod tally;
+/// Atomics of [`tally`], which a model checker replaces by its own.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
+}
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell_verbs_core::{AsyncEvent, EventQueue};
 use nix::libc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use sync::AtomicU32;
+use tally::{Signals, Tally};
 
 /// A semaphore: each notification is taken by one read, so none is lost or seen twice.
 fn event_fd() -> nix::Result<EventFd> {
@@ -100,76 +107,44 @@ fn take(fd: &EventFd) -> bool {
 /// thread that reads the descriptor: an open file that has lost its number cannot be written to. An entry for which a thread is
 /// woken is not counted by the descriptor, so that it takes one system call at either end.
 #[derive(Debug)]
-pub struct Sleepers {
-    fd: EventFd,
-    /// Number of entries that were ever added, modulo 2^32.
-    added: AtomicU32,
-    asleep: AtomicU32,
-    /// Entries that the descriptor does not count. Each entry is either counted or one of these.
-    uncounted: AtomicU32,
+pub struct Sleepers(Tally<EventFd>);
+
+impl Signals for EventFd {
+    fn signal(&self) {
+        signal(self);
+    }
+
+    fn take(&self) {
+        take(self);
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the kernel uses the address of the word to find the threads.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, 1) };
+    }
 }
 
 impl Sleepers {
     /// Returns the number of entries that were ever added. A thread calls this before it looks for an entry, and sleeps
     /// only while the number stays.
     pub fn added(&self) -> u32 {
-        self.added.load(Ordering::SeqCst)
+        self.0.added()
     }
 
     /// Begins a sleep: the kernel is asked to wait while this word has the value that [`added`](Self::added) returned.
     pub fn begin(&self) -> *const u32 {
-        self.asleep.fetch_add(1, Ordering::SeqCst);
-        self.added.as_ptr()
+        self.0.begin().as_ptr()
     }
 
     /// Ends a sleep after which the thread looks for an entry.
     pub fn end(&self) {
-        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        self.0.end();
     }
 
     /// Ends a sleep after which the thread looks for no entry. One for which it was woken is another thread's to take.
     pub fn end_in_vain(&self) {
-        self.end();
-        self.count();
-        self.wake();
-    }
-
-    /// Wakes one thread, if any sleeps.
-    fn wake(&self) {
-        // A thread that begins after this look finds that the word has changed.
-        if self.asleep.load(Ordering::SeqCst) > 0 {
-            let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the kernel uses the address of the word to find the threads.
-            unsafe { libc::syscall(libc::SYS_futex, self.added.as_ptr(), wake, 1) };
-        }
-    }
-
-    /// An entry is in the list. Called while the list is locked.
-    fn add(&self) {
-        self.added.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) > self.uncounted.load(Ordering::SeqCst) {
-            self.uncounted.fetch_add(1, Ordering::SeqCst);
-            self.count(); // the thread may have ended its sleep meanwhile
-        } else {
-            signal(&self.fd);
-        }
-        self.wake();
-    }
-
-    /// An entry is no longer in the list. Called while the list is locked.
-    fn remove(&self) {
-        let less = |uncounted: u32| uncounted.checked_sub(1);
-        if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
-            take(&self.fd);
-        }
-    }
-
-    /// Has the descriptor count the entries for which no thread sleeps.
-    fn count(&self) {
-        let less = |uncounted: u32| (uncounted > self.asleep.load(Ordering::SeqCst)).then(|| uncounted - 1);
-        while self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
-            signal(&self.fd);
-        }
+        self.0.end_in_vain();
     }
 }
 
@@ -194,13 +169,12 @@ impl<T> Notices<T> {
 
     /// An empty list on an eventfd that counts nothing yet, and counts down by one with each read.
     pub fn on(fd: EventFd) -> Self {
-        let [added, asleep, uncounted] = [0; 3].map(AtomicU32::new);
-        Self { sleepers: Arc::new(Sleepers { fd, added, asleep, uncounted }), entries: Mutex::default() }
+        Self { sleepers: Arc::new(Sleepers(Tally::new(fd))), entries: Mutex::default() }
     }
 
     /// The descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.sleepers.fd.as_fd()
+        self.sleepers.0.signals.as_fd()
     }
 
     /// The threads that sleep until something is added.
@@ -226,13 +200,13 @@ impl<T> LockedNotices<'_, T> {
     /// Adds an entry.
     pub fn push(&mut self, entry: T) {
         self.entries.push_back(entry);
-        self.sleepers.add();
+        self.sleepers.0.add();
     }
 
     /// Takes the oldest entry.
     pub fn pop(&mut self) -> Option<T> {
         let oldest = self.entries.pop_front()?;
-        self.sleepers.remove();
+        self.sleepers.0.remove();
         Some(oldest)
     }
 
@@ -240,7 +214,7 @@ impl<T> LockedNotices<'_, T> {
     pub fn remove(&mut self, of: impl Fn(&T) -> bool) -> VecDeque<T> {
         let (removed, kept): (VecDeque<T>, _) = self.entries.drain(..).partition(of);
         *self.entries = kept;
-        removed.iter().for_each(|_| self.sleepers.remove());
+        removed.iter().for_each(|_| self.sleepers.0.remove());
         removed
     }
 
@@ -291,7 +265,7 @@ mod tests {
         fcntl(notices.fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         (0..3).for_each(|number| notices.lock().push(number));
         for _ in 0..3 {
-            notices.sleepers.fd.read().unwrap();
+            notices.sleepers.0.signals.read().unwrap();
         }
         // Each of these would wait for ever if it read as the descriptor says.
         let (done, ends) = std::sync::mpsc::channel();

@@ -1,0 +1,151 @@
+//! All interleavings of threads that add entries to a list and threads that sleep until one is there: no thread sleeps beside
+//! an entry, and the descriptor counts each entry that no thread is woken for.
+
+#[path = "../../rnic/tests/model/mod.rs"]
+mod model;
+#[allow(dead_code)]
+#[path = "../src/signal/tally.rs"]
+mod tally;
+
+mod sync {
+    pub(super) use crate::model::{AtomicU32, Ordering};
+}
+
+use loom::sync::{Arc, Condvar, Mutex};
+use model::{AtomicU32, Ordering};
+use tally::{Signals, Tally};
+
+/// Preemptions of one run at most.
+const PREEMPTIONS: usize = 3;
+
+/// What the kernel does: a counter, and a queue of threads at a word.
+struct Kernel {
+    counted: Mutex<u32>,
+    queue: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        Self { counted: Mutex::new(0), queue: Mutex::new(()), woken: Condvar::new() }
+    }
+
+    /// `futex_wait`: compares the word with the queue locked, and sleeps if it has the value.
+    fn wait(&self, word: &AtomicU32, value: u32) {
+        let queue = self.queue.lock().unwrap();
+        if word.load(Ordering::SeqCst) == value {
+            drop(self.woken.wait(queue).unwrap());
+        }
+    }
+}
+
+impl Signals for Kernel {
+    fn signal(&self) {
+        *self.counted.lock().unwrap() += 1;
+    }
+
+    fn take(&self) {
+        let mut counted = self.counted.lock().unwrap();
+        *counted = counted.saturating_sub(1);
+    }
+
+    fn wake(&self, _word: &AtomicU32) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_one();
+    }
+}
+
+struct World {
+    tally: Tally<Kernel>,
+    /// Entries of the list.
+    list: Mutex<u32>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { tally: Tally::new(Kernel::new()), list: Mutex::new(0) })
+    }
+
+    fn add(&self) {
+        let mut list = self.list.lock().unwrap();
+        *list += 1;
+        self.tally.add();
+    }
+
+    fn try_take(&self) -> bool {
+        let mut list = self.list.lock().unwrap();
+        let is_there = *list > 0;
+        if is_there {
+            *list -= 1;
+            self.tally.remove();
+        }
+        is_there
+    }
+
+    /// Sleeps until an entry is there, and takes it. The model checker fails a run in which it sleeps for ever.
+    fn take(&self) {
+        loop {
+            let added = self.tally.added();
+            if self.try_take() {
+                return;
+            }
+            let word = self.tally.begin();
+            self.tally.signals.wait(word, added);
+            self.tally.end();
+        }
+    }
+
+    /// Begins a sleep and is cancelled.
+    fn sleep_in_vain(&self) {
+        self.tally.begin();
+        self.tally.end_in_vain();
+    }
+
+    /// The descriptor counts all entries while no thread sleeps.
+    fn assert_counted(&self) {
+        assert_eq!(*self.tally.signals.counted.lock().unwrap(), *self.list.lock().unwrap());
+    }
+}
+
+fn check(run: impl Fn(&Arc<World>) + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS);
+    model.check(move || {
+        let world = World::new();
+        run(&world);
+        world.assert_counted();
+    });
+}
+
+fn spawn(world: &Arc<World>, run: impl FnOnce(&World) + 'static) -> loom::thread::JoinHandle<()> {
+    let world = Arc::clone(world);
+    loom::thread::spawn(move || run(&world))
+}
+
+#[test]
+fn a_thread_that_sleeps_takes_the_entry() {
+    check(|world| {
+        let sleeper = spawn(world, World::take);
+        world.add();
+        sleeper.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_that_sleep_take_two_entries() {
+    check(|world| {
+        let sleepers = [spawn(world, World::take), spawn(world, World::take)];
+        world.add();
+        world.add();
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
+    });
+}
+
+#[test]
+fn the_descriptor_counts_the_entry_of_a_thread_that_takes_none() {
+    check(|world| {
+        let cancelled = spawn(world, World::sleep_in_vain);
+        world.add();
+        cancelled.join().unwrap();
+    });
+}
