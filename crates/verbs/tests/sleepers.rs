@@ -95,9 +95,12 @@ impl World {
         }
     }
 
-    /// Begins a sleep and is cancelled.
-    fn sleep_in_vain(&self) {
-        self.tally.begin();
+    /// Sleeps, and takes no entry: the thread is cancelled.
+    fn sleep_in_vain(&self, is_interrupted: bool) {
+        let word = self.tally.begin();
+        if !is_interrupted {
+            self.tally.signals.wait(word, 0); // it looked before the first entry was added
+        }
         self.tally.end_in_vain();
     }
 
@@ -144,7 +147,20 @@ fn two_threads_that_sleep_take_two_entries() {
 #[test]
 fn the_descriptor_counts_the_entry_of_a_thread_that_takes_none() {
     check(|world| {
-        let cancelled = spawn(world, World::sleep_in_vain);
+        let cancelled = spawn(world, |world| world.sleep_in_vain(true));
+        world.add();
+        cancelled.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_is_cancelled_wakes_the_next() {
+    check(|world| {
+        let cancelled = spawn(world, |world| world.sleep_in_vain(false));
+        let sleeper = spawn(world, World::take);
+        world.add();
+        sleeper.join().unwrap();
+        // Whichever thread took the first entry: this one ends the other's sleep.
         world.add();
         cancelled.join().unwrap();
     });

@@ -84,8 +84,12 @@ impl<S: Signals> Tally<S> {
     /// Has the descriptor count the entries for which no thread sleeps.
     fn count(&self) {
         let less = |uncounted: u32| (uncounted > self.asleep.load(Ordering::SeqCst)).then(|| uncounted - 1);
-        while self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
+        while self.uncounted.load(Ordering::SeqCst) > self.asleep.load(Ordering::SeqCst) {
+            // Counted first: a thread that removes the entry meanwhile would find no count to take.
             self.signals.signal();
+            if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
+                self.signals.take();
+            }
         }
     }
 }
