@@ -48,6 +48,7 @@ const LOOM: &[(&str, &str)] = &[
     ("doorbell-fabric", "ring"),
     ("doorbell-exchange", "reports"),
     ("doorbell-exchange", "ring"),
+    ("doorbell-exchange", "pool"),
     ("doorbell-rnic", "completion"),
     ("doorbell-rnic", "shared"),
     ("doorbell-counters", "sequence"),

@@ -17,11 +17,14 @@ mod hub;
 mod machine;
 mod pool;
 mod reports;
+mod returns;
 mod sending;
 mod shared;
-/// Atomics of [`reports`], which a model checker replaces by its own.
+/// Atomics, the lock and the queue of [`reports`] and [`returns`], which a model checker replaces by its own.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use crossbeam_queue::ArrayQueue;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use std::sync::{Mutex, MutexGuard};
 }
 
 #[cfg(test)]

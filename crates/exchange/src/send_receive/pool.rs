@@ -1,15 +1,16 @@
 //! Receive buffers: posted, lent to the program as messages, given back in any order.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::{Payload, PostError, Qp, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Sge, Srq};
 use smallvec::SmallVec;
 
 use super::credits::Word;
 use super::reports::ReceiveCredits;
+pub(super) use super::returns::Refused;
+use super::returns::{Granted, Grants, Returns};
 use crate::carrier::{CONTROL_TAG, RECEIVE_TAG};
 use crate::config::MAX_REPOST_LIST;
 
@@ -24,13 +25,6 @@ enum Target {
     Srq(Srq),
 }
 
-/// A buffer that was given back, and whose grant it renews: that of the store's only connection
-/// unless it says otherwise.
-struct Returned {
-    slot: u32,
-    account: Option<Arc<Account>>,
-}
-
 /// Who posts buffers again that were given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reposting {
@@ -42,38 +36,16 @@ pub enum Reposting {
     Thread,
 }
 
-/// What reposting keeps under its lock.
-#[derive(Default)]
-struct Ledger {
-    /// Why reposting failed, for whoever looks next.
-    failed: Option<PostError>,
-    /// Of shared receives: how many are granted to nobody.
-    available: usize,
-    /// Of shared receives: how many connections more there may be.
-    connections: usize,
-}
-
 /// Receive buffers: posted, lent, and given back.
 pub(crate) struct Store {
     target: Target,
     region: Region,
     layout: Layout,
-    /// Buffers that were given back and are not posted again yet.
-    returned: ArrayQueue<Returned>,
-    /// Give back this many, and the last one reposts them itself.
-    repost_at: usize,
+    returns: Returns<Account, PostError>,
     reposting: Reposting,
-    ledger: Mutex<Ledger>,
 }
 
 impl Store {
-    fn new(target: Target, region: Region, layout: Layout, slots: usize, repost_at: usize) -> Self {
-        let returned = ArrayQueue::new(slots);
-        let (reposting, ledger) = (Reposting::Locked, Mutex::default());
-        let repost_at = repost_at.clamp(1, layout.repost_list);
-        Self { target, region, layout, returned, repost_at, reposting, ledger }
-    }
-
     /// Of shared receives: `available` may be granted, to so many `connections`.
     pub(super) fn shared(
         srq: Srq,
@@ -84,8 +56,8 @@ impl Store {
         connections: usize,
         reposting: Reposting,
     ) -> Self {
-        let ledger = Mutex::new(Ledger { failed: None, available, connections });
-        Self { reposting, ledger, ..Self::new(Target::Srq(srq), region, layout, slots, available / 4) }
+        let returns = Returns::new(slots, available / 4, layout.repost_list, available, connections);
+        Self { target: Target::Srq(srq), region, layout, returns, reposting }
     }
 
     fn sge(&self, slot: u32) -> Sge {
@@ -115,88 +87,18 @@ impl Store {
     /// Posts what was given back, in lists, and renews the grants. Returns how many.
     #[inline]
     pub(super) fn repost(&self, own: Option<&Account>) -> Result<usize, PostError> {
-        if self.returned.is_empty() {
-            return Ok(0);
-        }
-        let mut ledger = match self.ledger.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(0), // another thread is at it
-        };
-        if let Some(error) = ledger.failed {
-            return Err(error);
-        }
-        let mut posted = 0;
-        loop {
-            let mut slots: SmallVec<[u32; MAX_REPOST_LIST]> = SmallVec::new();
-            let mut accounts: SmallVec<[Arc<Account>; MAX_REPOST_LIST]> = SmallVec::new();
-            while slots.len() < self.layout.repost_list
-                && let Some(returned) = self.returned.pop()
-            {
-                slots.push(returned.slot);
-                accounts.extend(returned.account);
-            }
-            if slots.is_empty() {
-                return Ok(posted);
-            }
-            if let Err(error) = self.post(&slots) {
-                ledger.failed = Some(error);
-                return Err(error);
-            }
-            posted += slots.len();
-            if let Some(own) = own {
-                own.granted.fetch_add((slots.len() - accounts.len()) as u64, Ordering::Release);
-            }
-            for account in accounts {
-                account.reposted.fetch_add(1, Ordering::Relaxed);
-                if account.over.load(Ordering::Relaxed) {
-                    ledger.available += usize::from(account.share > 0);
-                } else {
-                    account.granted.fetch_add(1, Ordering::Release);
-                    account.report();
-                }
-            }
-        }
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.returns.repost(own.map(Account::grants), |slots| self.post(slots))
     }
 
     /// Takes a share of what may be granted, for a connection. `Err` says how much there is.
     pub(super) fn admit(&self, share: usize) -> Result<(), Refused> {
-        let mut ledger = self.ledger();
-        if ledger.connections == 0 {
-            return Err(Refused::Connections);
-        }
-        ledger.available = ledger.available.checked_sub(share).ok_or(Refused::Share(ledger.available))?;
-        ledger.connections -= 1;
-        Ok(())
-    }
-
-    /// A connection is over: what it holds no more can be granted to others. What its program
-    /// still holds follows when it is given back.
-    fn dismiss(&self, account: &Account) {
-        let mut ledger = self.ledger();
-        account.over.store(true, Ordering::Relaxed);
-        let lent = account.taken.load(Ordering::Relaxed) - account.reposted.load(Ordering::Relaxed);
-        ledger.available += account.share.saturating_sub(lent as usize);
-        ledger.connections += 1;
+        self.returns.admit(share)
     }
 
     #[cfg(test)]
     pub(super) fn unclaimed(&self) -> (usize, usize) {
-        let ledger = self.ledger();
-        (ledger.available, ledger.connections)
+        self.returns.unclaimed()
     }
-}
-
-/// Why a connection does not get a share.
-pub(super) enum Refused {
-    /// There are as many as was asked for.
-    Connections,
-    /// Only so many receives are left.
-    Share(usize),
 }
 
 /// The shape of receive buffers.
@@ -211,39 +113,34 @@ pub(crate) struct Layout {
 /// What one connection has been granted, and what it has told its peer.
 pub(crate) struct Account {
     qp: Qp,
-    /// Receives posted for its data so far.
-    granted: AtomicU64,
+    grants: Grants,
     /// `None` without flow control.
     credits: Option<ReceiveCredits>,
     /// Credit messages that were sent.
     reports: AtomicU64,
-    /// Of shared receives: its part, how many of them it has taken, and how many of those are
-    /// posted again.
-    share: usize,
-    taken: AtomicU64,
-    reposted: AtomicU64,
-    over: AtomicBool,
 }
 
 impl Account {
     fn new(qp: Qp, granted: usize, flow_control: bool) -> Self {
-        let granted = granted as u64;
         Self {
             qp,
-            granted: AtomicU64::new(granted),
-            credits: flow_control.then(|| ReceiveCredits::new(granted)),
+            grants: Grants::new(granted as u64, if flow_control { granted } else { 0 }),
+            credits: flow_control.then(|| ReceiveCredits::new(granted as u64)),
             reports: AtomicU64::new(0),
-            share: if flow_control { granted as usize } else { 0 },
-            taken: AtomicU64::new(0),
-            reposted: AtomicU64::new(0),
-            over: AtomicBool::new(false),
         }
+    }
+}
+
+impl Granted for Account {
+    #[inline]
+    fn grants(&self) -> &Grants {
+        &self.grants
     }
 
     /// Tells the peer of receives that were posted, if it is time to.
     #[inline]
     fn report(&self) {
-        let granted = self.granted.load(Ordering::Acquire);
+        let granted = self.grants.granted();
         if let Some(credits) = &self.credits
             && credits.take_due(granted)
         {
@@ -280,7 +177,9 @@ impl Pool {
         flow_control: bool,
     ) -> Result<Arc<Self>, PostError> {
         let slots = granted + beside;
-        let store = Store::new(Target::Qp(qp.clone()), region, layout, slots, granted / 4);
+        let returns = Returns::new(slots, granted / 4, layout.repost_list, 0, 0);
+        let (target, reposting) = (Target::Qp(qp.clone()), Reposting::Locked);
+        let store = Store { target, region, layout, returns, reposting };
         let all: Vec<u32> = (0..slots as u32).collect();
         store.post(&all)?;
         let account = Arc::new(Account::new(qp, granted, flow_control));
@@ -310,14 +209,14 @@ impl Pool {
     #[inline]
     pub(crate) fn taken(&self) {
         if self.is_shared {
-            self.account.taken.fetch_add(1, Ordering::Relaxed);
+            self.account.grants.taken();
         }
     }
 
     /// Receives posted for data so far.
     #[inline]
     pub(crate) fn granted(&self) -> u64 {
-        self.account.granted.load(Ordering::Acquire)
+        self.account.grants.granted()
     }
 
     /// Posts what was given back, in lists, unless that is the business of another thread.
@@ -337,14 +236,12 @@ impl Pool {
     /// Buffers that were given back and are not posted again yet.
     #[inline]
     pub(crate) fn returned(&self) -> usize {
-        self.store.returned.len()
+        self.store.returns.len()
     }
 
     pub(crate) fn give_back(&self, slot: u32) {
         let account = self.is_shared.then(|| Arc::clone(&self.account));
-        // There is a place for every buffer, and each is given back once.
-        let _ = self.store.returned.push(Returned { slot, account });
-        if self.store.returned.len() >= self.store.repost_at {
+        if self.store.returns.give_back(slot, account) {
             // An error stays where the connection finds it.
             let _ = self.repost();
             self.report();
@@ -360,7 +257,7 @@ impl Pool {
     /// The connection is over, and has given back what it held itself.
     pub(crate) fn dismiss(&self) {
         if self.is_shared {
-            self.store.dismiss(&self.account);
+            self.store.returns.dismiss(&self.account.grants);
         }
     }
 }

@@ -1,0 +1,206 @@
+//! Buffers that were given back, the thread that posts them again, and the grants which that renews.
+//!
+//! Several threads give buffers back; one of them posts, and the others pass by. `tests/pool.rs` has a model checker go through
+//! all their interleavings.
+
+use std::sync::{Arc, PoisonError, TryLockError};
+
+use smallvec::SmallVec;
+
+use super::sync::{ArrayQueue, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::config::MAX_REPOST_LIST;
+
+/// What one connection has been granted.
+#[derive(Debug)]
+pub(super) struct Grants {
+    /// Receives posted for its data so far.
+    granted: AtomicU64,
+    /// Of shared receives: its part, how many of them it has taken, and how many of those are
+    /// posted again.
+    share: usize,
+    taken: AtomicU64,
+    reposted: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Grants {
+    /// `share` of the receives go back to the others when the connection is over.
+    pub(super) fn new(granted: u64, share: usize) -> Self {
+        Self {
+            granted: AtomicU64::new(granted),
+            share,
+            taken: AtomicU64::new(0),
+            reposted: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// Receives posted for data so far.
+    #[inline]
+    pub(super) fn granted(&self) -> u64 {
+        self.granted.load(Ordering::Acquire)
+    }
+
+    /// A shared buffer has data for the program in it.
+    #[inline]
+    pub(super) fn taken(&self) {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection that has grants.
+pub(super) trait Granted {
+    /// Its grants.
+    fn grants(&self) -> &Grants;
+    /// Tells its peer of receives that were posted, if it is time to.
+    fn report(&self);
+}
+
+/// A buffer that was given back, and whose grant it renews: that of the store's only connection
+/// unless it says otherwise.
+struct Returned<A> {
+    slot: u32,
+    account: Option<Arc<A>>,
+}
+
+/// What reposting keeps under its lock.
+struct Ledger<E> {
+    /// Why reposting failed, for whoever looks next.
+    failed: Option<E>,
+    /// Of shared receives: how many are granted to nobody.
+    available: usize,
+    /// Of shared receives: how many connections more there may be.
+    connections: usize,
+}
+
+/// Buffers that were given back and are not posted again yet.
+pub(super) struct Returns<A, E> {
+    queue: ArrayQueue<Returned<A>>,
+    /// Give back this many, and the last one reposts them itself.
+    repost_at: usize,
+    /// Receives in one post at most.
+    repost_list: usize,
+    ledger: Mutex<Ledger<E>>,
+}
+
+impl<A: Granted, E: Copy> Returns<A, E> {
+    /// Of shared receives `available` may be granted, to so many `connections`.
+    pub(super) fn new(
+        slots: usize,
+        repost_at: usize,
+        repost_list: usize,
+        available: usize,
+        connections: usize,
+    ) -> Self {
+        let ledger = Mutex::new(Ledger { failed: None, available, connections });
+        let repost_at = repost_at.clamp(1, repost_list);
+        Self { queue: ArrayQueue::new(slots), repost_at, repost_list, ledger }
+    }
+
+    /// Number of the buffers.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Takes a buffer. Returns whether enough have come together to be posted.
+    #[inline]
+    pub(super) fn give_back(&self, slot: u32, account: Option<Arc<A>>) -> bool {
+        // There is a place for every buffer, and each is given back once.
+        let _ = self.queue.push(Returned { slot, account });
+        self.queue.len() >= self.repost_at
+    }
+
+    /// Posts what was given back, in lists, and renews the grants. Returns how many.
+    #[inline]
+    pub(super) fn repost(
+        &self,
+        own: Option<&Grants>,
+        mut post: impl FnMut(&[u32]) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        if self.queue.is_empty() {
+            return Ok(0);
+        }
+        let mut ledger = match self.ledger.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(0), // another thread is at it
+        };
+        if let Some(error) = ledger.failed {
+            return Err(error);
+        }
+        let mut posted = 0;
+        loop {
+            let mut slots: SmallVec<[u32; MAX_REPOST_LIST]> = SmallVec::new();
+            let mut accounts: SmallVec<[Arc<A>; MAX_REPOST_LIST]> = SmallVec::new();
+            while slots.len() < self.repost_list
+                && let Some(returned) = self.queue.pop()
+            {
+                slots.push(returned.slot);
+                accounts.extend(returned.account);
+            }
+            if slots.is_empty() {
+                return Ok(posted);
+            }
+            if let Err(error) = post(&slots) {
+                ledger.failed = Some(error);
+                return Err(error);
+            }
+            posted += slots.len();
+            if let Some(own) = own {
+                own.granted.fetch_add((slots.len() - accounts.len()) as u64, Ordering::Release);
+            }
+            for account in accounts {
+                let grants = account.grants();
+                grants.reposted.fetch_add(1, Ordering::Relaxed);
+                if grants.over.load(Ordering::Relaxed) {
+                    ledger.available += usize::from(grants.share > 0);
+                } else {
+                    grants.granted.fetch_add(1, Ordering::Release);
+                    account.report();
+                }
+            }
+        }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger<E>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a share of what may be granted, for a connection. `Err` says how much there is.
+    pub(super) fn admit(&self, share: usize) -> Result<(), Refused> {
+        let mut ledger = self.ledger();
+        if ledger.connections == 0 {
+            return Err(Refused::Connections);
+        }
+        ledger.available = ledger.available.checked_sub(share).ok_or(Refused::Share(ledger.available))?;
+        ledger.connections -= 1;
+        Ok(())
+    }
+
+    /// A connection is over: what it holds no more can be granted to others. What its program
+    /// still holds follows when it is given back.
+    pub(super) fn dismiss(&self, grants: &Grants) {
+        let mut ledger = self.ledger();
+        grants.over.store(true, Ordering::Relaxed);
+        let lent = grants.taken.load(Ordering::Relaxed) - grants.reposted.load(Ordering::Relaxed);
+        ledger.available += grants.share.saturating_sub(lent as usize);
+        ledger.connections += 1;
+    }
+
+    /// What may be granted to others, and how many connections more there may be.
+    #[cfg(test)]
+    pub(super) fn unclaimed(&self) -> (usize, usize) {
+        let ledger = self.ledger();
+        (ledger.available, ledger.connections)
+    }
+}
+
+/// Why a connection does not get a share.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// There are as many as was asked for.
+    Connections,
+    /// Only so many receives are left.
+    Share(usize),
+}
