@@ -46,6 +46,8 @@ const ADDRESS: &[&str] = &["doorbell-verbs", "doorbell-exchange", "doorbell-prel
 const LOOM: &[(&str, &str)] = &[
     ("doorbell-fabric", "wake"),
     ("doorbell-fabric", "ring"),
+    ("doorbell-fabric", "gate"),
+    ("doorbell-fabric", "flush"),
     ("doorbell-exchange", "reports"),
     ("doorbell-exchange", "ring"),
     ("doorbell-exchange", "pool"),

@@ -28,6 +28,7 @@
 //! not watch the socket while someone polls.
 
 mod exit;
+mod flush;
 mod habits;
 mod policy;
 mod wake;
@@ -53,6 +54,7 @@ use crate::shm::OwnProcess;
 use crate::udp::{is_event, signal};
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
+use flush::Flushes;
 use habits::{HABITS, Lingering};
 use policy::{Action, Event, Glance, Policy};
 use wake::{NEVER, Wakeups};
@@ -87,10 +89,7 @@ struct Shared {
     stop: AtomicBool,
     /// An acknowledgement is held back.
     holds_ack: AtomicBool,
-    /// Number of requests to the thread to send held-back packets and to write the link's records, and number of those
-    /// requests that the thread has met.
-    flushes_asked: AtomicU64,
-    flushes_done: AtomicU64,
+    flushes: Flushes,
     failed: AtomicBool,
     /// Polls that are still wary of holding acknowledgements.
     wary_polls: AtomicUsize,
@@ -137,8 +136,7 @@ impl DrivenRnic {
             posts: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             holds_ack: AtomicBool::new(false),
-            flushes_asked: AtomicU64::new(0),
-            flushes_done: AtomicU64::new(0),
+            flushes: Flushes::new(),
             failed: AtomicBool::new(false),
             wary_polls: AtomicUsize::new(0),
             lingering: Mutex::default(),
@@ -454,7 +452,7 @@ impl Shared {
         let mut policy = Policy::new();
         let mut event = Event::Started;
         while !self.stop.load(Ordering::SeqCst) {
-            if self.flushes_asked.load(Ordering::Acquire) != self.flushes_done.load(Ordering::Relaxed) {
+            if self.flushes.pending().is_some() {
                 self.pump(Acks::Now);
             }
             event = match policy.on(event, &self.glance(event), self.now_ns()) {
@@ -573,13 +571,12 @@ impl Shared {
         let mut packets = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let mut driver = self.lock_behind_callers();
-            let asked = self.flushes_asked.load(Ordering::Acquire);
-            let is_asked = asked != self.flushes_done.load(Ordering::Relaxed);
-            let pumped = driver.pump(self.now_ns(), if is_asked { Acks::Now } else { acks });
-            if is_asked {
+            let pending = self.flushes.pending();
+            let pumped = driver.pump(self.now_ns(), if pending.is_some() { Acks::Now } else { acks });
+            if let Some(request) = pending {
                 driver.link_mut().write_records();
                 if !driver.is_link_full() {
-                    self.flushes_done.store(asked, Ordering::Release);
+                    self.flushes.meet(request);
                 }
             }
             self.leave(driver);

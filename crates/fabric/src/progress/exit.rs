@@ -83,11 +83,11 @@ pub fn flush_before_exit() {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,
             // Whoever has the lock may be about to hold an acknowledgement back.
-            _ => shared.flushes_asked.fetch_add(1, Ordering::AcqRel) + 1,
+            _ => shared.flushes.ask(),
         };
         shared.kick();
         let mut is_free = false;
-        while shared.flushes_done.load(Ordering::Acquire) < asked {
+        while !shared.flushes.is_done(asked) {
             is_free = is_free || !matches!(shared.driver.try_lock(), Err(TryLockError::WouldBlock));
             if begun.elapsed() >= if is_free { FLUSH_WITHIN } else { FREE_WITHIN } {
                 break;

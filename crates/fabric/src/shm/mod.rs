@@ -7,6 +7,7 @@
 //! UDP socket, and is woken by a datagram without a packet in it: so nothing but the file passes between the processes,
 //! and no peer can make another's call block.
 
+mod gate;
 mod idle;
 mod link;
 mod meet;
@@ -15,6 +16,10 @@ mod own_process;
 mod peer;
 mod ring;
 mod routes;
+/// Atomics of [`gate`], which a model checker replaces by its own.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
+}
 mod sys;
 mod words;
 

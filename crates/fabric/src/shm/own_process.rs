@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::gate::Gate;
+
 /// Maximum of descriptors that a forked child gives up. Those beyond stay open in children.
 const LISTED_MAX: usize = 8192;
 
@@ -32,11 +34,18 @@ struct Listed {
 static LISTED: [Listed; LISTED_MAX] =
     [const { Listed { entry: AtomicI32::new(0), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; LISTED_MAX];
 
-/// Threads that may have a descriptor which is not on the list yet.
-static OPENING: AtomicU32 = AtomicU32::new(0);
+/// Threads that open descriptors, and threads that fork.
+static GATE: Gate = Gate { opening: AtomicU32::new(0), forking: AtomicU32::new(0) };
 
-/// Threads that fork.
-static FORKING: AtomicU32 = AtomicU32::new(0);
+/// Returns a function that sleeps a moment, and says whether to go on waiting.
+fn naps() -> impl FnMut() -> bool {
+    let mut waited = Duration::ZERO;
+    move || {
+        thread::sleep(NAP);
+        waited += NAP;
+        waited < PATIENCE
+    }
+}
 
 /// While it lives, other threads that fork wait: from before a descriptor is made until it is listed. What is done
 /// meanwhile must not wait for anything.
@@ -47,23 +56,14 @@ impl Opening {
     /// Waits until no thread forks.
     pub fn begin() -> Self {
         watch_forks();
-        let mut waited = Duration::ZERO;
-        loop {
-            OPENING.fetch_add(1, Ordering::SeqCst);
-            if FORKING.load(Ordering::SeqCst) == 0 || waited >= PATIENCE {
-                return Self(());
-            }
-            OPENING.fetch_sub(1, Ordering::SeqCst);
-            thread::sleep(NAP);
-            waited += NAP;
-        }
+        GATE.begin_opening(naps());
+        Self(())
     }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        // In a forked child that goes on in the midst of it there is nothing to count.
-        let _ = OPENING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |opening| opening.checked_sub(1));
+        GATE.end_opening();
     }
 }
 
@@ -169,24 +169,16 @@ fn watch_forks() {
 
 /// Waits until all descriptors that must not stay open are on the list.
 extern "C" fn before_fork() {
-    FORKING.fetch_add(1, Ordering::SeqCst);
-    let mut waited = Duration::ZERO;
-    while OPENING.load(Ordering::SeqCst) != 0 && waited < PATIENCE {
-        thread::sleep(NAP);
-        waited += NAP;
-    }
+    GATE.begin_forking(naps());
 }
 
 extern "C" fn after_fork() {
-    // A thread may have begun to fork before forks were watched.
-    let _ = FORKING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forking| forking.checked_sub(1));
+    GATE.end_forking();
 }
 
 /// Gives up all listed descriptors in a forked child.
 extern "C" fn give_up_in_child() {
-    // The child has none of the threads that were opening or forking.
-    OPENING.store(0, Ordering::SeqCst);
-    FORKING.store(0, Ordering::SeqCst);
+    GATE.reset();
     let mut stand_in = None;
     for listed in &LISTED {
         // The child may have other descriptors with these numbers when it forks itself.

@@ -1,0 +1,41 @@
+//! Requests to a port's thread to send held-back packets and to write the link's records, and the thread's answer.
+//!
+//! `tests/flush.rs` has a model checker go through all interleavings of threads that ask and the one that answers.
+
+use super::sync::{AtomicU64, Ordering};
+
+/// Number of requests, and number of those that the thread has met.
+#[derive(Debug)]
+pub(super) struct Flushes {
+    asked: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Flushes {
+    pub(super) fn new() -> Self {
+        Self { asked: AtomicU64::new(0), done: AtomicU64::new(0) }
+    }
+
+    /// Asks the thread, which must be kicked afterwards. Returns the number of the request.
+    pub(super) fn ask(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Has the thread met this request? Then the caller sees all that it wrote for it.
+    pub(super) fn is_done(&self, request: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= request
+    }
+
+    /// Returns the newest request if it is not met. Only the thread calls this: with the engine's lock held, it sees all that
+    /// was held back when it was asked.
+    #[inline]
+    pub(super) fn pending(&self) -> Option<u64> {
+        let asked = self.asked.load(Ordering::Acquire);
+        (asked != self.done.load(Ordering::Relaxed)).then_some(asked)
+    }
+
+    /// The thread has met this request and all before it.
+    pub(super) fn meet(&self, request: u64) {
+        self.done.store(request, Ordering::Release);
+    }
+}

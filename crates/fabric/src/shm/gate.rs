@@ -1,0 +1,53 @@
+//! The order of threads that open descriptors and threads that fork.
+//!
+//! Each says what it is about to do before it looks at the others: of two that meet, at least one waits. `tests/gate.rs` has a
+//! model checker go through all their interleavings.
+
+use super::sync::{AtomicU32, Ordering};
+
+/// Numbers of threads that open and that fork.
+pub(super) struct Gate {
+    /// Threads that may have a descriptor which is not on the list yet.
+    pub(super) opening: AtomicU32,
+    /// Threads that fork.
+    pub(super) forking: AtomicU32,
+}
+
+impl Gate {
+    /// Waits until no thread forks, and keeps threads from forking. `nap` returns whether to go on waiting.
+    pub(super) fn begin_opening(&self, mut nap: impl FnMut() -> bool) {
+        let mut is_patient = true;
+        loop {
+            self.opening.fetch_add(1, Ordering::SeqCst);
+            if self.forking.load(Ordering::SeqCst) == 0 || !is_patient {
+                return;
+            }
+            self.opening.fetch_sub(1, Ordering::SeqCst);
+            is_patient = nap();
+        }
+    }
+
+    /// A descriptor is listed.
+    pub(super) fn end_opening(&self) {
+        // In a forked child that goes on in the midst of it there is nothing to count.
+        let _ = self.opening.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |opening| opening.checked_sub(1));
+    }
+
+    /// Waits until all descriptors that must not stay open are on the list. `nap` returns whether to go on waiting.
+    pub(super) fn begin_forking(&self, mut nap: impl FnMut() -> bool) {
+        self.forking.fetch_add(1, Ordering::SeqCst);
+        while self.opening.load(Ordering::SeqCst) != 0 && nap() {}
+    }
+
+    /// The parent goes on.
+    pub(super) fn end_forking(&self) {
+        // A thread may have begun to fork before forks were watched.
+        let _ = self.forking.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forking| forking.checked_sub(1));
+    }
+
+    /// A forked child has none of the threads that were opening or forking.
+    pub(super) fn reset(&self) {
+        self.opening.store(0, Ordering::SeqCst);
+        self.forking.store(0, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,115 @@
+//! All interleavings of threads that end the process and a port's thread: what was held back before a request has left, and
+//! records are written, when the request is met.
+
+#[allow(dead_code)]
+#[path = "../src/progress/flush.rs"]
+mod flush;
+
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+}
+
+use flush::Flushes;
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Condvar, Mutex};
+
+/// Preemptions of one run at most.
+const PREEMPTIONS: usize = 3;
+
+struct World {
+    flushes: Flushes,
+    /// Acknowledgements that the engine holds back.
+    held: Mutex<u32>,
+    /// Acknowledgements that have left, and records of them.
+    left: UnsafeCell<u32>,
+    /// What the eventfd is: a kick stays until it is taken.
+    kicked: Mutex<bool>,
+    changed: Condvar,
+}
+
+// SAFETY: whether the cell is shared rightly is what the model checks.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            flushes: Flushes::new(),
+            held: Mutex::new(0),
+            left: UnsafeCell::new(0),
+            kicked: Mutex::new(false),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// What `flush_before_exit` does about a port.
+    fn ask(&self) -> u64 {
+        *self.held.lock().unwrap() += 1;
+        let request = self.flushes.ask();
+        *self.kicked.lock().unwrap() = true;
+        self.changed.notify_one();
+        request
+    }
+
+    /// The thread, until it has met so many requests.
+    fn run(&self, requests: u64) {
+        let mut all = 0;
+        while !self.flushes.is_done(requests) {
+            if self.flushes.pending().is_some() {
+                let mut held = self.held.lock().unwrap();
+                if let Some(request) = self.flushes.pending() {
+                    all += std::mem::take(&mut *held);
+                    // SAFETY: the model checker reports two accesses that are not ordered.
+                    self.left.with_mut(|left| unsafe { *left = all });
+                    self.flushes.meet(request);
+                }
+                continue;
+            }
+            let mut kicked = self.kicked.lock().unwrap();
+            while !*kicked {
+                kicked = self.changed.wait(kicked).unwrap();
+            }
+            *kicked = false;
+        }
+    }
+}
+
+#[test]
+fn what_is_held_back_has_left_when_a_request_is_met() {
+    loom::model(|| {
+        let world = World::new();
+        let thread = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || world.run(1))
+        };
+        let request = world.ask();
+        while !world.flushes.is_done(request) {
+            loom::thread::yield_now();
+        }
+        // SAFETY: as above.
+        world.left.with(|left| assert_eq!(unsafe { *left }, 1));
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_that_end_the_process_are_both_answered() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS);
+    model.check(|| {
+        let world = World::new();
+        let thread = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || world.run(2))
+        };
+        let other = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || world.ask())
+        };
+        let requests = [world.ask(), other.join().unwrap()];
+        thread.join().unwrap();
+        assert_eq!(requests.into_iter().sum::<u64>(), 3, "each request has a number of its own");
+        assert_eq!(*world.held.lock().unwrap(), 0);
+    });
+}

@@ -1,0 +1,99 @@
+//! All interleavings of threads that open descriptors and threads that fork: no fork happens between the opening of a
+//! descriptor and its place on the list.
+
+#[allow(dead_code)] // a child's part is no part of the models
+#[path = "../src/shm/gate.rs"]
+mod gate;
+#[path = "../../rnic/tests/model/mod.rs"]
+mod model;
+
+mod sync {
+    pub(super) use crate::model::{AtomicU32, Ordering};
+}
+
+use gate::Gate;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use model::AtomicU32;
+
+/// Preemptions of one run at most.
+const PREEMPTIONS: usize = 3;
+
+/// Naps of a thread at most, so that two threads that wait for each other in turn end.
+const NAPS: usize = 2;
+
+struct World {
+    gate: Gate,
+    /// Open descriptors, and those on the list.
+    descriptors: UnsafeCell<(u32, u32)>,
+}
+
+// SAFETY: whether the cell is shared rightly is what the model checks.
+unsafe impl Sync for World {}
+// SAFETY: as above.
+unsafe impl Send for World {}
+
+/// Naps up to a number of times. Says afterwards whether the thread has waited to the end.
+fn nap(left: &mut usize) -> impl FnMut() -> bool {
+    || {
+        loom::thread::yield_now();
+        *left = left.saturating_sub(1);
+        *left > 0
+    }
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let gate = Gate { opening: AtomicU32::new(0), forking: AtomicU32::new(0) };
+        Arc::new(Self { gate, descriptors: UnsafeCell::new((0, 0)) })
+    }
+
+    /// Opens a descriptor and lists it, unless the thread runs out of patience.
+    fn open(&self) {
+        let mut left = NAPS;
+        self.gate.begin_opening(nap(&mut left));
+        if left > 0 {
+            // SAFETY: the model checker reports two accesses that are not ordered.
+            self.descriptors.with_mut(|descriptors| unsafe { (*descriptors).0 += 1 });
+            // SAFETY: as above.
+            self.descriptors.with_mut(|descriptors| unsafe { (*descriptors).1 += 1 });
+        }
+        self.gate.end_opening();
+    }
+
+    /// Forks, unless the thread runs out of patience.
+    fn fork(&self) {
+        let mut left = NAPS;
+        self.gate.begin_forking(nap(&mut left));
+        if left > 0 {
+            // SAFETY: as above.
+            let (open, listed) = self.descriptors.with(|descriptors| unsafe { *descriptors });
+            assert_eq!(open, listed, "the child keeps a descriptor");
+        }
+        self.gate.end_forking();
+    }
+}
+
+fn check(first: fn(&World), second: fn(&World)) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS);
+    model.check(move || {
+        let world = World::new();
+        let spawned = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || first(&world))
+        };
+        second(&world);
+        spawned.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_forks_finds_each_descriptor_on_the_list() {
+    check(World::open, World::fork);
+}
+
+#[test]
+fn a_thread_that_opens_waits_for_one_that_forks() {
+    check(World::fork, World::open);
+}
