@@ -37,7 +37,10 @@ impl Words {
     fn read(&self) -> Option<[u64; VALUES]> {
         let look = |index: usize| self.0[index].load(Ordering::Relaxed);
         let values = Cell::new([0; VALUES]);
-        let all = || Ok::<(), Infallible>(values.set(std::array::from_fn(|index| look(1 + index))));
+        let all = || {
+            values.set(std::array::from_fn(|index| look(1 + index)));
+            Ok::<(), Infallible>(())
+        };
         let Ok(belong) = sequence::read(|| Ok(look(0)), all);
         belong.then(|| values.get())
     }

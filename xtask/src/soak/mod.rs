@@ -32,6 +32,7 @@ const BETWEEN_SAMPLES: Duration = Duration::from_secs(1);
 const STOPPED: Duration = Duration::from_millis(200);
 const BETWEEN_STOPS: Duration = Duration::from_millis(500);
 const SHORTEST_WARM_UP: Duration = Duration::from_secs(5);
+const LONGEST_WARM_UP: Duration = Duration::from_secs(15 * 60);
 /// The traffic of a step of the test run, which takes a minute with its beginning and its end.
 const STEP_MINUTES: f64 = 0.8;
 /// Seeds of one process are this far from those of the next, so that visitors can count.
@@ -204,7 +205,7 @@ impl<'a> Lane<'a> {
     }
 
     fn warm_up(&self) -> Duration {
-        (self.time / 10).max(SHORTEST_WARM_UP)
+        (self.time / 4).clamp(SHORTEST_WARM_UP, LONGEST_WARM_UP)
     }
 
     /// Samples of each process without visitors, after the warm-up and at the end.
