@@ -117,7 +117,7 @@ impl Users {
     }
 
     pub(crate) fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Release); // what the user did comes before the end of the object
     }
 
     pub(crate) fn none(&self) -> bool {
