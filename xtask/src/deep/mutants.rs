@@ -1,7 +1,7 @@
 //! Mutants: small changes of the code, each of which some test of its crate should notice.
 //!
 //! cargo-mutants lists them; the clone in which stored patches are judged takes each, one at a time. A file keeps every
-//! verdict beside the state of the crate that it holds for, so that a run continues where another one ended.
+//! verdict beside the state of the file that it changes, so that a run continues where another one ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,11 +34,11 @@ pub(super) struct Options {
 }
 
 /// Folders whose code is changed, each with the crate whose tests must notice.
-const PLACES: &[(&str, &str, &str)] = &[
-    ("crates/rnic/src/", "doorbell-rnic", "crates/rnic"),
-    ("crates/exchange/src/", "doorbell-exchange", "crates/exchange"),
-    ("crates/fabric/src/shm/", "doorbell-fabric", "crates/fabric"),
-    ("crates/farmem/src/", "doorbell-farmem", "crates/farmem"),
+const PLACES: &[(&str, &str)] = &[
+    ("crates/rnic/src/", "doorbell-rnic"),
+    ("crates/exchange/src/", "doorbell-exchange"),
+    ("crates/fabric/src/shm/", "doorbell-fabric"),
+    ("crates/farmem/src/", "doorbell-farmem"),
 ];
 
 /// Name of a file of verdicts.
@@ -62,13 +62,12 @@ const EXPLAINED: &str = include_str!("../../mutants-explained.txt");
 struct Mutant {
     /// File, line and change, as cargo-mutants prints them.
     name: String,
+    file: String,
     package: &'static str,
-    /// Folder of the crate.
-    home: &'static str,
     diff: String,
 }
 
-/// Verdicts by state of the crate and name.
+/// Verdicts by state of the file and name.
 type Verdicts = BTreeMap<(String, String), String>;
 
 /// Judges the sample, as far as it has no verdicts yet, and writes the table.
@@ -81,11 +80,11 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     };
     let mut verdicts = read(&fs::read_to_string(&file).unwrap_or_default());
     let mut states = BTreeMap::new();
-    for (_, _, home) in PLACES {
-        let state = output_of(git(workshop.tree(), &["rev-parse", &format!("HEAD:{home}")]))?;
-        states.insert(*home, state.trim()[..12].to_owned());
+    for file in sample.iter().map(|mutant| &mutant.file) {
+        let state = output_of(git(workshop.tree(), &["rev-parse", &format!("HEAD:{file}")]))?;
+        states.insert(file, state.trim()[..12].to_owned());
     }
-    let key = |mutant: &Mutant| (states[mutant.home].clone(), mutant.name.clone());
+    let key = |mutant: &Mutant| (states[&mutant.file].clone(), mutant.name.clone());
     let waiting: Vec<&Mutant> = sample.iter().filter(|mutant| !verdicts.contains_key(&key(mutant))).collect();
     eprintln!("{} mutants, of which {} have no verdict yet", sample.len(), waiting.len());
     let mut limits = BTreeMap::new();
@@ -157,7 +156,7 @@ fn listed(tree: &Path) -> Result<Vec<Mutant>, String> {
     let program = tool("cargo-mutants")?;
     let mut list = command(program, &["mutants", "--workspace", "--list", "--json", "--diff", "--dir"]);
     list.arg(tree);
-    for (folder, ..) in PLACES {
+    for (folder, _) in PLACES {
         list.args(["--file", &format!("{folder}**/*.rs")]);
     }
     let text = output_of(list)?;
@@ -168,11 +167,11 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
     let of = |value: &Value| {
         let word = |name: &str| value[name].as_str().map(str::to_owned);
         let (file, name, diff) = (word("file")?, word("name")?, word("diff")?);
-        let place = PLACES.iter().find(|(folder, ..)| file.starts_with(folder));
+        let place = PLACES.iter().find(|(folder, _)| file.starts_with(folder));
         // The first two lines name the file and the change, and Git wants the file twice.
         let hunks = diff.splitn(3, '\n').nth(2)?;
         let diff = format!("--- a/{file}\n+++ b/{file}\n{hunks}");
-        Some(place.map(|(_, package, home)| Mutant { name, package, home, diff }))
+        Some(place.map(|(_, package)| Mutant { name, file, package, diff }))
     };
     let all: Option<Vec<_>> = list.as_array().and_then(|list| list.iter().map(of).collect());
     Ok(all.ok_or("a mutant lacks its file, name or diff")?.into_iter().flatten().collect())
@@ -206,7 +205,7 @@ fn read(text: &str) -> Verdicts {
 
 fn write(file: &Path, options: &Options, verdicts: &Verdicts) -> Result<(), String> {
     let mut text = format!(
-        "# Mutants of a sample, by `cargo xtask deep mutants --seed {} --sample {}`: state of the crate (its tree in Git), \
+        "# Mutants of a sample, by `cargo xtask deep mutants --seed {} --sample {}`: state of the file (its blob in Git), \
          mutant, verdict.\n",
         options.seed, options.sample
     );
@@ -266,7 +265,7 @@ mod tests {
     }
 
     fn mutant(name: &str) -> Mutant {
-        Mutant { name: name.to_owned(), package: "doorbell-rnic", home: "crates/rnic", diff: String::new() }
+        Mutant { name: name.to_owned(), file: String::new(), package: "doorbell-rnic", diff: String::new() }
     }
 
     #[test]
