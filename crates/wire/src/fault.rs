@@ -1,4 +1,4 @@
-//! Marks of captured frames that a fault injector struck, as the frame's comment in a capture holds them.
+//! Marks of captured frames that a fault injector struck. A capture holds them in the frame's comment.
 
 use core::fmt;
 
@@ -14,7 +14,7 @@ pub struct FaultMarks(u8);
 impl FaultMarks {
     /// No fault.
     pub const NONE: Self = Self(0);
-    /// The frame was lost, and its receiver never had it.
+    /// The frame was dropped, and its receiver never had it.
     pub const DROPPED: Self = Self(1);
     /// The frame is an additional copy of the frame before it.
     pub const DUPLICATE: Self = Self(1 << 1);
@@ -22,10 +22,10 @@ impl FaultMarks {
     pub const CORRUPTED: Self = Self(1 << 2);
     /// The frame was held back for a fixed time.
     pub const DELAYED: Self = Self(1 << 3);
-    /// The frame was held back behind later ones.
+    /// The frame was held back until later ones had passed.
     pub const REORDERED: Self = Self(1 << 4);
 
-    /// Each mark with its word.
+    /// Words of the marks.
     const WORDS: [(Self, &'static str); 5] = [
         (Self::DROPPED, "dropped"),
         (Self::DUPLICATE, "duplicate"),
@@ -46,17 +46,17 @@ impl FaultMarks {
         if condition { self } else { Self::NONE }
     }
 
-    /// Whether all marks of `other` are among these.
+    /// Returns whether all marks of `other` are among these.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether no fault struck the frame.
+    /// Returns whether no fault struck the frame.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Reads a comment. Returns `None` for one of another writer. Ignores words of later versions.
+    /// Reads a comment. Returns `None` for a comment of another writer. Ignores words of later versions.
     pub fn parse(comment: &[u8]) -> Option<Self> {
         let words = comment.strip_prefix(PREFIX.as_bytes())?;
         let mut marks = Self::NONE;

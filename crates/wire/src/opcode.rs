@@ -8,8 +8,8 @@ pub const CNP_RESERVED_LEN: usize = 16;
 /// The BTH's first byte: the transport in the upper three bits, the operation in the lower five
 /// (IBTA Vol 1, chapter 9).
 ///
-/// Every value is representable. Of the reliable datagram and vendor opcodes only the transport is
-/// known: RoCE devices have no reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
+/// Every value is representable. For the reliable datagram and vendor opcodes only the transport is known: RoCE devices
+/// have no reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Opcode(pub u8);
 
@@ -202,7 +202,7 @@ impl Opcode {
         self.row().flags & ONLY == ONLY
     }
 
-    /// Whether an XRC extended transport header follows, before all others.
+    /// Returns whether an XRC extended transport header follows, before all others.
     #[inline]
     pub const fn has_xrceth(self) -> bool {
         self.has(XRCETH)

@@ -126,20 +126,20 @@ pub struct Frame<'a> {
     pub payload: &'a [u8],
 }
 
-/// An IP packet, of which a capture may hold only the beginning.
+/// An IP packet, possibly cut by its capture.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpPacket<'a> {
     /// Fields of the IP header that the transport uses.
     pub outer: Outer,
-    /// Protocol of the payload; of IPv6, the one after the extension headers.
+    /// Protocol of the payload; for IPv6, the one after the extension headers.
     pub protocol: u8,
     /// Whether the header has options (IPv4) or extension headers (IPv6), which the ICRC's definition does not cover.
     pub has_options: bool,
-    /// Bytes of the whole IP packet, as its header says.
+    /// Bytes of the whole IP packet, according to its header.
     pub ip_len: usize,
-    /// Payload after the IP header, as far as it is there and no further than the header says.
+    /// Payload after the IP header: its present bytes, but no bytes beyond the length in the header.
     pub payload: &'a [u8],
-    /// Bytes of the whole payload, as the header says.
+    /// Bytes of the whole payload, according to the header.
     pub payload_len: usize,
 }
 
@@ -223,7 +223,7 @@ impl<'a> IpPacket<'a> {
         let mut rest = Reader { bytes: self.payload, taken: self.ip_len - self.payload_len };
         let src_port = rest.take_u16()?;
         let dst_port = rest.take_u16()?;
-        // A capture may have cut the rest of the header, and the IP header's length stands for UDP's.
+        // A capture may have cut the rest of the header. Then the IP header's length replaces UDP's.
         let is_cut = self.payload.len() < UDP_LEN.min(self.payload_len);
         let (udp_len, rest) = if is_cut {
             (self.payload_len, Reader { bytes: &[], taken: self.ip_len })
@@ -243,18 +243,18 @@ impl<'a> IpPacket<'a> {
 }
 
 /// Reads an IPv4 or IPv6 packet that carries UDP. It may end early, but not before the end of the
-/// UDP ports; bytes behind the packet are left out.
+/// UDP ports; bytes after the packet are ignored.
 ///
 /// # Errors
 ///
-/// As [`parse_ip`] and [`IpPacket::datagram`].
+/// The errors of [`parse_ip`] and [`IpPacket::datagram`].
 pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
     parse_ip(packet)?.datagram()
 }
 
 /// Whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then
-/// another EtherType. The values 0x9100 to 0x9300 are those that switches used for outer tags before
-/// 802.1ad assigned 0x88a8.
+/// another EtherType. The values 0x9100 to 0x9300 are outer tags of switches from before
+/// 802.1ad, which assigned 0x88a8.
 pub const fn is_vlan_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ | 0x9100 | 0x9200 | 0x9300)
 }
@@ -419,8 +419,8 @@ fn take_ipv6(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     Ok(IpHeader { outer, protocol, has_options, payload_len })
 }
 
-/// Whether an IPv6 header of this protocol says by itself which protocol follows: hop-by-hop options, routing,
-/// fragment, authentication, destination options, mobility, HIP and Shim6.
+/// Returns whether an IPv6 header of this protocol names the protocol after it: hop-by-hop options, routing, fragment,
+/// authentication, destination options, mobility, HIP and Shim6.
 const fn is_extension_header(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | FRAGMENT_HEADER | AUTHENTICATION_HEADER | 60 | 135 | 139 | 140)
 }

@@ -58,7 +58,7 @@ impl std::fmt::Display for LinkType {
             127 => "IEEE 802.11 with radiotap",
             147..=162 => "for private use",
             189 | 220 => "Linux USB",
-            197 => "ERF, as ibdump writes it of InfiniBand",
+            197 => "ERF, which ibdump writes for InfiniBand",
             228 => "IPv4",
             229 => "IPv6",
             242 => "IP over InfiniBand",
@@ -122,7 +122,7 @@ pub struct CapturedFrame<'a> {
     pub link_type: LinkType,
     /// Number of the interface in the file, over all sections.
     pub interface: u32,
-    /// The way of the frame, as pcapng's flags have it: 0 unknown, 1 inbound, 2 outbound.
+    /// Direction of the frame, encoded as in pcapng's flags: 0 unknown, 1 inbound, 2 outbound.
     pub direction: u8,
     /// Injected faults that struck the frame, if the capture is a software RNIC's own.
     pub faults: FaultMarks,
@@ -149,7 +149,7 @@ enum Format {
     PcapNg {
         big_endian: bool,
         interfaces: Vec<Interface>,
-        /// Interfaces of sections before.
+        /// Number of interfaces in earlier sections.
         earlier_interfaces: u32,
     },
 }

@@ -12,10 +12,10 @@ use rustc_hash::{FxBuildHasher, FxHasher};
 
 use super::capture::{CapturedFrame, LinkType};
 
-/// Packets that are remembered: more than any switch or router holds back.
+/// Number of remembered packets, more than any switch or router holds back.
 const WINDOW: usize = 1 << 16;
 
-/// Points that are told apart for each packet. A host with a bond, VLANs, a bridge and veth pairs has fewer.
+/// Maximum number of points distinguished per packet. A host with a bond, VLANs, a bridge and veth pairs has fewer.
 const MAX_POINTS: usize = 8;
 
 /// The byte of the BTH that switches may change: congestion marks, which the ICRC does not cover either.
@@ -26,7 +26,7 @@ const CONGESTION_BYTE: usize = 4;
 pub(super) struct Point(u64);
 
 impl Point {
-    /// The point that captured a frame with a hop limit, and with these layers between link and IP header.
+    /// Returns the point that captured a frame with this hop limit, and with these layers between link and IP header.
     pub(super) fn new(frame: &CapturedFrame<'_>, layers: impl Hash, hop_limit: u8) -> Self {
         let mut hasher = FxHasher::default();
         (frame.interface, frame.direction, frame.link_type.0, hop_limit).hash(&mut hasher);
@@ -43,8 +43,8 @@ impl Point {
     }
 }
 
-/// Digest of the facts that tell one packet from others, whichever point sees it. `bytes` are those from the BTH on, as far
-/// as captured.
+/// Returns the digest of the facts that distinguish a packet from others at every point. `bytes` are the captured bytes
+/// from the BTH on.
 pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize) -> u64 {
     let mut hasher = FxHasher::default();
     (datagram.outer.src, datagram.outer.dst, datagram.src_port, whole_bytes).hash(&mut hasher);
@@ -62,19 +62,19 @@ pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize
     hasher.finish()
 }
 
-/// Points that saw a packet, and how often.
+/// Points that saw a packet, with their counts.
 #[derive(Debug, Default)]
 struct Seen {
-    /// The most that one point saw.
+    /// Maximum count of one point.
     transmissions: u32,
     points: [Option<(Point, u32)>; MAX_POINTS],
 }
 
-/// Packets seen lately.
+/// Recent packets.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     seen: HashMap<u64, Seen, FxBuildHasher>,
-    /// In the order in which they were first seen.
+    /// Identities in the order in which they were first seen.
     order: VecDeque<u64>,
 }
 

@@ -5,7 +5,7 @@ use doorbell_wire::{Datagram, ETHERNET_LEN, IpPacket, VLAN_LEN, is_vlan_tag, par
 use super::capture::{CapturedFrame, LinkType};
 use super::reasons::OtherFrame;
 
-/// Most VLAN tags and tunnels of a frame.
+/// Maximum number of VLAN tags and tunnels of a frame.
 pub(super) const MAX_LAYERS: usize = 8;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -124,7 +124,7 @@ enum Next<'a> {
     Ip(&'a [u8]),
 }
 
-/// Finds the datagram to a UDP port in a frame. `Err` says what the frame holds instead.
+/// Finds the datagram to a UDP port in a frame. `Err` names the other content of the frame.
 pub(super) fn udp_frame<'a>(frame: &CapturedFrame<'a>, roce_port: u16) -> Result<UdpFrame<'a>, OtherFrame> {
     let mut layers = Layers::NONE;
     // Bytes of VLAN tags in the innermost Ethernet frame.
@@ -194,7 +194,7 @@ struct Tunnel<'a> {
     next: Next<'a>,
 }
 
-/// The tunnel in an IP packet. `Err` says what the packet holds instead.
+/// Returns the tunnel in an IP packet. `Err` names the other content of the packet.
 fn tunnel<'a>(ip: &IpPacket<'a>) -> Result<Tunnel<'a>, OtherFrame> {
     match ip.protocol {
         PROTOCOL_IPV4 | PROTOCOL_IPV6 => Ok(Tunnel { kind: TunnelKind::Ip, id: 0, next: Next::Ip(ip.payload) }),
@@ -212,7 +212,7 @@ fn tunnel<'a>(ip: &IpPacket<'a>) -> Result<Tunnel<'a>, OtherFrame> {
     }
 }
 
-/// VXLAN (RFC 7348) and its extension for other protocols than Ethernet. `other` is the answer if it is neither.
+/// Parses VXLAN (RFC 7348) and its extension for other protocols than Ethernet. Returns `other` if it is neither.
 fn vxlan(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     const HAS_ID: u8 = 0x08;
     const HAS_PROTOCOL: u8 = 0x04;
@@ -227,7 +227,7 @@ fn vxlan(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     Ok(Tunnel { kind: TunnelKind::Vxlan, id: id_of_24_bits(*id), next })
 }
 
-/// GENEVE (RFC 8926).
+/// Parses GENEVE (RFC 8926).
 fn geneve(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     let ([version_and_options, _, type_high, type_low, id @ .., _], rest) = take::<8>(bytes)?;
     if version_and_options >> 6 != 0 {
@@ -239,7 +239,7 @@ fn geneve(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     Ok(Tunnel { kind: TunnelKind::Geneve, id: id_of_24_bits(*id), next })
 }
 
-/// GRE (RFC 2784, RFC 2890), NVGRE (RFC 7637) and ERSPAN.
+/// Parses GRE (RFC 2784, RFC 2890), NVGRE (RFC 7637) and ERSPAN.
 fn gre(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     const CHECKSUM: u8 = 0x80;
     const ROUTING: u8 = 0x40;
@@ -274,7 +274,7 @@ fn gre(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     }
 }
 
-/// The session of an ERSPAN header if it has this version.
+/// Returns the session of an ERSPAN header if it has this version.
 fn erspan_session(header: &[u8], version: u8) -> Option<u32> {
     (header[0] >> 4 == version).then(|| u32::from(u16::from_be_bytes([header[2] & 0x03, header[3]])))
 }

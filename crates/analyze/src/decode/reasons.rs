@@ -1,4 +1,4 @@
-//! Why frames hold no RoCE v2 packet, and why packets are malformed.
+//! Reasons for which frames hold no RoCE v2 packet, and for which packets are malformed.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const PORT_MPLS: u16 = 6635;
 /// Kinds of frames without a RoCE v2 packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum OtherFrame {
-    /// Of a link type that is not decoded.
+    /// Link type that is not decoded.
     LinkType(u16),
     EtherType(u16),
     /// IEEE 802.3 with a length instead of an EtherType.
@@ -25,16 +25,16 @@ pub(super) enum OtherFrame {
     IpProtocol(u8),
     Fragment,
     UdpPort(u16),
-    /// Ends within a header, by the snap length or by damage.
+    /// End of the frame within a header, because of the snap length or damage.
     Cut,
-    /// Lengths or versions in its headers are impossible.
+    /// Impossible lengths or versions in the headers.
     Damaged,
     /// More than [`MAX_LAYERS`] tags and tunnels.
     TooDeep,
 }
 
 impl OtherFrame {
-    /// Whether such a frame may hold RDMA that is not decoded.
+    /// Returns whether such a frame may hold RDMA that is not decoded.
     pub(super) fn may_be_rdma(self) -> bool {
         match self {
             OtherFrame::EtherType(ethertype) => matches!(
@@ -142,14 +142,14 @@ impl std::fmt::Display for Malformed {
     }
 }
 
-/// Counts by reason, the most frequent first.
+/// Returns the counts by reason, the most frequent first.
 pub(super) fn by_count<T: Copy + Ord>(counts: &BTreeMap<T, u64>) -> Vec<(T, u64)> {
     let mut counts: Vec<_> = counts.iter().map(|(reason, count)| (*reason, *count)).collect();
     counts.sort_by_key(|(reason, count)| (std::cmp::Reverse(*count), *reason));
     counts
 }
 
-/// The first counts as words of a sentence.
+/// Returns the first counts as words of a sentence.
 pub(super) fn listed(counts: impl ExactSizeIterator<Item = (String, u64)>) -> String {
     const SHOWN: usize = 6;
     let more = counts.len().saturating_sub(SHOWN);
@@ -160,16 +160,16 @@ pub(super) fn listed(counts: impl ExactSizeIterator<Item = (String, u64)>) -> St
     words.join(", ")
 }
 
-/// FLUSH and ATOMIC WRITE, the memory placement extensions (IBTA Vol 1, Annex A19), as the lower five bits of their opcodes.
+/// Lower five bits of the opcodes of FLUSH and ATOMIC WRITE, the memory placement extensions (IBTA Vol 1, Annex A19).
 const FLUSH: u8 = 0x1c;
 const ATOMIC_WRITE: u8 = 0x1d;
 
-/// Whether the opcode is a request that takes a sequence number, but whose contents are not followed.
+/// Returns whether the opcode is a request that takes a sequence number, but whose contents are not followed.
 pub(super) fn is_unfollowed_request(opcode: Opcode) -> bool {
     matches!(opcode.transport(), Transport::Rc | Transport::Xrc) && matches!(opcode.0 & 0x1f, FLUSH | ATOMIC_WRITE)
 }
 
-/// The name of an opcode, also of one that is not followed.
+/// Returns the name of an opcode, also of one that is not followed.
 pub(super) fn opcode_name(opcode: Opcode) -> String {
     let extension = match opcode.0 & 0x1f {
         _ if !is_unfollowed_request(opcode) => return opcode.to_string(),

@@ -118,7 +118,7 @@ struct Counted {
     kind: MessageKind,
     messages: u64,
     payload_bytes: u64,
-    /// The shortest and the longest, of the known lengths.
+    /// Shortest and longest known length.
     extremes: Option<(u64, u64)>,
     sizes: Vec<SizeCount>,
     other_sizes: u64,
@@ -386,7 +386,7 @@ impl Requests {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) acks: u64,
-    /// ACKs and NAKs whose AETH the capture lacks, so it is open which of them they are.
+    /// ACKs and NAKs whose AETH the capture lacks, so their kind is unknown.
     pub(super) cut_acks: u64,
     pub(super) read_response_packets: u64,
     pub(super) atomic_responses: u64,
@@ -442,7 +442,7 @@ impl Answers {
         self.naks.iter().enumerate().filter_map(count).collect()
     }
 
-    /// Packets that acknowledge or refuse, and nothing else.
+    /// Returns the number of packets that only acknowledge or refuse.
     pub(super) fn all_acknowledgements(&self) -> u64 {
         self.acks + self.cut_acks + self.all_naks() + self.rnr_naks
     }

@@ -39,11 +39,10 @@ pub struct Summary {
     pub payload_bytes: u64,
     /// Packets of which the capture lacks the end.
     pub cut_packets: u64,
-    /// Those of them that the snap length cut within the BTH, so their queue pair is unknown. They belong to no
-    /// conversation.
+    /// Packets that the snap length cut within the BTH, so their queue pair is unknown. They belong to no conversation.
     pub cut_bths: u64,
-    /// Copies that are counted nowhere else: packets that were captured at another interface, in the other direction, or
-    /// behind another link header, VLAN tag, tunnel or router before.
+    /// Copies that are counted nowhere else: packets that were captured earlier at another interface, in the other
+    /// direction, or after another link header, VLAN tag, tunnel or router.
     pub second_copies: u64,
     /// Injected faults that a software RNIC's own capture marks.
     pub faults: FaultCounts,
@@ -123,7 +122,7 @@ pub struct TunnelCount {
     pub frames: u64,
 }
 
-/// Packets that injected faults struck. Of all but the dropped ones the other counts hold what arrived.
+/// Packets that injected faults struck. Except for the dropped packets, the other counts hold the packets that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct FaultCounts {
     /// Dropped on purpose, and counted nowhere else.
@@ -134,7 +133,7 @@ pub struct FaultCounts {
     pub corrupted: u64,
     /// Held back for a fixed time.
     pub delayed: u64,
-    /// Held back behind later packets.
+    /// Held back until later packets have passed.
     pub reordered: u64,
 }
 
@@ -219,7 +218,7 @@ pub struct Direction {
     pub bad_icrc_packets: u64,
     /// ACKs sent.
     pub acks: u64,
-    /// ACKs or NAKs sent whose AETH the snap length cut, so it is open which of them they are.
+    /// ACKs or NAKs sent whose AETH the snap length cut, so their kind is unknown.
     pub cut_acks: u64,
     /// READ response packets sent.
     pub read_response_packets: u64,

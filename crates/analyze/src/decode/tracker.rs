@@ -25,7 +25,7 @@ const MAX_SEARCHES: u32 = 1000;
 /// ECN: congestion experienced (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
-/// Most kinds of other frames, and reasons of malformed packets, that a summary lists.
+/// Maximum number of kinds of other frames, and of reasons of malformed packets, that a summary lists.
 const MAX_KINDS: usize = 32;
 
 /// Outcome of the check of an ICRC.
@@ -73,7 +73,7 @@ pub(super) struct Tracker {
     frame_bytes: u64,
     payload_bytes: u64,
     cut: u64,
-    /// Those cut within the BTH.
+    /// Packets cut within the BTH.
     cut_bths: u64,
     copies: Copies,
     second_copies: u64,
@@ -128,7 +128,7 @@ impl Tracker {
         }
     }
 
-    /// A link type that is not decoded, if all frames are of such.
+    /// Returns a link type that is not decoded, if all frames are of such types.
     pub(super) fn only_unknown_links(&self) -> Option<LinkType> {
         let unknown = |kind: &OtherFrame| matches!(kind, OtherFrame::LinkType(_));
         let frames: u64 = self.others.iter().filter(|(kind, _)| unknown(kind)).map(|(_, frames)| frames).sum();

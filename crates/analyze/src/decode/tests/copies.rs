@@ -91,14 +91,14 @@ fn a_packet_of_another_interface_or_direction_is_a_copy() {
 
 #[test]
 fn points_may_be_many_and_late_and_miss_packets() {
-    // The second point's frames come behind all of the first one's; a third point lost the retransmission.
+    // The second point's frames come after all of the first one's; a third point lost the retransmission.
     let other = |number: u8| talk().into_iter().map(move |frame| [&[number; 12], &frame[12..]].concat());
     let frames: Vec<_> = talk().into_iter().chain(other(1)).chain(other(2).take(3)).collect();
     check(&read(&pcap(&frames)), 8, "late");
-    // The first point lost what the second one saw.
+    // The first point lost packets that the second one saw.
     let frames: Vec<_> = talk().into_iter().take(2).chain(other(1)).collect();
     check(&read(&pcap(&frames)), 2, "lost");
-    // More points than are told apart.
+    // More points than `copies.rs` distinguishes.
     let at_many = |frame: Vec<u8>| (0..20).map(move |number| [&[number; 12], &frame[12..]].concat());
     let frames: Vec<_> = talk().into_iter().flat_map(at_many).collect();
     check(&read(&pcap(&frames)), 19 * 5, "many");

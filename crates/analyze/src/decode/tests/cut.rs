@@ -27,12 +27,12 @@ fn frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// The frames behind a VLAN tag.
+/// Returns the frames with a VLAN tag.
 fn tagged(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     frames.iter().map(|frame| [&frame[..12], &[0x81, 0, 0, 7], &frame[12..]].concat()).collect()
 }
 
-/// The packets of the frames over IPv6, behind a VLAN tag or none.
+/// Returns the packets of the frames over IPv6, with a VLAN tag or without.
 fn over_ipv6(frames: &[Vec<u8>], vlan: Option<u16>) -> Vec<Vec<u8>> {
     let rewrap = |frame: &Vec<u8>| {
         let address = |last: u8| IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
@@ -59,7 +59,7 @@ fn cut_to(bytes: usize, frames: &[Vec<u8>]) -> Summary {
     read(&pcap_of(1, true, false, bytes, frames))
 }
 
-/// Checks facts that hold whatever is cut behind the BTH.
+/// Checks facts that do not depend on the cut after the BTH.
 fn check_whole(summary: &Summary, frames: &[Vec<u8>]) {
     assert_eq!((summary.packets, summary.malformed_packets), (frames.len() as u64, 0));
     assert_eq!((summary.retransmitted_packets, summary.cut_bths), (0, 0));

@@ -77,7 +77,7 @@ fn plain() -> Summary {
     wrapped(<[u8]>::to_vec)
 }
 
-/// All that must not depend on tunnels.
+/// Returns the part of the summary that must not depend on tunnels.
 fn contents(summary: &Summary) -> (u64, u64, Icrc, Vec<Conversation>) {
     (summary.packets, summary.frame_bytes, summary.icrc, summary.conversations.clone())
 }

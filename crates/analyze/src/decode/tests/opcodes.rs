@@ -51,7 +51,7 @@ fn requests_of_xrc_are_followed() {
     assert_eq!(found, expected);
     assert_eq!((talk.from_a.retransmitted_packets, talk.from_a.missing_packets), (1, 0));
     assert_eq!((talk.from_b.acks, talk.from_b.read_response_packets, talk.from_b.atomic_responses), (2, 2, 1));
-    // The WRITE was repeated, so its time is not taken; the NAK answers nothing that was asked.
+    // The WRITE was repeated, so its time is not taken; the NAK answers no request.
     assert_eq!(talk.from_a.time_to_ack.unwrap().count, 3);
     assert_eq!(summary.opcodes[0].name, "RC Acknowledge");
     assert_eq!((summary.opcodes[1].opcode, summary.opcodes[1].name.as_str()), (0xa0, "XRC SEND First"));
@@ -126,7 +126,7 @@ fn malformed_packets_have_reasons() {
     let summary = read(&pcap(&frames));
     assert_eq!((summary.packets, summary.malformed_packets, summary.other_frames), (0, 4, 0));
     assert_eq!(reasons(&summary), expected);
-    // The notes say what is so, and do not say that nothing goes to the port.
+    // The notes name the reasons, and do not claim that no packet goes to the port.
     let note = "4 packets to UDP port 4791 are malformed: 2 shorter than a BTH, 1 of transport header version 3, 1 too short \
                 for RC RDMA READ Request.";
     assert_eq!(
