@@ -160,7 +160,7 @@ pub struct Rule {
     pub set: Set,
     /// They are added up, as many of them as there are.
     pub names: &'static [&'static str],
-    /// The rule holds only for devices that have this one, where drivers share the other names.
+    /// Counter that a device must have for the rule to hold. It separates drivers that share the other names.
     pub only_with: Option<&'static str>,
     /// One of them counts so many.
     pub scale: u64,
@@ -210,7 +210,7 @@ const OCCASIONS: &str = "timeouts, sequence NAKs and missing responses: occasion
 
 /// The one table of names, for each common counter in order of preference. Drivers: mlx5 (q counters of adapters and of
 /// representors, and statistics of its network interface), mlx4, bnxt_re, irdma (names of three generations), hns, efa,
-/// mana, erdma (names in and out of the kernel), ionic, cxgb4, rxe; the software RNIC; and what every port has. qedr,
+/// mana, erdma (names in and out of the kernel), ionic, cxgb4, rxe; the software RNIC; and the counters of every port. qedr,
 /// ocrdma and siw have no counters of their own.
 pub const TABLE: &[Rule] = {
     use Common as C;
@@ -457,7 +457,7 @@ mod tests {
             assert!(!rule.names.is_empty() && rule.scale > 0 && !rule.counts.is_empty());
             assert!(rule.only_with.is_none_or(|name| rule.names.contains(&name)));
             for name in rule.names {
-                // A rule for some devices alone may come before one for all, of the same figure.
+                // A rule for some devices may come before a rule for all devices, of the same figure.
                 let before: Option<&Rule> = seen.insert((rule.set, *name), rule);
                 let narrower = |before: &Rule| before.only_with.is_some() && before.common == rule.common;
                 assert!(before.is_none_or(narrower), "{name} appears twice");

@@ -44,7 +44,8 @@ pub struct Interval {
 pub struct Look {
     /// The devices that are meant.
     pub devices: Vec<Interval>,
-    /// Problems as sentences: of the devices that are meant, or if none was found, of all. They come anew with each look.
+    /// Problems as sentences, about the selected devices, or about all devices if none was found. Each read collects them
+    /// anew.
     pub notes: Vec<String>,
 }
 
@@ -100,7 +101,7 @@ impl Monitor {
         reading
     }
 
-    /// Reads the devices that are meant, and the notes about them.
+    /// Reads the selected devices, and the notes about them.
     fn read_selected(&mut self) -> (Vec<Sample>, Vec<String>) {
         let Reading { mut samples, mut notes } = self.read();
         if let Some(selector) = &self.selector {

@@ -85,7 +85,7 @@ pub struct Sample {
 pub struct Reading {
     /// The devices.
     pub samples: Vec<Sample>,
-    /// Problems of the reading. They come anew with each reading.
+    /// Problems of the reading. Each reading collects them anew.
     pub notes: Vec<Note>,
 }
 
@@ -104,7 +104,7 @@ pub struct Note {
 pub struct Subject {
     /// Kind of device.
     pub kind: Kind,
-    /// Label or name: what tells it from others of its kind.
+    /// Label or name, which distinguishes it from others of its kind.
     pub device: String,
     /// Number of the port, if the problem is one port's.
     pub port: Option<u32>,
@@ -122,8 +122,8 @@ impl Subject {
 }
 
 impl Note {
-    /// Whether the note matters to a reader that asked for `selector`, which means the devices `found`. A note about no
-    /// device matters if none was found: it may say why.
+    /// Returns whether the note matters to a reader that asked for `selector` and got the devices `found`. A note about no
+    /// device matters if none was found: it may name the reason.
     pub(crate) fn matters(&self, selector: &str, found: &[Identity]) -> bool {
         match &self.about {
             None => found.is_empty(),

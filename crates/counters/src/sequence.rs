@@ -16,12 +16,11 @@ pub(crate) fn write<'a>(word: impl Fn(usize) -> &'a AtomicU64, values: impl Iter
     word(0).store(sequence.wrapping_add(2), Ordering::Release);
 }
 
-/// Reads values by `all`. Returns whether they belong together: whether the writer was at rest meanwhile, by its sequence
-/// number.
+/// Reads values by `all`. Returns whether they belong together: by its sequence number, the writer was at rest meanwhile.
 ///
 /// # Errors
 ///
-/// Those of `sequence` and `all`.
+/// The errors of `sequence` and `all`.
 pub(crate) fn read<E>(
     mut sequence: impl FnMut() -> Result<u64, E>,
     all: impl FnOnce() -> Result<(), E>,

@@ -381,7 +381,7 @@ fn mana() {
     ];
     assert_eq!(found, expected);
     assert_eq!(RxOperations.rule(&sample.raw).unwrap().counts, "requests", "SENDs are among them");
-    // Of a name that device and port have, the port's value counts.
+    // If device and port share a name, the port's value counts.
     assert_eq!(sample.raw[&Name::new(Set::Hardware, "rate_inc_events")], 1);
     let wide = Name::new(Set::Hardware, "rx_write_requests");
     assert_eq!(doorbell_counters::bits(&wide, &sample.raw), 64, "only mlx5 counts 32 bits under this name");
@@ -464,7 +464,7 @@ fn mlx4_cxgb4_and_representors_of_mlx5() {
     assert_deltas(&rates, &expected);
 }
 
-/// Notes about devices that were not asked for are left out; of those asked for they stay.
+/// Notes about other devices are left out. Notes about the selected devices stay.
 #[test]
 fn notes_are_about_the_device_that_was_asked_for() {
     let tree = Tree::new();
@@ -487,7 +487,7 @@ fn notes_are_about_the_device_that_was_asked_for() {
     assert_eq!(notes(Some("rxe0")), [] as [&str; 0]);
     assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "no port"]);
     assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "no port"]);
-    // A device that went: the notes of the others do not say why.
+    // A device that went: the notes of the others do not name the reason.
     let mut monitor = tree.monitor();
     monitor.select("rxe0").unwrap();
     monitor.look();
