@@ -9,7 +9,7 @@ use doorbell_exchange::admission::{Event, Limits, Lobby, Opening};
 
 use crate::output::note;
 
-/// Notes about refused visitors within [`NOTES_TIME`]: more would fill a log at the pace of strangers.
+/// Maximum number of notes about refused visitors within [`NOTES_TIME`]. Without it, strangers could fill a log.
 const NOTES_MAX: usize = 10;
 
 /// See [`NOTES_MAX`].
@@ -30,7 +30,7 @@ pub(crate) struct Client<T> {
     pub(crate) from: SocketAddr,
     /// Contents of its opening.
     pub(crate) opening: T,
-    /// End of the time for its set-up, of which its opening has taken a part.
+    /// Deadline of its set-up. Its opening has used a part of this time.
     pub(crate) until: Instant,
 }
 
@@ -53,7 +53,7 @@ impl<O: Opening<Refusal: Display>> Clients<O> {
         }
     }
 
-    /// Waits for the next client until that instant.
+    /// Waits for the next client until an instant.
     pub(crate) fn next_until(&mut self, until: Instant) -> Option<Client<O::Admitted>> {
         loop {
             match self.handle(Some(until)) {
@@ -91,7 +91,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// Returns whether another note may be written, and how many were suppressed since the last one.
+    /// Returns the number of notes suppressed since the last one, or `None` if another note may not be written.
     fn allow(&mut self, now: Duration) -> Option<usize> {
         if now - self.since >= NOTES_TIME {
             (self.since, self.count) = (now, 0);

@@ -194,13 +194,12 @@ impl Meeting {
         Ok(Terms { memory_bytes, token: self.token.clone(), pinning, process })
     }
 
-    /// Listens for clients that show the right token, or where there is none greet as clients do.
+    /// Listens for clients that show the right token. Without a token, it accepts clients that send a client's greeting.
     fn clients(&self) -> Result<Clients<SessionOpening>, Failure> {
         Ok(Clients::new(self.listener()?, SessionOpening::new(self.token.clone()))?)
     }
 
-    /// Serves the first client that is admitted. `open` returns the device for a client, and `pinning` the CPUs of its threads,
-    /// as [`serve`](Self::serve) has it.
+    /// Serves the first client that is admitted. `open` and `pinning` are those of [`serve`](Self::serve).
     pub(crate) fn serve_one(
         &self,
         memory_bytes: usize,
@@ -244,7 +243,7 @@ impl Meeting {
             });
             match served {
                 Ok(()) => {}
-                // It ends its measurement when it likes.
+                // A client may end its measurement at any time.
                 Err(SessionError::Control(error)) => note!("{from} went before its measurement ended: {error}"),
                 Err(error) => note!("{from}: {error}"),
             }

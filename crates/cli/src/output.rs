@@ -9,12 +9,12 @@ use std::io::{self, IsTerminal as _, Write};
 
 use doorbell_output::escape;
 
-/// Does stdout go to a terminal?
+/// Returns whether stdout goes to a terminal.
 pub(crate) fn stdout_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Does stderr go to a terminal?
+/// Returns whether stderr goes to a terminal.
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }

@@ -22,7 +22,7 @@ const SECOND_DEADLINE: Duration = Duration::from_secs(60);
 /// Processes of a measurement on one machine.
 const PROCESSES: usize = 2;
 
-/// How often the first process looks whether the second has ended before it called back.
+/// Interval at which the first process checks whether the second has ended before it called back.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The second process of this machine. It ends with this handle.

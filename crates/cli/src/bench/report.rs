@@ -443,7 +443,7 @@ fn lost(results: &[PointResult]) -> Vec<String> {
 /// Counters of packets that were sent over UDP, and through memory.
 const WAYS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
 
-/// Counters of packets that were not lost, and of reasons for the way that packets went. The RNIC counts corrupted packets.
+/// Counters of packets that were not lost, and of reasons for the path of packets. The RNIC counts corrupted packets.
 const NO_LOSS: [&str; 8] = [
     WAYS[0],
     WAYS[1],

@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const RESTART: Duration = Duration::from_secs(30);
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(10);
-/// How often the memory node looks whether the store ends while no box is connected.
+/// Interval at which the memory node checks whether the store has ended while no box is connected.
 const OVER_LOOK: Duration = Duration::from_millis(50);
 /// How often the metadata service looks whether the box is there.
 const LOOK: Duration = Duration::from_millis(1);

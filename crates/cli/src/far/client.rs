@@ -38,7 +38,7 @@ pub(crate) struct ClientProcess {
 /// The answer to a client that reached the memory through a box which is none any more.
 pub(super) const AGAIN: &str = "again";
 
-/// The longest time that a client works until its middlebox ends.
+/// Maximum time that a client works until its middlebox ends.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// A clock that all processes of a machine share, in nanoseconds.

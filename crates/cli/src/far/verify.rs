@@ -145,7 +145,7 @@ impl Verify {
                 command.args(["--through", &address.to_string()]);
             }
             if self.kill_box {
-                // However late the box is killed, each client goes on through the next one.
+                // Each client continues through the next box, even if the box is killed late.
                 command.arg("--until-cut");
             }
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;

@@ -62,8 +62,8 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Does jobs until none waits, or for that long: packets of clients that are connected wait meanwhile. Returns how many
-    /// were done.
+    /// Does jobs until none waits or `budget` has passed. Packets of connected clients wait meanwhile. Returns the number
+    /// of jobs done.
     pub(super) fn work_off(&self, steer: &mut Steer, budget: Duration) -> usize {
         let _ = self.kick.read(); // a job that comes from now on wakes the thread again
         let begun = Instant::now();
@@ -73,7 +73,7 @@ impl Jobs {
             job(steer);
             done += 1;
         }
-        // The rest has its turn after the packets that came meanwhile.
+        // The remaining jobs follow after the packets that came meanwhile.
         let _ = self.kick.write(1);
         done
     }
@@ -621,7 +621,7 @@ mod tests {
             .collect();
         let mut done = 0;
         while done < 100 {
-            // Each job that waits has woken the thread, so that it may sleep for as long as it likes.
+            // Each waiting job has woken the thread, so the thread may sleep without a timeout.
             poll(&mut [PollFd::new(jobs.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
             done += jobs.work_off(&mut steer, Duration::MAX);
         }
@@ -629,7 +629,7 @@ mod tests {
         // The last thread may have woken the box after its job was done.
         assert_eq!(jobs.work_off(&mut steer, Duration::MAX), 0);
         assert!(!is_woken(&jobs));
-        // Without time there is one job in a turn, and the rest wakes the thread again.
+        // With a budget of zero, a turn does one job, and the remaining jobs wake the thread again.
         let order = |plane: &Plane| plane.jobs.send(Box::new(|_: &mut Steer| {})).unwrap();
         (0..2).for_each(|_| order(&plane));
         assert_eq!(jobs.work_off(&mut steer, Duration::ZERO), 1);

@@ -47,10 +47,10 @@ the TCP connection open for as long as they use it. docs/middlebox.md says what 
 /// How long the box looks for packets before it sleeps.
 const LINGER: Duration = Duration::from_micros(100);
 
-/// How long jobs of set-up may keep packets of connected clients waiting, if several wait.
+/// Maximum time for which several waiting jobs of set-up delay packets of connected clients.
 const JOBS_BUDGET: Duration = Duration::from_micros(200);
 
-/// How long it sleeps at most, so that it notices signals.
+/// Maximum sleep of the loop, which checks for signals after it.
 const NAP: Duration = Duration::from_millis(20);
 
 /// Put a middlebox in front of a memory node: the requests of all clients go there on one ordered queue pair.
@@ -220,7 +220,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
 fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Link>, Failure> {
     let (address, port) = (udp.local_address(), udp.port());
     let mut link: Box<dyn Link> = Box::new(udp);
-    // The capture is the outermost, so it has what faults do.
+    // The capture wraps the faults, so it records their effects.
     if let Some(plan) = &arguments.fault {
         link = Box::new(Faults::new(link, *plan));
     }

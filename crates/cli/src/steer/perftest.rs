@@ -51,7 +51,7 @@ const VERSION: usize = 16;
 #[derive(Clone, Debug, Default)]
 struct VersionOpening(Vec<u8>);
 
-/// Something else than perftest's version.
+/// Error of an opening that is not perftest's version.
 #[derive(Debug, thiserror::Error)]
 #[error("it does not begin as perftest does, with a version of 16 bytes such as 6.06")]
 struct NotPerftest;
@@ -204,9 +204,10 @@ fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
 }
 
 impl Pair<'_> {
-    /// Passes on what both say.
+    /// Forwards the bytes of both programs.
     ///
-    /// The two have the time of a set-up until they are connected: one that only greets must not keep others waiting.
+    /// Until they are connected, the two have the time of one set-up. So a client that only greets cannot keep others
+    /// waiting.
     fn carry(&mut self, streams: [&TcpStream; 2], version: Vec<u8>) -> Result<(), Failure> {
         let until = Instant::now() + SETUP;
         (&mut &*streams[SERVER]).write_all(&version)?;

@@ -33,7 +33,7 @@ const NEXT_CALL: Duration = Duration::from_secs(10);
 /// How long a process waits before it calls again where something else than number 0 has answered.
 const AFTER_STRANGER: Duration = Duration::from_millis(100);
 
-/// How often a process looks for a change that nothing announces, such as the end of a child.
+/// Interval at which a process checks for changes that nothing announces, such as the end of a child.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Processes that call this one.
@@ -104,7 +104,7 @@ impl Callers {
         Ok(callers)
     }
 
-    /// Takes the processes that call until that instant, or until one has called.
+    /// Takes the processes that call until an instant, or until one has called.
     fn take(&self, until: Instant) {
         let Some(Client { stream, opening, from, .. }) = self.clients.borrow_mut().next_until(until) else { return };
         match Caller::new(stream, opening) {

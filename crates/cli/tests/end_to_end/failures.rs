@@ -30,7 +30,7 @@ fn client_against(hello: &'static [u8], words: &[&str]) {
     server.join().expect("the server is done");
 }
 
-/// A server says why it does not serve a client that says this, and serves the next one.
+/// Checks that a server names its reason when it rejects a client with this greeting, and serves the next client.
 fn server_against(hello: &[u8], words: &[&str]) {
     let _one_at_a_time = measuring();
     let (mut server, address) = listen("bw");

@@ -51,10 +51,11 @@ fn processes_of_which_one_is_killed_leave_a_linearizable_history() {
     }
 }
 
-/// A client is killed, and then the middlebox, in whose place another one comes that knows nothing; all the while packets
-/// are lost, doubled and overtaken at the box. What was on its way then has no answer, and nothing is wrong. The clients that
-/// are left go on through the second box, each at its own pace. `a_box_that_took_anothers_place_steers_and_converts_again` of
-/// the store's tests has clients in lockstep, and shows that a second box steers and converts.
+/// The test kills a client, and then the middlebox. Another middlebox without state takes its place. The box loses, doubles
+/// and reorders packets all the time. Requests on their way at the kill get no answer, and no result is wrong. The
+/// remaining clients continue through the second box, each at its own pace.
+/// `a_box_that_took_anothers_place_steers_and_converts_again` of the store's tests has clients in lockstep, and shows that
+/// a second box steers and converts.
 #[test]
 fn a_middlebox_that_loses_packets_and_then_everything_leaves_a_linearizable_history() {
     for strategy in ["steered", "steered-write"] {

@@ -115,7 +115,7 @@ impl Client {
     }
 }
 
-/// Has a client of the box at this address add one to a word of the node.
+/// Adds one to a word of the node through a client of the box at this address.
 pub(crate) fn add_one(address: &str) {
     Client::connect(address).expect("the box serves").add(0, 1);
 }

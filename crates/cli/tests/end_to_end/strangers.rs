@@ -1,5 +1,5 @@
-//! Strangers at every listener: one body opens connections of all kinds that never become clients, and beside them an honest
-//! client is served.
+//! Strangers at listeners of the programs. One body opens connections of all kinds that never become clients, and serves an
+//! honest client beside them.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,10 +19,10 @@ const OF_A_KIND: usize = 16;
 /// Strangers that come at once.
 const CROWD: usize = 1000;
 
-/// Between two bytes of a stranger that drips.
+/// Pause between two bytes of a stranger that drips.
 const DRIP: Duration = Duration::from_millis(20);
 
-/// Has an honest client served beside strangers that stay, drip, flood and come at once.
+/// Serves an honest client beside strangers that stay, drip, flood and come at once.
 fn beside_strangers(address: &str, honest: impl FnOnce()) {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("a process may raise its own limit");
@@ -101,7 +101,7 @@ fn bench_without_a_token_serves_its_client_and_no_stranger_ends_it() {
     server.finish().expect_status(0);
 }
 
-/// The other machine of a study and of the doctor is the same listener, with and without a token.
+/// The hosts of a study and of the doctor are the same listener. The study has a token here, and the doctor has none.
 #[test]
 fn study_and_doctor_serve_their_clients_one_after_another() {
     let _one_at_a_time = measuring();

@@ -86,7 +86,7 @@ impl Terminal {
 
     /// The same, but nobody reads what it shows, and its output goes elsewhere.
     pub(crate) fn start_with(&self, command: Command, session: Session, stdout: Stdio) -> OnTerminal {
-        // A test run in the background of a shell ignores signals, and what it starts would inherit that.
+        // A test run in the background of a shell ignores signals, and its child processes would inherit that.
         const BY_DEFAULT: [&str; 2] = ["env", "--default-signal=HUP,INT,QUIT"];
         let more: &[&str] = match session {
             Session::Own => &["setsid", "--ctty"],
