@@ -4,8 +4,8 @@
 //! visitor is handled next, which one makes room for another and when its time is over. [`Lobby`] does the IO for it. An
 //! [`Opening`] judges the words of one visitor: a token, or the first words of the protocol where the service has no token.
 //!
-//! A visitor cannot hold up others. Its reads and writes do not block, its input is bounded, and its time is bounded in total,
-//! however many bytes it sends meanwhile.
+//! A visitor cannot delay others. Its reads and writes do not block. Its input and its total time are bounded, even if it
+//! keeps sending bytes.
 
 mod lobby;
 
@@ -23,7 +23,7 @@ pub enum Verdict<T, R> {
     Reply(Vec<u8>),
     /// The visitor has completed its opening and gets its turn.
     Admit(T),
-    /// The visitor gets these bytes and no turn. `why` is for the operator; an answered question has none.
+    /// The visitor gets these bytes and no turn. `why` is for the operator. An answered question has none.
     Dismiss {
         /// Last bytes to the visitor.
         reply: Vec<u8>,
@@ -39,8 +39,8 @@ pub trait Opening: Clone {
     /// Reason of a refusal.
     type Refusal;
 
-    /// Judges the next bytes of `peer`. Returns how many of them belong to the opening: the next protocol reads the rest. With
-    /// [`Verdict::Continue`] all of them do.
+    /// Judges the next bytes of `peer`. Returns the number of bytes that belong to the opening: the next protocol reads the
+    /// rest. With [`Verdict::Continue`] all of them do.
     ///
     /// An opening keeps the number of bytes that it stores bounded.
     fn hear(&mut self, peer: &str, bytes: &[u8]) -> (usize, Verdict<Self::Admitted, Self::Refusal>);
@@ -69,7 +69,7 @@ pub type Number = u64;
 #[derive(Clone, Copy, Debug)]
 struct Visitor {
     until: Duration,
-    /// Time of its last bytes, or of its arrival.
+    /// Time at which its last bytes came, or at which it arrived.
     heard: Duration,
     /// Steps of the opening that it has completed.
     steps: u32,
@@ -89,9 +89,9 @@ pub struct Arrival {
 
 /// Visitors of a listener, without their streams. All times count from one instant that the caller chooses.
 ///
-/// The caller asks [`has_place`](Self::has_place) before each [`arrive`](Self::arrive), handles the visitor that
-/// [`choose`](Self::choose) names, reports with [`heard`](Self::heard) what came of it, and removes visitors with
-/// [`leave`](Self::leave): those that are admitted, gone or [`expired`](Self::expired).
+/// The caller asks [`has_place`](Self::has_place) before each [`arrive`](Self::arrive). It handles the visitor that
+/// [`choose`](Self::choose) names, and reports the outcome with [`heard`](Self::heard). It removes visitors that are
+/// admitted, gone or [`expired`](Self::expired) with [`leave`](Self::leave).
 #[derive(Debug)]
 pub struct Admission {
     limits: Limits,
@@ -110,13 +110,13 @@ impl Admission {
         self.limits.total = total;
     }
 
-    /// The visitor that makes room first: one that was dismissed, else the one that has been silent for longest.
+    /// Returns the visitor that makes room first: one that was dismissed, or else the one that has been silent for longest.
     fn longest_silent(&self) -> Option<(Number, Visitor)> {
         let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_dismissed, visitor.heard, *number);
         self.visitors.iter().map(|(number, visitor)| (*number, *visitor)).min_by_key(by_silence)
     }
 
-    /// Time from which on a new visitor finds a place. Before that, it waits in the queue of the kernel.
+    /// Returns the time at which a new visitor finds a place. Before that, it waits in the queue of the kernel.
     pub fn place_at(&self) -> Duration {
         if self.visitors.len() < self.limits.visitors {
             return Duration::ZERO;
@@ -150,10 +150,11 @@ impl Admission {
         Some(number)
     }
 
-    /// Returns the visitor to handle next, of those whose streams are ready.
+    /// Returns the next visitor to handle, among those whose streams are ready.
     ///
-    /// A visitor whose every turn has completed a step goes before one that has dripped bytes, and of two such visitors the one
-    /// that is further. So a visitor that speaks as it should waits for one stranger at most, however many drip beside it.
+    /// A visitor that completed a step in each of its turns goes before one that drips bytes. Of two such visitors, the one
+    /// with more steps goes first. So an honest visitor waits for at most one stranger, regardless of the number of
+    /// strangers that drip.
     pub fn choose(&self, ready: impl IntoIterator<Item = Number>) -> Option<Number> {
         let rank = |number: &Number| {
             let visitor = self.visitors.get(number)?;
@@ -162,7 +163,7 @@ impl Admission {
         ready.into_iter().filter_map(|number| Some((rank(&number)?, number))).min().map(|(_, number)| number)
     }
 
-    /// Takes note that bytes of a visitor were handled, and whether they completed a step of its opening.
+    /// Records that bytes of a visitor were handled, and whether they completed a step of its opening.
     pub fn heard(&mut self, number: Number, now: Duration, has_completed_step: bool) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
             visitor.heard = now;
@@ -173,7 +174,7 @@ impl Admission {
         }
     }
 
-    /// Takes note that a visitor gets no turn: it stays until it has taken its last bytes, and makes room before all others.
+    /// Records that a visitor gets no turn. It stays until it has taken its last bytes, and makes room before all others.
     pub fn dismiss(&mut self, number: Number) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
             visitor.is_dismissed = true;
@@ -200,7 +201,7 @@ impl Admission {
         self.visitors.values().map(|visitor| visitor.until).min()
     }
 
-    /// Returns the time that ends a visitor's set-up.
+    /// Returns the deadline of a visitor's set-up.
     pub fn until(&self, number: Number) -> Option<Duration> {
         self.visitors.get(&number).map(|visitor| visitor.until)
     }
@@ -257,7 +258,7 @@ mod tests {
         assert_eq!(admission.arrive(ms(101)), Arrival { number: 4, evicted: Some(1) });
         assert_eq!(admission.place_at(), ms(102));
         assert_eq!(admission.arrive(ms(102)).evicted, Some(2));
-        // Bytes that complete nothing are no silence either: the total time bounds them.
+        // Bytes that complete no step end the silence too: the total time bounds them.
         admission.heard(3, ms(150), false);
         assert_eq!(admission.evict(), Some(0));
         // A visitor that was dismissed goes before all of them, and at once.
@@ -284,8 +285,8 @@ mod tests {
         assert_eq!(admission.choose([99]), None);
     }
 
-    /// 1,000 visitors come at once and say nothing, and an honest one comes last. Each of the others keeps it waiting for a
-    /// share of the patience, not for its own deadline.
+    /// 1,000 silent visitors come at once, and an honest one comes last. Each silent visitor delays it for a share of the
+    /// patience, not for its own deadline.
     #[test]
     fn a_crowd_that_says_nothing_passes_in_a_bounded_time() {
         let mut admission = Admission::new(Limits { visitors: 250, ..LIMITS });

@@ -131,7 +131,7 @@ impl Ring {
         2 * self.bytes - self.offset(position)
     }
 
-    /// Frees everything before `limit` that no message was received for: its sender is dead.
+    /// Frees everything before `limit` that holds no received message: its sender is dead.
     pub(crate) fn skip(&self, limit: u64) {
         self.units.skip(limit);
         // Another thread that tried meanwhile has found the head locked.

@@ -84,7 +84,7 @@ impl Waiter for TokioWaiter {
 pub struct TokioLobby<O>(AsyncFd<Lobby<O>>);
 
 impl<O: Opening> TokioLobby<O> {
-    /// Registers the lobby with the runtime that this is called in.
+    /// Registers the lobby with the current runtime.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl<O: Opening> TokioLobby<O> {
     ///
     /// # Panics
     ///
-    /// Outside a runtime of tokio.
+    /// Panics outside a runtime of tokio.
     pub fn new(lobby: Lobby<O>) -> io::Result<Self> {
         // SAFETY: a lobby has one descriptor for all its life, and nothing here replaces the lobby.
         Ok(Self(unsafe { AsyncFd::register_with_interest(lobby, Interest::READABLE)? }))
@@ -112,13 +112,13 @@ impl<O: Opening> TokioLobby<O> {
         loop {
             match self.0.get_mut().step()? {
                 Step::Event(event) => return Ok(event),
-                // Other tasks have their turn, however many visitors come.
+                // Other tasks get their turn, even if many visitors come.
                 Step::Handled => tokio::task::yield_now().await,
                 Step::Idle => {
                     let wakes_at = self.0.get_ref().wakes_at();
                     let readable = async { self.0.readable().await.map(|mut ready| ready.clear_ready()) };
                     match wakes_at {
-                        // After that instant there is something to do.
+                        // After that instant the lobby has work.
                         Some(at) => timeout_at(at.into(), readable).await.unwrap_or(Ok(()))?,
                         None => readable.await?,
                     }

@@ -1,5 +1,5 @@
-//! All interleavings of threads that give buffers back: no buffer waits while the peer waits for it, and what a connection
-//! leaves goes to the others once.
+//! All interleavings of threads that give buffers back. No buffer waits while the peer waits for it. The share of a
+//! connection that is over goes to the others once.
 
 #[path = "../../rnic/tests/model/mod.rs"]
 mod model;
@@ -27,23 +27,23 @@ use loom::sync::Mutex;
 use reports::ReceiveCredits;
 use returns::{Granted, Grants, Returns};
 
-/// Preemptions of one run at most.
+/// Maximum number of preemptions of one run.
 const PREEMPTIONS: usize = 3;
 
-/// A connection, and what its peer knows.
+/// A connection, and the grant that its peer knows.
 struct Account {
     grants: Grants,
     credits: ReceiveCredits,
-    /// The grant that the peer was told of last.
+    /// Last grant that was reported to the peer.
     known: Mutex<u64>,
     nic: Arc<Nic>,
 }
 
-/// Receives that were ever posted.
+/// Number of all receives that were posted.
 struct Nic(Mutex<u64>);
 
 impl Account {
-    /// The peer has used up all its receives.
+    /// Makes a connection whose peer has used up all its receives.
     fn exhausted(nic: &Arc<Nic>, depth: u64, share: usize) -> Arc<Self> {
         let credits = ReceiveCredits::new(depth);
         (0..depth).for_each(|received| assert_eq!(credits.received(), received + 1));
@@ -84,7 +84,7 @@ impl World {
         let Ok(_) = self.returns.repost(own, post);
     }
 
-    /// What the drop of a message does.
+    /// Does the same as the drop of a message.
     fn give_back(&self, slot: u32, account: Option<&Arc<Account>>) {
         if self.returns.give_back(slot, account.cloned()) {
             self.repost();

@@ -13,7 +13,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use reports::ReceiveCredits;
 
-/// Preemptions of one run at most.
+/// Maximum number of preemptions of one run.
 const PREEMPTIONS: usize = 3;
 
 struct World {
@@ -23,14 +23,14 @@ struct World {
     peer: Mutex<Peer>,
 }
 
-/// The other side: it sends whenever it may.
+/// The other side, which sends while it has credit.
 struct Peer {
     granted: u64,
     sent: u64,
 }
 
 impl World {
-    /// All receives are used up: their messages have arrived, and none was dropped yet.
+    /// Makes a world in which all receives are used up: their messages have arrived, and none was dropped yet.
     fn exhausted(depth: u64) -> Self {
         let credits = ReceiveCredits::new(depth);
         for _ in 0..depth {
@@ -40,7 +40,7 @@ impl World {
         Self { credits, granted: AtomicU64::new(depth), peer }
     }
 
-    /// A message is dropped, and its receive posted again. Returns whether a credit message left.
+    /// Drops a message and posts its receive again. Returns whether a credit message left.
     fn drop_message(&self) -> bool {
         self.granted.fetch_add(1, Ordering::Release);
         self.report()
@@ -56,7 +56,7 @@ impl World {
         due
     }
 
-    /// The next message, if the peer may send one.
+    /// Receives the next message, if the peer may send one.
     fn receive(&self) -> bool {
         let mut peer = self.peer.lock().unwrap();
         let may = peer.sent < peer.granted;
@@ -68,7 +68,7 @@ impl World {
         may
     }
 
-    /// The connection goes on alone: each message is received and dropped.
+    /// Runs the connection alone: it receives and drops each message.
     fn goes_on(&self) {
         for message in 0..3 {
             if !self.receive() {
@@ -82,7 +82,7 @@ impl World {
 
 fn both_drop_and_one_receives(depth: u64) {
     let mut model = loom::model::Builder::new();
-    // Every order of the two is too many: each switches to the other this often at most while it could go on.
+    // There are too many orders of the two threads, so the model bounds the number of preemptions.
     model.preemption_bound = Some(PREEMPTIONS);
     model.check(move || {
         let world = Arc::new(World::exhausted(depth));
@@ -90,7 +90,7 @@ fn both_drop_and_one_receives(depth: u64) {
             let world = Arc::clone(&world);
             loom::thread::spawn(move || world.drop_message())
         };
-        // The connection drops a message, and takes what the peer sends in answer to either grant.
+        // The connection drops a message, and takes the messages that the peer sends in answer to either grant.
         world.drop_message();
         if world.receive() {
             world.drop_message();

@@ -1,5 +1,5 @@
-//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to what
-//! is free again: no message that is held is overwritten, and nothing that is free is forgotten.
+//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to freed
+//! memory. No held message is overwritten, and no free memory is forgotten.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part
 #[path = "../src/ring/units.rs"]
@@ -24,11 +24,11 @@ const BYTES: u64 = (COUNT * UNIT) as u64;
 struct Ring {
     units: Units,
     memory: [UnsafeCell<u64>; COUNT],
-    /// Where a peer reads the head.
+    /// The head in the memory that a peer reads.
     head_word: AtomicU64,
 }
 
-// SAFETY: whether the cells are shared rightly is what the model checks.
+// SAFETY: the model checks that the accesses to the cells are ordered.
 unsafe impl Sync for Ring {}
 // SAFETY: as above.
 unsafe impl Send for Ring {}
@@ -43,20 +43,20 @@ impl Ring {
         &self.memory[self.units.offset(position) / UNIT]
     }
 
-    /// A peer writes a message of one unit.
+    /// Writes a message of one unit, as a peer does.
     fn write(&self, position: u64) {
         // SAFETY: the model checker reports two accesses that are not ordered.
         self.memory(position).with_mut(|message| unsafe { *message = position });
     }
 
-    /// A peer writes a message, a connection receives it.
+    /// Writes a message, as a peer does, and receives it, as a connection does.
     fn receive(&self, position: u64) {
         assert!(!self.units.is_taken(position), "a message lies where the head says that nothing does");
         self.write(position);
         self.units.hold(position, UNIT);
     }
 
-    /// A thread reads a message and drops it.
+    /// Reads a message and drops it, as a thread of the program does.
     fn drop_message(&self, position: u64) {
         // SAFETY: as above.
         self.memory(position).with(|message| assert_eq!(unsafe { *message }, position));
@@ -118,7 +118,7 @@ fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'st
         });
         ring.drop_message(UNIT as u64);
         ring.advance();
-        // A peer that knows the head writes to what is free.
+        // A peer that knows the head writes to free memory.
         let head = look(&ring);
         if head > 0 {
             ring.receive(BYTES);
@@ -134,7 +134,7 @@ fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'st
 fn a_search_for_holes_passes_messages_that_are_dropped_meanwhile() {
     loom::model(|| {
         let ring = Ring::new();
-        // A living sender's message lies before what a dead one reserved.
+        // A message of a living sender lies before the space that a dead one reserved.
         ring.receive(0);
         ring.drop_message(0);
         let searching = loom::thread::spawn({

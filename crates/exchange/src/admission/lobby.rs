@@ -15,31 +15,31 @@ use nix::sys::socket::{Backlog, listen};
 use super::{Admission, Arrival, Limits, Number, Opening, Verdict};
 use crate::setup::{self, EndpointDescription, Parsed, SetupError};
 
-/// Bytes that one turn of a visitor reads at most.
+/// Maximum bytes that one turn of a visitor reads.
 const PIECE: usize = 4096;
 
-/// Bytes of a dismissed visitor that are read and dropped, so that it can read why, at most.
+/// Maximum input of a dismissed visitor that is read and dropped, so that the visitor can read the reason.
 const DROPPED_MAX: usize = 64 << 10;
 
-/// Connections that the kernel holds for a listener, which its own limit (`net.core.somaxconn`) may reduce.
+/// Maximum number of connections that the kernel queues for a listener. `net.core.somaxconn` may reduce it.
 const BACKLOG: i32 = 4096;
 
-/// Time without accepting after the system refused to accept, such as for want of descriptors.
+/// Pause in accepting after the system refused to accept, for example because no descriptor is left.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Key of the listener in epoll. Visitors have their numbers.
 const LISTENER: u64 = u64::MAX;
 
-/// Something that concerns the owner of a lobby.
+/// Event for the owner of a lobby.
 #[derive(Debug)]
 pub enum Event<T, R> {
     /// A visitor has completed its opening and has its turn.
     Admitted {
-        /// Its stream, which blocks. What it said after its opening is unread.
+        /// Its stream, which blocks. Bytes after its opening are unread.
         stream: TcpStream,
         /// Its address.
         from: SocketAddr,
-        /// End of the time that it has for its set-up.
+        /// Deadline of its set-up.
         until: Instant,
         /// Contents of its opening.
         opening: T,
@@ -48,7 +48,7 @@ pub enum Event<T, R> {
     Refused {
         /// Its address.
         from: SocketAddr,
-        /// Why.
+        /// Reason of the refusal.
         why: Why<R>,
     },
 }
@@ -56,13 +56,13 @@ pub enum Event<T, R> {
 /// Reason for which a visitor gets no turn.
 #[derive(Debug, thiserror::Error)]
 pub enum Why<R> {
-    /// Its opening is none of this listener's.
+    /// Its opening is not one of this listener.
     #[error("{0}")]
     Refused(R),
     /// Its opening was not complete in time.
     #[error("it did not complete its opening within {} s", .0.as_secs_f64())]
     Deadline(Duration),
-    /// It was silent for longest when another one needed its place.
+    /// It was silent for longest when another visitor needed its place.
     #[error("it made room for another connection, since it had been silent for longest")]
     Evicted,
     /// Its connection ended.
@@ -73,11 +73,11 @@ pub enum Why<R> {
 /// Outcome of [`Lobby::step`].
 #[derive(Debug)]
 pub enum Step<T, R> {
-    /// No visitor had anything to say.
+    /// No visitor was ready.
     Idle,
     /// A visitor was handled or accepted.
     Handled,
-    /// The same, and there is something for the owner.
+    /// A visitor was handled or accepted, with an event for the owner.
     Event(Event<T, R>),
 }
 
@@ -114,16 +114,16 @@ struct Guest<O> {
     stream: TcpStream,
     from: SocketAddr,
     name: String,
-    /// `None` once it was dismissed.
+    /// `None` after it was dismissed.
     opening: Option<O>,
-    /// Bytes for it that its stream has not taken yet.
+    /// Bytes that its stream has not taken yet.
     output: Vec<u8>,
     dropped: usize,
 }
 
 /// Outcome of a visitor's turn.
 enum Turn<O: Opening> {
-    /// It stays, and has completed a step or not.
+    /// It stays. The flag says whether it has completed a step.
     Stays(bool),
     Dismissed(Option<O::Refusal>),
     Admitted(O::Admitted),
@@ -131,8 +131,8 @@ enum Turn<O: Opening> {
 }
 
 impl<O: Opening> Lobby<O> {
-    /// Takes over a listener, whose visitors speak such an opening each. They have a quarter of the descriptors of this process
-    /// at most.
+    /// Takes over a listener. Each visitor speaks a copy of `opening`. Visitors have at most a quarter of the descriptors
+    /// of this process.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl<O: Opening> Lobby<O> {
         let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
         limits.visitors = limits.visitors.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1);
         listener.set_nonblocking(true)?;
-        // The standard library's backlog is short: clients would wait for seconds behind strangers that the kernel holds.
+        // The standard library's backlog is short: clients would wait for seconds after strangers in the kernel's queue.
         listen(&listener, Backlog::new(BACKLOG)?)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
@@ -166,7 +166,7 @@ impl<O: Opening> Lobby<O> {
     ///
     /// # Errors
     ///
-    /// The operating system does not tell.
+    /// The operating system does not know the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -177,11 +177,11 @@ impl<O: Opening> Lobby<O> {
         self.admission.set_total(total);
     }
 
-    /// Handles visitors until one is admitted or refused, or until that instant; without one, for as long as it takes.
+    /// Handles visitors until one is admitted or refused, or until an instant. Without an instant, it waits without limit.
     ///
     /// # Errors
     ///
-    /// The system accepts no connection for now: the lobby may be asked again at once.
+    /// The system accepts no connection at present. The caller may call again at once.
     pub fn next(&mut self, until: Option<Instant>) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
         loop {
             let is_last = until.is_some_and(|until| Instant::now() >= until);
@@ -206,7 +206,7 @@ impl<O: Opening> Lobby<O> {
     pub fn step(&mut self) -> io::Result<Step<O::Admitted, O::Refusal>> {
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
-        // Ready visitors have a last turn, however long the caller was busy with something else.
+        // A ready visitor gets a last turn, even if the caller was busy past its deadline.
         let expired = self.admission.expired(now).find(|number| !ready.contains(number));
         if let Some(number) = expired {
             return Ok(Step::handled(self.part(number, Why::Deadline(self.limits.total))));
@@ -220,19 +220,19 @@ impl<O: Opening> Lobby<O> {
         Ok(Step::Idle)
     }
 
-    /// Returns when [`step`](Self::step) has something to do though no stream becomes ready.
+    /// Returns the time at which [`step`](Self::step) has work although no stream is ready.
     pub fn wakes_at(&self) -> Option<Instant> {
         let opens_at = Some(self.opens_at()).filter(|&at| at > self.begun.elapsed());
         let next = [self.admission.deadline(), opens_at].into_iter().flatten().min();
         next.and_then(|at| self.begun.checked_add(at))
     }
 
-    /// Returns when the listener is watched again: before that, its connections wait in the kernel.
+    /// Returns the time at which the lobby watches the listener again. Until then, its connections wait in the kernel.
     fn opens_at(&self) -> Duration {
         self.paused_until.unwrap_or_default().max(self.admission.place_at())
     }
 
-    /// Watches the listener, or leaves its connections to the kernel for now.
+    /// Watches the listener, or leaves its connections in the kernel's queue.
     fn listen(&mut self, is_listening: bool) -> io::Result<()> {
         if self.is_listening != is_listening {
             let flags = if is_listening { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
@@ -242,12 +242,12 @@ impl<O: Opening> Lobby<O> {
         Ok(())
     }
 
-    /// Returns the visitors whose streams are ready, and whether a connection can be accepted, within this time if there is
-    /// one.
+    /// Returns the visitors whose streams are ready, and whether a connection can be accepted. Waits for at most `within`,
+    /// or without limit if it is `None`.
     fn ready(&mut self, within: Option<Duration>) -> io::Result<(Vec<Number>, bool)> {
         let is_open = self.opens_at() <= self.begun.elapsed();
         self.listen(is_open)?;
-        // Rounded up, so that it does not spin for the last millisecond.
+        // Rounded up, so that the loop does not spin for the last millisecond.
         let rounded = |within: Duration| EpollTimeout::try_from(within + Duration::from_micros(999));
         let timeout = within.map_or(EpollTimeout::NONE, |within| match within.is_zero() {
             true => EpollTimeout::ZERO,
@@ -273,7 +273,7 @@ impl<O: Opening> Lobby<O> {
                     return Ok(None);
                 }
                 _ => {
-                    // There may be no descriptor left, of which a visitor has one.
+                    // The process may have no descriptor left. An evicted visitor frees one.
                     if let Some(number) = self.admission.evict() {
                         self.guests.remove(&number);
                     }
@@ -298,7 +298,7 @@ impl<O: Opening> Lobby<O> {
         let opening = Some(self.opening.clone());
         let guest = Guest { stream, from, name: from.to_string(), opening, output: Vec::new(), dropped: 0 };
         self.guests.insert(number, guest);
-        // With an eviction to report, its first turn comes with the next call.
+        // If there is an eviction to report, the first turn comes with the next call.
         Ok(if evicted.is_some() { evicted } else { self.turn(number, now) })
     }
 
@@ -348,7 +348,7 @@ impl<O: Opening> Lobby<O> {
         }
     }
 
-    /// Lets go of a visitor. There is nothing to report of one that was dismissed.
+    /// Removes a visitor. Returns no event for one that was dismissed.
     fn part(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
         self.admission.leave(number);
         self.remove(number, why)
@@ -383,7 +383,7 @@ impl<O: Opening> Guest<O> {
         }
     }
 
-    /// Reads no further than the opening: the rest belongs to the next protocol.
+    /// Reads only up to the end of the opening: the next protocol reads the rest.
     fn read(&mut self, piece: &mut [u8]) -> Turn<O> {
         let Some(opening) = self.opening.as_mut() else { return Turn::Stays(false) };
         let there = match self.stream.peek(piece) {
@@ -409,14 +409,14 @@ impl<O: Opening> Guest<O> {
             Verdict::Dismiss { reply, why } => {
                 self.opening = None;
                 self.output = reply;
-                // Its turn is over in any case; what it does not take now it takes later.
+                // Its turn is over in any case; it takes the remaining bytes later.
                 let _ = self.write();
                 Turn::Dismissed(why)
             }
         }
     }
 
-    /// Writes as much as the stream takes.
+    /// Writes as many bytes as the stream takes.
     fn write(&mut self) -> Turn<O> {
         let output = mem::take(&mut self.output);
         let mut rest = &output[..];
@@ -444,7 +444,7 @@ impl<O: Opening> Guest<O> {
         }
     }
 
-    /// Drops what a dismissed visitor still says: were it unread, the kernel would drop the reason instead.
+    /// Drops further input of a dismissed visitor. If the input stayed unread, the kernel would drop the reason instead.
     fn drop_input(&mut self, piece: &mut [u8]) -> Turn<O> {
         match self.stream.read(piece) {
             Ok(0) => Turn::Gone(None),
@@ -462,7 +462,7 @@ fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Bytes up to the end of a line, which come in pieces.
+/// Bytes up to the end of a line, which arrive in pieces.
 #[derive(Clone, Debug)]
 pub struct Line {
     bytes: Vec<u8>,
@@ -478,13 +478,12 @@ pub struct LineError(
 );
 
 impl Line {
-    /// Makes an empty line, which may have `most` bytes.
+    /// Makes an empty line of at most `most` bytes.
     pub fn new(most: usize) -> Self {
         Self { bytes: Vec::new(), most }
     }
 
-    /// Takes the next bytes up to the end of the line. Returns how many these were, and the line without its end once it is
-    /// whole.
+    /// Takes the next bytes up to the end of the line. Returns their number, and the complete line without its end.
     ///
     /// # Errors
     ///
@@ -504,7 +503,7 @@ impl Line {
     }
 }
 
-/// The opening of a listener whose visitors greet with their descriptions, as [`setup::exchange`] sends them.
+/// The opening of a listener whose visitors greet with their descriptions, in the format of [`setup::exchange`].
 #[derive(Clone, Debug)]
 pub struct Hello {
     bytes: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The units of a ring of messages: which are free, and how far the head has come.
+//! The units of a ring of messages: which are free, and where the head is.
 //!
 //! Threads that drop messages, connections that move the head and peers that write to free memory meet here. `tests/ring.rs`
 //! has a model checker go through all their interleavings.
@@ -10,13 +10,13 @@ use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 /// Messages begin at multiples of this.
 pub(crate) const UNIT: usize = 16;
 
-/// Marks units that a message lies in which was received; otherwise it is free again.
+/// Marks the unit of a message that was received and is not dropped yet. Without the mark, the message is free again.
 const HELD: u32 = 1 << 31;
 
-/// For each unit of a ring: whether a message begins there.
+/// Units of a ring, with the messages that begin at them.
 pub(super) struct Units {
-    /// For each unit: how many units the message has that begins there, and whether it is held. 0
-    /// if none is known to begin there.
+    /// Number of units of the message that begins at each unit, with [`HELD`] if it is held; 0 if no message is known to
+    /// begin there.
     units: Box<[AtomicU32]>,
     head: AtomicU64,
     /// Held by the thread that moves the head, or that looks for holes.
@@ -24,13 +24,13 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// The units of a ring with so many bytes, none of which is taken.
+    /// Makes the units of a ring with this number of bytes, all free.
     pub(super) fn new(bytes: usize) -> Self {
         let units = (0..bytes / UNIT).map(|_| AtomicU32::new(0)).collect();
         Self { units, head: AtomicU64::new(0), mover: Mutex::new(()) }
     }
 
-    /// Where in the memory a position lies.
+    /// Returns the offset in memory of a position.
     #[inline]
     pub(super) fn offset(&self, position: u64) -> usize {
         (position % (self.units.len() * UNIT) as u64) as usize
@@ -41,37 +41,37 @@ impl Units {
         &self.units[self.offset(position) / UNIT]
     }
 
-    /// Behind the last byte that is free again.
+    /// Returns the position after the last byte that is free again.
     #[inline]
     pub(super) fn head(&self) -> u64 {
         self.head.load(Ordering::Acquire)
     }
 
-    /// Is there a message at this position, held or free?
+    /// Returns whether a message, held or free, begins at this position.
     pub(super) fn is_taken(&self, position: u64) -> bool {
         self.unit(position).load(Ordering::Acquire) != 0
     }
 
-    /// A message is held that takes `space` bytes at `position`.
+    /// Marks a message of `space` bytes at `position` as held.
     #[inline]
     pub(super) fn hold(&self, position: u64, space: usize) {
         self.unit(position).store(HELD | (space / UNIT) as u32, Ordering::Relaxed);
     }
 
-    /// The message at `position` is dropped.
+    /// Marks the message at `position` as dropped.
     #[inline]
     pub(super) fn release(&self, position: u64) {
         let unit = self.unit(position);
         unit.store(unit.load(Ordering::Relaxed) & !HELD, Ordering::Release);
     }
 
-    /// Frees bytes that no message was lent for.
+    /// Frees bytes that hold no message of the program.
     pub(super) fn free(&self, position: u64, space: usize) {
         self.unit(position).store((space / UNIT) as u32, Ordering::Release);
     }
 
-    /// Moves the head over what is free again. Returns over how many messages. Passes each message to `erase`, by its
-    /// position and its bytes, before the head shows that it is free, and the new head to `publish`.
+    /// Moves the head over all messages that are free again, and returns their number. Passes each message to `erase`, by
+    /// its position and its bytes, before the head shows that it is free. Passes the new head to `publish`.
     #[inline]
     pub(super) fn advance(&self, mut erase: impl FnMut(u64, usize), publish: impl FnOnce(u64)) -> usize {
         let first = self.head();
@@ -97,7 +97,7 @@ impl Units {
         count
     }
 
-    /// Frees everything before `limit` that no message was received for.
+    /// Frees everything before `limit` that holds no received message.
     pub(super) fn skip(&self, limit: u64) {
         // A unit that another thread cleared would look like a hole.
         let _mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);

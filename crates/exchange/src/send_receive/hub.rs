@@ -62,7 +62,7 @@ pub struct Hub {
     /// Connections that ended and were not told of.
     ended: VecDeque<usize>,
     next_idle: usize,
-    /// Connections that may have something to do and were not looked after since.
+    /// Connections that may have work and were not handled since.
     unattended: usize,
 }
 
@@ -146,8 +146,8 @@ impl Hub {
     }
 
     /// Moves all connections along: takes one list of completions, hands each to its connection,
-    /// reposts receives. Returns whether anything happened, or may happen in the next poll: a poll looks after a few
-    /// connections only. [`next_ended`](Self::next_ended) returns the connections that end; the others go on.
+    /// reposts receives. Returns whether anything happened, or may happen in the next poll: a poll handles only a few
+    /// connections. [`next_ended`](Self::next_ended) returns the connections that end; the others go on.
     ///
     /// # Errors
     ///

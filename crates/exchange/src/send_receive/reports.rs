@@ -14,8 +14,8 @@ pub(crate) struct ReceiveCredits {
     received: AtomicU64,
     /// The last grant that was sent.
     reported: AtomicU64,
-    /// The peer knew this grant when the last credit message was sent: more data than that shows
-    /// that it was taken. [`ANSWERED`] if it was.
+    /// Grant that the peer knew when the last credit message was sent. A data message beyond it shows that the peer
+    /// received the credit message. [`ANSWERED`] after that.
     unanswered: AtomicU64,
 }
 
@@ -31,7 +31,7 @@ impl ReceiveCredits {
         }
     }
 
-    /// A data message has arrived. Returns how many have.
+    /// Counts a data message that has arrived. Returns the number of all that have.
     #[inline]
     pub(crate) fn received(&self) -> u64 {
         let received = self.received.load(Ordering::Relaxed) + 1;
@@ -43,7 +43,7 @@ impl ReceiveCredits {
         received
     }
 
-    /// A grant leaves with a data message.
+    /// Records that a grant leaves with a data message.
     #[inline]
     pub(crate) fn rides(&self, granted: u64) {
         if self.reported.load(Ordering::Relaxed) < granted {
@@ -51,7 +51,7 @@ impl ReceiveCredits {
         }
     }
 
-    /// Returns whether a credit message is due: a quarter of the depth is news, or the peer has no credit left. The
+    /// Returns whether a credit message is due: a quarter of the depth is unreported, or the peer has no credit left. The
     /// message then counts as sent, and the caller has to send it.
     #[inline]
     pub(crate) fn take_due(&self, granted: u64) -> bool {
@@ -64,8 +64,8 @@ impl ReceiveCredits {
             if !due || mark().is_err() {
                 return false;
             }
-            // Meanwhile another may have sent a newer grant, and the peer used it up: then nothing
-            // would ever come that answers this mark.
+            // Meanwhile another thread may have sent a newer grant, and the peer may have used it up. Then no message would
+            // ever answer this mark.
             if self.reported.load(Ordering::Acquire) == reported {
                 self.reported.fetch_max(granted, Ordering::AcqRel);
                 return true;

@@ -1,4 +1,4 @@
-//! Buffers that were given back, the thread that posts them again, and the grants which that renews.
+//! Buffers that were given back, the thread that posts them again, and the grants that each post renews.
 //!
 //! Several threads give buffers back; one of them posts, and the others pass by. `tests/pool.rs` has a model checker go through
 //! all their interleavings.
@@ -10,13 +10,12 @@ use smallvec::SmallVec;
 use super::sync::{ArrayQueue, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::config::MAX_REPOST_LIST;
 
-/// What one connection has been granted.
+/// Grants of one connection.
 #[derive(Debug)]
 pub(super) struct Grants {
     /// Receives posted for its data so far.
     granted: AtomicU64,
-    /// Of shared receives: its part, how many of them it has taken, and how many of those are
-    /// posted again.
+    /// Its part of shared receives. The next fields count those that it has taken, and those of them that are posted again.
     share: usize,
     taken: AtomicU64,
     reposted: AtomicU64,
@@ -24,7 +23,7 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    /// `share` of the receives go back to the others when the connection is over.
+    /// Makes the grants of a connection. `share` of the receives go back to the others when the connection is over.
     pub(super) fn new(granted: u64, share: usize) -> Self {
         Self {
             granted: AtomicU64::new(granted),
@@ -35,13 +34,13 @@ impl Grants {
         }
     }
 
-    /// Receives posted for data so far.
+    /// Returns the number of receives posted for data until now.
     #[inline]
     pub(super) fn granted(&self) -> u64 {
         self.granted.load(Ordering::Acquire)
     }
 
-    /// A shared buffer has data for the program in it.
+    /// Counts a shared buffer that holds data for the program.
     #[inline]
     pub(super) fn taken(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
@@ -52,39 +51,38 @@ impl Grants {
 pub(super) trait Granted {
     /// Its grants.
     fn grants(&self) -> &Grants;
-    /// Tells its peer of receives that were posted, if it is time to.
+    /// Reports posted receives to its peer, if a report is due.
     fn report(&self);
 }
 
-/// A buffer that was given back, and whose grant it renews: that of the store's only connection
-/// unless it says otherwise.
+/// A buffer that was given back, and the account whose grant it renews. `None` means the store's only connection.
 struct Returned<A> {
     slot: u32,
     account: Option<Arc<A>>,
 }
 
-/// What reposting keeps under its lock.
+/// State of reposting, under its lock.
 struct Ledger<E> {
-    /// Why reposting failed, for whoever looks next.
+    /// Error of reposting, for the next caller that asks.
     failed: Option<E>,
-    /// Of shared receives: how many are granted to nobody.
+    /// Number of shared receives that no connection has.
     available: usize,
-    /// Of shared receives: how many connections more there may be.
+    /// Number of further connections that shared receives allow.
     connections: usize,
 }
 
 /// Buffers that were given back and are not posted again yet.
 pub(super) struct Returns<A, E> {
     queue: ArrayQueue<Returned<A>>,
-    /// Give back this many, and the last one reposts them itself.
+    /// Number of returned buffers at which the thread that returns the last one reposts them.
     repost_at: usize,
-    /// Receives in one post at most.
+    /// Maximum number of receives in one post.
     repost_list: usize,
     ledger: Mutex<Ledger<E>>,
 }
 
 impl<A: Granted, E: Copy> Returns<A, E> {
-    /// Of shared receives `available` may be granted, to so many `connections`.
+    /// Makes the queue. `available` shared receives may be granted, to at most `connections`.
     pub(super) fn new(
         slots: usize,
         repost_at: usize,
@@ -97,21 +95,21 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         Self { queue: ArrayQueue::new(slots), repost_at, repost_list, ledger }
     }
 
-    /// Number of the buffers.
+    /// Returns the number of buffers.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Takes a buffer. Returns whether enough have come together to be posted.
+    /// Takes a buffer. Returns whether enough buffers have come together for a post.
     #[inline]
     pub(super) fn give_back(&self, slot: u32, account: Option<Arc<A>>) -> bool {
-        // There is a place for every buffer, and each is given back once.
+        // The queue has a place for every buffer, and each buffer is given back once.
         let _ = self.queue.push(Returned { slot, account });
         self.queue.len() >= self.repost_at
     }
 
-    /// Posts what was given back, in lists, and renews the grants. Returns how many.
+    /// Posts the returned buffers in lists, and renews the grants. Returns the number of buffers.
     #[inline]
     pub(super) fn repost(
         &self,
@@ -167,7 +165,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a share of what may be granted, for a connection. `Err` says how much there is.
+    /// Takes a share of the available receives for a connection. `Err` has the number of available ones.
     pub(super) fn admit(&self, share: usize) -> Result<(), Refused> {
         let mut ledger = self.ledger();
         if ledger.connections == 0 {
@@ -178,8 +176,8 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         Ok(())
     }
 
-    /// A connection is over: what it holds no more can be granted to others. What its program
-    /// still holds follows when it is given back.
+    /// Grants the unused receives of a connection that is over to others. Buffers that its program still holds follow when
+    /// the program returns them.
     pub(super) fn dismiss(&self, grants: &Grants) {
         let mut ledger = self.ledger();
         grants.over.store(true, Ordering::Relaxed);
@@ -188,7 +186,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         ledger.connections += 1;
     }
 
-    /// What may be granted to others, and how many connections more there may be.
+    /// Returns the numbers of available receives and of further connections.
     #[cfg(test)]
     pub(super) fn unclaimed(&self) -> (usize, usize) {
         let ledger = self.ledger();
@@ -196,11 +194,11 @@ impl<A: Granted, E: Copy> Returns<A, E> {
     }
 }
 
-/// Why a connection does not get a share.
+/// Reason for which a connection gets no share.
 #[derive(Debug)]
 pub(super) enum Refused {
-    /// There are as many as was asked for.
+    /// The maximum number of connections exists.
     Connections,
-    /// Only so many receives are left.
+    /// This number of receives is left.
     Share(usize),
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::setup::hello;
 
-/// Longer than anything here takes, however slow the machine.
+/// Longer than any step of these tests takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A line `token`, which is answered with `yes`, and a second line.
@@ -47,7 +47,7 @@ fn said(bytes: &[u8], lobby: &Lobby<TwoLines>) -> TcpStream {
     stream
 }
 
-/// Handles visitors until nothing is left to do.
+/// Handles visitors until no work is left.
 fn settle(lobby: &mut Lobby<TwoLines>) -> Vec<Event<Vec<u8>, String>> {
     let mut events = Vec::new();
     while let Some(event) = lobby.next(Some(Instant::now())).unwrap() {
@@ -73,8 +73,8 @@ fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     heard
 }
 
-/// Strangers that say nothing, half a line, much, or a right beginning, and stay, are each handled once at most between two
-/// steps of an honest client.
+/// The test has strangers that say nothing, half a line, much, or a right beginning, and stay. Between two steps of an
+/// honest client, the lobby handles at most one of them.
 #[test]
 fn an_honest_client_waits_for_one_stranger_at_most_between_two_of_its_steps() {
     let mut lobby = lobby(Limits::default());
@@ -171,7 +171,7 @@ fn a_refused_visitor_reads_why_although_it_goes_on_speaking() {
     drop(too_long);
 }
 
-/// Strangers who stay cost nothing while they are silent: the thread sleeps, however much they have said before.
+/// Silent strangers that stay cost nothing: the thread sleeps, even if they have said much before.
 #[test]
 fn silent_visitors_with_much_unfinished_input_are_not_handled() {
     let mut lobby = lobby(Limits::default());
