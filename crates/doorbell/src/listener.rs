@@ -63,7 +63,7 @@ pub enum ConnectError {
     Server(#[from] EstablishError),
 }
 
-/// Waits for clients. Peers that connect and say nothing, or nothing of Doorbell's set-up, hold up no client. Several
+/// Waits for clients. Silent peers, and peers that do not speak Doorbell's set-up, do not delay clients. Several
 /// threads may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
 pub struct Listener<P = SendReceive> {
@@ -73,7 +73,7 @@ pub struct Listener<P = SendReceive> {
     options: Options<P>,
 }
 
-/// The peers that have connected and are no clients yet. One thread at a time handles all of them.
+/// Peers that have connected and are no clients yet. One thread at a time handles all of them.
 #[derive(Debug)]
 struct Visitors {
     /// `None` while a thread handles them.
@@ -88,7 +88,7 @@ struct Turn<'a> {
 }
 
 impl Visitors {
-    /// Waits until no other thread handles the visitors. `None`: one still did at that instant.
+    /// Waits until no other thread handles the visitors. Returns `None` if one still did at that instant.
     fn turn(&self, until: Option<Instant>) -> Option<Turn<'_>> {
         let mut lobby = self.lobby.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -111,7 +111,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Bounds on the visitors of a listener, whose clients have that much time.
+/// Returns bounds on the visitors of a listener, whose clients have this deadline.
 pub(crate) fn limits(client_deadline: Duration) -> Limits {
     Limits { total: client_deadline, ..Limits::default() }
 }

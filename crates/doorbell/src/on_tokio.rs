@@ -174,13 +174,13 @@ impl Until {
     }
 }
 
-/// Waits for clients in tokio's runtime. Peers that connect and say nothing, or nothing of Doorbell's set-up, hold up no
-/// client. Several tasks may call [`accept`](Self::accept) at once.
+/// Waits for clients in tokio's runtime. Silent peers, and peers that do not speak Doorbell's set-up, do not delay
+/// clients. Several tasks may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
 pub struct TokioListener<P = SendReceive> {
     device: Tokio,
     address: SocketAddr,
-    /// The peers that have connected and are no clients yet. One task at a time handles all of them.
+    /// Peers that have connected and are no clients yet. One task at a time handles all of them.
     visitors: Mutex<TokioLobby<Hello>>,
     options: Options<P>,
 }

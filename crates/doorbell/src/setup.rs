@@ -69,7 +69,7 @@ pub enum EstablishError {
     /// The device has no room for a connection.
     #[error("the device has no room for a connection: {0}")]
     Device(#[from] doorbell_verbs::Error),
-    /// More clients came than wait at a time, and this one had been silent for longest.
+    /// The listener had no place for more clients, and this one had been silent for longest.
     #[error("{peer} made room for another client, since it had been silent for longest")]
     Evicted {
         /// Its address.
@@ -94,7 +94,7 @@ impl EstablishError {
         }
     }
 
-    /// The reason for which a client got no turn.
+    /// Returns the error of a client that was not admitted.
     pub(crate) fn unadmitted(peer: SocketAddr, why: Why<SetupError>) -> Self {
         let peer = peer.to_string();
         match why {
@@ -131,7 +131,7 @@ pub(crate) fn meet<T, E: From<EstablishError>>(
     Ok(connected)
 }
 
-/// Says that this side is connected, and waits until the peer says so.
+/// Tells the peer that this side is connected, and waits for the same word from the peer.
 fn be_ready(timed: &mut Timed<'_>, peer: &str, deadline: Duration) -> Result<(), EstablishError> {
     let mut said = [0];
     let result = timed.write_all(&[READY]).and_then(|()| timed.read_exact(&mut said));

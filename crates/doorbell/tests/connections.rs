@@ -120,7 +120,7 @@ fn clients_that_are_none_leave_the_listener_as_it_was() {
     }
     assert!(matches!(&expected[0], (peer, SetupError::NotDoorbell { .. }) if *peer == garbage.local_addr().unwrap()));
     assert!(matches!(&expected[1].1, SetupError::Io { .. }), "{}", expected[1].1);
-    // The one that said nothing has held up no other one.
+    // The silent peer has delayed no other peer.
     assert!(matches!(&expected[2], (peer, SetupError::Deadline { .. }) if *peer == silent.local_addr().unwrap()));
 
     listener.set_client_deadline(PATIENCE);
@@ -255,7 +255,7 @@ fn peers_that_say_nothing_hold_up_no_client() {
     let address = listener.local_addr().unwrap();
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
     let client = thread::spawn(move || device().connect(address, Options::default(), PATIENCE).unwrap());
-    // More came than wait at a time, so some made room.
+    // More peers came than the listener has places, so some made room.
     let mut server = loop {
         match listener.accept(PATIENCE) {
             Ok(server) => break server,

@@ -222,7 +222,7 @@ async fn peers_that_say_nothing_hold_up_no_client() {
     }
     let device = tokio_device();
     let accept = async {
-        // More came than wait at a time, so some made room.
+        // More peers came than the listener has places, so some made room.
         loop {
             match listener.accept(PATIENCE).await {
                 Ok(server) => break server,

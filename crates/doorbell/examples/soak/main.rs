@@ -3,9 +3,9 @@
 //! - `soak serve SEED FAULT` listens until its standard input ends, and takes part in every conversation;
 //! - `soak stay SEED FAULT PORT` holds a conversation of each protocol, and one-sided operations, until its standard
 //!   input ends;
-//! - `soak visit SEED FAULT PORT` holds some for a moment, and ends or kills itself.
+//! - `soak visit SEED FAULT PORT` holds some conversations for a moment, and ends or kills itself.
 //!
-//! FAULT is a plan as `--fault` takes it, or `-`. Each prints one line of names and numbers per second.
+//! FAULT is a plan in the format of `--fault`, or `-`. Each prints one line of names and numbers per second.
 
 mod traffic;
 
@@ -27,7 +27,7 @@ use traffic::{Conversation, LONGEST, Messages, OWN_BYTES, OneSided, Passive, SHA
 
 /// Protection against a peer that hangs during set-up.
 const SOON: Duration = Duration::from_secs(60);
-/// The time between two lines.
+/// Time between two lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 /// In a greeting, instead of a protocol's number.
 const ONE_SIDED: u8 = u8::MAX;
@@ -38,10 +38,10 @@ const ROOM: QpCapacities =
     QpCapacities { max_send_wr: 32, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
 
 type Failure = Box<dyn Error>;
-/// A greeting, and the conversation that was set up upon it.
+/// A greeting, and the conversation that was set up after it.
 type Arrival = (Greeting, Result<Box<dyn Conversation>, String>);
 
-/// First message of a client: the conversation that it wants, by which key, and whether it will kill itself.
+/// First message of a client: its conversation, the key of its data, and whether it will kill itself.
 #[derive(Clone, Copy)]
 struct Greeting {
     protocol: u8,
@@ -108,7 +108,7 @@ where
     Ok(Box::new(Messages::new(connection, stream, keys)?))
 }
 
-/// Conversations of a process, and what became of those that ended.
+/// Conversations of a process, and outcomes of those that ended.
 struct Table {
     name: &'static str,
     soft: Arc<Soft>,
@@ -126,7 +126,7 @@ impl Table {
         Self { name, soft, running, verified: 0, finished: 0, departed: 0, errors: 0, last_line: Instant::now() }
     }
 
-    /// One step of each. Returns whether anything moved.
+    /// Does one step of each conversation. Returns whether anything moved.
     fn step(&mut self, is_ending: bool) -> bool {
         let before = self.verified;
         for _ in 0..self.running.len() {
@@ -175,8 +175,8 @@ impl Table {
     }
 }
 
-/// Returns free pages of the allocator to the kernel. Peaks of visitors leave free pages between those in use, and higher
-/// peaks come ever more rarely but without end: resident memory would grow without a leak.
+/// Returns free pages of the allocator to the kernel. Peaks of visitors leave free pages between used ones. Higher peaks
+/// become rarer, but never stop, so resident memory would grow without a leak.
 fn give_back_free_memory() {
     // SAFETY: it takes the locks of the allocator, as an allocation does, and only unmaps pages without contents.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -252,7 +252,7 @@ fn serve(fault: &str) -> Result<u64, Failure> {
     Ok(table.errors)
 }
 
-/// Plays a client: one that stays until its standard input ends, or one that visits for a drawn time.
+/// Plays a client. It stays until its standard input ends, or visits for a drawn time.
 fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure> {
     let name = if stays { "lasting client" } else { "visitor" };
     let (device, soft) = open(fault)?;
@@ -288,7 +288,7 @@ fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure>
         }
     }
     table.line();
-    // Errors of a conversation with a peer that was to stay are errors here too.
+    // A client's own conversations have no peer that may die, so each departure is an error too.
     Ok(table.errors + table.departed)
 }
 

@@ -8,15 +8,15 @@ use doorbell::exchange::Submit;
 use doorbell::verbs::{Completion, Payload, Region, SendFlags, SendOperation, SendRequest, Status};
 use doorbell::{ConnectionError, MessageConnection, QueuePair, Received};
 
-/// The longest message.
+/// Maximum bytes of a message.
 pub(crate) const LONGEST: usize = 4096;
 /// Lengths of messages.
 const LENGTHS: [usize; 8] = [16, 24, 64, 64, 256, 256, 1024, LONGEST];
-/// Messages that one step sends at most.
+/// Maximum number of messages that one step sends.
 const SENDS: usize = 16;
-/// Messages that one step receives at most.
+/// Maximum number of messages that one step receives.
 const RECEIVES: usize = 64;
-/// Longer than a peer takes to say goodbye, or to be noticed as gone, on a slow machine.
+/// Deadline for a peer to say goodbye, or to be noticed as gone, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Outcome of a step.
@@ -30,7 +30,7 @@ pub(crate) struct Step {
 
 /// One end of a connection, which never waits.
 pub(crate) trait Conversation: Send {
-    /// Moves it along. With `is_ending` this end sends its last message.
+    /// Does one step. With `is_ending` this end sends its last message.
     fn step(&mut self, is_ending: bool) -> Result<Step, String>;
 }
 
@@ -40,7 +40,7 @@ fn mixed(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Word `at` of message `number` of the sender with this key.
+/// Returns word `at` of message `number` of the sender with this key.
 fn word(key: u64, number: u64, at: u64) -> u64 {
     mixed(key ^ number).wrapping_add(at.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
@@ -49,7 +49,7 @@ fn length(key: u64, number: u64) -> usize {
     LENGTHS[(mixed(key ^ number ^ 0x5555) % LENGTHS.len() as u64) as usize]
 }
 
-/// Writes a message: whether it is the last, and then words that follow from the key and the number.
+/// Writes a message. Its first word marks the last message, and the others follow from the key and the number.
 fn fill(out: &mut [u8], key: u64, number: u64, is_last: bool) {
     for (at, chunk) in out.chunks_exact_mut(8).enumerate() {
         let value = if at == 0 { mixed(key) ^ u64::from(is_last) } else { word(key, number, at as u64) };
@@ -79,8 +79,8 @@ fn check(message: &[u8], key: u64, number: u64) -> Result<bool, String> {
     Ok(is_last)
 }
 
-/// The stream over which a connection was set up. At the end each side says over it that it needs the other no more: an
-/// acknowledgement that the network loses must be repeated until then.
+/// The stream over which a connection was set up. At the end each side says goodbye over it. Until then its peer must stay,
+/// since the peer may have to repeat an acknowledgement that the network lost.
 struct Goodbye {
     stream: TcpStream,
     since: Option<Instant>,
@@ -92,7 +92,7 @@ impl Goodbye {
         Ok(Self { stream, since: None })
     }
 
-    /// Has the peer closed its end, or said goodbye?
+    /// Returns whether the peer has closed its end, or has said goodbye.
     fn is_heard(&mut self) -> bool {
         !matches!(self.stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -197,11 +197,11 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
 const SLOTS: usize = 4;
 /// Bytes of the memory that a peer reaches: the slots, a counter, and a word for compare-and-swap.
 pub(crate) const SHARED_BYTES: usize = SLOTS * LONGEST + 16;
-/// Bytes of the memory of the side that reaches it: what it writes, what it read, and the old values of two atomics.
+/// Bytes of the memory of the side that reaches it: data to write, data that it read, and the old values of two atomics.
 pub(crate) const OWN_BYTES: usize = 2 * SLOTS * LONGEST + 16;
 const OLD: usize = 2 * SLOTS * LONGEST;
 
-/// WRITEs that are read back, and atomics, on memory of a peer that does nothing.
+/// WRITEs that are read back, and atomics, on memory of a passive peer.
 pub(crate) struct OneSided {
     pair: QueuePair,
     own: Region,
@@ -299,7 +299,7 @@ impl Conversation for OneSided {
     }
 }
 
-/// The side that lends its memory. It ends with the other one.
+/// The side that lends its memory. It ends when its peer ends.
 pub(crate) struct Passive {
     goodbye: Goodbye,
     _pair: QueuePair,
