@@ -79,8 +79,8 @@ pub trait Sink {
         false
     }
 
-    /// Takes one run whose packets were all struck by these injected faults. A sink that does not look at marks receives
-    /// the run, unless the packets were dropped.
+    /// Takes one run whose packets were all struck by these injected faults. A sink that ignores marks receives the run,
+    /// unless the packets were dropped.
     fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
         if !marks.has(FaultMarks::DROPPED) {
             self.receive(run);
@@ -160,7 +160,7 @@ pub trait Link: Send {
     /// Ends that.
     fn leave(&mut self, _group: IpAddr) {}
 
-    /// Does the link hold records, such as captured packets, that are not in their file yet?
+    /// Returns whether the link holds records, such as captured packets, that are not in their file yet.
     fn holds_records(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
 //! Names of abstract Unix sockets, and the users that have them.
 //!
-//! An abstract name has no permissions: any user of the machine may bind it first. A socket that finds its name bound by
-//! a user it has no reason to trust binds a name *beside* it ([`beside`]), and a process that connects looks for the
-//! names beside the plain one. `NETLINK_SOCK_DIAG` tells which user made each socket (`struct unix_diag_msg`).
+//! An abstract name has no permissions: any user of the machine may bind it first. If an untrusted user has bound a name, a
+//! socket binds a name *beside* it ([`beside`]). A process that connects looks for the names beside the plain one.
+//! `NETLINK_SOCK_DIAG` reports the user of each socket (`struct unix_diag_msg`).
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
@@ -33,9 +33,10 @@ const UNIX_DIAG_UID: u16 = 7;
 const TCP_LISTEN: u8 = 10;
 /// The flag of `/proc/net/unix` for a socket that listens.
 const ACCEPTS_CONNECTIONS: u32 = 1 << 16;
-/// The kernel fills batches of at most 32 KiB.
+/// Maximum bytes of a batch, which the kernel fills.
 const BATCH_BYTES: usize = 32 << 10;
-/// The kernel answers from within the call that asks. A sandbox that swallows the question must not stop a program.
+/// Maximum wait for an answer. The kernel answers within the call, but a sandbox that swallows the question must not stop a
+/// program.
 const PATIENCE_MS: i64 = 1000;
 
 /// Separates a name from the random number of a name beside it.
@@ -44,17 +45,16 @@ const BESIDE: &str = "+beside.";
 /// A name that a socket of this network namespace has bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbstractName {
-    /// Without the zero that abstract names begin with.
+    /// The name without the zero that abstract names begin with.
     pub name: Vec<u8>,
-    /// The user that made the socket. `None` if the kernel does not tell.
+    /// The user that made the socket. `None` if the kernel does not report it.
     pub user: Option<u32>,
-    /// The socket accepts connections.
+    /// Whether the socket accepts connections.
     pub listens: bool,
 }
 
 impl AbstractName {
-    /// Returns whether this process yields to the socket's owner: its own user, root, or a user that the kernel does not
-    /// tell.
+    /// Returns whether this process yields to the socket's owner: its own user, root, or an unknown user.
     pub fn is_trusted(&self) -> bool {
         self.user.is_none_or(|user| user == 0 || user == geteuid().as_raw())
     }
@@ -84,7 +84,7 @@ pub fn plain(name: &str) -> &str {
 ///
 /// # Errors
 ///
-/// The kernel tells neither by netlink nor in `/proc/thread-self/net/unix`.
+/// The kernel lists names neither by netlink nor in `/proc/thread-self/net/unix`.
 pub fn abstract_names(prefix: &[u8]) -> io::Result<Vec<AbstractName>> {
     let mut names = match by_netlink() {
         Ok(names) => names,
@@ -153,7 +153,7 @@ fn take_batch(mut batch: &[u8], names: &mut Vec<AbstractName>) -> io::Result<boo
     if batch.is_empty() { Ok(false) } else { Err(invalid()) }
 }
 
-/// Parses `struct unix_diag_msg` and its attributes. `None`: the socket has no abstract name.
+/// Parses `struct unix_diag_msg` and its attributes. Returns `None` if the socket has no abstract name.
 fn parse(message: &[u8]) -> Option<AbstractName> {
     let state = *message.get(2)?;
     let mut attributes = message.get(DIAG_BYTES..)?;
@@ -182,7 +182,7 @@ fn by_table() -> io::Result<Vec<AbstractName>> {
 }
 
 /// Parses `ADDRESS: REFERENCES PROTOCOL FLAGS TYPE STATE INODE NAME`, in which `@` stands for the zero before an abstract
-/// name. Another user's name with spaces in it is no other name.
+/// name. A name with spaces stays one name, so no user can forge another one.
 fn parse_line(line: &[u8]) -> Option<AbstractName> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let flags = u32::from_str_radix(str::from_utf8(words.nth(3)?).ok()?, 16).ok()?;
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(names, []);
         }
         for length in 0..body.len() {
-            // All of the name is there, or none of it.
+            // The answer has the whole name, or none of it.
             let is_whole = length >= body.len() - 1;
             assert_eq!(parse(&body[..length]).is_some(), is_whole, "{length}");
         }

@@ -1,4 +1,4 @@
-//! A link whose packets are captured, as the Ethernet frames that they would travel in.
+//! A link whose packets are captured, as the Ethernet frames in which they would travel.
 
 mod file;
 
@@ -17,22 +17,21 @@ use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 use crate::shm::OwnProcess;
 
-/// Longest time that a captured packet waits until it is written, if a processor is free. A process that is killed loses
-/// the packets of this time.
+/// Maximum time until a captured packet is written, if a processor is free. A process that is killed loses the packets of
+/// this time.
 const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 
-/// A link whose packets are captured, each with its direction. Around [`Faults`](crate::Faults) it captures the packets
-/// that these drop as well, and marks every packet that they strike.
+/// A link whose packets are captured, each with its direction. Around [`Faults`](crate::Faults) the capture also has the
+/// packets that these drop, and marks every packet that a fault strikes.
 ///
 /// A socket shows neither MAC addresses nor the IPv4 identification. The former are made from the
 /// IP addresses, locally administered; the latter is the one that the ICRC was computed with,
-/// which the ICRC of a received packet tells. Where the link has no ICRC, frames get one.
+/// which the ICRC of a received packet reveals. If the link has no ICRC, frames get one.
 ///
 /// A packet's time is that at which the program took it from the link, or handed it to the link. Those of one run
 /// go together, and have one time.
 ///
-/// Packets reach the file within 10 ms. If the file cannot be written any more, an error is logged once, and the traffic
-/// goes on.
+/// Packets reach the file within 10 ms. If writing the file fails, the link logs one error, and the traffic goes on.
 pub struct Pcap<L> {
     inner: L,
     capture: Capture,
@@ -184,7 +183,7 @@ impl Sink for Captured<'_> {
 /// Makes frames and writes them.
 struct Capture {
     file: PcapFile,
-    /// The file cannot be written any more.
+    /// Whether a write to the file has failed.
     is_broken: bool,
     local: IpAddr,
     port: u16,

@@ -504,7 +504,7 @@ impl Shared {
             let timeout = TimeSpec::from(std::time::Duration::from_nanos(until_ns - now_ns));
             let _ = ppoll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLOUT)], Some(timeout), None);
         }
-        // A link of a device whose descriptors the program has closed is never dropped.
+        // If the program has closed the descriptors of a device, its link is never dropped.
         self.lock().link_mut().write_records();
     }
 

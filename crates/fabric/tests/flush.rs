@@ -1,5 +1,5 @@
-//! All interleavings of threads that end the process and a port's thread: what was held back before a request has left, and
-//! records are written, when the request is met.
+//! All interleavings of threads that end the process and a port's thread. When a request is met, the packets that were held
+//! back before it have left, and the records are written.
 
 #[allow(dead_code)]
 #[path = "../src/progress/flush.rs"]
@@ -13,7 +13,7 @@ use flush::Flushes;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 
-/// Preemptions of one run at most.
+/// Maximum number of preemptions of one run.
 const PREEMPTIONS: usize = 3;
 
 struct World {
@@ -22,12 +22,12 @@ struct World {
     held: Mutex<u32>,
     /// Acknowledgements that have left, and records of them.
     left: UnsafeCell<u32>,
-    /// What the eventfd is: a kick stays until it is taken.
+    /// Model of the eventfd: a kick stays until the thread takes it.
     kicked: Mutex<bool>,
     changed: Condvar,
 }
 
-// SAFETY: whether the cell is shared rightly is what the model checks.
+// SAFETY: the model checks that the accesses to the cell are ordered.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
@@ -43,7 +43,7 @@ impl World {
         })
     }
 
-    /// What `flush_before_exit` does about a port.
+    /// Does the part of `flush_before_exit` that concerns a port.
     fn ask(&self) -> u64 {
         *self.held.lock().unwrap() += 1;
         let request = self.flushes.ask();
@@ -52,7 +52,7 @@ impl World {
         request
     }
 
-    /// The thread, until it has met so many requests.
+    /// Runs the thread until it has met this number of requests.
     fn run(&self, requests: u64) {
         let mut all = 0;
         while !self.flushes.is_done(requests) {

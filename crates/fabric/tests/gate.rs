@@ -16,10 +16,10 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use model::AtomicU32;
 
-/// Preemptions of one run at most.
+/// Maximum number of preemptions of one run.
 const PREEMPTIONS: usize = 3;
 
-/// Naps of a thread at most, so that two threads that wait for each other in turn end.
+/// Maximum number of naps of a thread, so that two threads that wait for each other in turn end.
 const NAPS: usize = 2;
 
 struct World {
@@ -28,12 +28,12 @@ struct World {
     descriptors: UnsafeCell<(u32, u32)>,
 }
 
-// SAFETY: whether the cell is shared rightly is what the model checks.
+// SAFETY: the model checks that the accesses to the cell are ordered.
 unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
-/// Naps up to a number of times. Says afterwards whether the thread has waited to the end.
+/// Naps up to a number of times. Returns false after the last one.
 fn nap(left: &mut usize) -> impl FnMut() -> bool {
     || {
         loom::thread::yield_now();
@@ -48,7 +48,7 @@ impl World {
         Arc::new(Self { gate, descriptors: UnsafeCell::new((0, 0)) })
     }
 
-    /// Opens a descriptor and lists it, unless the thread runs out of patience.
+    /// Opens a descriptor and lists it, unless the thread has used up its naps.
     fn open(&self) {
         let mut left = NAPS;
         self.gate.begin_opening(nap(&mut left));
@@ -61,7 +61,7 @@ impl World {
         self.gate.end_opening();
     }
 
-    /// Forks, unless the thread runs out of patience.
+    /// Forks, unless the thread has used up its naps.
     fn fork(&self) {
         let mut left = NAPS;
         self.gate.begin_forking(nap(&mut left));

@@ -166,7 +166,7 @@ impl Out<'_> {
         self.sink.receive(run);
     }
 
-    /// Gives one packet that faults struck.
+    /// Passes on one packet that faults struck.
     fn give_marked(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
         if marks.is_empty() {
             return self.give(run);
@@ -299,7 +299,7 @@ impl State {
         let mut bytes = packet.to_vec();
         if let Some(random) = fate.corrupted_bit {
             self.counters.corrupted += 1;
-            // Without an ICRC the RNIC could not tell, and a real one would not let the packet through.
+            // Without an ICRC the RNIC could not notice the change, and a real one would not let the packet through.
             if !self.sealed || bytes.is_empty() {
                 let (run, marks) = lost(FaultMarks::CORRUPTED);
                 return out.give_marked(run, marks);

@@ -1,4 +1,4 @@
-//! Copies by the kernel, which knows what is mapped.
+//! Copies by the kernel, which checks the mappings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use super::paging::bring_in;
 /// Copies within this process by `process_vm_writev`.
 pub(super) struct KernelCopier;
 
-/// The kernel, or a sandbox, does not offer `process_vm_writev`.
+/// Whether the kernel, or a sandbox, refuses `process_vm_writev`.
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
 impl Copier for KernelCopier {
@@ -24,7 +24,7 @@ impl Copier for KernelCopier {
             // that they may be read and written.
             let copied =
                 unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
-            // It stops at the first page that is gone.
+            // The call stops at the first page that is gone.
             if let Ok(copied) = usize::try_from(copied) {
                 return copied == length;
             }
@@ -33,7 +33,7 @@ impl Copier for KernelCopier {
                 _ => return false,
             }
         }
-        // A range that goes between look and copy still ends the process.
+        // A range that another thread unmaps between check and copy still ends the process.
         if bring_in(from.cast_mut(), length, false).is_err() || bring_in(to, length, true).is_err() {
             return false;
         }

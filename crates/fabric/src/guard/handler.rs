@@ -1,7 +1,7 @@
-//! The handler of SIGSEGV and SIGBUS, and the program's handlers behind it.
+//! The handler of SIGSEGV and SIGBUS, and the program's handlers that it calls.
 //!
-//! The handler lands faults of the RNIC's copies. All others are the program's: its handler is called as the kernel would
-//! call it, or its default action is taken. Everything here that a handler calls is async-signal-safe.
+//! The handler lands faults of the RNIC's copies. For all others, it calls the program's handler as the kernel would, or
+//! takes the default action. All functions that a handler calls here are async-signal-safe.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -21,8 +21,8 @@ struct Program {
     flags: AtomicI32,
     /// The first 64 signals of the set to block.
     mask: AtomicU64,
-    /// The handler took the place of ours by a system call, and may call ours for a fault that it does not know, as the
-    /// one of Go's runtime does.
+    /// Whether the program installed the handler by a system call in place of ours. Such a handler may call ours for a
+    /// fault that it does not know, as Go's runtime does.
     may_call_ours: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl Program {
 
 static PROGRAMS: [Program; FAULTS.len()] = [const { Program::new() }; FAULTS.len()];
 
-/// The action that a program asks for, as `sigaction` has it.
+/// The action that a program asks for, in the format of `sigaction`.
 pub type Action = libc::sigaction;
 
 fn program(signal: c_int) -> Option<&'static Program> {
@@ -67,7 +67,7 @@ impl Program {
     }
 }
 
-/// The first 64 signals of a set.
+/// Returns the first 64 signals of a set.
 fn bits(set: &libc::sigset_t) -> u64 {
     // SAFETY: the set is valid.
     let is_member = |signal: &c_int| unsafe { libc::sigismember(set, *signal) } == 1;
@@ -76,7 +76,7 @@ fn bits(set: &libc::sigset_t) -> u64 {
 
 type Sigaction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
-/// The function `sigaction` behind this library: a preloaded library may stand before it with one of its own.
+/// Calls the next function `sigaction` after this library: a preloaded library may define one of its own.
 fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> io::Result<()> {
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     let mut real = REAL.load(Ordering::Relaxed);
@@ -98,7 +98,7 @@ fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> i
     }
 }
 
-/// Installs the handlers where they are not installed. True if other code had replaced one of them.
+/// Installs the handlers that are missing. Returns whether other code had replaced one of them.
 pub(super) fn install() -> io::Result<bool> {
     if GuardedCode::own().is_none() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this machine has no landing code"));
@@ -129,7 +129,7 @@ pub(super) fn install() -> io::Result<bool> {
     Ok(replaced)
 }
 
-/// Lets handlers that the program has installed for other signals survive faults.
+/// Unblocks the two signals in handlers of other signals, so that these handlers survive faults.
 fn unblock_in_handlers() {
     for signal in (1..=libc::SIGRTMAX()).filter(|&signal| program(signal).is_none()) {
         // SAFETY: as in `Program::get`.
@@ -155,7 +155,8 @@ fn own_handler() -> usize {
 
 /// Exchanges the program's action for one of the two signals, as `sigaction` would without the handlers of this module.
 ///
-/// False if the handlers are not installed or the signal is another one: then the call is the C library's.
+/// Returns false if the handlers are not installed or the signal is another one. Then the caller uses the C library's
+/// function.
 pub fn exchange_action(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> bool {
     let Some(program) = program(signal).filter(|_| super::has_handlers()) else { return false };
     let before = program.get();
@@ -178,21 +179,21 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     }
 }
 
-/// Makes a copy of the RNIC that faulted continue at its landing. False if the fault is none of those.
+/// Makes a faulting copy of the RNIC continue at its landing. Returns false for all other faults.
 ///
 /// # Safety
 ///
 /// `context` is the context that the kernel handed to the handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn land(info: &libc::siginfo_t, context: *mut c_void) -> bool {
-    /// `si_code` of a signal that the kernel sends without an address. Linux has it; the crate libc has not.
+    /// `si_code` of a signal that the kernel sends without an address. Linux defines it; the crate libc does not.
     const SI_KERNEL: c_int = 0x80;
     let Some(code) = GuardedCode::own() else { return false };
     // SAFETY: the caller's promise.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let at = |register: c_int| registers[register as usize] as usize;
     if info.si_code <= 0 || !(code.start..code.end).contains(&at(libc::REG_RIP)) {
-        return false; // sent by a process, or another's fault
+        return false; // sent by a process, or a fault of other code
     }
     let (start, length) = (at(libc::REG_R8), at(libc::REG_R9));
     // SAFETY: the kernel reports a fault, which has an address.
@@ -209,11 +210,11 @@ unsafe fn land(_: &libc::siginfo_t, _: *mut c_void) -> bool {
     false
 }
 
-/// Does for a signal what the program asked for.
+/// Takes the program's action for a signal.
 ///
 /// # Safety
 ///
-/// The kernel's arguments of a handler with SA_SIGINFO.
+/// The arguments are those of the kernel for a handler with SA_SIGINFO.
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     let Some(program) = program(signal) else { return };
@@ -241,12 +242,12 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
 }
 
 thread_local! {
-    /// The context of the fault that the program's handler is called for. A handler that leaves by `longjmp` lets it stand,
-    /// so it counts only where the handler may call ours.
+    /// Context of the fault for which the program's handler is called. A handler that leaves by `longjmp` does not reset
+    /// it, so it counts only if the handler may call ours.
     static PASSED_ON: Cell<*mut c_void> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Blocks the signals of a program's action, but for the two that the handlers need.
+/// Blocks the signals of a program's action, except the two that the handlers need.
 fn block(mask: u64) {
     const KERNEL_SET_BYTES: usize = size_of::<u64>();
     let needed = FAULTS.iter().fold(0, |bits, &fault| bits | 1_u64 << (fault as c_int - 1));
@@ -273,7 +274,7 @@ unsafe fn end_by_default(signal: c_int, is_sent: bool, info: *mut libc::siginfo_
     let default: Action = unsafe { mem::zeroed() };
     let _ = sigaction(signal, Some(&default), None);
     if is_sent {
-        // It comes again as it came.
+        // Queues the signal again with the same information.
         // SAFETY: the kernel's argument, for the calling thread.
         unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info) };
     }

@@ -2,13 +2,13 @@
 //!
 //! [`guard_memory`] makes such an access fail instead of ending the process. There are two ways:
 //!
-//! - A handler of SIGSEGV and SIGBUS lands faults of the RNIC's own copies (`handler.rs`). An access that does not fault
-//!   costs what a plain copy costs. The program's own handlers are called for all other faults.
+//! - A handler of SIGSEGV and SIGBUS lands faults of the RNIC's own copies (`handler.rs`). An access without a fault costs
+//!   as much as a plain copy. For all other faults, the handler calls the program's own handlers.
 //! - The kernel copies (`copier.rs`), for about a microsecond per access. This is for machines without landing code and for
 //!   programs that replace the handler again and again.
 //!
-//! The kernel ends a process whose thread faults while it blocks the signal. So every thread unblocks both signals before
-//! it first drives an RNIC, and [`unblocked`] keeps them out of the masks that programs set later.
+//! The kernel ends a process if a thread faults while it blocks the signal. So every thread unblocks both signals before it
+//! first drives an RNIC, and [`unblocked`] removes them from the masks that programs set later.
 #![allow(unsafe_code)]
 
 mod copier;
@@ -32,13 +32,13 @@ pub use paging::{OwnMemory, bring_in, can_bring_in};
 /// The signals by which the kernel reports that memory is gone.
 const FAULTS: [Signal; 2] = [Signal::SIGSEGV, Signal::SIGBUS];
 
-/// Handlers that other code may put in place of ours before the kernel copies.
+/// Maximum number of times that other code may replace the handlers. After that, the kernel copies.
 const REPLACEMENTS_MAX: u32 = 3;
 
-/// A handler of this module is or was installed.
+/// Whether a handler of this module is or was installed.
 static GUARDS: AtomicBool = AtomicBool::new(false);
 
-/// How accesses to memory that is gone are survived.
+/// Method by which accesses to memory that is gone are survived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// A handler of SIGSEGV and SIGBUS lands faults.
@@ -58,8 +58,8 @@ static STATE: Mutex<State> = Mutex::new(State { way: None, replacements: 0 });
 
 /// Makes RNICs of this process survive memory that is gone, from now on until the process ends.
 ///
-/// Each call looks whether the handlers are still installed, and installs them again if other code has replaced them by
-/// system calls of its own. After three times the kernel copies instead.
+/// Each call checks whether the handlers are still installed. If other code has replaced them by system calls of its own,
+/// the call installs them again. After three times the kernel copies instead.
 pub fn guard_memory() -> Way {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if state.way == Some(Way::Kernel) {
@@ -83,18 +83,18 @@ pub fn guard_memory() -> Way {
     way
 }
 
-/// Makes the kernel copy from now on, as [`guard_memory`] does where it cannot have the handlers.
+/// Makes the kernel copy from now on, as [`guard_memory`] does if it cannot install the handlers.
 pub fn copy_by_kernel() {
     STATE.lock().unwrap_or_else(PoisonError::into_inner).way = Some(Way::Kernel);
     copy_through(&KernelCopier);
 }
 
-/// Are the handlers installed?
+/// Returns whether the handlers are installed.
 pub fn has_handlers() -> bool {
     GUARDS.load(Ordering::Acquire)
 }
 
-/// A set of signals to block, without those that the handlers need.
+/// Returns a set of signals to block, without those that the handlers need.
 pub fn unblocked(mut set: SigSet) -> SigSet {
     FAULTS.into_iter().for_each(|signal| set.remove(signal));
     set
@@ -119,7 +119,8 @@ fn unblock_faults() {
     let _ = faults.thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
 }
 
-/// Starts a thread that handles no signals of the program, which are for its own threads. It takes only faults of its own.
+/// Starts a thread that handles no signals of the program; the program's threads take them. The new thread takes only its
+/// own faults.
 ///
 /// # Errors
 ///

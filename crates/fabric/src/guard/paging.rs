@@ -1,4 +1,4 @@
-//! Questions to the kernel whether memory is there.
+//! Queries to the kernel about the presence of memory.
 
 use std::ffi::c_void;
 use std::io;
@@ -31,14 +31,14 @@ pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
     let end = (base as usize).checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
     let end = end.ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
     let advice = if written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: it changes nothing but which pages are in memory, wherever the range lies.
+    // SAFETY: the call only changes which pages are in memory, for any range.
     match unsafe { libc::madvise(start as *mut c_void, end - start, advice) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Does the kernel know how to [`bring_in`]?
+/// Returns whether the kernel can [`bring_in`] pages.
 pub fn can_bring_in() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())

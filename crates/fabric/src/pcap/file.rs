@@ -1,7 +1,7 @@
 //! The file of a capture: pcapng with one section and one interface, whose times are nanoseconds.
 //!
-//! pcap has no place for a frame's direction, nor for a comment. Both formats are found by their first bytes, whatever
-//! the file's name is.
+//! pcap has no place for a frame's direction, nor for a comment. Programs recognise both formats by the first bytes, not by
+//! the file's name.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use doorbell_wire::{Encapsulation, FaultMarks, Outer};
 
-/// Bytes that are gathered before they go to the file.
+/// Size in memory at which the gathered blocks go to the file.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Frame length that the file announces as its maximum. No frame is as long.
+/// Frame length that the file announces as its maximum. All frames are shorter.
 const SNAP_LEN: u32 = 1 << 18;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -29,7 +29,7 @@ const FLAGS: u16 = 2;
 const USER_APPLICATION: u16 = 4;
 const TIME_RESOLUTION: u16 = 9;
 
-/// The way of a frame, as pcapng's flags number it.
+/// Direction of a frame, with the numbers of pcapng's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameDirection {
     /// The capture does not know it, or was made between both ends.
@@ -40,18 +40,18 @@ pub enum FrameDirection {
     Outbound = 2,
 }
 
-/// Facts about a frame beside its bytes.
+/// Facts about a frame besides its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameNotes {
     /// Time since 1970.
     pub at: Duration,
-    /// The way of the frame.
+    /// Direction of the frame.
     pub direction: FrameDirection,
     /// Injected faults that struck the frame.
     pub faults: FaultMarks,
 }
 
-/// A capture of RoCE v2 packets, as the Ethernet frames that they travel in. MAC addresses are made from the IP
+/// A capture of RoCE v2 packets, as the Ethernet frames in which they travel. MAC addresses are made from the IP
 /// addresses, locally administered.
 ///
 /// The file is gathered in memory, up to a mebibyte. [`flush`](Self::flush) writes it; dropping does not.
@@ -82,8 +82,8 @@ impl PcapFile {
         file
     }
 
-    /// Adds a packet (from its BTH on). `ports` are the UDP source and destination port; `icrc` follows the packet where
-    /// the packet does not end in one.
+    /// Adds a packet (from its BTH on). `ports` are the UDP source and destination port. `icrc` follows the packet if the
+    /// packet does not end in one.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl PcapFile {
     ///
     /// # Panics
     ///
-    /// If the packet fits no IP packet.
+    /// Panics if the packet is too long for an IP packet.
     pub fn add(
         &mut self,
         notes: &FrameNotes,
@@ -141,7 +141,7 @@ impl PcapFile {
         written
     }
 
-    /// Adds a block, whose length stands at both ends.
+    /// Adds a block, with its length at both ends.
     fn block(&mut self, kind: u32, body: impl FnOnce(&mut Self)) {
         let at = self.buffer.len();
         self.put(&kind.to_le_bytes());
@@ -163,7 +163,7 @@ impl PcapFile {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Fills up to a multiple of four, which all blocks start at.
+    /// Pads to a multiple of four, at which all blocks start.
     fn pad(&mut self) {
         self.buffer.resize(self.buffer.len().next_multiple_of(4), 0);
     }
@@ -175,8 +175,8 @@ impl std::fmt::Debug for PcapFile {
     }
 }
 
-/// Returns a locally administered unicast MAC address made from an IP address: of IPv4 all of it, of IPv6 its end; or the
-/// address of a multicast group (RFC 1112, 6.4, and RFC 2464, 7).
+/// Returns a locally administered unicast MAC address made from an IP address: all bytes of IPv4, the last bytes of IPv6.
+/// For a multicast group it returns the address of the group (RFC 1112, 6.4, and RFC 2464, 7).
 pub(super) fn mac_of(address: IpAddr) -> [u8; 6] {
     match address.to_canonical() {
         IpAddr::V4(v4) if v4.is_multicast() => {

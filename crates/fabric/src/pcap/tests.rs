@@ -164,7 +164,7 @@ fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
-    // With every other packet lost, the place in the run does not tell.
+    // If every other packet is lost, the place in the run does not identify a packet.
     let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
@@ -184,7 +184,7 @@ fn the_identification_of_a_received_packet_is_found() {
 
 #[test]
 fn captured_packets_reach_the_file_in_bounded_time() {
-    // The bound on the loss of a process that is killed, which the documentation names.
+    // The documentation names this bound on the loss of a process that is killed.
     const BOUND_NS: u64 = 10_000_000;
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
@@ -192,7 +192,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, None));
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
     receive_all(&mut b, 7);
-    // The driver is called again at that time, whether packets arrive or not.
+    // The driver is called again at that time, with or without new packets.
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, Some(7 + BOUND_NS)));
     receive_all(&mut b, 7 + BOUND_NS);
     assert_eq!((file.frames().len(), b.poll_timeout()), (1, None));
@@ -206,7 +206,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
 fn records_are_written_when_the_driver_asks() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
-    // Each wrapper hands the call on.
+    // Each wrapper passes the call on.
     let plan = FaultPlan { seed: 1, ..FaultPlan::default() };
     let mut b: Box<dyn Link> = Box::new(Counted::new(Faults::new(capture(b, 2, &file), plan)));
     assert!(!b.holds_records());
@@ -246,7 +246,7 @@ fn frames_have_their_direction_and_the_faults_that_struck_them() {
         assert_eq!(flags, [vec![1; expected.len()], vec![2]].concat(), "{plan}");
         let with = |mark| expected.iter().filter(|marks| marks.has(mark)).count();
         assert_eq!(arrived, expected.len() - with(FaultMarks::DROPPED), "{plan}");
-        // Packets that only lack an ICRC to show the flipped bit count as corrupted.
+        // Packets that lack an ICRC, and so cannot show the flipped bit, count as corrupted only.
         let dropped = if sealed { with(FaultMarks::DROPPED) as u64 } else { 0 };
         let expected = LinkCounters {
             fault_dropped: dropped,

@@ -64,9 +64,9 @@ pub(super) fn remove(shared: &Arc<Shared>) {
 }
 
 /// Sends the acknowledgements that all ports of this process hold back, and writes the records that their links hold,
-/// before the process ends. It may be called from a signal handler: it neither allocates nor waits for a lock, but has the
-/// ports' threads do the work, for two seconds at most, and for 50 ms where another thread holds a lock all the time. In a
-/// child, forked or vforked, it does nothing.
+/// before the process ends. A signal handler may call it: it neither allocates nor waits for a lock. The ports' threads do
+/// the work, for at most two seconds, or for 50 ms if another thread holds a lock all the time. In a child, forked or
+/// vforked, it does nothing.
 pub fn flush_before_exit() {
     let Some(ports) = own() else { return };
     let begun = Instant::now();
@@ -97,7 +97,7 @@ pub fn flush_before_exit() {
     }
 }
 
-/// Is there nothing left to send, and no record left to write?
+/// Returns whether the driver has sent all packets and written all records.
 fn is_done<L: Link>(driver: &Driver<L>) -> bool {
     let rnic = driver.rnic();
     let has_sent_all = rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full();

@@ -1,6 +1,6 @@
 //! Requests to a port's thread to send held-back packets and to write the link's records, and the thread's answer.
 //!
-//! `tests/flush.rs` has a model checker go through all interleavings of threads that ask and the one that answers.
+//! `tests/flush.rs` has a model checker go through all interleavings of threads that ask and the thread that answers.
 
 use super::sync::{AtomicU64, Ordering};
 
@@ -21,20 +21,20 @@ impl Flushes {
         self.asked.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Has the thread met this request? Then the caller sees all that it wrote for it.
+    /// Returns whether the thread has met this request. Then the caller sees everything that the thread wrote for it.
     pub(super) fn is_done(&self, request: u64) -> bool {
         self.done.load(Ordering::Acquire) >= request
     }
 
-    /// Returns the newest request if it is not met. Only the thread calls this: with the engine's lock held, it sees all that
-    /// was held back when it was asked.
+    /// Returns the newest request if it is not met. Only the thread calls this. With the engine's lock held, it sees
+    /// everything that was held back at the request.
     #[inline]
     pub(super) fn pending(&self) -> Option<u64> {
         let asked = self.asked.load(Ordering::Acquire);
         (asked != self.done.load(Ordering::Relaxed)).then_some(asked)
     }
 
-    /// The thread has met this request and all before it.
+    /// Marks this request and all before it as met.
     pub(super) fn meet(&self, request: u64) {
         self.done.store(request, Ordering::Release);
     }

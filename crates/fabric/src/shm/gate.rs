@@ -1,6 +1,6 @@
 //! The order of threads that open descriptors and threads that fork.
 //!
-//! Each says what it is about to do before it looks at the others: of two that meet, at least one waits. `tests/gate.rs` has a
+//! Each announces its action before it looks at the others: of two that meet, at least one waits. `tests/gate.rs` has a
 //! model checker go through all their interleavings.
 
 use super::sync::{AtomicU32, Ordering};
@@ -27,9 +27,9 @@ impl Gate {
         }
     }
 
-    /// A descriptor is listed.
+    /// Records that a descriptor is on the list.
     pub(super) fn end_opening(&self) {
-        // In a forked child that goes on in the midst of it there is nothing to count.
+        // A forked child may continue in the midst of an opening. Its counter is zero by then.
         let _ = self.opening.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |opening| opening.checked_sub(1));
     }
 
@@ -39,13 +39,13 @@ impl Gate {
         while self.opening.load(Ordering::SeqCst) != 0 && nap() {}
     }
 
-    /// The parent goes on.
+    /// Records that the parent continues after a fork.
     pub(super) fn end_forking(&self) {
-        // A thread may have begun to fork before forks were watched.
+        // A thread may have begun to fork before the handlers were registered.
         let _ = self.forking.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forking| forking.checked_sub(1));
     }
 
-    /// A forked child has none of the threads that were opening or forking.
+    /// Clears both counts: a forked child has none of the threads that were opening or forking.
     pub(super) fn reset(&self) {
         self.opening.store(0, Ordering::SeqCst);
         self.forking.store(0, Ordering::SeqCst);

@@ -225,7 +225,7 @@ struct Peer {
 struct Host {
     /// `None` while the name cannot be had.
     listener: Option<OwnProcess>,
-    /// The listener has a name beside the plain one, which another user has, and which is tried again then.
+    /// Time to try the plain name again. `Some` while another user has it and the listener has a name beside it.
     plain_again: Option<Instant>,
     /// The listener is left alone until then, or the name is, which is tried again then.
     paused_until: Option<Instant>,
@@ -523,7 +523,7 @@ impl Host {
         if self.plain_again.is_some_and(|again| again <= now) {
             self.plain_again = Some(now + HOST_AGAIN);
             if let Ok(listener) = host(self.local) {
-                // Guests that have called already are served, as far as there is room.
+                // Guests that have called already are served while there is room.
                 self.accept();
                 (self.listener, self.plain_again) = (Some(listener), None);
             }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::gate::Gate;
 
-/// Maximum of descriptors that a forked child gives up. Those beyond stay open in children.
+/// Maximum number of descriptors that a forked child gives up. Further ones stay open in children.
 const LISTED_MAX: usize = 8192;
 
 /// How long a fork waits at most for threads that open descriptors, and they for it. The thread that forks may be one
@@ -37,7 +37,7 @@ static LISTED: [Listed; LISTED_MAX] =
 /// Threads that open descriptors, and threads that fork.
 static GATE: Gate = Gate { opening: AtomicU32::new(0), forking: AtomicU32::new(0) };
 
-/// Returns a function that sleeps a moment, and says whether to go on waiting.
+/// Returns a function that sleeps for a moment, and returns whether to go on waiting.
 fn naps() -> impl FnMut() -> bool {
     let mut waited = Duration::ZERO;
     move || {
@@ -69,8 +69,8 @@ impl Drop for Opening {
 
 /// A descriptor that forked children give up.
 ///
-/// In a forked child its number stands for a socket that is bound to nothing and connected with nothing. So no use of
-/// the number in the child reaches the parent's file, and none reaches a file that the child opened later.
+/// In a forked child its number stands for a socket without name and peer. So the child can reach neither the parent's file
+/// nor a later file of its own through the number.
 #[derive(Debug)]
 pub struct OwnProcess {
     fd: ManuallyDrop<OwnedFd>,
@@ -194,11 +194,11 @@ extern "C" fn give_up_in_child() {
     }
 }
 
-/// Puts the stand-in where a descriptor was, and opens the stand-in first if there is none. Without a stand-in the number is
-/// free afterwards.
+/// Puts the stand-in in place of a descriptor, and opens the stand-in first if there is none. Without a stand-in the number
+/// is free afterwards.
 fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
     let open = || {
-        // SAFETY: the call takes numbers alone.
+        // SAFETY: the call only takes numbers.
         let made = unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         RawFd::try_from(made).ok().filter(|&made| made >= 0)
     };
@@ -207,11 +207,11 @@ fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
         unsafe { libc::syscall(libc::SYS_close, fd) };
     };
     let Some(made) = stand_in.or_else(open) else {
-        // At the limit of descriptors the one that is given up makes room.
+        // At the limit of descriptors, closing this one makes room.
         close();
         return open().filter(|&made| made != fd);
     };
-    // SAFETY: the call takes numbers alone, and closes what `fd` stood for.
+    // SAFETY: the call only takes numbers, and closes the file of `fd`.
     if unsafe { libc::syscall(libc::SYS_dup3, made, fd, libc::O_CLOEXEC) } < 0 {
         close();
     }
@@ -353,7 +353,8 @@ mod tests {
         assert!(ends(reader, LONG));
     }
 
-    /// A device's own socket, a group's and the copies that threads wait on: no child holds the port of a parent that is gone.
+    /// Tests a device's own socket, a group's, and the copies that threads wait on: no child holds the port of a parent
+    /// that is gone.
     #[test]
     fn a_port_is_free_while_a_forked_child_lives() {
         let _turn = TURN.lock();
@@ -365,10 +366,10 @@ mod tests {
         let number = readable.as_fd().as_raw_fd();
         let child = Child::fork();
         let held = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap();
-        // SAFETY: it only asks whether the process is there.
+        // SAFETY: the call only checks whether the process exists.
         assert_eq!(unsafe { libc::kill(child.0, 0) }, 0);
         drop((link, group, readable));
-        // The child gives up its copies before `fork` returns there, which this process does not wait for.
+        // The child gives up its copies before `fork` returns in it. This process does not wait for that.
         let until = Instant::now() + LONG;
         let again = loop {
             match bind(request) {

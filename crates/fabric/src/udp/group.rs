@@ -33,7 +33,7 @@ impl Group {
         Ok(Self { address, socket: OwnProcess::new(socket.into(), &opening), overflows_seen: 0 })
     }
 
-    /// Returns a descriptor that becomes readable when something arrives for the group.
+    /// Returns a descriptor that becomes readable when a packet arrives for the group.
     pub(super) fn readable(&self) -> io::Result<OwnProcess> {
         self.socket.duplicate()
     }

@@ -58,11 +58,11 @@ pub fn interface_mtu(address: IpAddr) -> io::Result<(String, usize)> {
     Ok((interface, mtu))
 }
 
-/// The interface that has this address, and its index.
+/// Returns the interface that has this address, and its index.
 ///
 /// # Errors
 ///
-/// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not tell its
+/// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not list its
 /// interfaces.
 pub fn interface_index(address: IpAddr) -> io::Result<(String, u32)> {
     let interface = interface_name(address)?;

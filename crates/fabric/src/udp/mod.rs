@@ -188,8 +188,7 @@ impl UdpLink {
         self.last_look.messages
     }
 
-    /// Returns a second descriptor of the socket, which becomes readable when packets arrive. Forked children give it up, as
-    /// they give up the socket.
+    /// Returns a second descriptor of the socket, which becomes readable when packets arrive. Forked children give up both.
     ///
     /// # Errors
     ///

@@ -29,7 +29,8 @@ pub(super) fn host(local: SocketAddr) -> io::Result<OwnProcess> {
     host_at(&name_of(local.ip(), local.port()))
 }
 
-/// As [`host`], but at a name beside the device's if another user has that one. Returns whether it is such a name.
+/// Does the same as [`host`], but at a name beside the device's if another user has that one. Returns whether it is such a
+/// name.
 pub(super) fn host_or_beside(local: SocketAddr) -> io::Result<(OwnProcess, bool)> {
     let error = match host(local) {
         Ok(listener) => return Ok((listener, false)),
@@ -51,7 +52,7 @@ fn host_at(name: &str) -> io::Result<OwnProcess> {
     Ok(listener)
 }
 
-/// Connects to the device with this address and port. `None`: no device has its name.
+/// Connects to the device with this address and port. Returns `None` if no device has its name.
 ///
 /// # Errors
 ///
