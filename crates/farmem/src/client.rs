@@ -454,7 +454,7 @@ impl Client {
         Ok(Some(self.tickets))
     }
 
-    /// Lets the worker of a slot go on until it waits. Its result, if it has one now, is in `over` then.
+    /// Runs the worker of a slot until it waits. If it has a result, `over` contains it then.
     fn work(&mut self, index: usize) {
         let mut context = Context::from_waker(Waker::noop());
         // It never ends: it waits for the next operation.
@@ -466,8 +466,8 @@ impl Client {
     }
 
     /// Moves operations along. Returns whether anything happened: a result is there, the client is over or has closed, or
-    /// an operation has come closer to its end. Where it returns false, nothing of that changes before a completion comes
-    /// or the [deadline](Self::deadline_ns) passes.
+    /// an operation has come closer to its end. After false, none of these changes before a completion comes or the
+    /// [deadline](Self::deadline_ns) passes.
     pub fn poll(&mut self) -> bool {
         let before = self.awaited();
         let mut happened = self.core.nodes.poll();
@@ -513,8 +513,8 @@ impl Client {
         happened || was_due || self.awaited() != before || self.has_news()
     }
 
-    /// Number of results, and whether the client is over. Programs wait for both, and a poll changes them without a completion
-    /// where a late write or a failed post ends the client.
+    /// Returns the number of results, and whether the client is over. Programs wait for both. A poll changes them without a
+    /// completion if a late write or a failed post ends the client.
     fn awaited(&self) -> (usize, bool) {
         (self.over.len(), self.is_over())
     }

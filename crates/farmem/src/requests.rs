@@ -34,7 +34,7 @@ pub(crate) struct Requests {
     alone: Option<usize>,
     scratch: Vec<u8>,
     is_closing: bool,
-    /// The connection was closed, and says goodbye.
+    /// Whether the connection was closed, and says goodbye.
     has_closed: bool,
 }
 
@@ -274,8 +274,8 @@ impl Requests {
         self.over.is_some() || self.connection.is_closed()
     }
 
-    /// Closes the connection once everything is out that goes before the goodbye. Returns whether it did so now: the
-    /// next poll says the goodbye.
+    /// Closes the connection once all messages before the goodbye have left. Returns whether it did so now: the next poll
+    /// says the goodbye.
     fn finish_closing(&mut self) -> bool {
         let is_due = self.is_closing && self.outbox.is_empty() && self.grants == 0 && self.over.is_none();
         if is_due {

@@ -1,5 +1,5 @@
 //! Histories of every strategy on virtual time, with clients that die at any step and with lost packets, and whether each
-//! key of them is linearizable. `FARMEM_SEED` runs one seed alone, `FARMEM_SEEDS` as many, from `FARMEM_SEEDS_FROM` on.
+//! key of them is linearizable. `FARMEM_SEED` runs one seed, `FARMEM_SEEDS` a number of seeds from `FARMEM_SEEDS_FROM` on.
 
 mod common;
 
@@ -200,10 +200,10 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
     (unanswered, summary.counts.dropped, steered.unwrap_or_default())
 }
 
-/// Seeds that failed once. 136: a client was not told that its goodbye was acknowledged.
+/// Seeds that failed once. 136: a client did not report that its goodbye was acknowledged.
 const STORED: [u64; 1] = [136];
 
-/// The seed of `FARMEM_SEED` alone, or so many, and those that failed once. `FARMEM_SEEDS_FROM` says where they begin.
+/// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed once.
 fn seeds(default: u64) -> impl Iterator<Item = u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (range, stored) = match number("FARMEM_SEED") {

@@ -82,8 +82,8 @@ fn keys_come_and_go_and_have_values_of_any_length() {
     }
 }
 
-/// A program sleeps when a poll says that nothing happened: results, ends and the acknowledged goodbye come with a poll that
-/// says so ([`common::poll`] checks each).
+/// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll that
+/// reports them ([`common::poll`] checks each).
 #[test]
 fn a_client_that_sleeps_hears_of_results_and_that_its_goodbye_is_acknowledged() {
     for strategy in Strategy::ALL {
@@ -403,7 +403,7 @@ fn operations_of_one_host_on_one_key_share_verbs() {
     assert!(combined.shared > 200, "{combined:?}");
 }
 
-/// Clients behind a middlebox that take turns, and the metadata service, all in one thread.
+/// Clients that take turns behind a middlebox, and the metadata service, all in one thread.
 struct Turns {
     metadata: Metadata,
     through: Through,
@@ -412,7 +412,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Polls a client and the service once, or waits until either has something to do.
+    /// Polls a client and the service once, or waits until either has work.
     async fn progress(&mut self, client: &mut Client) {
         let happened =
             common::poll(client, &self.waiter) | serve_behind(&mut self.metadata, &self.through, &mut self.fencing);
@@ -437,7 +437,8 @@ impl Turns {
         }
     }
 
-    /// Clients put and get a key in turn: the second put and the get of a round name a node that is not the newest.
+    /// Puts and gets a key from both clients in turn. The second put and the get of a round name a node that is not the
+    /// newest.
     async fn alternate(&mut self, clients: &mut [Client; 2], rounds: u32) {
         let [one, other] = clients;
         for round in 0..rounds {
@@ -458,9 +459,9 @@ impl Turns {
     }
 }
 
-/// A box takes the place of another one and knows nothing of the store. Clients connect with it with the caches that they
-/// have, and take turns on one key: whatever one of them names, the other one has put a newer node behind it. So the box
-/// must steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
+/// A box without knowledge of the store takes the place of another one. Clients connect with it with their caches, and take
+/// turns on one key. Each node that a client names is outdated, since the other client has put a newer one. So the box must
+/// steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
 #[test]
 fn a_box_that_took_anothers_place_steers_and_converts_again() {
     const ROUNDS: u32 = 8;

@@ -204,7 +204,7 @@ fn a_capture_that_cannot_be_written_fails_the_run() {
     assert!(error.to_string().starts_with("the capture cannot be written: "), "{error}");
 }
 
-/// The time of each packet of a pcapng file in nanoseconds, and its bytes.
+/// Returns the time of each packet of a pcapng file in nanoseconds, and its bytes.
 fn packets(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let mut reader = PcapNgReader::new(file).expect("a pcapng file");
     let mut found = Vec::new();

@@ -271,7 +271,7 @@ impl Directory {
         !self.retired.is_empty()
     }
 
-    /// Frees what was retired before the epoch that every client has reached. Returns whether anything was.
+    /// Frees entries that were retired before the epoch that every client has reached. Returns whether it freed any.
     pub(super) fn release(&mut self, quiet: u64) -> bool {
         let before = self.free.len();
         while let Some(&(epoch, index)) = self.retired.front()

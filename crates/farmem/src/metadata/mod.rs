@@ -182,7 +182,7 @@ pub struct Metadata {
     tidy: Pin<Box<dyn Future<Output = ()>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
-    /// A client was parted from since the last poll, so that there is one to shut out.
+    /// Whether a client was removed since the last poll, so that it must be shut out.
     has_parted: bool,
     /// Until then nobody is shut out because others wait for it.
     settled_ns: u64,
@@ -270,7 +270,7 @@ impl Metadata {
         loop {
             let Some(session) = self.sessions.get_mut(&client) else { return happened };
             if session.outbox.len() >= MAX_WAITING {
-                // Only a poll takes the acknowledgements that make room for what waits.
+                // Only a poll takes the acknowledgements that make room for waiting messages.
                 match session.connection.poll() {
                     Ok(moved) => return happened | moved,
                     Err(_) => {
@@ -525,8 +525,8 @@ impl Metadata {
         }
     }
 
-    /// Begins a new epoch once all clients have left the last one, and frees what no operation can read any more. Returns
-    /// whether it did either: then there may be nodes to hand out, or to free, in the next poll.
+    /// Begins a new epoch once all clients have left the last one, and frees nodes that no operation can read any more.
+    /// Returns whether it did either: then there may be nodes to hand out, or to free, in the next poll.
     fn turn_epoch(&mut self) -> bool {
         let mut directory = self.directory.borrow_mut();
         let least = self.sessions.values().map(|session| session.quiet).min();

@@ -125,7 +125,7 @@ impl Carrier {
     }
 }
 
-/// A box that knows nothing yet.
+/// Makes a box without state.
 pub fn steer(address: std::net::IpAddr, boxed: Boxed, seed: u64) -> Steer {
     let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
     Steer::new(SteerConfig { limits, seed, ..SteerConfig::at(address) })
@@ -407,13 +407,13 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
     happened
 }
 
-/// Operations that run, and whether the client is over and closed: programs wait for changes of these.
+/// Returns the number of running operations, and whether the client is over and closed. Programs wait for changes of these.
 fn awaited(client: &Client) -> (usize, bool, bool) {
     (client.running(), client.is_over(), client.is_closed())
 }
 
-/// Polls a client. What a program waits for changes only in a poll that says so, or when a deadline has passed: a program
-/// that slept otherwise would never wake.
+/// Polls a client. Checks that the awaited values change only in a poll that reports an event, or after a deadline. A
+/// program that slept otherwise would never wake.
 pub fn poll(client: &mut Client, waiter: &VirtualWaiter) -> bool {
     let before = awaited(client);
     let happened = client.poll();

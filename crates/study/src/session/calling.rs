@@ -101,7 +101,7 @@ fn speaks(stream: &TcpStream) -> Result<bool, SessionError> {
 /// Maximum length of a call: the longest token in JSON, and four short fields.
 const CALL_MAX: usize = 4096;
 
-/// The opening of a caller: its call, which shows the token. Only callers of one of the ranks, and of this release, are admitted.
+/// The opening of a caller: its call with the token. It admits only callers of this release with a valid rank.
 #[derive(Clone, Debug)]
 pub struct CallOpening {
     token: Option<Token>,
@@ -151,7 +151,7 @@ impl Opening for CallOpening {
 /// A caller that waits.
 #[derive(Debug)]
 pub struct Caller {
-    /// The call with which it was admitted.
+    /// Call with which it was admitted.
     pub call: Call,
     peer: TcpPeer<Called, Call>,
 }
@@ -161,7 +161,7 @@ impl Caller {
     ///
     /// # Errors
     ///
-    /// It is gone.
+    /// The caller has closed its connection.
     pub fn new(stream: TcpStream, call: Call) -> Result<Self, SessionError> {
         let mut peer = TcpPeer::<Called, Call>::new(stream)?;
         block_on(peer.send(Called::Heard))?;

@@ -45,7 +45,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Returns the secret, to hand it to a process that is to show it.
+    /// Returns the secret, for a process that must show it.
     pub fn secret(&self) -> &str {
         &self.0
     }

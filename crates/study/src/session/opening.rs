@@ -9,20 +9,20 @@ use super::introduction::{Token, check_token};
 use super::peer::{FromServer, ToServer};
 use super::tcp::parse;
 
-/// Maximum length of a client's first line. An introduction may fill packets to find out whether long ones pass.
+/// Maximum length of a client's first line. An introduction may fill packets to test whether long ones pass.
 const LINE_MAX: usize = 64 << 10;
 
-/// The opening of a client of a session: its greeting, and its first line. Where there is a token, that line shows it.
+/// The opening of a client of a session: its greeting, and its first line. If the server has a token, the line shows it.
 #[derive(Clone, Debug)]
 pub struct SessionOpening {
     token: Option<Token>,
     greeting: Hello,
-    /// There once the client has greeted.
+    /// `Some` once the client has greeted.
     line: Option<Line>,
 }
 
 impl SessionOpening {
-    /// Makes the opening of clients that have to show this token.
+    /// Makes the opening of clients that must show this token.
     pub fn new(token: Option<Token>) -> Self {
         Self { token, greeting: Hello::new(0), line: None }
     }
@@ -52,7 +52,7 @@ impl Opening for SessionOpening {
                     Verdict::Reply(setup::hello(&[]))
                 }
                 Verdict::Continue | Verdict::Reply(_) => Verdict::Continue,
-                // A client of another release reads here which one this is.
+                // A client of another release learns this release from the answer.
                 Verdict::Dismiss { why, .. } => {
                     Verdict::Dismiss { reply: setup::hello(&[]), why: why.map(SessionError::from) }
                 }
@@ -71,9 +71,9 @@ impl Opening for SessionOpening {
     }
 }
 
-/// Returns the line that says this.
+/// Returns the line of a message.
 pub(super) fn to_line(message: &impl Serialize) -> Vec<u8> {
-    // Messages have no keys that JSON lacks, so that this cannot fail.
+    // Messages have only keys that JSON allows, so this cannot fail.
     let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');
     line

@@ -26,7 +26,7 @@ use crate::workload::{Plan, Tally};
 /// How far ahead the start of a point may be, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
-/// A client of another process that has completed its opening: what it asks for comes next.
+/// A client of another process that has completed its opening. Its requests follow.
 #[derive(Debug)]
 pub struct AdmittedClient {
     peer: TcpPeer<FromServer, ToServer>,
@@ -45,11 +45,12 @@ impl AdmittedClient {
 
     /// Serves the client until it is done.
     ///
-    /// The device is given away, since a host may have to be a middlebox, which takes its address.
+    /// The function takes the device, since a host may become a middlebox, which takes its address.
     ///
     /// # Errors
     ///
-    /// The client wants what is not allowed, or a point failed, and this end has told the client why. Or the client is gone.
+    /// The client asks for something that is not allowed, or a point failed. Then this end has sent the reason to the
+    /// client. Or the client has closed its connection.
     pub fn serve(self, device: Device, terms: &Terms) -> Result<(), SessionError> {
         let Self { mut peer, first } = self;
         let threads = OsThreads::default();
@@ -62,14 +63,14 @@ impl AdmittedClient {
         block_on(told(&mut peer, result))
     }
 
-    /// Tells the client why it cannot be served.
+    /// Tells the client the reason for which it is not served.
     pub fn refuse(mut self, reason: &str) {
-        // A client that cannot be told is gone.
+        // If the message does not reach the client, the client has gone.
         let _ = block_on(self.peer.send(FromServer::Failed(reason.to_owned())));
     }
 }
 
-/// Serves a peer that needs no admission until it is done, such as one that this process has called.
+/// Serves a peer that needs no admission, such as one that this process has called, until it is done.
 ///
 /// # Errors
 ///
@@ -135,8 +136,8 @@ async fn told(peer: &mut impl Peer<Says = FromServer>, result: Result<(), Sessio
     result
 }
 
-/// Serves a client that began with `first` until it is done, or asks for a point about shared memory. Returns the parameters of
-/// that point, and this process's place among those that share its CPUs.
+/// Serves a client that began with `first` until it is done, or asks for a point about shared memory. Returns the
+/// parameters of that point, and this process's place among the processes that share its CPUs.
 async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     (peer, mut first): (&mut P, ToServer),

@@ -31,7 +31,7 @@ const MACHINE_DEADLINE: Duration = Duration::from_secs(30);
 /// How often something else is done between two looks at the stream, which are system calls.
 const LOOKS_BETWEEN: u32 = 256;
 
-/// Parses a line. The error is the beginning of one that means nothing here.
+/// Parses a line. The error is the beginning of a line that is not valid here.
 pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
 }
