@@ -1,8 +1,8 @@
 //! Files that are made by path.
 //!
-//! A name in a directory that others can write to may be a link or a file of theirs. So no function here opens a file that is
-//! there to write to it, except a pipe or a device that the user named. A new file gets a random name beside the wanted one
-//! (`O_EXCL`) and is renamed: a link at the wanted name is replaced, and never followed.
+//! A name in a directory that others can write to may be a link or a file of theirs. So no function here writes to an
+//! existing file, except a pipe or a device that the user named. A new file gets a random name beside the wanted one
+//! (`O_EXCL`) and is renamed. The rename replaces a link at the wanted name, and never follows it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
-/// Maximum of tries to find a random name that is free.
+/// Maximum number of tries to find a random name that is free.
 const TRIES: usize = 16;
 
-/// A text that no other user can foresee.
+/// Returns a text that no other user can foresee.
 ///
 /// # Errors
 ///
@@ -54,7 +54,7 @@ fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("no random name beside {name:?} is free")))
 }
 
-/// Replaces a file whole or not at all. Readers see the file as it was or as it is to be.
+/// Replaces a file whole or not at all. Readers see the old or the new file.
 ///
 /// # Errors
 ///
@@ -82,8 +82,8 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// A file that is written for a long time within a program which may close descriptors that it did not open. Their numbers may
-/// then stand for the program's files, which are neither written to nor closed.
+/// A file that is written for a long time within a program which may close descriptors that it did not open. Their numbers
+/// may then stand for the program's files. Those are neither written to nor closed.
 #[derive(Debug)]
 pub struct GuardedFile {
     /// Empty only while it is dropped.
@@ -97,7 +97,7 @@ impl GuardedFile {
     ///
     /// # Errors
     ///
-    /// The operating system does not tell what file it is.
+    /// The operating system does not identify the file.
     pub fn new(file: File) -> io::Result<Self> {
         let identity = identity(&file)?;
         Ok(Self { file: Some(file), identity })
@@ -131,7 +131,7 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
     file.metadata().map(|found| (found.dev(), found.ino()))
 }
 
-/// Opens a path to write to that names no file to be made: a pipe, a device, or a descriptor below `/dev` or `/proc`.
+/// Opens a path for writing that names an existing special file: a pipe, a device, or a descriptor below `/dev` or `/proc`.
 fn open_special(path: &Path) -> io::Result<Option<File>> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
     let kind = found.file_type();
@@ -155,16 +155,17 @@ fn is_standard(path: &Path) -> bool {
     path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr")
 }
 
-/// The number of the user as whom this process accesses files.
+/// Returns the number of the user as whom this process accesses files.
 pub fn own_user() -> u32 {
     geteuid().as_raw()
 }
 
-/// Makes a directory, and those above it, unless it is there. Refuses one of another user, who could exchange its files.
+/// Makes a directory, and those above it, unless it exists. Refuses a directory of another user, who could exchange its
+/// files.
 ///
 /// # Errors
 ///
-/// The directory cannot be made, is none, or belongs to a user other than this process's or root.
+/// The directory cannot be made, is no directory, or belongs to a user other than this process's or root.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(path)?;
     let owner = fs::metadata(path)?.uid();
@@ -176,7 +177,7 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Makes a directory for this user alone in one that all users can write to, or finds it again. Where another user has taken
+/// Makes a directory for this user alone in one that all users can write to, or finds it again. If another user has taken
 /// the name `stem`, a random ending makes it a name of our own.
 ///
 /// # Errors
@@ -187,10 +188,10 @@ pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     for _ in 0..TRIES {
         let path = private_path(parent, stem)?;
         match make(&path) {
-            // Another process of this user, or another user, was faster: the next look tells which.
+            // Another process of this user, or another user, was faster: the next look shows which.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // Of two processes that made one each, both use the older one.
+            // If two processes made one each, both use the older one.
             _ => return private_path(parent, stem),
         }
     }
@@ -227,7 +228,7 @@ fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Opens a file to lock it, and makes it if it is not there. A link, and a file of another user, is an error.
+/// Opens a file to lock it, and makes it if it does not exist. A link, and a file of another user, is an error.
 ///
 /// # Errors
 ///
@@ -291,7 +292,7 @@ mod tests {
         let mut guarded = GuardedFile::new(file).unwrap();
         guarded.write_all(b"frames").unwrap();
         nix::unistd::close(number).unwrap();
-        // The lowest number that is free; another thread's file may take it, which is as good.
+        // The lowest free number. If another thread's file takes it, the test checks the same.
         let own = File::create(path("own")).unwrap();
         assert!(guarded.write_all(b"more frames").is_err());
         drop(guarded);

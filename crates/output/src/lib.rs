@@ -1,4 +1,4 @@
-//! Output that neither text nor files of others can turn against the user.
+//! Output that protects the user from text and files of others.
 //!
 //! [`escape`] makes text harmless for a terminal. [`files`] creates files by path without following links that others put there.
 #![forbid(unsafe_code)]

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// Escapes characters that a terminal obeys instead of showing them, except the newline and the tab.
+/// Escapes characters that control a terminal, except the newline and the tab.
 ///
-/// The form is `\u001b`, which is also JSON's within strings: JSON with such characters stays JSON of the same value.
+/// The form is `\u001b`, as in strings of JSON: JSON with such characters stays JSON of the same value.
 pub fn escape(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
@@ -20,19 +20,19 @@ pub fn escape(text: &str) -> Cow<'_, str> {
 ///
 /// # Errors
 ///
-/// Those of `to`.
+/// The errors of `to`.
 pub fn write_escaped(to: &mut impl fmt::Write, text: &str) -> fmt::Result {
     let mut rest = text;
     while let Some((at, character)) = rest.char_indices().find(|&(_, character)| is_obeyed(character)) {
         to.write_str(&rest[..at])?;
-        // All of them have four digits at most.
+        // All of them have at most four digits.
         write!(to, "\\u{:04x}", u32::from(character))?;
         rest = &rest[at + character.len_utf8()..];
     }
     to.write_str(rest)
 }
 
-/// Controls of ISO 6429, and the marks of Unicode that change the direction in which text is shown.
+/// Returns whether the character is a control of ISO 6429, or a mark of Unicode that changes the direction of text.
 fn is_obeyed(character: char) -> bool {
     match character {
         '\n' | '\t' => false,

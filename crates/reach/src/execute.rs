@@ -11,12 +11,12 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::unistd::execve;
 
-/// Replaces this process by the program in `file`, with these variables beside those of this process, no signal blocked
-/// and the default action of SIGPIPE. Returns only if that fails, with the reason. `words` are the name of the program
-/// and its arguments.
+/// Replaces this process by the program in `file`, with these variables besides those of this process. The program starts
+/// with no signal blocked and with the default action of SIGPIPE. Returns only if that fails, with the reason. `words` are
+/// the name of the program and its arguments.
 ///
-/// `execvp(3)` gives every file that the kernel does not know to the shell. The shell executes bytes of it if it is a
-/// program for another machine, so this function gives texts alone to the shell.
+/// `execvp(3)` gives every file that the kernel does not recognise to the shell. The shell executes bytes of it even if it
+/// is a program for another machine, so this function gives only texts to the shell.
 pub fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
     let prepared = || {
@@ -47,7 +47,7 @@ pub fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) 
     refused.into()
 }
 
-/// Whether the first line of the file has no NUL, as shells tell texts from programs.
+/// Returns whether the first line of the file has no NUL. Shells use this rule to recognise texts.
 fn is_text(file: &Path) -> bool {
     let mut beginning = [0; super::BEGINNING_BYTES];
     let read = super::open(file).and_then(|file| file.read_at(&mut beginning, 0).ok());
