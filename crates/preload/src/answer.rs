@@ -28,7 +28,7 @@ impl Refused {
         Self { errno, why: why.into(), is_hint: false }
     }
 
-    /// A refusal with EINVAL whose reason newcomers need at once: an option of the program's that RoCE needs.
+    /// Makes a refusal with EINVAL whose reason newcomers need at once: the program lacks an option that RoCE needs.
     pub(crate) fn hint(why: impl Into<Cow<'static, str>>) -> Self {
         Self { is_hint: true, ..Self::invalid(why) }
     }
@@ -41,7 +41,8 @@ impl Refused {
         Self::new(libc::EOPNOTSUPP, why)
     }
 
-    /// Writes it to standard error: with `--explain` each sentence once, and without it the first hint of the process.
+    /// Writes it to standard error. With `--explain` it writes each sentence once, without it only the first hint of the
+    /// process.
     pub(crate) fn tell(&self, call: &str) {
         if is_wanted() || self.is_hint {
             let _uncancelled = Uncancelled::new();

@@ -1,4 +1,4 @@
-//! The ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and what runs behind the
+//! The ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code that runs after the
 //! last `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
 //! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
 //!

@@ -77,7 +77,7 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Writes a sentence to standard error without `--explain`, the first time that this process has one.
+/// Writes a sentence to standard error without `--explain`, for the first hint of the process.
 pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     static IS_GIVEN: AtomicBool = AtomicBool::new(false);
     if !IS_GIVEN.swap(true, Ordering::Relaxed) {
@@ -182,7 +182,8 @@ impl fmt::Write for Hash {
     }
 }
 
-/// A line, as long as one write keeps in one piece. Names of files and programs in it are text of others, so it is escaped.
+/// A line of at most the length that one write keeps in one piece. It escapes names of files and programs, which are text
+/// of others.
 struct Sentence {
     bytes: [u8; 1024],
     length: usize,
@@ -194,7 +195,7 @@ impl fmt::Write for Sentence {
     }
 }
 
-/// Takes text for a sentence that is escaped already.
+/// Takes text for a sentence that is already escaped.
 struct Escaped<'a>(&'a mut Sentence);
 
 impl fmt::Write for Escaped<'_> {

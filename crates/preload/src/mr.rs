@@ -66,7 +66,7 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
 fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm) -> Answer<Access> {
     let access = access(flags)?;
     if length == 0 && dm.is_null() {
-        // The kernel refuses it for every adapter (`ib_umem_get`), before it looks whether the address is mapped.
+        // The kernel refuses it for every adapter (`ib_umem_get`), before it checks whether the address is mapped.
         return Err(Refused::invalid(format!("0 B at {memory:p} cannot be registered: at least 1 B can")));
     }
     // IBTA Vol 1, 10.6.3.1.

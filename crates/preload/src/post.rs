@@ -172,8 +172,8 @@ fn count(number: c_int) -> Answer<usize> {
     usize::try_from(number).map_err(|_| Refused::invalid(format!("{number} scatter-gather elements are negative")))
 }
 
-/// The elements of a work request, of which a queue takes at most `allowed`. Their number is checked before the first
-/// is read.
+/// Returns the elements of a work request. The queue takes at most `allowed`. The function checks their number before it
+/// reads the first.
 ///
 /// # Safety
 ///
@@ -186,8 +186,8 @@ pub(crate) unsafe fn elements_within<'a>(list: *const c::ibv_sge, given: usize, 
     Ok(unsafe { elements(list, given) })
 }
 
-/// The bytes of a send work request. Limits are checked before any byte is read, as drivers do: what is refused may lie
-/// anywhere. Inline bytes in several pieces are put together in `gathered`.
+/// Returns the bytes of a send work request. It checks limits before it reads any byte, as drivers do: the bytes of a
+/// refused request may lie anywhere. It joins inline bytes of several pieces in `gathered`.
 ///
 /// # Safety
 ///
@@ -225,11 +225,11 @@ unsafe fn payload<'a>(
     }))
 }
 
-/// A send work request as the RNIC takes it.
+/// Returns a send work request in the RNIC's form.
 ///
 /// # Safety
 ///
-/// As for [`payload`].
+/// The contract of [`payload`].
 unsafe fn send_request<'a>(
     own: &Qp,
     wr: &c::ibv_send_wr,
@@ -310,7 +310,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     unsafe { in_groups("ibv_post_srq_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
-/// A receive work request as the RNIC takes it.
+/// Returns a receive work request in the RNIC's form.
 ///
 /// # Safety
 ///

@@ -34,8 +34,8 @@ pub(crate) struct Qp {
     pub(crate) kind: QpKind,
     /// Capacities that it was created with.
     pub(crate) capacities: QpCapacities,
-    /// Scatter-gather elements of a receive that `ibv_post_recv` looks at. With a shared receive queue the call is
-    /// refused whatever their number.
+    /// Number of scatter-gather elements of a receive that `ibv_post_recv` checks. With a shared receive queue the call
+    /// fails for any number.
     pub(crate) max_recv_sge: usize,
     /// Work requests between `ibv_wr_start` and `ibv_wr_complete`, if it was created for that.
     pub(crate) builder: Option<Builder>,

@@ -237,7 +237,7 @@ unsafe extern "C" fn ibv_query_gid(
     })
 }
 
-/// The network interface of the device, and its index; `None` if no interface has the address just now.
+/// Returns the network interface of the device, and its index; `None` if no interface has the address at present.
 pub(crate) fn interface(address: IpAddr) -> Option<(String, u32)> {
     doorbell_fabric::udp::interface_index(address).ok()
 }

@@ -1,11 +1,11 @@
 //! The program's calls for SIGSEGV and SIGBUS, whose handlers the RNIC needs while a device is or was open.
 //!
-//! The RNIC's handlers stay installed. The program sets and gets actions of its own as ever, and the RNIC's handlers call
-//! them for every fault that is not of the RNIC's copies. Programs cannot block the two signals: a fault while the signal
-//! is blocked ends the process. Sets that a program hands over lose them without notice.
+//! The RNIC's handlers stay installed. The program sets and gets its own actions as usual, and the RNIC's handlers call
+//! them for every fault outside the RNIC's copies. Programs cannot block the two signals: a fault while the signal is
+//! blocked ends the process. The library removes them from each set of signals without notice.
 //!
-//! System calls without the C library are not seen. Go's runtime makes such calls: `doorbell_fabric::guard_memory` finds
-//! its handlers when memory is registered.
+//! The library does not see system calls that bypass the C library. Go's runtime makes such calls:
+//! `doorbell_fabric::guard_memory` finds its handlers when memory is registered.
 
 use std::ffi::c_int;
 use std::{mem, ptr};
@@ -69,7 +69,7 @@ unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Acti
     real!(SIGACTION as Sigaction, -1, (signal, new, old))
 }
 
-/// Exchanges a handler as the simple functions do. `None` if the C library is to do it.
+/// Exchanges a handler as the simple functions do. Returns `None` if the C library must do it.
 fn exchange_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> Option<sighandler_t> {
     // SAFETY: the structure consists of integers and optional functions, for which zero is a value.
     let (mut new, mut old): (Action, Action) = unsafe { mem::zeroed() };
@@ -117,7 +117,7 @@ extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
     exchange_handler(signal, handler, 0).unwrap_or_else(|| real!(SIGSET as Simple, libc::SIG_ERR, (signal, handler)))
 }
 
-/// A set without the signals that the RNIC needs.
+/// Returns a set without the signals that the RNIC needs.
 fn without_faults(set: &sigset_t) -> sigset_t {
     // SAFETY: the set is one that the program handed to the C library.
     *unblocked(unsafe { SigSet::from_sigset_t_unchecked(*set) }).as_ref()

@@ -34,7 +34,7 @@ unsafe impl Object for Srq {
 }
 
 impl Srq {
-    /// Scatter-gather elements of a receive at most.
+    /// Returns the maximum number of scatter-gather elements of a receive.
     pub(crate) fn max_sge(&self) -> usize {
         self.max_sge as usize
     }

@@ -34,8 +34,8 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
-/// Returns the counters of all devices of this process. Where they cannot be read in bounded time, since a signal handler
-/// interrupted a holder of a lock, it returns those that it returned last.
+/// Returns the counters of all devices of this process. If a signal handler interrupted a holder of a lock, they cannot be
+/// read in bounded time. Then the function returns the counters that it returned last.
 pub(crate) fn total() -> Counted {
     let until = Instant::now() + PATIENCE;
     let sum = loop {

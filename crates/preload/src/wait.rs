@@ -6,10 +6,10 @@
 //! switched off ([`Uncancelled`]), and returns what to wait for. Only then, with nothing held and
 //! nothing to drop in any frame, the thread sleeps. These functions are the ones that may be unwound.
 //!
-//! A thread waits for an event on a word in memory ([`Sleepers`]), not in a read of the event's descriptor as libibverbs and
-//! librdmacm do: a program that closes the descriptor would leave the reader asleep for ever. The kernel decides, as for a
-//! read, whether a signal ends the wait (SA_RESTART). The flags of the descriptor say whether there is a wait (O_NONBLOCK).
-//! A thread that sleeps looks once in [`LOOK`] whether its descriptor is still open.
+//! A thread waits for an event on a word in memory ([`Sleepers`]). libibverbs and librdmacm read the event's descriptor
+//! instead: if a program closed it, the reader would sleep for ever. The kernel decides, as for a read, whether a signal
+//! ends the wait (SA_RESTART). The flags of the descriptor decide whether a call waits (O_NONBLOCK). A sleeping thread
+//! checks once in [`LOOK`] whether its descriptor is still open.
 //!
 //! A thread that made itself cancellable at any moment (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this
 //! library, as it must not call most of POSIX.
@@ -54,10 +54,10 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 const CANCEL_ASYNCHRONOUS: c_int = 1;
 
-/// Time after which a thread that sleeps looks whether the program has closed its descriptor.
+/// Interval at which a sleeping thread checks whether the program has closed its descriptor.
 const LOOK: libc::time_t = 1;
 
-/// Signals that a thread brings about itself.
+/// Signals that a thread causes itself.
 const FAULTS: [Signal; 6] =
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 
@@ -157,7 +157,7 @@ fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result
         Ok(step) => return Ok(step),
         Err(refused) => refused,
     };
-    // It is no refusal of a program that asks without waiting, as UCX does all the time.
+    // It is no refusal for a program that asks without waiting, as UCX does all the time.
     if refused.errno != libc::EAGAIN {
         refused.tell(call);
     }
@@ -193,11 +193,11 @@ struct FutexWait {
 const FUTEX2_SIZE_U32: u32 = 2;
 const FUTEX2_PRIVATE: u32 = 128;
 
-/// Set where the kernel (before 5.16) or a filter of system calls has no `futex_waitv`.
+/// Whether the kernel (before 5.16) or a filter of system calls lacks `futex_waitv`.
 static LACKS_WAITV: AtomicBool = AtomicBool::new(false);
 
 impl Sleep {
-    /// `added` was taken before the list was found empty.
+    /// Makes a sleep. The caller read `added` before it found the list empty.
     pub(crate) fn new(sleepers: &Arc<Sleepers>, added: u32) -> Self {
         Self { sleepers: Arc::into_raw(Arc::clone(sleepers)), added }
     }
@@ -205,8 +205,8 @@ impl Sleep {
     /// Sleeps, and returns 0 or EINTR. May be unwound.
     fn sleep(self) -> c_int {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: the reference lasts until it is given back, which happens once: here, or where the thread is cancelled. The
-        // cleanup stays where it is until it is taken away.
+        // SAFETY: the reference lasts until it is given back, which happens once: here, or at a cancellation of the thread.
+        // The cleanup stays in place until it is removed.
         unsafe {
             let word = (*self.sleepers).begin();
             _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
@@ -228,12 +228,12 @@ extern "C" fn end_in_vain(sleepers: *mut c_void) {
 
 /// Waits while a word has this value, at most for [`LOOK`]. Returns 0 or EINTR. May be unwound.
 ///
-/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, in spite of its timeout; it restarts no other wait that
-/// ends by time.
+/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, although the call has a timeout. It restarts no other
+/// wait with a timeout.
 ///
 /// # Safety
 ///
-/// The word stays.
+/// The word stays valid.
 unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
     let lacks_waitv = LACKS_WAITV.load(Ordering::Relaxed);
     // SAFETY: by the caller's promise.
@@ -257,8 +257,8 @@ unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     let wait = FutexWait { value: value.into(), address: word.addr() as u64, flags, reserved: 0 };
     let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let mut before = 0;
-    // SAFETY: the places live until the calls return, and the kernel only compares the word. Nothing but a system call is made
-    // while the thread can be cancelled anywhere, and no frame from here to the program's has anything to drop.
+    // SAFETY: the places live until the calls return, and the kernel only compares the word. While the thread can be
+    // cancelled anywhere, it makes only a system call. No frame from here to the program's has a value to drop.
     unsafe {
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
         until.tv_sec += LOOK;
@@ -270,7 +270,7 @@ unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// As [`wait_newer`], but each signal that is handled ends the wait.
+/// Does the same as [`wait_newer`], but each signal that is handled ends the wait.
 #[inline(never)]
 unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     let time = libc::timespec { tv_sec: LOOK, tv_nsec: 0 };
@@ -285,10 +285,11 @@ unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Returns whether all handlers that may have run in this thread ask for calls to be restarted. The one that ran is unknown.
+/// Returns whether all handlers that may have run in this thread ask for restarts of calls. The handler that ran is
+/// unknown.
 fn all_restart() -> bool {
     let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
-    FAULTS.iter().for_each(|&fault| mask.add(fault)); // none comes to a thread that sleeps
+    FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread gets none of them
     let mask: &libc::sigset_t = mask.as_ref();
     // SAFETY: the set is valid.
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
@@ -305,7 +306,7 @@ pub(crate) fn expect_waiting(descriptor: RawFd, turn: Turn) -> Answer<()> {
     // SAFETY: the descriptor is used for this call alone, which changes nothing.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
-    // The number may be that of another file by now.
+    // The number may now be that of another file.
     if turn == Turn::Woken && !is_event(borrowed) {
         return Err(closed());
     }
@@ -351,10 +352,10 @@ fn interrupts(mask: &SigSet) -> bool {
     })
 }
 
-/// Returns whether a signal has a handler that does not ask for calls to be restarted.
+/// Returns whether a signal has a handler that does not ask for restarts of calls.
 fn ends_waits(number: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: the action has its place, and is filled in where the call succeeds.
+    // SAFETY: the action has its place, and a successful call fills it.
     unsafe {
         if libc::sigaction(number, ptr::null(), action.as_mut_ptr()) != 0 {
             return false;

@@ -155,7 +155,7 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     });
 }
 
-/// Runs something on the request that was begun last, unless a part of the list was refused already.
+/// Runs `body` on the request that was begun last, unless a part of the list was refused already.
 ///
 /// # Safety
 ///
@@ -338,7 +338,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_v
     unsafe { wr_set_inline_data_list(qp, 1, &raw const list) }
 }
 
-/// Copies inline data, once all of it is known to fit. IBTA and drivers limit only the bytes of such a list; a list with
+/// Copies inline data after checking that all of it fits. IBTA and drivers limit only the bytes of such a list. A list with
 /// more pieces than any queue pair here has scatter-gather elements is a mistake.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_data_buf) {
     // SAFETY: the C contract.

@@ -188,14 +188,14 @@ unsafe impl Object for Channel {
 /// Channels that exist, by their addresses.
 ///
 /// Programs destroy a channel while another of their threads is about to ask it for an event (rping does, up to release 58 of
-/// rdma-core). With the kernel that thread gets EBADF. So a call looks here before it touches what a channel was.
+/// rdma-core). With the kernel that thread gets EBADF. So a call looks here before it uses the memory of a channel.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
     CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The channel behind a C pointer, if it exists.
+/// Returns the channel at a C pointer, if it exists.
 fn find(channel: *mut c::rdma_event_channel) -> Answer<Arc<Channel>> {
     if channel.is_null() {
         return Err(Refused::invalid(format!("the {} is null", Channel::NAME)));
@@ -352,7 +352,7 @@ fn event_of(news: News) -> Option<Event> {
 ///
 /// # Errors
 ///
-/// EBADF: there is no such channel any more, or the program has closed its descriptor.
+/// EBADF: the channel no longer exists, or the program has closed its descriptor.
 pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
     let queue = find(channel)?.queue()?;
     let added = queue.waiting.sleepers().added();

@@ -309,7 +309,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
         if own.line.has_begun() {
-            // First, so that nothing is sent any more to an end for which the connection is over.
+            // First, so that nothing more is sent to an end whose connection is over.
             qp::stop(own);
         }
         own.line.disconnect()?;

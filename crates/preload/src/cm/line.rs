@@ -42,7 +42,7 @@ const GOODBYE: Duration = Duration::from_secs(5);
 /// How long packets of a connection that is over may be under way.
 const TIMEWAIT: Duration = Duration::from_millis(200);
 
-/// Why the other end cannot be answered.
+/// Reason for which the other end cannot get an answer.
 const LEFT: &str = "the other end has left, or was answered already";
 
 /// Requests that wait for a program that does not say how many may.
@@ -233,7 +233,8 @@ impl Line {
         }
     }
 
-    /// Sends the program's answer to a request, or that it knows of the reply. `next` says what becomes of the line.
+    /// Sends the program's answer to a request, or its acknowledgement of the reply. `next` is the phase of the line
+    /// afterwards.
     ///
     /// If the other end has left, the errno is EINVAL, as for every message that the kernel's connection manager refuses
     /// in a state (`ib_send_cm_rep`, `ib_send_cm_rej` and `ib_send_cm_rtu` in `drivers/infiniband/core/cm.c`).
@@ -267,7 +268,7 @@ impl Line {
         }
     }
 
-    /// Whether the id has connected, or is the id of a request, whatever came of it.
+    /// Returns whether the id has connected, or is the id of a request, with any outcome.
     pub(super) fn has_begun(&self) -> bool {
         use Phase as P;
         !matches!(self.state().phase, P::Idle | P::AddressResolved | P::RouteResolved | P::Listening { .. })
@@ -279,8 +280,8 @@ impl Line {
         state.phase == Phase::Disconnecting || state.queue.has_news_of(state.id)
     }
 
-    /// Ends the connection. Where one has begun and does not stand, nothing is sent and nothing is refused, as the kernel
-    /// does it (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
+    /// Ends the connection. If one has begun and is not established, this sends nothing and returns no error, as in the
+    /// kernel (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
     pub(super) fn disconnect(&self) -> Answer<()> {
         if !self.has_begun() {
             return Err(Refused::invalid("the id has no connection: it did not connect, and is not that of a request"));

@@ -1,7 +1,7 @@
 //! The ports of `rdma_cm` on one machine, which are not those of TCP.
 //!
-//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives a name to one socket only, and
-//! takes it back when the process ends, however it ends. Names belong to a network namespace, as ports do.
+//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives a name to one socket only, and frees
+//! it when the process ends for any reason. Names belong to a network namespace, as ports do.
 //!
 //! | name | meaning |
 //! |---|---|
@@ -247,7 +247,7 @@ impl Claim {
     /// Returns the other ids that have this number in this space, at any address.
     fn others(&self) -> io::Result<Vec<(String, Bound)>> {
         let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
-        // The kernel may tell no names, as in a sandbox. The id then notices equal names alone.
+        // The kernel may not list names, as in a sandbox. The id then notices equal names alone.
         let names = abstract_names(number.as_bytes()).unwrap_or_default();
         let others = names.iter().filter(|found| found.is_trusted() && found.name != self.name.as_bytes());
         let bound = |found: &AbstractName| {
@@ -280,8 +280,8 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// ECONNREFUSED: no id listens, or ids of several users other than this one's and root do. EAGAIN: too many connect
-    /// there just now.
+    /// ECONNREFUSED: no id listens, or only ids of several users other than this one's and root do. EAGAIN: too many
+    /// callers connect there at present.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let hosts = [host(to), any.to_string(), ANY.to_owned()];

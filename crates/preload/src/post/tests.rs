@@ -125,13 +125,13 @@ impl World {
         let mut bad = ptr::null_mut();
         let mut wr =
             c::ibv_send_wr { sg_list: list, num_sge: count, opcode, send_flags: flags, ..c::ibv_send_wr::default() };
-        // SAFETY: the queue pair exists. What is refused lies where nothing may be read.
+        // SAFETY: the queue pair exists. The refused pieces lie in unreadable memory.
         let errno = unsafe { post_send(self.qp, &raw mut wr, &raw mut bad) };
         assert_eq!(bad.is_null(), errno == 0);
         errno
     }
 
-    /// Puts one request together by calls, and posts it.
+    /// Builds one request by calls, and posts it.
     fn build(&self, body: impl Fn(*mut c::ibv_qp_ex, &c::ibv_qp_ex)) -> c_int {
         let ex = self.qp.cast::<c::ibv_qp_ex>();
         // SAFETY: the queue pair was created for these calls.
@@ -146,7 +146,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // SAFETY: nothing uses them any more.
+        // SAFETY: no other code uses them any more.
         unsafe {
             assert_eq!(ibv_destroy_qp(self.qp), 0);
             assert_eq!((ibv_destroy_cq(self.cq), ibv_dealloc_pd(self.pd), ibv_close_device(self.context)), (0, 0, 0));
@@ -161,7 +161,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         vec![hole.sge(MAX_INLINE + 1)],
         vec![hole.sge(MAX_INLINE), hole.sge(1)],
         vec![hole.sge(1 << 20); 2],
-        // 4 GiB and 16 B, which are 16 B in 32 bits; and more of them.
+        // 4 GiB and 16 B, which are 16 B in 32 bits, and more pieces of this size.
         vec![hole.sge(1 << 31), hole.sge((1 << 31) + 16)],
         vec![hole.sge(u32::MAX); 4],
     ];
@@ -189,7 +189,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         });
         assert_eq!(posted, libc::EINVAL, "{length} B");
     }
-    // An operation that brings bytes takes none, however few.
+    // A READ takes no inline bytes, not even a few.
     let mut short = [hole.sge(4), hole.sge(4)];
     for count in [1, 2] {
         assert_eq!(world.send(c::IBV_WR_RDMA_READ, c::IBV_SEND_INLINE, short.as_mut_ptr(), count), libc::EINVAL);
@@ -224,7 +224,7 @@ fn a_list_with_too_many_pieces_is_not_read() {
         }
         let mut wr = c::ibv_recv_wr { sg_list: hole.pointer(), num_sge: count, ..c::ibv_recv_wr::default() };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queues exist. What is refused lies where nothing may be read.
+        // SAFETY: the queues exist. The refused pieces lie in unreadable memory.
         unsafe {
             assert_eq!(post_recv(world.qp, &raw mut wr, &raw mut bad), libc::EINVAL);
             let attr = c::ibv_srq_attr { max_wr: 1, max_sge: MAX_SGE, srq_limit: 0 };

@@ -1,8 +1,8 @@
 //! Files and folders without a name, to which the descriptors of a program lead.
 //!
 //! A file is an anonymous file of the kernel with the content of the moment. A folder is made under a random name, opened
-//! and removed at once. So the kernel takes everything back when its last descriptor is closed, however a process ends.
-//! Nothing here takes a lock or allocates, since a signal handler may open files in the midst of it.
+//! and removed at once. So the kernel frees both when their last descriptor is closed, even if the process is killed. No
+//! function here takes a lock or allocates, since a signal handler may open files at any time.
 
 use std::ffi::{CStr, c_int};
 use std::fmt::{self, Display};
@@ -17,22 +17,22 @@ use crate::explain;
 
 const FILE_MODE: u32 = 0o444;
 const FOLDER_MODE: u32 = 0o755;
-/// A folder while it has a name.
+/// Mode of a folder while it has a name.
 const PRIVATE_MODE: u32 = 0o700;
 
-/// Opened in the place of a character device: it is one, all users may open it, and a write to it fails.
+/// Device that is opened in place of a character device. All users may open it, and writes to it fail.
 pub(super) const STAND_IN: &[u8] = b"/dev/full";
 
-/// Names that are tried for a folder, which others may take or remove.
+/// Maximum number of names that are tried for a folder. Others may take or remove them.
 const ATTEMPTS: usize = 64;
 
-/// Entries that are looked at for folders of killed processes.
+/// Maximum number of entries that are checked for folders of killed processes.
 const MAX_SWEPT: usize = 4096;
 
-/// Why nothing stands for a node.
+/// Reason for which no file can stand for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unserved {
-    /// As of any file.
+    /// Errno, as for any file.
     Errno(c_int),
     /// There is no place for a folder, or for the content of a file; the last errno.
     NoPlace(c_int),
@@ -63,7 +63,7 @@ impl From<c_int> for Unserved {
 }
 
 impl Unserved {
-    /// The errno for the program, after an explanation where the user asked for one.
+    /// Returns the errno for the program, after an explanation if the user asked for one.
     pub(super) fn errno(self, node: &Node) -> c_int {
         match self {
             Self::Errno(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => errno,
@@ -75,14 +75,14 @@ impl Unserved {
     }
 }
 
-/// Explains why a path leads to nothing, if the user asked for explanations.
+/// Explains why a path leads to no node, if the user asked for explanations.
 pub(super) fn tell(path: &[u8], why: &dyn Display) {
     if explain::is_wanted() {
         explain::explain(&path.escape_ascii(), why);
     }
 }
 
-/// Checks whether nodes can be served here. Without `/proc`, as in a bare chroot, nothing is.
+/// Checks whether nodes can be served here. Without `/proc`, as in a bare chroot, none can.
 pub(super) fn check() -> Result<(), Unserved> {
     if sys::exists(b"/proc/self/fd\0") { Ok(()) } else { Err(Unserved::NoProc) }
 }
@@ -105,7 +105,7 @@ pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
     match sys::openat(libc::AT_FDCWD, path.with_zero(), libc::O_RDONLY | flags & PASSED, 0) {
         // The program gets the lowest free number, as from the kernel.
         Ok(opened) => Ok(sys::take_number(opened, made, cloexec)?),
-        // The last free descriptor: the first one does as well, since its content is sealed.
+        // The last free descriptor is in use. The first one serves as well, since its content is sealed.
         Err(libc::EMFILE | libc::ENFILE) if flags & libc::O_PATH == 0 => {
             if !cloexec {
                 sys::clear_cloexec(&made)?;
@@ -157,7 +157,7 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             Err(libc::EEXIST) => continue,
             made => made?,
         }
-        // The folder is the first descriptor, so that it has the lowest free number and the last one is enough.
+        // The folder is opened first, so it gets the lowest free number, and one free descriptor is enough.
         let opened = sys::openat(libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
         let removed = sys::rmdirat(libc::AT_FDCWD, path);
         let folder = match opened {
@@ -170,7 +170,7 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             sys::fchmod(&folder, FOLDER_MODE)?;
             return Ok(folder);
         }
-        // Either the file system counts links otherwise, or the folder is not ours.
+        // Either the file system counts links differently, or the folder is not ours.
         removed?;
     }
     Err(libc::EBUSY)
@@ -258,7 +258,7 @@ impl Place {
         if self.is_trusted(&found) { Ok(()) } else { Err(libc::EACCES) }
     }
 
-    /// Whether no other user can replace a folder of ours here.
+    /// Returns whether no other user can replace a folder of ours here.
     fn is_trusted(&self, found: &libc::stat) -> bool {
         // The system's own may belong to a user without a number in this namespace.
         let is_owner_trusted = matches!(self, Self::Path(_)) || found.st_uid == 0 || found.st_uid == sys::euid();
@@ -267,14 +267,14 @@ impl Place {
     }
 }
 
-/// Makes something in the first place where it can be made.
+/// Makes a file or folder in the first place that allows it.
 fn in_some_place(make: impl Fn(&mut Buffer) -> Result<Fd, c_int>) -> Result<Fd, Unserved> {
     let (mut last, mut path) = (libc::ENOENT, Buffer::new());
     for place in &PLACES {
         match place.find(&mut path).and_then(|()| make(&mut path)) {
             Ok(made) => return Ok(made),
             Err(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(Unserved::Errno(errno)),
-            // A place that does not exist says less than one that refuses.
+            // An error of a place that refuses tells more than that of a missing one.
             Err(libc::ENOENT) => {}
             Err(errno) => last = errno,
         }

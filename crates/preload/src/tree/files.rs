@@ -149,7 +149,7 @@ unsafe fn flags_of(mode: *const c_char) -> c_int {
     access | made | exclusive | cloexec
 }
 
-/// Opens a stream on a path that may be ours. `serve` says how a node is opened with flags.
+/// Opens a stream on a path that may be ours. `serve` opens a node with flags.
 fn stream_led(
     path: *const c_char,
     mode: *const c_char,
@@ -173,7 +173,7 @@ macro_rules! fopens {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: what our caller hands over is for the C library's function.
+                    // SAFETY: our caller's arguments are those of the C library's function.
                     unsafe { next::$name(path, mode) }
                 };
                 // SAFETY: as above.
@@ -204,7 +204,7 @@ macro_rules! freopens {
                 path: *const c_char, mode: *const c_char, stream: *mut libc::FILE
             ) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: what our caller hands over is for the C library's function.
+                    // SAFETY: our caller's arguments are those of the C library's function.
                     unsafe { next::$name(path, mode, stream) }
                 };
                 // SAFETY: as above.

@@ -10,7 +10,7 @@ use super::route::{is_folder_of_ours, note_folder};
 use super::{End, Served, answered, led, made, may_concern, names, next, sys, was_missed};
 use crate::answer::set_errno;
 
-/// Goes the way of a path to a folder.
+/// Follows a path to a folder.
 fn folder_led<R>(
     folder: c_int,
     path: *const c_char,
@@ -26,7 +26,7 @@ fn folder_led<R>(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
     let real = |path| {
-        // SAFETY: what our caller hands over is for the C library's function.
+        // SAFETY: our caller's arguments are those of the C library's function.
         unsafe { next::opendir(path) }
     };
     // SAFETY: as above.
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
     let real = |path| {
-        // SAFETY: what our caller hands over is for the C library's function.
+        // SAFETY: our caller's arguments are those of the C library's function.
         unsafe { next::chdir(path) }
     };
     // SAFETY: as above.
@@ -81,14 +81,14 @@ unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
     let result = unsafe { next::fchdir(fd) };
     if result == 0 {
         let errno = sys::errno();
-        // Relative paths lead to what is served from now on, if another process opened the folder.
+        // If another process opened the folder, relative paths lead to served nodes from now on.
         is_folder_of_ours(fd);
         set_errno(errno);
     }
     result
 }
 
-/// Answers for the working folder where the kernel does not find it, since it is one of ours and removed.
+/// Answers for a working folder that the kernel does not find, since it is one of ours and removed.
 ///
 /// # Safety
 ///
@@ -106,12 +106,12 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
     let Some(node) = names::node_of_working_folder() else { return refused(errno) };
     note_folder();
     let bytes = node.path.len() + 1;
-    // Without a place and without a size, the C library's function takes as much memory as is needed.
+    // Without a buffer and a size, the C library's function allocates as much memory as needed.
     let room = if size == 0 && into.is_null() { bytes } else { size };
     if room < bytes {
         return refused(libc::ERANGE);
     }
-    // SAFETY: the caller frees what is returned where it hands over no place.
+    // SAFETY: the caller frees the result if it passes no buffer.
     let into = if into.is_null() { unsafe { libc::malloc(room) }.cast() } else { into };
     if into.is_null() {
         return refused(libc::ENOMEM);
@@ -126,7 +126,7 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_char {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: our caller's arguments are those of the C library's function.
     unsafe {
         let found = next::getcwd(into, size);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -135,7 +135,7 @@ unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char {
-    // SAFETY: what our caller hands over is for the C library's function, which ends a program that has too little room.
+    // SAFETY: our caller's arguments are those of the C library's function, which ends a program that has too little room.
     unsafe {
         let found = next::__getcwd_chk(into, size, room);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -157,9 +157,9 @@ type Function = *const c_void;
 /// Outcome of the first part of `scandir`.
 #[derive(Clone, Copy)]
 enum Scanned {
-    /// This is its result.
+    /// Result of the whole call.
     Done(c_int),
-    /// The program's functions select and sort these.
+    /// Entries for the program's functions to select and sort.
     Copied(Copies),
 }
 

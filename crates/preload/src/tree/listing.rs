@@ -1,4 +1,4 @@
-//! Lists of entries. The kernel shows none in a removed folder, so functions that list a folder are served from the plan.
+//! Lists of entries. The kernel shows none in a removed folder, so functions that list a folder answer from the plan.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ const _: () = assert!(size_of::<libc::dirent>() == size_of::<Entry>());
 /// The offset of the name in an entry.
 const NAME_AT: usize = std::mem::offset_of!(Entry, d_name);
 
-/// The entries of a folder of ours, and in a shared folder those of the kernel.
+/// Returns the entries of a folder of ours, and in a shared folder also those of the kernel.
 pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     let mut all = Vec::new();
     let mut add = |inode: u64, kind: u8, name: &[u8]| {
@@ -63,7 +63,7 @@ pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     all
 }
 
-/// An open stream of a folder of ours. It is never freed, but used again.
+/// An open stream of a folder of ours. It is never freed, but reused.
 struct Stream {
     /// The stream of the C library; null if this is unused.
     stream: AtomicPtr<libc::DIR>,
@@ -71,17 +71,17 @@ struct Stream {
     entries: AtomicPtr<Vec<Entry>>,
     /// Index of the next entry.
     position: AtomicUsize,
-    /// The stream that was open before.
+    /// The stream that was made before this one.
     before: *const Self,
 }
 
 // SAFETY: `before` does not change, and all else is atomic.
 unsafe impl Sync for Stream {}
 
-/// The stream that was made last. There is no lock, which a child could inherit from a thread that it does not have.
+/// The stream that was made last. There is no lock, since a child could inherit it from a thread that the child lacks.
 static STREAMS: AtomicPtr<Stream> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes a place in the list that is neither free nor any stream's.
+/// Marks a place in the list that is neither free nor any stream's.
 const CLAIMED: *mut libc::DIR = ptr::without_provenance_mut(1);
 
 fn streams() -> impl Iterator<Item = &'static Stream> {
@@ -99,7 +99,7 @@ fn find(stream: *mut libc::DIR) -> Option<&'static Stream> {
     streams().find(|known| known.stream.load(Ordering::Acquire) == stream)
 }
 
-/// Remembers that a stream of the C library lists a folder of ours.
+/// Records that a stream of the C library lists a folder of ours.
 pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
     let claim = |known: &&Stream| {
         known.stream.compare_exchange(ptr::null_mut(), CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -138,7 +138,7 @@ impl Stream {
         unsafe { self.entries.load(Ordering::Acquire).as_ref() }.map_or(&[], Vec::as_slice)
     }
 
-    /// The next entry; null at the end.
+    /// Returns the next entry; null at the end.
     fn next(&self) -> *mut Entry {
         let all = self.entries();
         let step = |position| (position < all.len()).then_some(position + 1);
@@ -172,7 +172,7 @@ impl Stream {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopendir(fd: c_int) -> *mut libc::DIR {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: our caller's arguments are those of the C library's function.
     let stream = unsafe { next::fdopendir(fd) };
     if !stream.is_null() {
         let errno = sys::errno();
@@ -187,11 +187,11 @@ unsafe extern "C-unwind" fn fdopendir(fd: c_int) -> *mut libc::DIR {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn closedir(stream: *mut libc::DIR) -> c_int {
-    // Before the C library frees it, and hands the same memory to the next one.
+    // This comes before the C library frees the stream, and hands the same memory to the next one.
     if let Some(known) = find(stream) {
         known.forget();
     }
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: our caller's arguments are those of the C library's function.
     unsafe { next::closedir(stream) }
 }
 
@@ -202,7 +202,7 @@ macro_rules! readdirs {
             unsafe extern "C-unwind" fn $name(stream: *mut libc::DIR) -> *mut $entry {
                 match find(stream) {
                     Some(known) => known.next().cast(),
-                    // SAFETY: what our caller hands over is for the C library's function.
+                    // SAFETY: our caller's arguments are those of the C library's function.
                     None => unsafe { next::$name(stream) },
                 }
             }
@@ -222,7 +222,7 @@ macro_rules! readdirs_into {
             unsafe extern "C-unwind" fn $name(
                 stream: *mut libc::DIR, into: *mut $entry, found: *mut *mut $entry
             ) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function, and has room for an entry.
+                // SAFETY: our caller's arguments are those of the C library's function, and have room for an entry.
                 unsafe {
                     let Some(known) = find(stream) else { return next::$name(stream, into, found) };
                     let entry = known.next();
@@ -248,7 +248,7 @@ readdirs_into! {
 unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
     match find(stream) {
         Some(known) => known.rewind(),
-        // SAFETY: what our caller hands over is for the C library's function.
+        // SAFETY: our caller's arguments are those of the C library's function.
         None => unsafe { next::rewinddir(stream) },
     }
 }
@@ -257,7 +257,7 @@ unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
 unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
     match find(stream) {
         Some(known) => known.position.store(usize::try_from(position).unwrap_or(usize::MAX), Ordering::Relaxed),
-        // SAFETY: what our caller hands over is for the C library's function.
+        // SAFETY: our caller's arguments are those of the C library's function.
         None => unsafe { next::seekdir(stream, position) },
     }
 }
@@ -266,17 +266,17 @@ unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
 unsafe extern "C-unwind" fn telldir(stream: *mut libc::DIR) -> c_long {
     match find(stream) {
         Some(known) => known.position.load(Ordering::Relaxed) as c_long,
-        // SAFETY: what our caller hands over is for the C library's function.
+        // SAFETY: our caller's arguments are those of the C library's function.
         None => unsafe { next::telldir(stream) },
     }
 }
 
-/// The C library's function, which programs use in the place of the system call.
+/// The C library's function, which programs use in place of the system call.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize {
     // SAFETY: what our caller hands over is for the C library's function.
     let length = unsafe { next::getdents64(fd, into, size) };
-    // The kernel has this errno for a removed folder alone.
+    // The kernel returns this errno only for a removed folder.
     if length != -1 || sys::errno() != libc::ENOENT {
         return length;
     }
@@ -326,10 +326,10 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Copies the entries of a folder. `None`: there is no memory.
+    /// Copies the entries of a folder. Returns `None` if there is no memory.
     pub(super) fn of(folder: &Node) -> Option<Self> {
         let all = entries(folder);
-        // SAFETY: the C library's memory, of which each piece is as long as what is copied there.
+        // SAFETY: each piece of the C library's memory is as long as the entry that is copied there.
         unsafe {
             let list: *mut *mut Entry = libc::calloc(all.len(), size_of::<*mut Entry>()).cast();
             let mut copies = Self { list, count: 0 };
@@ -359,8 +359,8 @@ impl Copies {
         }
     }
 
-    /// Keeps the entries that the program's filter selects, and sorts them by its order. These functions may do what they
-    /// like, so nothing is held that must be dropped.
+    /// Keeps the entries that the program's filter selects, and sorts them by its order. These functions may leave by
+    /// `longjmp`, so no frame here holds a value that must be dropped.
     ///
     /// # Safety
     ///
@@ -393,7 +393,7 @@ impl Copies {
         self
     }
 
-    /// Hands the list over to the program, and returns its length.
+    /// Passes the list to the program, and returns its length.
     ///
     /// # Safety
     ///

@@ -1,10 +1,10 @@
 //! What programs look at besides libibverbs: `/dev/infiniband`, `/sys/class/infiniband` and what belongs to them.
 //!
 //! These paths, and only these, are served here: functions of the C library that take a path compare its first
-//! letters (`route.rs`), and nearly all calls go on to the C library at once. What is served is written down in one
-//! table (`plan.rs`), from which status, rights, links and lists of entries are answered. No file stands for an entry
-//! before a program opens it: then the program gets an anonymous file, or a folder that was removed at once
-//! (`anonymous.rs`), whose name says which entry it is (`names.rs`). So nothing stays when a process ends, however it does.
+//! letters (`route.rs`), and nearly all calls go on to the C library at once. One table (`plan.rs`) lists all served
+//! entries. Status, rights, links and lists of entries come from this table. No file stands for an entry before a program
+//! opens it. Then the program gets an anonymous file, or a folder that was removed at once (`anonymous.rs`), whose name
+//! identifies the entry (`names.rs`). So nothing stays when a process ends, even if it is killed.
 //!
 //! Links, `..` and relative paths are followed within the table, as the kernel would follow them in its own tree
 //! (`route.rs`): so no path leads from it into the folder's surroundings. A removed folder has no entries for the kernel:
@@ -50,7 +50,7 @@ enum Served<R> {
     Done(R),
     /// The C library's function does it, on the path in the buffer.
     Call,
-    /// The same, and the path leads to this descriptor, which is closed afterwards.
+    /// The same, but the path leads to this descriptor, which is closed afterwards.
     CallOn(Fd),
     /// It is refused with this errno.
     Refused(c_int),
@@ -127,7 +127,7 @@ enum Way<R> {
     Refused(c_int),
 }
 
-/// Answers from the plan alone, where nodes can be served at all.
+/// Answers from the plan alone, if nodes can be served at all.
 fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Served<R> {
     match anonymous::check() {
         Ok(()) => answer(),

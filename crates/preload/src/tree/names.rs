@@ -1,4 +1,4 @@
-//! Names by which a descriptor or the working folder says which node it stands for.
+//! Names that identify the node of a descriptor or of the working folder.
 //!
 //! The kernel shows the name of a removed folder and of an anonymous file below `/proc`. So the name survives forks, exec
 //! and a passage through a Unix socket, and no table of descriptors is needed.
@@ -9,15 +9,15 @@ use super::plan::{Node, plan};
 use super::route::NAME_MAX;
 use super::sys;
 
-/// The kernel appends this to the path of a removed file.
+/// Ending that the kernel appends to the path of a removed file.
 const REMOVED: &[u8] = b" (deleted)";
 const FOLDER: &[u8] = b"doorbell-folder.";
 const FILE: &[u8] = b"doorbell-file.";
-/// The kernel shows this before the name of an anonymous file.
+/// Beginning that the kernel shows before the name of an anonymous file.
 const ANONYMOUS: &[u8] = b"/memfd:";
 /// Hexadecimal digits that make the name of a folder unique.
 const DIGITS: usize = 16;
-/// Stands for a slash.
+/// Byte in place of a slash.
 const SLASH: u8 = b'!';
 
 /// A name on the stack.
@@ -27,7 +27,7 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// A new name of a folder that stands for a node.
+    /// Makes a new name of a folder that stands for a node.
     pub(super) fn of_folder(node: &Node) -> Self {
         let mut digits = [0; DIGITS];
         let random = sys::random();
@@ -37,7 +37,7 @@ impl Name {
         Self::of(&[FOLDER, &digits, b"."], node)
     }
 
-    /// The name of the anonymous file of a node.
+    /// Makes the name of the anonymous file of a node.
     pub(super) fn of_file(node: &Node) -> Self {
         Self::of(&[FILE], node)
     }
@@ -45,7 +45,7 @@ impl Name {
     fn of(parts: &[&[u8]], node: &Node) -> Self {
         let mut name = Self { bytes: [0; NAME_MAX + 1], length: 0 };
         let path = node.path.iter().map(|&byte| if byte == b'/' { SLASH } else { byte });
-        // The last byte stays zero. A test holds all paths to the length.
+        // The last byte stays zero. A test checks the lengths of all paths.
         for byte in parts.iter().flat_map(|part| part.iter().copied()).chain(path).take(NAME_MAX) {
             name.bytes[name.length] = byte;
             name.length += 1;
@@ -62,7 +62,7 @@ impl Name {
     }
 }
 
-/// The path of the node in the name of a folder, with [`SLASH`] for a slash.
+/// Returns the path of the node in the name of a folder, with [`SLASH`] for a slash.
 fn behind_digits(name: &[u8]) -> Option<&[u8]> {
     let (digits, path) = name.strip_prefix(FOLDER)?.split_at_checked(DIGITS)?;
     let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
@@ -74,7 +74,7 @@ pub(super) fn is_folder_of_ours(name: &[u8]) -> bool {
     behind_digits(name).is_some()
 }
 
-/// The node that a path below `/proc` stands for.
+/// Returns the node that a path below `/proc` stands for.
 pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
     let path = path.strip_suffix(REMOVED)?;
     let encoded = match path.strip_prefix(ANONYMOUS) {
@@ -89,24 +89,24 @@ pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
     plan().find(decoded)
 }
 
-/// The node that a descriptor stands for.
+/// Returns the node that a descriptor stands for.
 pub(super) fn node_of(fd: c_int) -> Option<&'static Node> {
     // A descriptor of a node is of a file without links.
     sys::fstat(fd).ok().filter(|found| found.st_nlink == 0)?;
     node_of_unlinked(fd)
 }
 
-/// The same, of a descriptor whose file is known to have no link.
+/// Returns the node of a descriptor whose file is known to have no link.
 pub(super) fn node_of_unlinked(fd: c_int) -> Option<&'static Node> {
     node_at(sys::DescriptorPath::new(fd).with_zero())
 }
 
-/// The node that the working folder stands for.
+/// Returns the node that the working folder stands for.
 pub(super) fn node_of_working_folder() -> Option<&'static Node> {
     node_at(WORKING_FOLDER)
 }
 
-/// `getcwd` fails in a removed folder, but this link shows its name.
+/// Link that shows the name of a removed working folder, in which `getcwd` fails.
 pub(super) const WORKING_FOLDER: &[u8] = b"/proc/self/cwd\0";
 
 fn node_at(link: &[u8]) -> Option<&'static Node> {

@@ -143,12 +143,12 @@ impl Node {
         matches!(self.kind, Kind::Folder { shared: true })
     }
 
-    /// The name within its folder.
+    /// Returns the name within its folder.
     pub(super) fn name(&self) -> &[u8] {
         self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
     }
 
-    /// The same number in all processes: FNV-1a of the path, in 32 bits. A test holds the numbers apart.
+    /// Returns the same number in all processes: FNV-1a of the path, in 32 bits. A test checks that the numbers differ.
     pub(super) fn inode(&self) -> u64 {
         u64::from(
             self.path.iter().fold(0x811c_9dc5_u32, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)),
@@ -181,7 +181,7 @@ impl Plan {
         self.nodes.get(at)
     }
 
-    /// The nodes directly in a folder.
+    /// Returns the nodes directly in a folder.
     pub(super) fn within<'a>(&'a self, folder: &'a Node) -> impl Iterator<Item = &'a Node> {
         let start = self.nodes.partition_point(|node| node.path <= folder.path);
         let below = self.nodes[start..].iter().map_while(|node| Some((node, node.path.strip_prefix(&*folder.path)?)));
@@ -378,12 +378,12 @@ impl fmt::Write for Text {
     }
 }
 
-/// The address that was read last: the halves of its GID, and both of them XORed with [`KNOWN`]. A check of the third word
-/// takes the place of a lock, since a signal handler may interrupt a thread that writes.
+/// The address that was read last: the halves of its GID, and both of them XORed with [`KNOWN`]. A reader checks the third
+/// word instead of taking a lock, since a signal handler may interrupt a thread that writes.
 static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
 
-/// The address of the device, or the last one where the present one cannot be read without waiting.
+/// Returns the address of the device, or the last one if the present one cannot be read without waiting.
 fn address() -> Option<IpAddr> {
     let Ok(address) = device::address() else {
         let [high, low, check] = [0, 1, 2].map(|at| LAST_GID[at].load(Ordering::Relaxed));
@@ -404,7 +404,7 @@ fn gid(address: IpAddr) -> Ipv6Addr {
     Ipv6Addr::from(unsafe { ah::gid(address).raw })
 }
 
-/// The content of a file at this moment.
+/// Returns the content of a file at this moment.
 pub(super) fn text(content: &Content) -> Text {
     let mut text = Text { bytes: [0; MAX_VALUE_BYTES], length: 0 };
     let written = match content {

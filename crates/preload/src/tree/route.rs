@@ -23,22 +23,22 @@ const PARTS: [&[&[u8]]; 4] = [
 /// No path lies here, only numbers that were cast: the kernel calls them bad addresses.
 const FIRST_PAGE: usize = 4096;
 
-/// The program may have a folder of ours open, or be in one, so that any relative path may lead to what is served.
+/// Whether the program may have a folder of ours open, or be in one, so that any relative path may lead to a served node.
 static HAS_FOLDERS: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a descriptor or the working folder stands for a folder of ours.
+/// Records that a descriptor or the working folder stands for a folder of ours.
 pub(super) fn note_folder() {
     HAS_FOLDERS.store(true, Ordering::Relaxed);
 }
 
-/// Looks whether this program was started in a folder of ours. This runs when the library is loaded.
+/// Checks whether this program was started in a folder of ours. This runs when the library is loaded.
 pub(crate) fn look_where_started() {
     if names::node_of_working_folder().is_some() {
         note_folder();
     }
 }
 
-/// Looks whether a descriptor, which another process may have opened, is a folder of ours.
+/// Checks whether a descriptor, which another process may have opened, is a folder of ours.
 #[cold]
 pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     let is_one = names::node_of(fd).is_some();
@@ -48,8 +48,8 @@ pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     is_one
 }
 
-/// May this path, as seen from a folder, lead to what is served? Nearly all paths do not, and are known by their first
-/// letters.
+/// Returns whether this path, as seen from a folder, may lead to a served node. Nearly all paths do not, and their first
+/// letters show it.
 ///
 /// # Safety
 ///
@@ -93,8 +93,8 @@ unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
         || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
 }
 
-/// Finds out whether the kernel found nothing because the folder is one of ours that another process opened. To be asked
-/// after a call with a path that [`may_concern`] let pass has failed.
+/// Checks whether the kernel found no file because the folder is one of ours that another process opened. The caller asks
+/// after a call has failed with a path that [`may_concern`] let pass.
 ///
 /// # Safety
 ///
@@ -248,7 +248,7 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
         return Lead::Through;
     }
     match walk(plan(), path, end, into) {
-        // An empty path names the link that a descriptor stands for, and nothing else.
+        // An empty path names the link that a descriptor stands for, and no other node.
         Ok(Some(node)) if path.is_empty() && !matches!(node.kind, Kind::Link(_)) => Lead::Refused(libc::ENOENT),
         Ok(Some(node)) => Lead::Node(node),
         Ok(None) => Lead::Elsewhere,
@@ -297,7 +297,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
         let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
         let rest = &rest[slashes..];
         let here = plan.find(at.path());
-        // A link that is followed is no longer here, and one at the end has no path behind it.
+        // A followed link is no longer at this position, and a link at the end of the path has no path after it.
         if here.is_some_and(|node| !node.is_folder()) && (slashes > 0 || !rest.is_empty()) {
             return Err(libc::ENOTDIR);
         }

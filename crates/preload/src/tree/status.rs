@@ -32,7 +32,7 @@ const DEVICE: (u32, u32) = (0, 0xd_be11);
 
 const BLOCK_BYTES: u32 = 4096;
 
-/// Links of a node. A folder has one in each folder within it.
+/// Returns the number of links of a node. A folder has one in each folder within it.
 fn links(node: &Node) -> u32 {
     match node.kind {
         Kind::Folder { .. } => 2 + plan().within(node).filter(|node| node.is_folder()).count() as u32,
@@ -40,7 +40,7 @@ fn links(node: &Node) -> u32 {
     }
 }
 
-/// The status of a node by its path. That by a descriptor has the same number, device, kind and rights.
+/// Returns the status of a node by its path. The status by a descriptor has the same number, device, kind and rights.
 fn stat_of(node: &Node) -> libc::stat {
     // SAFETY: zeros are a status.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -57,7 +57,7 @@ fn stat_of(node: &Node) -> libc::stat {
     found
 }
 
-/// The same, for `statx`: all that every file system knows.
+/// Returns the same for `statx`: all fields that every file system has.
 fn statx_of(node: &Node) -> libc::statx {
     // SAFETY: zeros are a status.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
@@ -77,8 +77,8 @@ fn statx_of(node: &Node) -> libc::statx {
     found
 }
 
-/// Puts the status of a node in the place of the real one, if a descriptor without a link stands for a node. The size of a
-/// file stays, since programs that copy a file expect so many bytes of its descriptor.
+/// Replaces the real status by that of a node, if a descriptor without a link stands for a node. The size of a file stays,
+/// since programs that copy a file expect that number of bytes from its descriptor.
 ///
 /// # Safety
 ///
@@ -203,7 +203,7 @@ macro_rules! fstats {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function, which filled it.
+                // SAFETY: our caller's arguments are those of the C library's function, which filled the status.
                 unsafe {
                     let result = next::$name($($version,)? fd, into);
                     if result == 0 && (*into).st_nlink == 0 {
@@ -237,10 +237,10 @@ unsafe extern "C-unwind" fn statx(
         | libc::AT_STATX_FORCE_SYNC
         | libc::AT_STATX_DONT_SYNC;
     let real = |folder, path| {
-        // SAFETY: what our caller hands over is for the C library's function.
+        // SAFETY: our caller's arguments are those of the C library's function.
         unsafe { next::statx(folder, path, flags, mask, into) }
     };
-    // SAFETY: as above; a status that was asked for successfully is filled.
+    // SAFETY: as above; the successful call has filled the status.
     unsafe {
         if !may_concern(folder, path) {
             let result = real(folder, path);

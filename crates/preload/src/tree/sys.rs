@@ -14,7 +14,7 @@ impl Fd {
         self.0
     }
 
-    /// Hands the descriptor over to the program.
+    /// Passes the descriptor to the program.
     pub(super) fn into_raw(self) -> c_int {
         std::mem::ManuallyDrop::new(self).0
     }
@@ -63,7 +63,7 @@ pub(super) fn openat(folder: c_int, path: &[u8], flags: c_int, mode: u32) -> Res
     call!(SYS_openat, folder, c(path), flags | libc::O_CLOEXEC, mode).map(|fd| Fd(fd as c_int))
 }
 
-/// The longest path of a descriptor below `/proc`.
+/// Maximum length of a descriptor's path below `/proc`.
 const DESCRIPTOR_PATH_MAX: usize = 32;
 
 /// The path of a descriptor below `/proc`, with a zero at its end.
@@ -118,7 +118,7 @@ pub(super) fn fchmod(file: &Fd, mode: u32) -> Result<(), c_int> {
     call!(SYS_fchmod, file.raw(), mode).map(drop)
 }
 
-/// Gives `from` the number of `to` as well, in the place of what has it, and closes `from`.
+/// Puts the file of `from` under the number of `to`, in place of the file there, and closes `from`.
 pub(super) fn take_number(from: Fd, to: Fd, cloexec: bool) -> Result<Fd, c_int> {
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
     call!(SYS_dup3, from.raw(), to.raw(), flags)?;
@@ -153,7 +153,7 @@ pub(super) fn fstat(fd: c_int) -> Result<libc::stat, c_int> {
     Ok(unsafe { found.assume_init() })
 }
 
-/// The status of what has this name in a folder, of a link itself.
+/// Returns the status of an entry of a folder. For a link, it is that of the link itself.
 pub(super) fn lstatat(folder: c_int, name: &[u8]) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     call!(SYS_newfstatat, folder, c(name), found.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW)?;
@@ -171,7 +171,7 @@ pub(super) fn readlink(path: &[u8], into: &mut [u8]) -> Result<usize, c_int> {
     call!(SYS_readlinkat, libc::AT_FDCWD, c(path), into.as_mut_ptr(), into.len())
 }
 
-/// The position of a descriptor.
+/// Returns the position of a descriptor.
 pub(super) fn position(fd: c_int) -> Result<usize, c_int> {
     call!(SYS_lseek, fd, 0_i64, libc::SEEK_CUR)
 }
@@ -180,7 +180,7 @@ pub(super) fn set_position(fd: c_int, position: usize) -> Result<(), c_int> {
     call!(SYS_lseek, fd, position, libc::SEEK_SET).map(drop)
 }
 
-/// Eight bytes that another user cannot guess, as far as the kernel has such yet.
+/// Returns eight bytes that another user cannot guess, as far as the kernel has random bytes yet.
 pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
     if call!(SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), libc::GRND_NONBLOCK) == Ok(bytes.len()) {
@@ -188,7 +188,7 @@ pub(super) fn random() -> u64 {
     }
     let mut now = MaybeUninit::<libc::timespec>::zeroed();
     let _ = call!(SYS_clock_gettime, libc::CLOCK_MONOTONIC, now.as_mut_ptr());
-    // SAFETY: zeros, or what the call wrote.
+    // SAFETY: the memory is zeros, or was written by the call.
     let now = unsafe { now.assume_init() };
     let thread = call!(SYS_gettid).unwrap_or_default() as u64;
     (now.tv_nsec as u64 ^ (now.tv_sec as u64) << 30 ^ thread << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15)

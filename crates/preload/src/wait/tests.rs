@@ -127,15 +127,15 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Puts another file under the number of a descriptor, as programs do that close descriptors of others and open files. A
-/// number that was only closed would go to another test.
+/// Puts another file under the number of a descriptor, as programs do that close descriptors of others and open files. If
+/// the number were only closed, another test would get it.
 fn replace(descriptor: c_int) {
     let null = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: the number belongs to a descriptor of this test.
     assert_eq!(unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), descriptor) }, descriptor);
 }
 
-/// The program takes the descriptor away from a call that waits on it.
+/// Checks that a call ends if the program takes away the descriptor on which it waits.
 #[track_caller]
 fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_int) {
     let caller = Caller::start(call, false);
@@ -619,7 +619,7 @@ fn calls_that_wait_end_when_the_program_has_closed_their_descriptors() {
         // SAFETY: the channel exists.
         unsafe { cm::rdma_get_cm_event(channel.get(), &raw mut event) }
     };
-    // SAFETY: what is looked at exists.
+    // SAFETY: all objects that are read exist.
     let (of_queue, of_context, of_connections) =
         unsafe { ((*own.channel.get()).fd, (*own.context.get()).async_fd, (*channel.get()).fd) };
     ends_without_its_descriptor(&|| own.get_cq_event(), of_queue);

@@ -226,11 +226,11 @@ impl Line {
         Ok(())
     }
 
-    /// A connection did not come about: the id tries again for a while, and is rejected then.
+    /// Handles a connection that could not be made: the id tries again for a while, and is then rejected.
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
         let patience = match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => LISTENER_LATE,
-            // The listener of this machine has not taken the connections before yet.
+            // The listener of this machine has not yet accepted earlier connections.
             Some(libc::EAGAIN) => ANSWER,
             _ => Duration::ZERO,
         };

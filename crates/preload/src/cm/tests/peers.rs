@@ -171,7 +171,7 @@ fn whoever_finds_a_listener_full_waits_for_its_turn() {
     let client = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
-    // Another one gives up while it waits.
+    // Another client gives up while it waits.
     let other = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(other, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });

@@ -402,7 +402,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
     kill(child);
 }
 
-/// Has another user bind an abstract name, and listen there.
+/// Binds an abstract name as another user, and listens there.
 fn squat(name: &str, user: u32) -> socket2::Socket {
     let take = || {
         // SAFETY: only this thread, which ends below, becomes another user.
@@ -446,7 +446,7 @@ fn a_caller_prefers_the_listener_of_its_own_user() {
     port_of_this_machine().call(to).unwrap();
     assert!(!is_called(&squatter));
     destroy(&[chosen]);
-    // A service of another user is called where the own user and root have none, but never one of two.
+    // A service of another user is called if the own user and root have none, but never one of two.
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&squatter));
     let second = squat(&format!("listen/tcp/{port}/0.0.0.0"), 1001);
@@ -473,7 +473,7 @@ fn names_of_other_users_are_no_ports_of_ours() {
     assert_eq!(errno, 0);
     // SAFETY: the id exists.
     assert_eq!(unsafe { rdma_listen(chosen, 0) }, 0);
-    // A second one of this user is refused as ever.
+    // A second one of this user is still refused.
     assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
     assert_eq!(plain("0.0.0.0").bind(&channel, port).1, libc::EADDRNOTAVAIL);
     port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();

@@ -7,7 +7,7 @@ fn unattached() -> c::rdma_conn_param {
     c::rdma_conn_param { qp_num: 1, ..param(b"") }
 }
 
-/// An id that is bound and does not listen, and its port.
+/// Returns an id that is bound and does not listen, and its port.
 fn deaf(channel: &Channel) -> (*mut c::rdma_cm_id, u16) {
     let id = channel.id(c::RDMA_PS_TCP);
     // SAFETY: the id exists.
@@ -60,7 +60,7 @@ fn a_request_whose_client_left_is_neither_accepted_nor_rejected() {
                 }
                 refused(rdma_reject(server, ptr::null(), 0), libc::EINVAL);
                 refused(rdma_accept(server, &mut unattached()), libc::EINVAL);
-                // Ending what has begun is never refused.
+                // Ending a begun connection never fails.
                 fine(rdma_disconnect(server));
             }
             destroy(&[server]);
@@ -69,7 +69,7 @@ fn a_request_whose_client_left_is_neither_accepted_nor_rejected() {
     destroy(&[listener]);
 }
 
-/// A call on an id, and the errno that it returns, or 0.
+/// Makes each call on an id. Returns the errno of each, or 0.
 fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     let with = |result: c_int| if result == 0 { 0 } else { errno() };
     // SAFETY: the id exists.
@@ -88,7 +88,7 @@ fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     }
 }
 
-/// Each call is refused with EINVAL, but for those that are named with another result.
+/// Checks that each call fails with EINVAL, except those that are named with another result.
 #[track_caller]
 fn only(id: *mut c::rdma_cm_id, others: &[(&str, c_int)]) {
     for (call, errno) in all_calls(id) {
@@ -126,7 +126,7 @@ fn each_state_refuses_the_calls_of_others() {
         let choosy = active.resolved(c::RDMA_PS_TCP, port);
         fine(rdma_connect(choosy, &mut unattached()));
         let other = passive.next();
-        // The end of the connection before may come first.
+        // The end of the previous connection may come first.
         let other = if other.kind == c::RDMA_CM_EVENT_TIMEWAIT_EXIT { passive.next() } else { other }.id;
         fine(rdma_accept(other, &mut unattached()));
         while active.next().kind != c::RDMA_CM_EVENT_CONNECT_RESPONSE {}
@@ -161,7 +161,7 @@ fn groups_are_joined_before_an_id_connects() {
 fn a_destroyed_event_channel_has_no_events() {
     let channel = rdma_create_event_channel();
     let mut event = ptr::null_mut();
-    // SAFETY: an address is all that is used of the channel that was destroyed.
+    // SAFETY: the calls use only the address of the destroyed channel.
     unsafe {
         libc::fcntl((*channel).fd, libc::F_SETFL, libc::O_NONBLOCK);
         rdma_destroy_event_channel(channel);
