@@ -110,7 +110,7 @@ impl CompletionQueue {
             if !self.overrun.load(Ordering::Acquire) {
                 return Ok(0);
             }
-            // Completions that still fitted may have come after the first look, together with the overrun.
+            // Fitting completions may have come after the first look, together with the overrun.
             if self.is_empty() {
                 return Err(Overrun);
             }

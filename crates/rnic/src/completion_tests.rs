@@ -10,7 +10,7 @@ fn numbered(wr_id: u64) -> Completion {
     Completion { wr_id, ..Completion::default() }
 }
 
-/// A notifier, and how often it was called.
+/// Returns a notifier, and its number of calls.
 fn counting() -> (Notifier, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);

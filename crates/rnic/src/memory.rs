@@ -182,7 +182,7 @@ impl Region {
         Ok(offset)
     }
 
-    /// Brings in the memory of a local access to come, if it is paged on demand.
+    /// Brings in memory before a local access to it, if it is paged on demand.
     ///
     /// # Errors
     ///
@@ -242,13 +242,13 @@ impl Region {
         let copied = if data.len() == 8
             && let Some(word) = self.word(offset)
         {
-            // SAFETY: the payload has eight bytes, which are mapped; a word is a value whatever they are. The word lies
+            // SAFETY: the payload has eight bytes, which are mapped; any eight bytes are a value. The word lies
             // inside the region.
             unsafe { guarded::store(word, data.start().cast::<u64>().read_unaligned()) }
         } else {
             // SAFETY: the range lies inside the region (asserted), and the payload is mapped. A program that reads the
-            // range at the same time sees torn bytes, as on hardware, and so does this where the payload's sender writes
-            // it meanwhile.
+            // range at the same time sees torn bytes, as on hardware. The copy has torn bytes if the payload's sender
+            // writes the payload at the same time.
             unsafe { guarded::copy_in(data, self.base.wrapping_add(offset)) }
         };
         copied.map_err(|_| self.not_there(offset, data.len()))
@@ -264,7 +264,7 @@ impl Region {
         unsafe { guarded::operate(word, operation) }.map_err(|_| self.not_there(offset, 8))
     }
 
-    /// The u64 at `offset`, if it is aligned and there is memory at all. The range was checked.
+    /// Returns the u64 at `offset`, if it is aligned and the region has memory. The range was checked.
     #[inline]
     fn word(&self, offset: usize) -> Option<*mut u64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
@@ -286,7 +286,7 @@ pub trait RegionDirectory: Send + Sync {
     /// short or its rights do not allow the binding, or windows of this type are not bound so.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
-    /// Takes the key of a bound memory window of type 2 back, for the owner of the window or for its peer.
+    /// Invalidates the key of a bound memory window of type 2, for the owner of the window or for its peer.
     ///
     /// # Errors
     ///
@@ -351,8 +351,8 @@ impl RegionTable {
     ///
     /// The memory must stay mapped, and writable if `access` allows writing, until
     /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
-    /// long as `owner` lives where it owns the memory. Memory that is paged on demand must stay only from
-    /// the pager's word to the end of the access. Where the process lands faults in [`GuardedCode`], or has a
+    /// long as `owner` lives if it owns the memory. Memory that is paged on demand must stay only from
+    /// the pager's answer to the end of the access. If the process lands faults in [`GuardedCode`], or has a
     /// [`Copier`], no memory has to stay. Nothing may hold a Rust reference to bytes
     /// of it at a time when a work request or a peer may write them.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]

@@ -33,9 +33,9 @@ pub struct SharedReceiveQueue {
     /// for each queue pair at most; the lock is only taken where there are some.
     returned: Mutex<VecDeque<RecvWqe>>,
     returned_len: AtomicUsize,
-    /// Raise the limit event when fewer than this many are left; 0 is disarmed. A program writes the limit and then reads
-    /// the length; an engine lowers the length and then reads the limit. One of the two must see the other's change, so
-    /// these accesses have one order (`SeqCst`).
+    /// Number of remaining receives below which the limit event is raised; 0 is disarmed. A program writes the limit and
+    /// then reads the length; an engine lowers the length and then reads the limit. One of the two must see the other's
+    /// change, so these accesses have one order (`SeqCst`).
     limit: AtomicUsize,
     /// It was destroyed, and its number may be another's: it raises no event any more.
     retired: AtomicBool,

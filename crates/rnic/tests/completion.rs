@@ -1,5 +1,5 @@
-//! All interleavings of an engine that adds completions and of threads that reap them: each completion is reaped once, and
-//! a program that sleeps until it is notified wakes up.
+//! All interleavings of an engine that adds completions and of threads that reap them. Each completion is reaped once, and
+//! a program that sleeps until a notification wakes up.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
 #[path = "../src/completion.rs"]
@@ -25,7 +25,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// A channel, and a queue that notifies it.
+    /// Makes a channel, and a queue that notifies it.
     fn with_queue(depth: usize) -> (Arc<Self>, Arc<CompletionQueue>) {
         let channel = Arc::new(Self { notifications: Mutex::new(0), changed: Condvar::new() });
         let notified = Arc::clone(&channel);
@@ -36,7 +36,7 @@ impl Channel {
         (channel, Arc::new(CompletionQueue::new(depth, Some(notifier))))
     }
 
-    /// Sleeps until a notification is there. The model checker fails a run in which none ever comes.
+    /// Sleeps until a notification comes. The model checker fails a run without one.
     fn wait(&self) {
         let mut notifications = self.notifications.lock().unwrap();
         while *notifications == 0 {
@@ -65,7 +65,7 @@ fn sleeps_until_notified(polls_again: bool) {
             move || (1..=COMPLETIONS).for_each(|number| queue.push_all(&[numbered(number)]).unwrap())
         });
         let mut reaped = 0;
-        // Returns whether no more will come.
+        // Returns whether all completions are reaped.
         let mut reap_all = || {
             let mut out = [Completion::default()];
             while queue.poll(&mut out).unwrap() > 0 {

@@ -1,5 +1,5 @@
 //! All interleavings of engines that take receives from a shared receive queue and a program that fills it and arms its
-//! limit: no receive is lost or taken twice, and the limit raises one event.
+//! limit. No receive is lost or taken twice, and the limit raises one event.
 
 mod model;
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
@@ -12,7 +12,7 @@ mod sync {
     pub(super) use loom::sync::atomic::AtomicBool;
 }
 
-/// A receive as the queue sees it.
+/// Model of a receive in the queue.
 mod work {
     #[derive(Debug)]
     pub(crate) struct RecvWqe(pub(crate) u64);

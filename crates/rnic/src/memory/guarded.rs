@@ -1,28 +1,28 @@
-//! Accesses to memory of programs that end with an error where the memory is gone.
+//! Accesses to memory of programs. If the memory is gone, an access ends with an error.
 //!
 //! A program may unmap, protect or truncate memory while it is registered. An adapter holds the pages, so nothing
-//! happens there. This RNIC has only the program's own mapping, and an access to it may fault. On x86-64 every access
-//! is made by the routines below. They are leaves without a stack frame, so a handler of SIGSEGV and SIGBUS that finds
-//! the program counter inside [`GuardedCode`] continues at its landing: the routine then returns an error. Without such
+//! happens there. This RNIC has only the program's own mapping, and an access to it may fault. On x86-64 the routines below
+//! make every access. They are leaves without a stack frame. So a handler of SIGSEGV and SIGBUS can check whether the
+//! program counter is inside [`GuardedCode`], and continue at its landing: the routine then returns an error. Without such
 //! a handler a fault ends the process, as any other fault does.
 //!
-//! Where a process cannot have that handler, [`copy_through`] replaces the routines.
+//! If a process cannot have that handler, [`copy_through`] replaces the routines.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Payload;
 
-/// Memory that an access needed is gone.
+/// Error of an access whose memory is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
 /// Another way to reach memory of this process, for processes without a handler of faults.
 pub trait Copier: Send + Sync {
-    /// Copies bytes in the order of their addresses. False if one of the ranges is not there.
+    /// Copies bytes in the order of their addresses. Returns false if one of the ranges is not there.
     fn copy(&self, from: *const u8, to: *mut u8, length: usize) -> bool;
 
-    /// Brings memory in, so that it can be read, or also written. False if that is not possible.
+    /// Brings memory in, so that it can be read, or also written. Returns false if that is not possible.
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
@@ -31,9 +31,9 @@ pub trait Copier: Send + Sync {
 pub struct GuardedCode {
     /// Address of the first instruction.
     pub start: usize,
-    /// Address behind the last instruction.
+    /// Address after the last instruction.
     pub end: usize,
-    /// Address at which a routine that faulted continues.
+    /// Address at which a faulting routine continues.
     pub landing: usize,
 }
 
@@ -58,7 +58,7 @@ fn result(succeeded: bool) -> Result<(), Gone> {
 /// An atomic operation on a word of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WordOperation {
-    /// Stores `swap` where the word is `compare`.
+    /// Stores `swap` if the word is `compare`.
     CompareSwap { compare: u64, swap: u64 },
     /// Adds to the word.
     FetchAdd(u64),
@@ -82,7 +82,7 @@ pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gon
 ///
 /// # Safety
 ///
-/// As [`copy_out`], of `to`.
+/// The contract of [`copy_out`], for `to`.
 #[inline]
 pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone> {
     let Some(body) = data.len().checked_sub(1) else { return Ok(()) };
@@ -99,7 +99,7 @@ pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone>
 ///
 /// # Safety
 ///
-/// As [`copy_out`], of `word`.
+/// The contract of [`copy_out`], for `word`.
 #[inline]
 pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
     let mut value = 0;
@@ -114,7 +114,7 @@ pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
 ///
 /// # Safety
 ///
-/// As [`copy_out`], of `word`.
+/// The contract of [`copy_out`], for `word`.
 #[inline]
 pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
     match copier() {
@@ -123,13 +123,13 @@ pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
     }
 }
 
-/// Runs an atomic operation on an aligned word and returns the value from before.
+/// Runs an atomic operation on an aligned word and returns the previous value.
 ///
-/// A [`Copier`] has no atomic operations: with one the word is brought in and then used as it is.
+/// A [`Copier`] has no atomic operations. With a copier, the function brings the word in and then operates on it directly.
 ///
 /// # Safety
 ///
-/// As [`copy_out`], of `word`.
+/// The contract of [`copy_out`], for `word`.
 pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
     if let Some(copier) = copier() {
         result(copier.bring_in(word.cast(), 8, true))?;
@@ -141,9 +141,9 @@ pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result
 ///
 /// # Safety
 ///
-/// As [`copy_out`], of the range.
+/// The contract of [`copy_out`], for the range.
 pub(super) unsafe fn bring_in(base: *mut u8, length: usize, written: bool) -> Result<(), Gone> {
-    /// No supported machine has smaller pages.
+    /// Minimum page size of all supported machines.
     const PAGE_BYTES: usize = 4096;
     if let Some(copier) = copier() {
         return result(copier.bring_in(base, length, written));
@@ -153,9 +153,9 @@ pub(super) unsafe fn bring_in(base: *mut u8, length: usize, written: bool) -> Re
     (0..length).step_by(PAGE_BYTES).chain([last]).try_for_each(touch)
 }
 
-/// The routines in machine code. Each returns 0, or 1 where it faulted.
+/// Routines in machine code. Each returns 0, or 1 if it faulted.
 ///
-/// Registers `r8` and `r9` hold the start and the length of the program's memory for as long as a routine runs, so that
+/// Registers `r8` and `r9` hold the start and the length of the program's memory while a routine runs, so that
 /// a handler lands only faults of that memory.
 #[cfg(target_arch = "x86_64")]
 mod code {
@@ -172,7 +172,7 @@ mod code {
         "xor eax, eax",
         "ret",
         ".endm",
-        // Copies rdx bytes from rsi to rdi. Loads come before stores wherever ranges may overlap.
+        // Copies rdx bytes from rsi to rdi. Loads come before stores if ranges may overlap.
         ".macro doorbell_copy is_in",
         "cmp rdx, 16",
         "jb 2f",
@@ -341,7 +341,7 @@ mod code {
         "lock or byte ptr [rdi], 0",
         "1: xor eax, eax",
         "ret",
-        // A routine that faulted ends here: it has pushed nothing.
+        // A routine that faulted ends here: it has pushed no value.
         "doorbell_guarded_landing:",
         "cld",
         "mov eax, 1",
@@ -417,7 +417,7 @@ mod code {
     }
 
     impl GuardedCode {
-        /// The routines of this crate; `None` where the machine has none, so that a fault cannot be landed.
+        /// Returns the routines of this crate; `None` if the machine has none, so that a fault cannot be landed.
         pub fn own() -> Option<Self> {
             Some(Self {
                 start: (&raw const doorbell_guarded_start).addr(),
@@ -437,7 +437,7 @@ mod code {
     use super::{Gone, GuardedCode, WordOperation};
 
     impl GuardedCode {
-        /// The routines of this crate; `None` where the machine has none, so that a fault cannot be landed.
+        /// Returns the routines of this crate; `None` if the machine has none, so that a fault cannot be landed.
         pub fn own() -> Option<Self> {
             None
         }

@@ -213,7 +213,7 @@ impl Memory {
         self.directory.bind(through, binding)
     }
 
-    /// Takes the key of a window of this device back: for its owner, or for the peer's SEND with invalidate.
+    /// Invalidates the key of a window of this device, for its owner or for the peer's SEND with invalidate.
     pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
         self.directory.invalidate(through, rkey)
     }

@@ -67,7 +67,7 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Takes the keys of type 2 windows back that were bound through a queue pair, which is destroyed.
+    /// Invalidates the keys of type 2 windows that were bound through a queue pair, which is destroyed.
     pub fn unbind_windows_of(&self, qpn: Qpn) {
         let is_its_own = |window: &Window| {
             let bound = window.bound.as_ref().and_then(|region| region.bound.as_ref());

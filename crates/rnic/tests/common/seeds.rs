@@ -39,7 +39,7 @@ pub struct Plan {
     pub fixed: u64,
     /// Others with each commit.
     pub fresh: u64,
-    /// Those that failed once. They are tried first.
+    /// Seeds that failed once. They are tried first.
     pub stored: &'static [u64],
 }
 

@@ -19,7 +19,7 @@ use super::{Acks, End, Link, Rng, World};
 const MEMORY_BYTES: usize = 8 << 20;
 const AREA_BYTES: usize = 8 << 10;
 const CQ_DEPTH: usize = 1 << 14;
-/// Windows that each side of a connection may take back.
+/// Windows of each side of a connection that the peer may invalidate.
 const WINDOWS: usize = 6;
 
 /// What one seed runs.

@@ -194,7 +194,7 @@ pub struct Watch {
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
     /// The same of requests: a copy that others overtook may arrive after all.
     pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
-    /// How often each packet of a work request was sent, copies that the network made included.
+    /// Number of times that each packet of a work request was sent, copies that the network made included.
     pub tries: HashMap<(u64, Psn), u32>,
     /// Responses that the network copied.
     pub copied_responses: HashMap<(usize, Qpn), Vec<Psn>>,

@@ -195,13 +195,16 @@ impl Life {
     /// A receive that completed implies a send that succeeds: the responder hands its ACK to the link before
     /// the program sees the completion, so if the network does not lose it, the requester knows.
     ///
-    /// Outside of that is what ends the requester's queue pair before the ACK arrives: its own program, which also
-    /// may take the memory of outstanding sends away, or a request of the peer that it refuses. So is a device that dies suddenly while it may let acknowledgements
-    /// wait; a request that found no receive, of which more copies were on their way than it has tries: the responder
-    /// answers each copy with an RNR NAK, and the requester counts each NAK that it receives (IBTA Vol 1, 9.7.5.2.8). It
-    /// cannot tell which copy a NAK answers, so it may give up while its last try is on its way to a receive;
-    /// and a READ or atomic that was carried out in order and of which the answer then finds no memory, at
-    /// either end, so that it takes with it what was carried out behind it.
+    /// There are four exceptions:
+    ///
+    /// - The requester's queue pair ends before the ACK arrives. Its own program may end it, and may also take the memory
+    ///   of outstanding sends away. A request of the peer that it refuses ends it too.
+    /// - A device dies suddenly, and its acknowledgements may still wait.
+    /// - A request found no receive, and more copies of it were on their way than it has tries. The responder answers each
+    ///   copy with an RNR NAK, and the requester counts each NAK that it receives (IBTA Vol 1, 9.7.5.2.8). It cannot tell
+    ///   which copy a NAK answers, so it may give up while its last try is on its way to a receive.
+    /// - A READ or atomic was carried out in order, and its answer then finds no memory, at either end. Then the requests
+    ///   after it fail as well, although they were carried out.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let send = work.send.as_ref().expect("a send");
@@ -234,7 +237,7 @@ impl Life {
         );
     }
 
-    /// Did the requester give up for want of a receive, where copies of one packet may have been counted as retries?
+    /// Returns whether the requester gave up for lack of a receive, after copies of one packet may have counted as retries.
     fn gave_up_early(&self, requester: usize, responder: usize) -> bool {
         let (qp, peer) = (&self.qps[requester], &self.qps[responder]);
         let is_without_receive = |wr: &u64| self.wrs[*wr as usize].fate == Fate::Done(Status::RnrRetryExceeded);
@@ -244,7 +247,7 @@ impl Life {
             return false;
         };
         let is_of_it = |psn: &Psn| !psn.is_before(from) && !upto.is_before(*psn);
-        // Each try but those that answer an RNR NAK is a copy, also one that a timeout or another NAK asked for.
+        // Tries that answer no RNR NAK are copies. A timeout or another NAK may have caused them.
         let tries = 1 + u32::from(qp.end.rnr_retry);
         if watch.tries.iter().any(|((wr, _), &count)| *wr == first && count > tries) {
             return true;

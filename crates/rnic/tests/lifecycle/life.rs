@@ -31,7 +31,7 @@ pub(crate) struct Options {
     pub(crate) acks: Acks,
     /// No acknowledgement of a receive waits for the program's answer.
     pub(crate) strict: bool,
-    /// Programs send messages that are to invalidate the keys of regions, which no device may do.
+    /// Whether programs send messages that ask to invalidate the keys of regions, which no device may do.
     pub(crate) takes_regions_back: bool,
 }
 

@@ -75,7 +75,7 @@ pub(crate) enum Check {
         key: RKey,
     },
     Invalidate,
-    /// The peer's window of this key is taken back: without one the message must not succeed.
+    /// Invalidation of the peer's window of this key. If no window has the key, the message must fail.
     TakeBack {
         key: RKey,
     },

@@ -213,17 +213,17 @@ impl Life {
         }
     }
 
-    /// Posts a SEND that is to invalidate a key of the peer. The peer takes back a window that it bound for this
-    /// connection, and refuses any other key: the connection is over then, and nothing else (IBTA Vol 1, 9.9.3).
+    /// Posts a SEND that asks to invalidate a key of the peer. The peer invalidates a window that it bound for this
+    /// connection, and refuses any other key. A refusal ends the connection, and has no other effect (IBTA Vol 1, 9.9.3).
     fn take_back(&mut self, index: usize, key: RKey, length: usize) {
         let (conn, _) = self.qps[index].conn.expect("a queue pair in RTS is connected");
-        // Also, what is posted with the key behind it fails.
+        // Later requests that use the key fail too.
         self.conns[conn].reasons.key_dead = true;
         let sizes = Sizes { check: Check::TakeBack { key }, ..Sizes::message(length) };
         self.post(index, SendOperation::SendInvalidate(key), sizes);
     }
 
-    /// Returns the key of a region of a node: of this connection, of another one, or of one that its own work uses.
+    /// Returns the key of a region of a node: of this connection, of another one, or the one that its own work uses.
     fn some_region(&mut self, node: usize, own: RKey) -> RKey {
         let of_work = [Some(&self.world.nodes[node].region), self.programs[node].buffers.as_ref()];
         let mut keys: Vec<RKey> = of_work.into_iter().flatten().map(|region| region.rkey()).collect();

@@ -1,13 +1,13 @@
-//! What models of several crates share: atomics whose sequentially consistent accesses the model checker understands, and
-//! the queue that takes the place of `crossbeam_queue::ArrayQueue`.
+//! Parts that models of several crates share: atomics whose sequentially consistent accesses the model checker understands,
+//! and the queue in place of `crossbeam_queue::ArrayQueue`.
 #![allow(dead_code, unreachable_pub)] // each model uses a part
 
 use loom::cell::UnsafeCell;
 pub use loom::sync::atomic::Ordering;
 use loom::sync::atomic::fence;
 
-/// The ordering that loom gives an access. It regards one with `SeqCst` as one with `AcqRel`, so fences follow writes and
-/// surround exchanges, as in the machine code for x86: a load with `SeqCst` is a plain load there.
+/// Returns the ordering for an access under loom, and whether fences are needed. Loom treats `SeqCst` as `AcqRel`, so
+/// fences follow writes and surround exchanges, as in the machine code for x86: a load with `SeqCst` is a plain load there.
 fn weaker(order: Ordering, of_seq_cst: Ordering) -> (Ordering, bool) {
     if order == Ordering::SeqCst { (of_seq_cst, true) } else { (order, false) }
 }
@@ -105,7 +105,7 @@ struct Slot<T> {
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: whether the cells are shared rightly is what the model checks.
+// SAFETY: the model checks that the accesses to the cells are ordered.
 unsafe impl<T: Send> Sync for ArrayQueue<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for ArrayQueue<T> {}

@@ -1,5 +1,5 @@
-//! SEND with invalidate: a peer takes back the key of a type 2 window that was bound through the queue pair which hears
-//! it, and no other key (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
+//! SEND with invalidate: a peer invalidates the key of a type 2 window that was bound through the queue pair that receives
+//! the message, and no other key (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
 
 use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
 use super::common::{End, QKEY};
@@ -12,14 +12,14 @@ use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 /// Owner of a key that the peer sends.
 type Key = fn(&mut Windows) -> RKey;
 
-/// Binds the window for the queue pair that hears the peer, and returns its key.
+/// Binds the window for the queue pair that receives from the peer, and returns its key.
 fn bound(own: &mut Windows) -> RKey {
     let binding = own.binding();
     assert_eq!(own.bind(binding), Status::Success);
     binding.rkey
 }
 
-/// From now on another queue pair of the same domain hears the peer.
+/// Makes another queue pair of the same domain receive from the peer.
 fn hear_elsewhere(own: &mut Windows) {
     let end = End { srq: own.shared.as_ref().map(|(id, _)| *id), ..End::default() };
     own.script.qpn = own.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
@@ -69,7 +69,7 @@ fn receive(own: &mut Windows, offset: usize) {
     }
 }
 
-/// The peer sends a message that invalidates a key, and is answered once, by the packet that is returned.
+/// Sends a message from the peer that invalidates a key. Returns the only packet that answers it.
 fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sent {
     let say = |opcode| own.script.say(opcode);
     let (first, last) = match packets {
@@ -87,7 +87,7 @@ fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sen
     sent.remove(0)
 }
 
-/// Does a READ of 8 B through a new queue pair succeed?
+/// Returns whether a READ of 8 B through a new queue pair succeeds.
 fn is_open(own: &mut Windows, key: RKey, address: u64) -> bool {
     own.script.qpn = own.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
     own.script.hear(&own.script.say(Opcode::RC_READ_REQUEST).reth(address, key, 8));
@@ -163,11 +163,11 @@ fn a_window_that_the_peer_took_back_is_taken_back_once() {
             assert_eq!((wr_id, status), (0, Status::Success));
             assert_eq!(attachment, doorbell_verbs_core::Attachment::Invalidated(key));
             assert_eq!(own.script.state(), QpState::ReadyToSend);
-            // A duplicate of the message is acknowledged, and does nothing.
+            // A duplicate of the message is acknowledged, and has no other effect.
             own.script.hear(&own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets - 1)).invalidate(key));
             assert_eq!(nak_of(&own.script.sent()[0]), None);
             assert_eq!(own.script.state(), QpState::ReadyToSend);
-            // Another message with the key is not.
+            // Another message with the key is refused.
             let again = own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets)).invalidate(key);
             own.script.hear(&again);
             assert_eq!(nak_of(&own.script.sent()[0]), Some(NakCode::REMOTE_ACCESS_ERROR));
@@ -216,7 +216,7 @@ fn unreliable_transports_invalidate_nothing() {
     }
 }
 
-/// The number of a queue pair is given again, and its successor has other peers.
+/// The next queue pair gets the number of a destroyed one, and has other peers.
 #[test]
 fn a_destroyed_queue_pair_takes_its_windows_of_type_2_along() {
     for kind in [WindowKind::Type1, WindowKind::Type2] {

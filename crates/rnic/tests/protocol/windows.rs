@@ -19,7 +19,7 @@ pub(super) struct Windows {
     pub(super) region: Arc<Region>,
     pub(super) key: RKey,
     pub(super) heard: u32,
-    /// The queue that the queue pair takes its receives from, if it has none of its own.
+    /// Shared queue from which the queue pair takes its receives, if it has none of its own.
     pub(super) shared: Option<(SrqId, Arc<SharedReceiveQueue>)>,
 }
 
@@ -32,7 +32,7 @@ impl Windows {
         Self::of(kind, Script::new(), None)
     }
 
-    /// A queue pair that takes its receives from a shared queue.
+    /// Makes a queue pair that takes its receives from a shared queue.
     pub(super) fn sharing(kind: WindowKind) -> Self {
         let mut script = Script::silent(PathMtu::Mtu256);
         let pd = script.world.nodes[OWN].pd;

@@ -105,7 +105,7 @@ impl Qp {
             Ok(total) => total,
             Err(failure) => return Err(self.fail_receive(core, wr_id, failure)),
         };
-        // A peer takes back only the key of a type 2 window that was bound through this very queue pair (IBTA Vol 1,
+        // A peer may invalidate only the key of a type 2 window that was bound through this queue pair (IBTA Vol 1,
         // 9.4.1.1.3, 10.6.7.2.6). Any other key is an R_Key violation, a class C error (9.9.3): the NAK is "remote
         // access error", the receive that was used completes with an error, and both queue pairs go to the error
         // state. Linux's rdma_rxe refuses regions and type 1 windows as well, but it acknowledges the message and

@@ -141,7 +141,7 @@ impl Workload {
         }
     }
 
-    /// Binds a window of type 2 through a queue pair that has nothing else to do yet, and returns its key.
+    /// Binds a window of type 2 through a queue pair without outstanding work, and returns its key.
     pub(super) fn bind_window(&mut self, node: usize, qpn: Qpn) -> RKey {
         let now_ns = self.world.now_ns;
         let at = &mut self.world.nodes[node];
