@@ -121,8 +121,8 @@ counters! {
 }
 
 counters! {
-    /// What a link lost or could not carry: packets that the RNIC never sees, or takes for sent. And which way packets
-    /// went that have two, and what injected faults did.
+    /// Packets that a link lost or could not carry: the RNIC never sees them, or takes them for sent. Further counters show
+    /// the path of packets that have two, and the effects of injected faults.
     LinkCounters {
         /// Messages dropped because the receive buffer was full. A run that the kernel held together
         /// counts as one, and what was dropped is known only once something is received afterwards.
@@ -147,11 +147,11 @@ counters! {
         rx_shared_memory_packets,
         /// Received packets dropped by fault injection.
         fault_dropped,
-        /// Received packets that fault injection handed on twice.
+        /// Received packets that fault injection passed on twice.
         fault_duplicated,
-        /// Received packets that fault injection held back behind later ones.
+        /// Received packets that fault injection held back until later ones had passed.
         fault_reordered,
-        /// Received packets of which fault injection flipped a bit; dropped where the link has no ICRC that would show it.
+        /// Received packets of which fault injection flipped a bit; dropped if the link has no ICRC that would show it.
         fault_corrupted,
         /// Received packets that fault injection delayed, additional copies included.
         fault_delayed,

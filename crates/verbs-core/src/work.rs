@@ -222,7 +222,7 @@ pub enum PostErrorKind {
     /// Too much inline data.
     #[error("{given} B or more of inline data were given, the queue pair was created for at most {allowed} B")]
     InlineTooLong {
-        /// Bytes up to and with the first piece that was too much.
+        /// Bytes up to and including the first piece that exceeded the limit.
         given: usize,
         /// How much is allowed.
         allowed: usize,
@@ -378,12 +378,12 @@ impl SendRules {
     }
 }
 
-/// Checks inline data by the lengths of its pieces, and returns how many bytes they have together. It stops at the first
-/// piece that is too much, so that no byte of data has to be read before.
+/// Checks inline data by the lengths of its pieces, and returns their total. It stops at the first piece that exceeds the
+/// limit, so no byte of data has to be read before.
 ///
 /// # Errors
 ///
-/// The operation brings bytes instead of taking them, or the pieces together are longer than `allowed`.
+/// The operation returns bytes instead of sending them, or the pieces together are longer than `allowed`.
 #[inline]
 pub fn check_inline(
     operation: SendOperation,

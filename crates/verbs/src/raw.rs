@@ -257,8 +257,8 @@ pub trait Channel: Any + Send + Sync {
     /// The completion queue that the oldest notification is for. Never blocks.
     fn next(&self) -> Option<CqId>;
 
-    /// The threads that sleep until a notification comes, if they need no descriptor for it. Only the software RNIC has
-    /// them: the kernel notifies by the descriptor.
+    /// Returns the threads that sleep until a notification comes, if they need no descriptor for it. Only the software RNIC
+    /// has them: the kernel notifies by the descriptor.
     fn sleepers(&self) -> Option<&Arc<Sleepers>> {
         None
     }

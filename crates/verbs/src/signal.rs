@@ -1,5 +1,5 @@
-//! Descriptors that are readable while something waits, and sleeping threads that need no descriptor to be woken. All
-//! system calls are made by `syscall`, since that is no point where a thread is cancelled (POSIX makes `write` one).
+//! Descriptors that are readable while an entry waits, and sleeping threads that need no descriptor to be woken. All
+//! system calls go through `syscall`, since it is no cancellation point (POSIX makes `write` one).
 
 mod tally;
 /// Atomics of [`tally`], which a model checker replaces by its own.
@@ -103,9 +103,9 @@ fn take(fd: &EventFd) -> bool {
 
 /// Threads that sleep until an entry is added to a list of [`Notices`], and the list's descriptor.
 ///
-/// The threads sleep on a word in memory. A program that closes the descriptor cannot keep entries from them, as it could from a
-/// thread that reads the descriptor: an open file that has lost its number cannot be written to. An entry for which a thread is
-/// woken is not counted by the descriptor, so that it takes one system call at either end.
+/// The threads sleep on a word in memory. If a program closes the descriptor, they still get entries. A thread that reads
+/// the descriptor would not, since an open file without a number cannot be written to. The descriptor does not count an
+/// entry for which a thread is woken, so an entry takes one system call at either end.
 #[derive(Debug)]
 pub struct Sleepers(Tally<EventFd>);
 
@@ -126,13 +126,14 @@ impl Signals for EventFd {
 }
 
 impl Sleepers {
-    /// Returns the number of entries that were ever added. A thread calls this before it looks for an entry, and sleeps
-    /// only while the number stays.
+    /// Returns the number of all entries that were added. A thread calls this before it looks for an entry, and sleeps only
+    /// while the number stays the same.
     pub fn added(&self) -> u32 {
         self.0.added()
     }
 
-    /// Begins a sleep: the kernel is asked to wait while this word has the value that [`added`](Self::added) returned.
+    /// Begins a sleep. The caller asks the kernel to wait while this word has the value that [`added`](Self::added)
+    /// returned.
     pub fn begin(&self) -> *const u32 {
         self.0.begin().as_ptr()
     }
@@ -142,15 +143,16 @@ impl Sleepers {
         self.0.end();
     }
 
-    /// Ends a sleep after which the thread looks for no entry. One for which it was woken is another thread's to take.
+    /// Ends a sleep after which the thread looks for no entry. If it was woken for an entry, another thread takes that
+    /// entry.
     pub fn end_in_vain(&self) {
         self.0.end_in_vain();
     }
 }
 
-/// A list, and a descriptor that is readable while something is in it that no sleeping thread is woken for: an eventfd that
-/// counts the entries. Neither the list's users nor the program, whatever it does with the descriptor, can make another user
-/// wait for it.
+/// A list, and a descriptor that is readable while the list has an entry for which no sleeping thread is woken. The
+/// descriptor is an eventfd that counts the entries. No user of the list can make another one wait for it, and neither can
+/// the program through the descriptor.
 #[derive(Debug)]
 pub struct Notices<T> {
     sleepers: Arc<Sleepers>,
@@ -158,7 +160,7 @@ pub struct Notices<T> {
 }
 
 impl<T> Notices<T> {
-    /// An empty list. Reading its descriptor does not block unless the program makes it to.
+    /// Makes an empty list. Reading its descriptor does not block unless the program requests it.
     ///
     /// # Errors
     ///
@@ -177,12 +179,12 @@ impl<T> Notices<T> {
         self.sleepers.0.signals.as_fd()
     }
 
-    /// The threads that sleep until something is added.
+    /// Returns the threads that sleep until an entry is added.
     pub fn sleepers(&self) -> &Arc<Sleepers> {
         &self.sleepers
     }
 
-    /// The list, while no other thread changes it.
+    /// Locks the list against changes of other threads.
     pub fn lock(&self) -> LockedNotices<'_, T> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         LockedNotices { sleepers: &self.sleepers, entries }
@@ -313,7 +315,7 @@ mod tests {
         let (is_about_to_sleep, begins) = std::sync::mpsc::channel();
         let sleeper = std::thread::spawn(move || {
             let (added, word) = (sleepers.added(), sleepers.begin());
-            // Longer than anything here takes: protection against hanging.
+            // Longer than any step of this test takes: protection against hanging.
             let patience = libc::timespec { tv_sec: 90, tv_nsec: 0 };
             // SAFETY: the word lives as long as the sleepers do.
             let woken = unsafe {
@@ -329,7 +331,7 @@ mod tests {
         while !sleeper.is_finished() && !std::fs::read_to_string(&call).unwrap_or_default().starts_with(&wait) {
             std::thread::yield_now();
         }
-        // Another file gets the number, since a number that is free would go to another test.
+        // Another file gets the number, since another test would get a free number.
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: the number belongs to the list.
         unsafe { libc::dup2(null.as_raw_fd(), notices.fd().as_raw_fd()) };

@@ -56,11 +56,11 @@ pub struct SoftOptions {
     /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
     /// instead of being refused when they are posted.
     pub check_elements_late: bool,
-    /// Memory that is gone while it is registered ends a work request with an error instead of the process. The process
-    /// gets handlers of SIGSEGV and SIGBUS for that, from then on until it ends ([`guard_memory`]).
+    /// If memory is gone while it is registered, a work request ends with an error, and the process goes on. For that, the
+    /// process gets handlers of SIGSEGV and SIGBUS from the opening until it ends ([`guard_memory`]).
     pub guards_memory: bool,
-    /// A request that gets no response is sent again after a few round trips, at the earliest after 0.5 ms, and not only
-    /// after the timeout of its queue pair, as RNICs do.
+    /// A request without a response is sent again after a few round trips, and at the earliest after 0.5 ms. Without this
+    /// option, it is sent again only after the timeout of its queue pair, as by RNICs.
     pub retransmits_early: bool,
     /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
     pub ack: Option<AckPolicy>,
@@ -315,7 +315,7 @@ fn unused(path: &Path) -> PathBuf {
     numbered(std::process::id())
 }
 
-/// Puts the wrappers that the options name around the link. The capture is the outermost, so it has what faults do.
+/// Puts the wrappers that the options name around the link. The capture is the outermost, so it records the effects of faults.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
         link = Box::new(Faults::new(link, *plan));
@@ -389,7 +389,7 @@ impl Soft {
         self.rnic.try_counters()
     }
 
-    /// Numbers of the device's objects, by which a long run shows that none is left behind.
+    /// Returns the numbers of the device's objects. A long run checks with them that no object is left behind.
     pub fn objects(&self) -> Objects {
         self.rnic.with(|rnic| rnic.objects())
     }

@@ -43,7 +43,7 @@ impl Script {
             open_soft(SoftOptions {
                 pcap: Some(directory.join(format!("{name}-{role}.pcap"))),
                 faults: faults.map(|plan| plan.parse().unwrap()),
-                // A retransmission that arrives with the packets behind a gap fills it before a NAK leaves.
+                // A retransmission that arrives with the packets after a gap fills it before a NAK leaves.
                 retransmits_early: false,
                 ..SoftOptions::default()
             })
@@ -417,7 +417,7 @@ fn refusals() {
     }
 }
 
-/// Without early retransmission the timeout of the queue pair is the only one.
+/// Without early retransmission, only the timeout of the queue pair starts a retransmission.
 #[test]
 fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
     // Of the first hundred packets that arrive, this plan drops the second and no other.
@@ -434,7 +434,7 @@ fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
     assert!(counted.local_ack_timeout_err >= 1 && counted.early_retransmit == 0, "{counted:?}");
 }
 
-/// A device's own capture has the frames that its faults drop, with a mark, and the device counts them.
+/// A device's own capture has the frames that its faults drop, with a mark. The device counts them.
 #[test]
 fn dropped_frames_are_in_the_capture_and_in_the_counters() {
     const WRITES: u64 = 20;
@@ -479,10 +479,10 @@ fn a_device_that_is_opened_again_keeps_its_first_capture() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
-/// Set for a process that writes a capture and ends without closing its device: the path of the capture.
+/// Path of the capture, for a process that writes one and ends without closing its device.
 const ENDS: &str = "DOORBELL_TEST_CAPTURE_OF";
 
-/// A program that returns from `main`, or calls `exit`, closes nothing, and its capture is whole.
+/// The capture is complete although a program that returns from `main`, or calls `exit`, closes no device.
 #[test]
 fn a_capture_is_whole_when_its_process_exits() {
     const WRITES: usize = 10;

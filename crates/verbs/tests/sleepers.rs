@@ -1,5 +1,5 @@
-//! All interleavings of threads that add entries to a list and threads that sleep until one is there: no thread sleeps beside
-//! an entry, and the descriptor counts each entry that no thread is woken for.
+//! All interleavings of threads that add entries to a list and threads that sleep until one is there. No thread sleeps
+//! while an entry waits, and the descriptor counts each entry for which no thread is woken.
 
 #[path = "../../rnic/tests/model/mod.rs"]
 mod model;
@@ -15,10 +15,10 @@ use loom::sync::{Arc, Condvar, Mutex};
 use model::{AtomicU32, Ordering};
 use tally::{Signals, Tally};
 
-/// Preemptions of one run at most.
+/// Maximum number of preemptions of one run.
 const PREEMPTIONS: usize = 3;
 
-/// What the kernel does: a counter, and a queue of threads at a word.
+/// Model of the kernel: a counter, and a queue of threads at a word.
 struct Kernel {
     counted: Mutex<u32>,
     queue: Mutex<()>,
@@ -82,7 +82,7 @@ impl World {
         is_there
     }
 
-    /// Sleeps until an entry is there, and takes it. The model checker fails a run in which it sleeps for ever.
+    /// Sleeps until an entry is there, and takes it. The model checker fails a run in which the thread sleeps for ever.
     fn take(&self) {
         loop {
             let added = self.tally.added();
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Sleeps, and takes no entry: the thread is cancelled.
+    /// Sleeps, and takes no entry, as a cancelled thread.
     fn sleep_in_vain(&self, is_interrupted: bool) {
         let word = self.tally.begin();
         if !is_interrupted {
@@ -104,7 +104,7 @@ impl World {
         self.tally.end_in_vain();
     }
 
-    /// The descriptor counts all entries while no thread sleeps.
+    /// Checks that the descriptor counts all entries while no thread sleeps.
     fn assert_counted(&self) {
         assert_eq!(*self.tally.signals.counted.lock().unwrap(), *self.list.lock().unwrap());
     }
@@ -160,7 +160,7 @@ fn a_thread_that_is_cancelled_wakes_the_next() {
         let sleeper = spawn(world, World::take);
         world.add();
         sleeper.join().unwrap();
-        // Whichever thread took the first entry: this one ends the other's sleep.
+        // Either thread may have taken the first entry. This entry ends the other's sleep.
         world.add();
         cancelled.join().unwrap();
     });

@@ -6,22 +6,22 @@ use super::sync::{AtomicU32, Ordering};
 
 /// A descriptor that counts, and threads that sleep on a word.
 pub(super) trait Signals {
-    /// Counts one more.
+    /// Increments the count.
     fn signal(&self);
-    /// Counts one less, if the descriptor counts any.
+    /// Decrements the count, if it is above 0.
     fn take(&self);
     /// Wakes one thread that sleeps on the word.
     fn wake(&self, word: &AtomicU32);
 }
 
-/// Numbers that say for which entries of a list a thread is woken, and which ones the descriptor counts.
+/// Numbers that decide for which entries of a list a thread is woken, and which entries the descriptor counts.
 #[derive(Debug)]
 pub(super) struct Tally<S> {
     pub(super) signals: S,
-    /// Number of entries that were ever added, modulo 2^32.
+    /// Number of all entries that were added, modulo 2^32.
     added: AtomicU32,
     asleep: AtomicU32,
-    /// Entries that the descriptor does not count. Each entry is either counted or one of these.
+    /// Entries that the descriptor does not count. Every other entry of the list is counted.
     uncounted: AtomicU32,
 }
 
@@ -30,7 +30,7 @@ impl<S: Signals> Tally<S> {
         Self { signals, added: AtomicU32::new(0), asleep: AtomicU32::new(0), uncounted: AtomicU32::new(0) }
     }
 
-    /// Returns the number of entries that were ever added.
+    /// Returns the number of all entries that were added.
     pub(super) fn added(&self) -> u32 {
         self.added.load(Ordering::SeqCst)
     }
@@ -46,7 +46,8 @@ impl<S: Signals> Tally<S> {
         self.asleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Ends a sleep after which the thread looks for no entry. One for which it was woken is another thread's to take.
+    /// Ends a sleep after which the thread looks for no entry. If it was woken for an entry, another thread takes that
+    /// entry.
     pub(super) fn end_in_vain(&self) {
         self.end();
         self.count();
@@ -61,7 +62,7 @@ impl<S: Signals> Tally<S> {
         }
     }
 
-    /// An entry is in the list. Called while the list is locked.
+    /// Records that an entry is in the list. Called while the list is locked.
     pub(super) fn add(&self) {
         self.added.fetch_add(1, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) > self.uncounted.load(Ordering::SeqCst) {
@@ -73,7 +74,7 @@ impl<S: Signals> Tally<S> {
         self.wake();
     }
 
-    /// An entry is no longer in the list. Called while the list is locked.
+    /// Records that an entry is no longer in the list. Called while the list is locked.
     pub(super) fn remove(&self) {
         let less = |uncounted: u32| uncounted.checked_sub(1);
         if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
@@ -81,11 +82,11 @@ impl<S: Signals> Tally<S> {
         }
     }
 
-    /// Has the descriptor count the entries for which no thread sleeps.
+    /// Makes the descriptor count the entries for which no thread sleeps.
     fn count(&self) {
         let less = |uncounted: u32| (uncounted > self.asleep.load(Ordering::SeqCst)).then(|| uncounted - 1);
         while self.uncounted.load(Ordering::SeqCst) > self.asleep.load(Ordering::SeqCst) {
-            // Counted first: a thread that removes the entry meanwhile would find no count to take.
+            // The signal comes first: a thread that removes the entry meanwhile would otherwise find no count to take.
             self.signals.signal();
             if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
                 self.signals.take();

@@ -236,7 +236,7 @@ impl Plan {
     }
 }
 
-/// Memory that is open to one peer, through a window of type 2, until the peer or the owner takes its key back.
+/// Memory that is open to one peer, through a window of type 2, until the peer or the owner invalidates its key.
 pub struct Lent {
     pub region: Region,
     window: Window,
@@ -267,7 +267,7 @@ impl Side {
         self.pd.allocate(length, ALL_ACCESS, MemoryKind::Plain).unwrap()
     }
 
-    /// Memory for the peer of this queue pair alone.
+    /// Lends memory to the peer of this queue pair alone.
     pub fn lend(&self, length: usize) -> Lent {
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let region = self.pd.allocate(length, access, MemoryKind::Plain).unwrap();
@@ -285,7 +285,7 @@ impl Side {
         lent
     }
 
-    /// Lends memory again whose key was taken back, under another key.
+    /// Lends memory again under another key, after its key was invalidated.
     pub fn lend_again(&self, lent: &mut Lent) {
         const NUMBER: u64 = 0x1e4d;
         lent.renew();

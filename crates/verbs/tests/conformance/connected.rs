@@ -136,7 +136,7 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
     a.expect_refusal(8, Status::RemoteAccess);
 }
 
-/// Only a window of type 2 is for the peer to take back, and only through the queue pair that bound it.
+/// A peer may invalidate only a window of type 2, and only through the queue pair that bound it.
 pub(crate) fn what_is_not_lent_to_a_peer_is_not_the_peers_to_invalidate(open: Open<'_>) {
     let devices = open();
     let (c, d) = Plan::with_an_end().connect(&devices);
@@ -158,7 +158,7 @@ pub(crate) fn what_is_not_lent_to_a_peer_is_not_the_peers_to_invalidate(open: Op
         b.expect_failure(1, Status::LocalAccess);
         b.expect_failure(2, Status::WorkRequestFlushed);
         assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
-        // Others have lost nothing.
+        // Other peers still have access.
         for (at, rkey) in [(&region, region.rkey()), (&lent.region, lent.rkey())] {
             c.post(3, SendOperation::Write { remote_address: at.address(), rkey }, &[mine.sge(0, 64)]);
             c.expect(3);
