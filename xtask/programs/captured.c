@@ -1,5 +1,5 @@
-/* A program that leaves its device open when it ends, in the way that its argument names: its capture is whole. Ten WRITEs
- * between two queue pairs of one device, each awaited. */
+/* A program that leaves its device open when it ends, in the way that its argument names. Its capture must be complete. It
+ * posts ten WRITEs between two queue pairs of one device, and awaits each. */
 #include <pthread.h>
 #include <signal.h>
 
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 		CHECK(pthread_create(&thread, NULL, wait_and_end, NULL) == 0);
 		pthread_exit(NULL);
 	} else if (strcmp(end, "wait") == 0) {
-		/* Until a signal comes, which nothing handles. */
+		/* Until a signal comes that no handler catches. */
 		for (;;)
 			pause();
 	} else {

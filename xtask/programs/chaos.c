@@ -2,9 +2,8 @@
  * socket to the other end, over which the connections are set up and which says goodbye at the end. Arguments are words
  * like KEY=VALUE; `struct plan` has the keys.
  *
- * The exit status says how the process ended: 0 after all messages arrived, 1 after wrong data or a failed check, 3
- * after a completion with an error, 4 after a refused call that the act makes legitimate, 7 where the act ends the
- * process. */
+ * The exit status shows the end of the process: 0 after all messages arrived, 1 after wrong data or a failed check, 3 after
+ * a completion with an error, 4 after a refused call that the act makes legitimate, 7 if the act ends the process. */
 #include "chaos.h"
 
 /* ---- connections ---- */
@@ -90,7 +89,7 @@ static void connect_by_hand(void)
 	stage(4);
 }
 
-/* The next event, if it is this one; otherwise the other end went. */
+/* Returns the id of the next event if its kind is this one. Otherwise the other end went. */
 static struct rdma_cm_id *await(enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event;
@@ -155,7 +154,7 @@ static void connect_by_cm(void)
 		if (plan.server) {
 			struct pollfd waits[] = { { events->fd, POLLIN, 0 }, { LINK, 0, 0 } };
 
-			/* A client that went before it asked leaves nothing but its link. */
+			/* A client that went before it asked leaves only its link. */
 			while (poll(waits, 2, -1) == -1 && errno == EINTR)
 				;
 			if (!(waits[0].revents & POLLIN))
@@ -189,7 +188,7 @@ static void connect_by_cm(void)
 
 enum { SENT = 100, READ = 200, ADDED = 300, PROBED = 400 };
 
-/* One work request; a queue pair that is in error takes it and flushes it. */
+/* Posts one work request. A queue pair in the error state takes it and flushes it. */
 static void post_one(struct lane *lane, enum ibv_wr_opcode opcode, uint64_t id, void *local, uint32_t length, uint64_t remote)
 {
 	struct ibv_sge sge = { (uintptr_t)local, length, lane->mr->lkey };
@@ -234,7 +233,7 @@ static int check_message(struct lane *lane, const struct ibv_wc *wc)
 	return message->last;
 }
 
-/* Sleeps until something completed, or until a signal or a cancellation came. Returns 0 where the device refuses. */
+/* Sleeps until a completion, a signal or a cancellation comes. Returns 0 if the device refuses. */
 static int sleep_for_completion(struct lane *lane)
 {
 	struct ibv_cq *cq;
@@ -247,7 +246,7 @@ static int sleep_for_completion(struct lane *lane)
 	return errno == EINTR;
 }
 
-/* What a completion says; true if the other end's last message is among what came. */
+/* Handles a completion. Returns true if the other end's last message is among the messages that came. */
 static int take(struct lane *lane, const struct ibv_wc *wc, int *is_reading, int *is_probing)
 {
 	int last = 0;
@@ -299,7 +298,7 @@ static void *run_lane(void *argument)
 				is_reading = 1;
 			}
 		}
-		/* Verbs tell an end that only receives of no dead peer, so it asks something. */
+		/* Verbs do not report a dead peer to an end that only receives, so this end sends a request. */
 		if (has_last && !got_last && !is_probing) {
 			struct room *other = (struct room *)(uintptr_t)lane->other.room;
 
@@ -324,7 +323,7 @@ static void *run_lane(void *argument)
 			pthread_testcancel();
 			sched_yield();
 		} else if (!is_armed) {
-			CHECK(ibv_req_notify_cq(lane->cq, 0) == 0); /* and polls once more */
+			CHECK(ibv_req_notify_cq(lane->cq, 0) == 0); /* then it polls once more */
 			is_armed = 1;
 		} else {
 			is_armed = 0;
@@ -364,7 +363,7 @@ static int finish_lanes(void)
 		if (ended != PTHREAD_CANCELED && lane->status == IBV_WC_SUCCESS)
 			continue;
 		status = STATUS_ENDED;
-		/* The other end must not wait for receives that nothing posts any more. */
+		/* The other end must not wait for receives that no thread posts any more. */
 		if (ended == PTHREAD_CANCELED)
 			to_error(lane->qp);
 	}
@@ -372,7 +371,7 @@ static int finish_lanes(void)
 	return status;
 }
 
-/* Both ends are done with the other's memory once both have said so. */
+/* Says goodbye. Both ends are done with the other's memory once both have said so. */
 static void say_goodbye(void)
 {
 	char byte = 'g';
@@ -437,7 +436,7 @@ static void read_plan(int count, char **words)
 			*numbers[number].value = atol(value);
 		}
 	}
-	/* Calls may be refused where descriptors are missing. */
+	/* Calls may be refused while descriptors are missing. */
 	if (is("close") || is("exhaust"))
 		failed_status = STATUS_REFUSED;
 }
@@ -449,7 +448,7 @@ int main(int count, char **words)
 
 	read_plan(count, words);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (is("new")) { /* what an exec has started */
+	if (is("new")) { /* a process that an exec has started */
 		use_device_anew();
 		return STATUS_ACT;
 	}

@@ -27,7 +27,7 @@ static int failed_status = 1;
 
 extern char **environ;
 
-/* Wrong data are wrong whatever happens around. */
+/* Wrong data are an error under every disturbance. */
 #define RIGHT(x)                                                                    \
 	do {                                                                        \
 		if (!(x)) {                                                         \
@@ -36,7 +36,7 @@ extern char **environ;
 		}                                                                   \
 	} while (0)
 
-/* Times in microseconds; `stage` is where the act happens, -1 is `after` within the traffic. */
+/* Times are in microseconds. `stage` is the place of the act; -1 is `after` within the traffic. */
 static struct plan {
 	const char *act, *via;
 	long seed, us, after, stage, timeout, stack, port, lane, server;
@@ -110,7 +110,7 @@ static void reap(pid_t child)
 	}
 }
 
-/* A child has nothing of its parent's device, and may open it anew. */
+/* Checks that a child has no part of its parent's device, and may open it anew. */
 static void use_device_anew(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -149,7 +149,7 @@ static void fork_one(void)
 		reap(child);
 		return;
 	}
-	alarm(PATIENCE_MS / 1000); /* one that is stuck ends by a signal */
+	alarm(PATIENCE_MS / 1000); /* a child that is stuck ends by a signal */
 	if (is("fork_exec"))
 		execlp("true", "true", (char *)NULL);
 	if (is("fork_exit"))
@@ -159,7 +159,7 @@ static void fork_one(void)
 	_exit(0);
 }
 
-/* The parent goes at once, and its child, which runs no program, a while later. */
+/* Ends the parent at once. Its child, which runs no program, ends a while later. */
 static void leave_a_child(void)
 {
 	pid_t child;
@@ -173,7 +173,7 @@ static void leave_a_child(void)
 	_exit(STATUS_ACT);
 }
 
-/* Descriptors as they are, and not one more. */
+/* Allows the present descriptors, and not one more. */
 static void exhaust_descriptors(void)
 {
 	struct rlimit limit;
@@ -184,7 +184,7 @@ static void exhaust_descriptors(void)
 	close(unused);
 	limit.rlim_cur = unused;
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-	/* Either is refused with an errno. */
+	/* Both calls fail with an errno. */
 	if ((list = ibv_get_device_list(NULL))) {
 		struct ibv_context *own = list[0] ? ibv_open_device(list[0]) : NULL;
 

@@ -1,5 +1,5 @@
-/* Files that programs look at besides libibverbs: /dev/infiniband, /sys/class/infiniband and what belongs to them, through
- * every function of the C library that takes a path, with everything that can be wrong with a path. */
+/* Files that programs read besides libibverbs: /dev/infiniband, /sys/class/infiniband and the files that belong to them.
+ * The program uses every function of the C library that takes a path, with every error that a path can have. */
 #include "paths.h"
 
 /* A null path that the compiler does not see. */
@@ -90,7 +90,7 @@ static void opening(void)
 	FAILS_NULL(fopen(PORT "/more", "a"), EACCES);
 	FAILS_NULL(fopen64(PORT "/none", "r"), ENOENT);
 
-	/* A descriptor is the lowest that is free, is closed on exec as asked for, and only reads. */
+	/* A descriptor has the lowest free number, is closed on exec if requested, and can only read. */
 	CHECK((fd = dup(0)) >= 0 && close(fd) == 0);
 	CHECK((at = open(PORT "/state", O_RDONLY)) == fd && fcntl(at, F_GETFD) == 0);
 	CHECK((fcntl(at, F_GETFL) & O_ACCMODE) == O_RDONLY);
@@ -254,7 +254,7 @@ static void reading(void)
 	CHECK(length == 0 && seen == all && lseek(fd, 0, SEEK_SET) == 0);
 	FAILS(getdents64(fd, buffer, 8), EINVAL);
 	close(fd);
-	/* Another folder is the kernel's, after ours was closed at the same address. */
+	/* A stream of another folder is the kernel's, although ours was at the same address before. */
 	CHECK((listed = opendir("/")) && count(listed, "etc") == 1);
 }
 

@@ -1,4 +1,4 @@
-/* Shared by programs that look at /dev/infiniband, /sys/class/infiniband and what belongs to them. */
+/* Shared by programs that read /dev/infiniband, /sys/class/infiniband and the files that belong to them. */
 #ifndef PATHS_H
 #define PATHS_H
 
@@ -41,7 +41,7 @@
 
 
 static char node[64], uverbs[PATH_MAX], folder[] = "/tmp/doorbell-paths-XXXXXX", places[PATH_MAX];
-/* This program. */
+/* The path of this program. */
 static char self[PATH_MAX];
 
 #define content_of(fd) content_at(fd, __LINE__)
@@ -62,7 +62,7 @@ static inline const char *content_at(int fd, int line)
 	return text;
 }
 
-/* Names in a folder, apart from the two that are in each. */
+/* Counts names in a folder, apart from the two that are in each. */
 static inline int count(DIR *listed, const char *wanted)
 {
 	struct dirent *entry;
@@ -79,7 +79,7 @@ static inline int count(DIR *listed, const char *wanted)
 	return wanted ? found : all;
 }
 
-/* Folders that killed processes left in a directory. */
+/* Counts folders that killed processes left in a directory. */
 static inline int left_in(const char *path)
 {
 	DIR *listed = opendir(path);
@@ -101,7 +101,7 @@ static inline int ends_with(pid_t child)
 	return status;
 }
 
-/* Runs something in a child, which has to succeed. */
+/* Runs code in a child, which must succeed. */
 #define IN_CHILD(body)                                  \
 	do {                                            \
 		pid_t child = fork();                   \
@@ -143,7 +143,7 @@ static inline void open_and_name(void)
 	snprintf(uverbs, sizeof(uverbs), "/dev/infiniband/%s", node);
 }
 
-/* Closes the device, which leaves nothing behind. */
+/* Closes the device, and checks that no file is left. */
 static inline void finish(void)
 {
 	close_device();

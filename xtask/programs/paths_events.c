@@ -1,10 +1,10 @@
-/* Looks at the paths of a device while all happens to the process that may: signals, cancelled threads, forks, passed
- * descriptors, kills, limits, other users, sandboxes. */
+/* Reads the paths of a device under all events of a process: signals, cancelled threads, forks, passed descriptors, kills,
+ * limits, other users, sandboxes. */
 #include "paths.h"
 
 static volatile sig_atomic_t interrupted;
 
-/* open, stat and access are functions that a signal handler may call, whatever it interrupts. */
+/* A signal handler may call open, stat and access at any interruption. */
 static void look(int number)
 {
 	struct stat status;
@@ -58,7 +58,7 @@ static void *at_once(void *barrier)
 	return NULL;
 }
 
-/* Several threads are the first. */
+/* Several threads make the first call at once. */
 static void together(void)
 {
 	pthread_barrier_t barrier;
@@ -78,7 +78,7 @@ static void *wait_in_open(void *path)
 	return NULL;
 }
 
-/* A thread is cancelled where the C library's function would be, and nothing of ours is in the way. */
+/* A thread is cancelled in our function as in the C library's, and no frame of ours prevents it. */
 static void cancelling(void)
 {
 	char path[PATH_MAX];
@@ -116,7 +116,7 @@ static void forking(void)
 	close(at);
 }
 
-/* Another program, which used no path of ours, has a folder by a descriptor that this one opened. */
+/* Another program, which has used no path of ours, has a folder by a descriptor that this one opened. */
 static int received(int fd)
 {
 	char here[PATH_MAX];
@@ -134,7 +134,7 @@ static int received(int fd)
 	return 0;
 }
 
-/* The same with each function alone, so that it is the first that sees the descriptor. */
+/* The same with each function alone, so that it is the first to see the descriptor. */
 static int received_by(int fd, const char *function)
 {
 	struct stat status;
@@ -208,7 +208,7 @@ static void passing(void)
 	close(ends[1]);
 }
 
-/* Looks in all ways until it is killed. */
+/* Calls all functions until the process is killed. */
 static void look_for_ever(void)
 {
 	for (;;) {
@@ -218,10 +218,10 @@ static void look_for_ever(void)
 	}
 }
 
-/* A program that looks at a folder for the first time. */
+/* A program that lists a folder for the first time. */
 #define LIST() IN_CHILD(execl("/bin/sh", "sh", "-c", "ls " PORT "/pkeys > /dev/null", (char *)NULL))
 
-/* No file has a name at any time, and a folder has one for an instant. */
+/* Checks that no file has a name at any time, and that a folder has one only for an instant. */
 static void naming(void)
 {
 	char events[4096] __attribute__((aligned(8)));
@@ -262,13 +262,13 @@ static void killing(void)
 		usleep(500 + 37 * round);
 		CHECK(kill(child, SIGKILL) == 0 && ends_with(child) == SIGKILL);
 	}
-	/* One kill in the midst leaves one empty folder at most. */
+	/* Each kill leaves at most one empty folder. */
 	CHECK(left_in(places) <= 100);
 	snprintf(path, sizeof(path), "%s/doorbell-folder.0123456789abcdef.!sys!class!infiniband", places);
 	CHECK(mkdir(path, 0700) == 0 && left_in(places) >= 1);
 	LIST();
 	CHECK(left_in(places) == 0);
-	/* One that is not empty is no such folder, and neither are those with other names. */
+	/* A folder that is not empty is no such folder, and neither are folders with other names. */
 	snprintf(inner, sizeof(inner), "%s/kept", path);
 	CHECK(mkdir(path, 0700) == 0 && mkdir(inner, 0700) == 0);
 	LIST();
@@ -282,7 +282,7 @@ static void killing(void)
 	CHECK(left_in(places) == 0);
 }
 
-/* The only free descriptor is enough, and without one there is the usual error. */
+/* The only free descriptor is enough. Without one, the call fails with the usual error. */
 static void exhausted(void)
 {
 	struct rlimit limit;
@@ -302,7 +302,7 @@ static void exhausted(void)
 	CHECK(access(PORT "/state", R_OK) == 0);
 }
 
-/* A file system that is full: files need none, and folders find another. */
+/* In a full file system, files need no space, and folders find another place. */
 static void full(void)
 {
 	char path[2 * PATH_MAX];
@@ -317,7 +317,7 @@ static void full(void)
 	CHECK(umount(places) == 0);
 }
 
-/* Another root, another user: what is not to be seen there is not there. */
+/* Another root, another user: paths that they cannot see do not exist there. */
 static void elsewhere(void)
 {
 	if (geteuid() != 0)
@@ -332,7 +332,7 @@ static void elsewhere(void)
 
 #define OTHER_USER 65534
 
-/* Another user can take any name, in any directory that is not ours. */
+/* Another user can take any name in any directory that is not ours. */
 static void two_users(void)
 {
 	char path[2 * PATH_MAX], shared[PATH_MAX];
@@ -343,14 +343,14 @@ static void two_users(void)
 	snprintf(shared, sizeof(shared), "%s/shared", folder);
 	CHECK(mkdir(shared, 0700) == 0 && chmod(shared, 01777) == 0 && setenv("DOORBELL_COUNTERS_DIR", shared, 1) == 0);
 	snprintf(path, sizeof(path), "%s/doorbell-folder.0123456789abcdef.!sys!class!infiniband", shared);
-	/* The folder that another user left is that user's. */
+	/* The folder that another user left belongs to that user. */
 	CHECK(mkdir(path, 0700) == 0 && chown(path, OTHER_USER, OTHER_USER) == 0);
 	LIST();
 	CHECK(left_in(shared) == 1);
 	IN_CHILD(CHECK(setgid(OTHER_USER) == 0 && setuid(OTHER_USER) == 0); CHECK(count(opendir(PORT), "state") == 1);
 		 execl("/bin/sh", "sh", "-c", "ls " PORT " > /dev/null", (char *)NULL));
 	CHECK(left_in(shared) == 0);
-	/* In a directory where another user may rename ours, none is made; neither is in that of another user. */
+	/* No folder is made in a directory where another user may rename ours, nor in a directory of another user. */
 	IN_CHILD(CHECK(chmod(shared, 0777) == 0 && (at = inotify_init1(IN_NONBLOCK)) >= 0 &&
 		       inotify_add_watch(at, shared, IN_CREATE) >= 0 && count(opendir(PORT), "state") == 1);
 		 FAILS(read(at, path, sizeof(path)), EAGAIN);
@@ -384,7 +384,7 @@ static void confined(void)
 {
 	struct dirent **found;
 
-	/* A process that can make no folder has files and lists, but no folders to open. */
+	/* A process that cannot make folders has files and lists, but no folders to open. */
 	IN_CHILD(forbid(SYS_mkdirat); forbid_mkdir(); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
 		 CHECK(scandir(DEVICE "/ports", &found, only_digits, alphasort) == 1 && access(PORT, R_OK) == 0);
 		 FAILS(open(PORT, O_RDONLY), ENOENT); FAILS_NULL(opendir(PORT), ENOENT); FAILS(chdir(PORT), ENOENT);

@@ -1,5 +1,5 @@
-/* Memory that goes while it is registered: the work requests that need it end with errors, and the program goes on.
- * Handlers of SIGSEGV and SIGBUS that the program installs are called for its own faults only. */
+/* Memory that goes away while it is registered: the work requests that need it end with errors, and the program goes on.
+ * Handlers of SIGSEGV and SIGBUS that the program installs are called only for its own faults. */
 #define _GNU_SOURCE
 #include "common.h"
 #include <fcntl.h>
@@ -13,10 +13,10 @@
 #define PAGE 4096
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
-/* Ways for the second page to go. */
+/* Ways in which the second page goes away. */
 enum way { UNMAP, PROTECT, READ_ONLY, TRUNCATE, WAYS };
 
-/* Operations that touch the second page, and the ends of which side. */
+/* Operations that touch the second page, each with its direction. */
 enum touch { SEND_FROM, WRITE_FROM, WRITE_TO, READ_FROM, READ_INTO, ADD_TO, SWAP_TO, ADD_RESULT, RECEIVE_INTO, TOUCHES };
 
 static const enum ibv_wc_status expected[TOUCHES] = {
@@ -25,7 +25,7 @@ static const enum ibv_wc_status expected[TOUCHES] = {
 	[SWAP_TO] = IBV_WC_REM_ACCESS_ERR, [ADD_RESULT] = IBV_WC_LOC_PROT_ERR, [RECEIVE_INTO] = IBV_WC_REM_OP_ERR,
 };
 
-/* Reads do not care whether the page may be written. */
+/* Whether the operation only reads the page. Then its write permission does not matter. */
 static int only_reads(enum touch touch)
 {
 	return touch == SEND_FROM || touch == WRITE_FROM || touch == READ_FROM;
@@ -102,7 +102,7 @@ static void fill(struct ibv_send_wr *wr, struct ibv_sge *sge, enum touch touch, 
 	}
 }
 
-/* `length` bytes by one operation, of which the last one, or all, lie in a page that has gone. */
+/* Moves `length` bytes by one operation, of which the last one, or all, lie in a page that has gone. */
 static void touch_gone(enum touch touch, enum way way, uint32_t length, int asleep)
 {
 	int file;
@@ -125,7 +125,7 @@ static void touch_gone(enum touch touch, enum way way, uint32_t length, int asle
 		CHECK(ibv_post_recv(b, &recv, &bad_recv) == 0);
 	take_away(memory + PAGE, file, way);
 	CHECK(ibv_post_send(a, &wr, &bad) == 0);
-	/* The request ends, and so does a receive: with its own error, with the message, or flushed. */
+	/* The request ends, and so may a receive: with its own error, with the message, or flushed. */
 	ends = 1 + (touch == RECEIVE_INTO || (touch == SEND_FROM && succeeds));
 	while (seen < ends) {
 		struct ibv_wc wc = asleep ? sleep_for_completion(channel, cq) : next_completion(cq);
@@ -142,7 +142,7 @@ static void touch_gone(enum touch touch, enum way way, uint32_t length, int asle
 	close(file);
 }
 
-/* Datagrams and unreliable connections: the receive fails, and the sender does not know. */
+/* Datagrams and unreliable connections: the receive fails, and the sender does not learn of it. */
 static void receive_gone(enum ibv_qp_type type, enum way way)
 {
 	int file;
@@ -217,7 +217,7 @@ static void run_thread(void *(*body)(void *), size_t stack, int masked)
 
 	sigfillset(&all);
 	CHECK(pthread_attr_init(&attr) == 0 && (!stack || pthread_attr_setstacksize(&attr, stack) == 0));
-	/* A mask that was set by a system call is inherited too. */
+	/* The thread also inherits a mask that was set by a system call. */
 	if (masked)
 		CHECK(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8) == 0);
 	CHECK(pthread_create(&thread, &attr, body, NULL) == 0);
@@ -301,7 +301,7 @@ static void handlers_of_the_program(void)
 	free(stack.ss_sp);
 }
 
-/* The program's own faults end it as they would without an RNIC. */
+/* The program's own faults end it in the same way as without an RNIC. */
 static void deaths(void)
 {
 	for (int how = 0; how < 4; how++) {
@@ -330,7 +330,8 @@ static void deaths(void)
 	}
 }
 
-/* What Go's runtime does: handlers that the C library knows nothing of. After four times the kernel copies. */
+/* Does the same as Go's runtime: installs handlers that the C library does not know. From the fourth replacement on, the
+ * kernel copies. */
 static void handlers_by_system_call(void)
 {
 	struct {
