@@ -15,10 +15,10 @@ const ENDED: i32 = 3;
 const REFUSED: i32 = 4;
 const LEFT: i32 = 7;
 
-/// The time after which a foreign program that only receives is asked to end: verbs tell it of no dead peer.
+/// Time after which the command asks a foreign program that only receives to end: verbs do not report a dead peer to it.
 const PASSIVE: Duration = Duration::from_secs(5);
 
-/// Waits until both processes have ended, and compares how with what the plan allows.
+/// Waits until both processes have ended, and compares their ends with the plan.
 pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<(), String> {
     let disturbed = pair.disturbed.wait(patience)?;
     let end = plan.kind.end;
@@ -37,7 +37,7 @@ pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<
     Err(format!("the other process ended with {other}, allowed are the statuses {allowed:?}"))
 }
 
-/// A foreign program whose peer has died ends with some error; one that only receives ends when it is asked to.
+/// Checks a foreign program. If its peer has died, it ends with some error. If it only receives, it ends on request.
 fn judge_foreign(end: End, pair: &mut Pair, patience: Duration) -> Result<(), String> {
     let status = match pair.other.wait_at_most(PASSIVE.min(patience)) {
         _ if end == End::Finishes => pair.other.wait(patience)?,
@@ -78,7 +78,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(120);
     const SHORT: Duration = Duration::from_millis(50);
 
-    /// Judges two scripts in the place of the programs of a round of the first kind for which `is_wanted` holds.
+    /// Judges two scripts in place of the programs of a round. The round is the first one for which `is_wanted` holds.
     fn judged(is_wanted: fn(&Plan) -> bool, scripts: [&str; 2], patience: Duration) -> Result<(), String> {
         let plan = (0..1000).map(Plan::new).find(is_wanted).expect("a kind is wanted that exists");
         let (process, thread) = (std::process::id(), std::thread::current().id());

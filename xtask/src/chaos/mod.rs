@@ -1,5 +1,5 @@
-//! `cargo xtask chaos`: pairs of programs under `doorbell run`, of which one is killed, stopped, forked, deprived of
-//! memory, descriptors or disk space, or ends by itself at a random time.
+//! `cargo xtask chaos`: pairs of programs under `doorbell run`. At a random time one of them is killed, stopped or forked,
+//! loses memory, descriptors or disk space, or ends by itself.
 //!
 //! A round passes if both processes end in bounded time in a way that the disturbance allows, the programs saw no wrong
 //! byte, and no process, socket, name or file is left. A seed determines everything but the scheduling of the kernel.
@@ -29,13 +29,13 @@ use process::Process;
 /// Protection against hanging: longer than any program of a round takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The time that a test run gives to the rounds, of which two may still be under way at its end.
+/// Time that a test run gives to the rounds. Two of them may still run at its end.
 const BUDGET: Duration = Duration::from_secs(60);
 
 /// Rounds run at the same time, each in a network of its own.
 const LANES: usize = 2;
 
-/// The port of servers; each lane has a network of its own where it may.
+/// Port of servers; for root, each lane has a network of its own.
 const PORT: u16 = 17_471;
 
 /// The programs of a run.
@@ -48,25 +48,22 @@ struct Built {
 const FAILED_ONCE: &[(u64, &str)] = &[
     (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept for ever"),
     (1_795_591_807_680_939_949, "the file system had no room for the beginning of a capture, which was refused"),
-    (
-        1_795_600_222_052_981_711,
-        "a lane that only received asked nothing of its peer, and so learned nothing of its death",
-    ),
+    (1_795_600_222_052_981_711, "a lane that only received sent no request, so it did not notice its peer's death"),
 ];
 
 /// Seeds of the rounds of one run.
 struct Seeds {
-    /// Tried first.
+    /// Seeds to try first.
     known: Vec<u64>,
-    /// The seed after these; each further round takes the next number.
+    /// Seed after these; each further round takes the next number.
     first: u64,
     rounds: u64,
-    /// No round begins later than this after the start.
+    /// Time from the start after which no round begins.
     budget: Option<Duration>,
 }
 
 impl Seeds {
-    /// The seed of a round, unless all have begun.
+    /// Returns the seed of a round, unless all have begun.
     fn of_round(&self, number: u64, since: Instant) -> Option<u64> {
         if number >= self.rounds || self.budget.is_some_and(|budget| since.elapsed() >= budget) {
             return None;
@@ -81,7 +78,7 @@ pub(crate) fn run(seed: Option<u64>, rounds: u64) -> Result<(), String> {
     run_all(&Seeds { known: Vec::new(), first: seed.unwrap_or_else(fresh), rounds, budget: None })
 }
 
-/// Runs the rounds that failed once, and then others from a fresh seed on, as far as the budget of a test run reaches.
+/// Runs the rounds that failed once, and then others from a fresh seed on, while the budget of a test run lasts.
 pub(crate) fn step() -> Result<(), String> {
     let known = FAILED_ONCE.iter().map(|(seed, _)| *seed).collect();
     run_all(&Seeds { known, first: fresh(), rounds: u64::MAX, budget: Some(BUDGET) })
@@ -178,7 +175,7 @@ fn start(plan: &Plan, built: &Built, place: &Place) -> Result<Pair, String> {
     Ok(Pair { disturbed, other })
 }
 
-/// Words of a foreign server and its client.
+/// Returns the words of a foreign server and its client.
 fn foreign(plan: &Plan) -> [Vec<String>; 2] {
     let words = |line: String| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let bench = doorbell().to_string_lossy().into_owned();
@@ -197,7 +194,7 @@ fn foreign(plan: &Plan) -> [Vec<String>; 2] {
     }
 }
 
-/// `doorbell run` of a program, with what the plan puts around the process that is disturbed.
+/// Returns `doorbell run` of a program, with the surroundings that the plan gives to the disturbed process.
 fn on_doorbell(plan: &Plan, built: &Built, place: &Place, is_disturbed: bool, words: &[String]) -> Command {
     let mut options = plan.options.clone();
     let disturbance = is_disturbed.then_some(plan.kind.disturbance);
@@ -223,7 +220,7 @@ fn on_doorbell(plan: &Plan, built: &Built, place: &Place, is_disturbed: bool, wo
     run
 }
 
-/// Brings the disturbance about, if it comes from outside.
+/// Disturbs the process, if the disturbance comes from outside.
 fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
     let is_foreign = plan.kind.programs != Programs::Own;
     match plan.kind.disturbance {
@@ -237,7 +234,7 @@ fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
             pair.other.signal(Signal::SIGKILL)
         }
         Disturbance::Pause => {
-            // A foreign client gives up a connection that is set up with a stopped server, as it may.
+            // A foreign client may give up a connection to a server that is stopped during set-up.
             std::thread::sleep(if is_foreign { plan.after + Duration::from_millis(500) } else { plan.after });
             pair.disturbed.signal(Signal::SIGSTOP)?;
             std::thread::sleep(plan.pause);
@@ -253,12 +250,12 @@ fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
     }
 }
 
-/// The folder of a run's rounds.
+/// Returns the folder of a run's rounds.
 fn home(lane: usize) -> std::path::PathBuf {
     crate::place::own().join(format!("chaos-{lane}"))
 }
 
-/// Makes a folder that is not there.
+/// Makes a folder that does not exist.
 fn make(folder: &Path) -> Result<(), String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
 }

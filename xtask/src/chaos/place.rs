@@ -1,5 +1,5 @@
-//! Surroundings of a lane's rounds: folders, file systems and, for root, namespaces of its own, so that whatever a
-//! round leaves is found and nothing else is.
+//! Surroundings of a lane's rounds: folders, file systems and, for root, namespaces of its own. So the check finds
+//! everything that a round leaves, and nothing else.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::process::Process;
 use crate::programs::{doorbell, ports};
 use crate::shell::{command, output_of, run};
 
-/// Names the folder of published counters to Doorbell.
+/// Environment variable that names the folder of published counters to Doorbell.
 pub(super) const COUNTERS_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
 
-/// Marks the processes of a lane.
+/// Environment variable that marks the processes of a lane.
 const MARK: &str = "XTASK_CHAOS";
 
 /// KiB of the file system that fills up.
@@ -25,15 +25,15 @@ pub(super) const SMALL_KIB: u64 = 64;
 /// KiB of it that are free at the start: `doorbell run` refuses a capture whose beginning it cannot write.
 pub(super) const START_KIB: u64 = 16;
 
-/// Where a lane runs.
+/// Surroundings of a lane.
 pub(super) struct Place {
     folder: PathBuf,
-    /// The networks, `/dev/shm` and the small file system are of this lane alone.
+    /// Whether the networks, `/dev/shm` and the small file system belong to this lane alone.
     is_own: bool,
 }
 
 impl Place {
-    /// Makes one for the thread that calls, and for the processes that it starts.
+    /// Makes a place for the calling thread, and for the processes that it starts.
     pub(super) fn new(folder: PathBuf) -> Result<Self, String> {
         let place = Self { is_own: crate::peers::is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok(), folder };
         [place.full(), place.counters()].iter().try_for_each(|folder| make(folder))?;
@@ -50,7 +50,7 @@ impl Place {
         self.is_own
     }
 
-    /// A file system of 64 KiB; a folder without a limit where only root could mount one.
+    /// Returns the path of a file system of 64 KiB, or of a folder without a limit if only root could mount one.
     pub(super) fn full(&self) -> PathBuf {
         self.folder.join("full")
     }
@@ -59,7 +59,7 @@ impl Place {
         self.folder.join("counters")
     }
 
-    /// Removes what the round before has written, and uses a part of the small file system.
+    /// Removes files of the previous round, and fills a part of the small file system.
     pub(super) fn begin(&self, plan: &Plan) -> Result<(), String> {
         for entry in fs::read_dir(self.full()).into_iter().flatten().flatten() {
             let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
@@ -72,7 +72,7 @@ impl Place {
             fs::set_permissions(&folder, private).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
         if self.is_own {
-            // The last of it fails where the file system is full.
+            // The last part of the write fails if the file system is full.
             let _ = fs::write(self.full().join("used"), vec![0; plan.used_kib as usize * 1024]);
         }
         for name in ["server", "client"] {
@@ -110,7 +110,7 @@ impl Place {
         Ok(())
     }
 
-    /// Checks that nothing is left: no process, no socket, no name, and no file after the next process has looked.
+    /// Checks that no process, no socket and no name is left, and no file after the next process has looked.
     pub(super) fn check(&self, patience: Duration) -> Result<(), String> {
         self.expect_no_process(patience)?;
         self.expect_no_socket()?;
@@ -128,7 +128,7 @@ impl Place {
         if left.is_empty() { Ok(()) } else { Err(format!("processes are left: {left:?}")) }
     }
 
-    /// Checks it in a network of its own: elsewhere, sockets are of other programs.
+    /// Checks it in a network of its own. Elsewhere, the sockets may belong to other programs.
     fn expect_no_socket(&self) -> Result<(), String> {
         let sockets = if self.is_own { self.sockets() } else { Vec::new() };
         if sockets.is_empty() { Ok(()) } else { Err(format!("sockets are left:\n{}", sockets.join("\n"))) }
@@ -140,7 +140,7 @@ impl Place {
             for words in [&["run", "--processes"][..], &["run", "--", "ls", "/sys/class/infiniband"]] {
                 let mut look = command(doorbell(), words);
                 look.env(COUNTERS_VARIABLE, &counters);
-                // On a full disk there may be no room for the tree.
+                // A full disk may have no room for the tree.
                 let looked = output_of(look);
                 if counters == self.counters() {
                     looked?;
@@ -159,7 +159,7 @@ impl Place {
         if files.is_empty() { Ok(()) } else { Err(format!("files are left: {files:?}")) }
     }
 
-    /// Processes that were started here.
+    /// Returns the processes that were started here.
     fn processes(&self) -> Vec<String> {
         let wanted = format!("{MARK}={}", self.folder.display()).into_bytes();
         let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -175,7 +175,7 @@ impl Place {
         pids.filter(is_of_it).map(named).collect()
     }
 
-    /// Sockets of the network, but for TCP connections that the kernel still remembers.
+    /// Returns the sockets of the network, except TCP connections that the kernel still remembers.
     fn sockets(&self) -> Vec<String> {
         let lines = |table: &str, is_left: fn(&str) -> bool| {
             let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
@@ -241,7 +241,7 @@ mod tests {
         });
     }
 
-    /// As root: elsewhere the network is one of other programs too.
+    /// For root only: elsewhere the network also has other programs.
     #[test]
     fn a_socket_that_is_left_is_reported() {
         in_a_place("socket", |place| {

@@ -1,4 +1,4 @@
-//! The kinds of rounds, and the draws of one round: everything that a seed decides.
+//! The kinds of rounds, and the draws of one round. A seed decides all of them.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use nix::sys::signal::Signal;
 
 use super::place;
 
-/// How a process that is disturbed may end.
+/// Allowed ends of a disturbed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// After all messages arrived.
     Finishes,
     /// With the status of a program that its own act ended.
     Leaves,
-    /// By this signal, unless it had finished before.
+    /// By this signal, unless it had already finished.
     Dies(Signal),
     /// After a completion with an error.
     Fails,
@@ -34,7 +34,7 @@ pub(super) enum Disturbance {
     StopAndKill,
     /// SIGKILL of both processes.
     KillBoth,
-    /// Threads with little more stack than the C library allows at least.
+    /// Threads with a stack only a little above the minimum of the C library.
     SmallStacks,
     /// A full file system for the capture and the counters.
     FullDisk,
@@ -44,7 +44,7 @@ pub(super) enum Disturbance {
     TimeNamespace,
 }
 
-/// When an act may happen.
+/// Times at which an act may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     /// At any stage, or in the traffic.
@@ -82,7 +82,7 @@ const fn outside(programs: Programs, disturbance: Disturbance, end: End) -> Kind
     Kind { programs, disturbance, end }
 }
 
-/// All kinds. The seed of a round names one by its remainder, so that consecutive seeds pass through all of them.
+/// All kinds. The remainder of a round's seed selects one, so consecutive seeds pass through all of them.
 pub(super) static KINDS: &[Kind] = &[
     own("_exit", When::Anytime, End::Leaves),
     outside(Programs::Own, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
@@ -153,7 +153,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -165,11 +165,11 @@ pub(super) struct Plan {
     pub(super) kind: &'static Kind,
     /// Options of `doorbell run` of both processes.
     pub(super) options: Vec<String>,
-    /// Words of both programs, without those that belong to one of them.
+    /// Words for both programs.
     pub(super) words: Vec<String>,
-    /// Words of the program that is disturbed.
+    /// Words for the disturbed program.
     pub(super) act: Vec<String>,
-    /// The disturbed process is the server.
+    /// Whether the disturbed process is the server.
     pub(super) disturbs_server: bool,
     /// Time from the start of the pair to a disturbance from outside.
     pub(super) after: Duration,
@@ -192,7 +192,7 @@ impl Plan {
         let words = match kind.programs {
             Programs::Own => {
                 let via = ["verbs", "cm"][random.below(2) as usize];
-                // 4.096 us times two to it, eight times: processes that pause are waited for.
+                // 4.096 us times two to the power of it, eight times. The other end must wait for processes that pause.
                 let timeout = if kind.end == End::Finishes { 17 } else { 12 };
                 let numbers =
                     format!("timeout={timeout} us={} via={via} seed={}", TRAFFIC.as_micros(), seed % 1_000_000);

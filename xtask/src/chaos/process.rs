@@ -47,7 +47,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends a signal, which a process that has ended does not get.
+    /// Sends a signal, unless the process has ended.
     pub(super) fn signal(&mut self, signal: Signal) -> Result<(), String> {
         if self.ended().is_none() {
             let pid = Pid::from_raw(self.child.id() as i32);
@@ -56,7 +56,7 @@ impl Process {
         Ok(())
     }
 
-    /// The status of a process that has ended.
+    /// Returns the status of a process that has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().ok().flatten();
@@ -91,7 +91,7 @@ impl Process {
         }
     }
 
-    /// The command, its end, its output, and the stacks of its core or of its hanging threads.
+    /// Returns the command, its end, its output, and the stacks of its core or of its hanging threads.
     pub(super) fn report(&self) -> String {
         let said = fs::read(self.folder.join("output.txt")).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
@@ -110,14 +110,14 @@ impl Drop for Process {
     }
 }
 
-/// The signal of a crash.
+/// Returns the signal of a crash.
 pub(super) fn crash(status: ExitStatus) -> Option<Signal> {
     let signal = Signal::try_from(status.signal()?).ok()?;
     let crashes = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGABRT, Signal::SIGILL, Signal::SIGFPE, Signal::SIGSYS];
     crashes.contains(&signal).then_some(signal)
 }
 
-/// The same command below a shell that allows cores; it becomes the command.
+/// Returns the same command below a shell that allows cores. The shell is replaced by the command.
 fn rewrapped(run: Command) -> Command {
     let mut shell = command("sh", &["-c", "ulimit -c unlimited; exec \"$@\"", "sh"]);
     shell.arg(run.get_program()).args(run.get_args());
@@ -130,7 +130,7 @@ fn rewrapped(run: Command) -> Command {
     shell
 }
 
-/// Stacks as gdb has them.
+/// Returns the stacks in gdb's format.
 fn backtrace(what: &[&str]) -> String {
     let mut words = vec!["-batch", "-nx", "-ex", "thread apply all backtrace 20"];
     words.extend(what);
