@@ -1,7 +1,8 @@
 //! Core files of programs that died in a step, and the backtraces in them.
 //!
-//! The kernel writes them where `core_pattern` says, which belongs to the whole machine and is only read here. With the
-//! pattern `core` a core lies in the working directory of its program: the root, a crate, or a folder of this run.
+//! The setting `core_pattern` decides where the kernel writes them. It belongs to the whole machine, and is only read here.
+//! With the pattern `core`, a core lies in the working directory of its program: the root, a crate, or a folder of this
+//! run.
 
 use std::fs;
 use std::io::Read as _;
@@ -11,10 +12,10 @@ use std::time::SystemTime;
 use crate::place;
 use crate::shell::{command, output_of, root};
 
-/// Lines of a backtrace that are repeated.
+/// Maximum number of lines of a backtrace that are repeated.
 const LINES_MAX: usize = 200;
 
-/// Has the kernel write cores of all that this process starts, as far as its hard limit allows.
+/// Makes the kernel write cores of all processes that this one starts, as far as its hard limit allows.
 pub(crate) fn allow() {
     let own = std::process::id().to_string();
     let raise = |limit: &str| output_of(command("prlimit", &["--pid", &own, limit]));
@@ -24,7 +25,7 @@ pub(crate) fn allow() {
     }
 }
 
-/// Takes the cores that were written since then, and returns their backtraces.
+/// Takes the cores that were written since an instant, and returns their backtraces.
 pub(crate) fn backtraces(since: SystemTime) -> String {
     let mut text = String::new();
     for core in written(since) {
@@ -35,7 +36,7 @@ pub(crate) fn backtraces(since: SystemTime) -> String {
     text
 }
 
-/// Removes the cores that were written since then: some tests have programs die.
+/// Removes the cores that were written since an instant: some tests kill programs.
 pub(crate) fn discard(since: SystemTime) {
     for core in written(since) {
         if let Err(error) = fs::remove_file(&core) {
@@ -59,7 +60,7 @@ fn written(since: SystemTime) -> Vec<PathBuf> {
     found
 }
 
-/// The cores in a folder, and the folders in it.
+/// Returns the cores in a folder, and the folders in it.
 fn cores_in(folder: &Path, since: SystemTime) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let (mut cores, mut folders) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
@@ -80,14 +81,14 @@ fn cores_in(folder: &Path, since: SystemTime) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (cores, folders)
 }
 
-/// Is it an ELF file of the type `ET_CORE`?
+/// Returns whether it is an ELF file of the type `ET_CORE`.
 fn is_core(path: &Path) -> bool {
     let mut header = [0; 18];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
     read.is_ok() && header.starts_with(b"\x7fELF") && header[16..] == 4u16.to_le_bytes()
 }
 
-/// The backtraces of all threads, as gdb prints them.
+/// Returns the backtraces of all threads, as gdb prints them.
 fn backtrace(core: &Path) -> String {
     let gdb = |arguments: &[&str]| {
         let mut gdb = command("gdb", &["--batch", "--nx"]);
@@ -106,7 +107,7 @@ fn backtrace(core: &Path) -> String {
     }
 }
 
-/// The file that is mapped at the lowest address, which is the program itself.
+/// Returns the file that is mapped at the lowest address, which is the program itself.
 fn first_file(mappings: &str) -> Option<String> {
     let lines = mappings.lines().filter(|line| line.trim_start().starts_with("0x"));
     lines.filter_map(|line| line.find(" /").map(|at| line[at + 1..].trim_end().to_owned())).next()
@@ -127,7 +128,7 @@ mod tests {
         assert_eq!(first_file("warning: none"), None);
     }
 
-    /// Only if this machine writes cores into the working directory, and has gdb.
+    /// Runs only if this machine writes cores into the working directory, and has gdb.
     #[test]
     fn a_core_in_the_working_directory_is_found_and_names_the_function() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `cargo xtask deep`: tools that look where tests do not. They take hours, so `test` does not run them.
+//! `cargo xtask deep`: tools that find defects which tests miss. They take seconds to hours, so `test` does not run them.
 
 mod mutants;
 
@@ -19,7 +19,7 @@ pub(crate) struct Deep {
     mutants: mutants::Options,
 }
 
-/// A tool, and where it looks.
+/// A tool, and its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// AddressSanitizer, over the tests of verbs, exchange and preload.
@@ -36,7 +36,7 @@ enum Part {
     Mutants,
 }
 
-/// The target that sanitizers are built for: with it, build scripts and macros stay as they are.
+/// Target for which sanitizers are built. With an explicit target, build scripts and macros stay without them.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Crates whose tests run under AddressSanitizer.
@@ -58,7 +58,7 @@ const LOOM: &[(&str, &str)] = &[
 ];
 
 impl Deep {
-    /// Runs the parts, also after one failed.
+    /// Runs all parts, even if one fails.
     pub(crate) fn run(&self) -> Result<(), String> {
         peers::install();
         let parts = if self.parts.is_empty() { Part::value_variants() } else { &self.parts };
@@ -82,7 +82,8 @@ impl Deep {
     }
 }
 
-/// Tests of a crate, built with a sanitizer. The compiler offers sanitizers to nightly users, and to `RUSTC_BOOTSTRAP`.
+/// Returns the command for tests of a crate, built with a sanitizer. The compiler offers sanitizers to nightly users, and
+/// with `RUSTC_BOOTSTRAP`.
 fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command {
     let mut test = cargo(&["test", "--target", TARGET, "--no-fail-fast", "--package", package]);
     test.args(["--lib", "--bins", "--tests"]);
@@ -94,15 +95,15 @@ fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command 
 fn address() -> Result<(), String> {
     let of = |package: &&str| {
         let mut test = sanitized("-Zsanitizer=address", package, &[]);
-        // Statics of the library live as long as the process, and programs may end with threads in it.
+        // Statics of the library live as long as the process, and programs may end while threads are in it.
         test.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:allow_user_segv_handler=1");
         network::apart(|| run_tests(test))
     };
     joined(ADDRESS.iter().map(of))
 }
 
-/// Atomics of the standard library are not instrumented without its sources, so ThreadSanitizer can only be asked where
-/// the toolchain has them.
+/// Atomics of the standard library are not instrumented without its sources. So ThreadSanitizer runs only if the toolchain
+/// has them.
 fn thread() -> Result<(), String> {
     let sysroot = output_of(command("rustc", &["--print", "sysroot"]))?;
     let sources = PathBuf::from(sysroot.trim()).join("lib/rustlib/src/rust/library/std");
@@ -133,7 +134,7 @@ fn deny() -> Result<(), String> {
     run(command(deny, &["check", "licenses", "bans", "sources"]))
 }
 
-/// A tool from the registry, which is built if it is not here.
+/// Returns the path of a tool from the registry. If the tool is missing, the function builds it.
 fn tool(name: &str) -> Result<PathBuf, String> {
     if succeeds(command(name, &["--version"])) {
         return Ok(PathBuf::from(name));

@@ -1,4 +1,4 @@
-//! `cargo xtask repeat`: how often a step passes, alone or beside other work.
+//! `cargo xtask repeat`: counts the passes of a step, alone or beside other work.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -19,10 +19,10 @@ use crate::steps;
 /// The word that selects a whole run.
 const ALL: &str = "all";
 
-/// Lines of a failed run's output that the log repeats, before the summary.
+/// Maximum number of lines of a failed run's output that the log repeats, before the summary.
 const LINES_OF_FAILED: usize = 60;
 
-/// Lines with seeds that the log repeats.
+/// Maximum number of lines with seeds that the log repeats.
 const SEEDS_MAX: usize = 20;
 
 /// Options of `cargo xtask repeat`.
@@ -41,7 +41,7 @@ pub(crate) struct Repeat {
     beside: Vec<Load>,
 }
 
-/// Work that takes processors away.
+/// Work that uses processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Load {
     /// Compiles a crate of this workspace, again and again, with one job.
@@ -58,7 +58,7 @@ impl Load {
         }
     }
 
-    /// Starts the work, which ends with the handle, or soon after this process was killed.
+    /// Starts the work, which ends with the handle, or soon after this process is killed.
     fn start(self) -> Result<Running, String> {
         let own = std::process::id();
         let script = match self {
@@ -77,7 +77,7 @@ impl Load {
     }
 }
 
-/// A process group, which is killed with its handle.
+/// A process group that is killed when the handle is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -92,7 +92,7 @@ impl Drop for Running {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// Passed, but the step or a part of it could not be run here.
+    /// Passed, but the step or a part of it could not run here.
     LeftOut,
     Failed,
 }
@@ -117,7 +117,7 @@ impl Outcome {
 }
 
 impl Repeat {
-    /// Runs each step so many times, in turns, and fails if one run did.
+    /// Runs each step this number of times, in turns, and fails if one run failed.
     pub(crate) fn run(&self) -> Result<(), String> {
         let names: Vec<&str> = match self.step.as_str() {
             ALL => vec![ALL],
@@ -164,7 +164,7 @@ impl Repeat {
     }
 }
 
-/// The commit, and whether files differ from it.
+/// Returns the commit, and whether files differ from it.
 fn state() -> Result<String, String> {
     let commit = output_of(command("git", &["rev-parse", "HEAD"]))?;
     let changed = output_of(command("git", &["diff", "HEAD"]))?;
@@ -176,7 +176,7 @@ fn lines(diff: &str) -> usize {
     diff.lines().filter(|line| line.starts_with(['+', '-'])).count()
 }
 
-/// Runs a step in a process of its own, or all steps. Returns the outcome, the seconds it took, and its output.
+/// Runs a step in a process of its own, or all steps. Returns the outcome, the duration in seconds, and the output.
 fn run_once(name: &str) -> Result<(Outcome, f64, String), String> {
     let output = place::own_file("run.txt");
     let failed = |error: std::io::Error| format!("{}: {error}", output.display());
@@ -205,8 +205,8 @@ fn status_of(mut command: Command) -> Result<bool, String> {
     command.status().map(|status| status.success()).map_err(|error| format!("a run could not be started: {error}"))
 }
 
-/// Lines of a failed run that a reader needs: seeds, the end of its output, and the summary with the whole errors, which
-/// have the output of programs and backtraces.
+/// Returns the lines of a failed run that a reader needs: seeds, the end of its output, and the summary with the whole
+/// errors. These have the output of programs, and backtraces.
 fn details(said: &str) -> Vec<String> {
     let all: Vec<&str> = said.lines().collect();
     let summary = all.iter().rposition(|line| *line == "== summary").unwrap_or(all.len());
@@ -214,7 +214,7 @@ fn details(said: &str) -> Vec<String> {
     let is_seed = |line: &&&str| line.to_lowercase().contains("seed");
     let seeds = before.iter().filter(is_seed).take(SEEDS_MAX);
     let end = &before[before.len().saturating_sub(LINES_OF_FAILED)..];
-    // The files of a run lie on this machine alone.
+    // The files of a run exist only on this machine.
     let local = root().to_string_lossy().into_owned();
     seeds.chain(end).chain(summary).map(|line| line.replace(&local, ".")).collect()
 }

@@ -1,7 +1,7 @@
-//! Mutants: small changes of the code, each of which some test of its crate should notice.
+//! Mutants: small changes of the code that some test of its crate should notice.
 //!
-//! cargo-mutants lists them; the clone in which stored patches are judged takes each, one at a time. A file keeps every
-//! verdict beside the state of the file that it changes, so that a run continues where another one ended.
+//! cargo-mutants lists them. The clone in which stored patches are judged takes one at a time. A file keeps every verdict
+//! with the state of the changed file for which it holds. So a run continues where the last one ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,22 +18,22 @@ use crate::shell::{command, output_of, root};
 /// Options of the part `mutants`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Mutants in the sample.
+    /// Number of mutants in the sample
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sample: u32,
-    /// Chooses the sample.
+    /// Seed of the sample
     #[arg(long, default_value_t = 31)]
     seed: u64,
-    /// Judges at most so many that have no verdict yet [default: all]
+    /// Judges at most N mutants without a verdict [default: all]
     #[arg(long, value_name = "N")]
     at_most: Option<usize>,
-    /// File of the verdicts, which is continued [default: the newest `mutants.txt` below `benchmarks`, or one below
+    /// File of the verdicts, which the run continues [default: the newest `mutants.txt` below `benchmarks`, or one below
     /// today's date]
     #[arg(long, value_name = "FILE")]
     verdicts: Option<PathBuf>,
 }
 
-/// Folders whose code is changed, each with the crate whose tests must notice.
+/// Folders whose code is changed, each with the crate whose tests must notice the change.
 const PLACES: &[(&str, &str)] = &[
     ("crates/rnic/src/", "doorbell-rnic"),
     ("crates/exchange/src/", "doorbell-exchange"),
@@ -44,17 +44,17 @@ const PLACES: &[(&str, &str)] = &[
 /// Name of a file of verdicts.
 const VERDICTS: &str = "mutants.txt";
 
-/// Time that the tests of a crate may take without a mutant.
+/// Maximum duration of the tests of a crate without a mutant.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// With a mutant they may take this long and so many times what they take without: a mutant that hangs costs no more.
+/// Margins with a mutant: a fixed time, and a multiple of the duration without it. A mutant that hangs costs no more.
 const LEAST_LIMIT: Duration = Duration::from_secs(60);
 const LIMIT_FACTOR: u32 = 4;
 
-/// The least share of viable mutants that tests must catch, in percent.
+/// Minimum share of viable mutants that tests must catch, in percent.
 const CAUGHT_PERCENT: usize = 95;
 
-/// Survivors that change nothing a test could see, each with the reason.
+/// Survivors whose change no test could see, each with the reason.
 const EXPLAINED: &str = include_str!("../../mutants-explained.txt");
 
 /// A mutant of the sample.
@@ -70,7 +70,7 @@ struct Mutant {
 /// Verdicts by state of the file and name.
 type Verdicts = BTreeMap<(String, String), String>;
 
-/// Judges the sample, as far as it has no verdicts yet, and writes the table.
+/// Judges the mutants of the sample without a verdict, and writes the table.
 pub(super) fn run(options: &Options) -> Result<(), String> {
     let workshop = Workshop::open()?;
     let sample = sample(listed(workshop.tree())?, options.seed, options.sample as usize);
@@ -104,7 +104,7 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     conclude(&of_sample, sample.len())
 }
 
-/// The newest file of verdicts in the folders of `home`, whose names are dates, or a new one for today.
+/// Returns the newest file of verdicts in the folders of `home`, whose names are dates, or a new one for today.
 fn newest_verdicts(home: &Path) -> Result<PathBuf, String> {
     let folders = fs::read_dir(home).into_iter().flatten().flatten();
     let newest = folders.map(|entry| entry.path().join(VERDICTS)).filter(|file| file.exists()).max();
@@ -118,7 +118,7 @@ fn test_of(package: &str) -> String {
     format!("cargo test --package {package}")
 }
 
-/// The time that the tests of a crate may take with a mutant. Without one they have to pass.
+/// Returns the maximum duration of the tests of a crate with a mutant. Without a mutant they must pass.
 fn limit_of(workshop: &Workshop, package: &str) -> Result<Duration, String> {
     let mut took = Duration::ZERO;
     // The first run builds.
@@ -151,7 +151,7 @@ fn judge(workshop: &Workshop, mutant: &Mutant, limit: Duration) -> Result<&'stat
     })
 }
 
-/// All mutants of all places.
+/// Returns all mutants of all places.
 fn listed(tree: &Path) -> Result<Vec<Mutant>, String> {
     let program = tool("cargo-mutants")?;
     let mut list = command(program, &["mutants", "--workspace", "--list", "--json", "--diff", "--dir"]);
@@ -177,14 +177,15 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
     Ok(all.ok_or("a mutant lacks its file, name or diff")?.into_iter().flatten().collect())
 }
 
-/// Those with the smallest hashes of seed and name. A change elsewhere in the code leaves most of the sample as it is.
+/// Returns the mutants with the smallest hashes of seed and name. A change elsewhere in the code leaves most of the sample
+/// as it is.
 fn sample(mut all: Vec<Mutant>, seed: u64, count: usize) -> Vec<Mutant> {
     all.sort_by_cached_key(|mutant| (hash(seed, &mutant.name), mutant.name.clone()));
     all.truncate(count);
     all
 }
 
-/// FNV-1a of the name without numbers of lines, mixed as SplitMix64 does.
+/// Returns FNV-1a of the name without numbers of lines, mixed as in SplitMix64.
 fn hash(seed: u64, name: &str) -> u64 {
     let without_lines = name.bytes().filter(|byte| !byte.is_ascii_digit());
     let start = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -216,7 +217,7 @@ fn write(file: &Path, options: &Options, verdicts: &Verdicts) -> Result<(), Stri
     made.and_then(|()| fs::write(file, text)).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// The reason why a survivor is none, if there is one: a line `change, without place: reason`.
+/// Returns the reason for which no test can see this survivor, if a line `change, without place: reason` has one.
 fn explanation(name: &str) -> Option<&'static str> {
     let lines = EXPLAINED.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once(" :: ")).find(|(change, _)| name.ends_with(change)).map(|(_, why)| why)

@@ -7,14 +7,14 @@ use std::path::Path;
 use super::plot::{Line, Panel, svg};
 use super::worker::{COUNTS, Sample, TABLES};
 
-/// Runs of at least so many minutes are judged by a share of their memory.
+/// Minimum duration of runs that are judged by the share of their memory growth.
 const LONG_MINUTES: f64 = 10.0;
-/// Growth that a long run may have.
+/// Maximum growth of a long run.
 const MOST_PERCENT: f64 = 1.0;
-/// Growth that a shorter run may have: its allocators and code pages are still filling.
+/// Maximum growth of a shorter run, whose allocators and code pages are still filling.
 const MOST_KIB: f64 = 2048.0;
 
-/// A title of a panel, and a number of each sample.
+/// Title of a panel, and its number in a sample.
 type Quantity = (&'static str, fn(&Sample) -> u64);
 
 /// A lasting process: its samples, and its state without visitors after the warm-up and at the end.
@@ -44,7 +44,7 @@ impl Outcome {
     }
 }
 
-/// Names, old and new values of numbers that have grown.
+/// Returns names, old and new values of numbers that have grown.
 pub(super) fn grown(before: &Sample, after: &Sample) -> Vec<(&'static str, u64, u64)> {
     let pairs = before.returning().into_iter().zip(after.returning());
     pairs
@@ -53,7 +53,7 @@ pub(super) fn grown(before: &Sample, after: &Sample) -> Vec<(&'static str, u64, 
         .collect()
 }
 
-/// Why a process fails the run.
+/// Returns the reasons for which a process fails the run.
 fn judge(process: &Lasting, minutes: f64) -> Vec<String> {
     let (before, after) = &process.ends;
     let mut failures: Vec<String> = grown(before, after)
@@ -117,7 +117,7 @@ impl Report {
         out
     }
 
-    /// All samples, one a line.
+    /// Returns all samples, one per line.
     fn csv(&self) -> String {
         let names = [&COUNTS[..], &TABLES].concat().join(",");
         let mut out = format!("second,link,process,resident_kib,descriptors,threads,{names}\n");

@@ -26,16 +26,16 @@ const LASTING: usize = 2;
 const VISITORS: u64 = 2;
 /// Protection against hanging: longer than any process takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// The time that the server may take to notice that its visitors are gone.
+/// Maximum time that the server takes to notice that its visitors are gone.
 const TO_SETTLE: Duration = Duration::from_secs(120);
 const BETWEEN_SAMPLES: Duration = Duration::from_secs(1);
 const STOPPED: Duration = Duration::from_millis(200);
 const BETWEEN_STOPS: Duration = Duration::from_millis(500);
 const SHORTEST_WARM_UP: Duration = Duration::from_secs(5);
 const LONGEST_WARM_UP: Duration = Duration::from_secs(15 * 60);
-/// The traffic of a step of the test run, which takes a minute with its beginning and its end.
+/// Time of the traffic in a step of the test run. With its start and its end the step takes a minute.
 const STEP_MINUTES: f64 = 0.8;
-/// Seeds of one process are this far from those of the next, so that visitors can count.
+/// Distance between the seeds of two processes, so that visitors can count upwards.
 const SEEDS_APART: u64 = 1 << 32;
 
 /// Short runs of perftest.
@@ -46,7 +46,7 @@ const PERFTEST: [&str; 4] = [
     "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
 ];
 
-/// Runs for so many minutes, and writes summary, samples and plot to a folder.
+/// Runs for this number of minutes, and writes summary, samples and plot to a folder.
 pub(crate) fn run_for(minutes: f64, seed: Option<u64>, out: Option<&Path>) -> Result<(), String> {
     let now_ns = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let seed = seed.unwrap_or_else(now_ns);
@@ -84,7 +84,7 @@ pub(crate) fn run_for(minutes: f64, seed: Option<u64>, out: Option<&Path>) -> Re
     }
 }
 
-/// Runs it as a step of the test run.
+/// Runs the soak as a step of the test run.
 pub(crate) fn step() -> Result<(), String> {
     run_for(STEP_MINUTES, None, None)
 }
@@ -96,7 +96,7 @@ struct Lane<'a> {
     program: &'a str,
     time: Duration,
     begun: Instant,
-    /// Set by the first failure, which ends the run.
+    /// Whether a failure has ended the run.
     is_over: AtomicBool,
     failures: Mutex<Vec<String>>,
     next_visitor: AtomicU64,
@@ -135,11 +135,11 @@ impl<'a> Lane<'a> {
         format!("drop=0.001,reorder=0.001,seed={}", seed % 1_000_000)
     }
 
-    /// Starts a process of the example, whose seed this is.
+    /// Starts a process of the example with this seed.
     fn start(&self, name: String, mode: &str, seed: u64, port: Option<u64>) -> Result<Worker, String> {
         let mut run = command(self.program, &[mode, &seed.to_string(), &Self::fault(seed)]);
         run.args(port.map(|port| port.to_string())).env(programs::LINK_VARIABLE, self.link);
-        // Free memory in one arena serves all threads of a process.
+        // With one arena, free memory serves all threads of a process.
         run.env("MALLOC_ARENA_MAX", "1");
         Worker::start(name, run)
     }
@@ -221,8 +221,8 @@ impl<'a> Lane<'a> {
         Ok([before, after])
     }
 
-    /// Stops each lasting process for a moment, in turns: peers that go on fill its queues, and queues grow to their
-    /// bounds at the beginning instead of at some time.
+    /// Stops each lasting process for a moment, in turns. The peers that go on fill its queues, so queues grow to their
+    /// bounds at the beginning, and not at a later time.
     fn fill_queues(&self, workers: &[Worker], until: Instant) {
         for worker in workers.iter().cycle() {
             if Instant::now() >= until || self.is_over.load(Ordering::Relaxed) {
@@ -233,7 +233,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Runs visitors and perftest until this time, and waits for the last ones.
+    /// Runs visitors and perftest until an instant, and waits for the last ones.
     fn traffic(&self, port: u64, until: Instant) {
         let goes_on = || Instant::now() < until && !self.is_over.load(Ordering::Relaxed);
         std::thread::scope(|scope| {
@@ -278,9 +278,9 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Waits until the server has noticed that all visitors are gone and numbers rest, or are back at `before`.
+    /// Waits until the server has noticed that all visitors are gone, and numbers are stable or back at `before`.
     ///
-    /// Numbers that do not return are in the samples, and judged there.
+    /// Numbers that do not return stay in the samples, which are judged later.
     fn settled(&self, workers: &[Worker], before: Option<&[Sample]>) -> Result<Vec<Sample>, String> {
         let until = Instant::now() + TO_SETTLE;
         let sample = || -> Result<Vec<Sample>, String> {
@@ -317,7 +317,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Samples all processes once a second. One that ends meanwhile fails the run.
+    /// Samples all processes once a second. If a process ends meanwhile, the run fails.
     fn sample(&self, workers: &[Worker], samples: &Mutex<Vec<Vec<Sample>>>, is_done: &AtomicBool) {
         while !is_done.load(Ordering::Relaxed) {
             for (worker, samples) in workers.iter().zip(locked(samples).iter_mut()) {

@@ -13,9 +13,9 @@ use nix::unistd::Pid;
 
 use crate::place;
 
-/// Counts of a process that only rise, as its lines name them.
+/// Counts of a process that only rise, by their names in its output.
 pub(super) const COUNTS: [&str; 4] = ["verified", "finished", "departed", "errors"];
-/// Tables of a process, as its lines name them.
+/// Tables of a process, by their names in its output.
 pub(super) const TABLES: [&str; 7] = ["conversations", "qps", "cqs", "regions", "pds", "destinations", "stale_keys"];
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -54,14 +54,14 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Descriptors, threads and tables: numbers that return to what they were.
+    /// Returns descriptors, threads and tables: numbers that must return to their earlier values.
     pub(super) fn returning(&self) -> Vec<(&'static str, u64)> {
         let own = [("descriptors", self.descriptors), ("threads", self.threads)];
         own.into_iter().chain(TABLES.into_iter().zip(self.tables)).collect()
     }
 }
 
-/// A process, which is killed with its handle.
+/// A process that is killed when the handle is dropped.
 pub(super) struct Worker {
     pub(super) name: String,
     child: Mutex<Child>,
@@ -89,7 +89,7 @@ impl Worker {
         Ok(Self { name, child: Mutex::new(child), pid, input, printed, reader: Mutex::new(reader), log })
     }
 
-    /// The newest value of a name, or 0 before the process has printed one.
+    /// Returns the newest value of a name, or 0 before the process has printed one.
     pub(super) fn value(&self, name: &str) -> u64 {
         locked(&self.printed).values.get(name).copied().unwrap_or(0)
     }
@@ -98,7 +98,7 @@ impl Worker {
         locked(&self.printed).lines
     }
 
-    /// Waits until a value is not 0, as the port of a server is.
+    /// Waits until a value is not 0, such as the port of a server.
     pub(super) fn wait_for(&self, name: &str, patience: Duration) -> Result<u64, String> {
         let until = Instant::now() + patience;
         loop {
@@ -112,7 +112,7 @@ impl Worker {
         }
     }
 
-    /// The state now, or nothing if the process has ended.
+    /// Returns the state now, or `None` if the process has ended.
     pub(super) fn sample(&self, second: f64) -> Option<Sample> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
         let field = |name: &str| {
@@ -131,7 +131,7 @@ impl Worker {
         locked(&self.child).try_wait().ok().flatten()
     }
 
-    /// Stops the process for this time. One that has ended meanwhile stays as it is.
+    /// Stops the process for this time. If the process has ended, this has no effect.
     pub(super) fn stop_for(&self, time: Duration) {
         let pid = Pid::from_raw(self.pid as i32);
         let _ = kill(pid, Signal::SIGSTOP);
@@ -139,7 +139,7 @@ impl Worker {
         let _ = kill(pid, Signal::SIGCONT);
     }
 
-    /// Ends its standard input, upon which a lasting process ends.
+    /// Closes its standard input. A lasting process then ends.
     pub(super) fn ask_to_end(&self) {
         locked(&self.input).take();
     }
@@ -160,7 +160,7 @@ impl Worker {
         Err(format!("it does not end within {} s: {}", patience.as_secs(), self.report()))
     }
 
-    /// The name, the end and the errors of the process.
+    /// Returns the name, the end and the errors of the process.
     pub(super) fn report(&self) -> String {
         let said = fs::read(&self.log).unwrap_or_default();
         let status = self.ended().map_or_else(|| "still running".to_owned(), |status| status.to_string());
