@@ -177,8 +177,8 @@ mod tests {
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
     }
 
-    /// Every test step of the workflow in docs/ci.md writes packets where the last step looks for them, each step under
-    /// names of its own.
+    /// Checks that every test step of the workflow in docs/ci.md writes packets to the place that the last step keeps, each
+    /// step under its own names.
     #[test]
     fn every_step_of_the_workflow_keeps_its_packets() {
         let page = fs::read_to_string(root().join("docs/ci.md")).expect("the page is there");

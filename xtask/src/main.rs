@@ -55,9 +55,9 @@ enum Command {
         #[arg(long)]
         fast: bool,
     },
-    /// Runs one step of `test`, or several or all of them, many times, and counts how often each passed.
+    /// Runs one step of `test`, or several or all of them, many times, and counts the passes of each.
     ///
-    /// Each run is a process of its own. A run that failed is logged with the end of its output, the seeds in it, and
+    /// Each run is a process of its own. The log of a failed run has the end of its output, the seeds in it, and
     /// the backtraces of programs that died.
     Repeat(repeat::Repeat),
     /// Runs tools that look deeper than tests: sanitizers, valgrind, loom, mutants, and checks of dependencies.

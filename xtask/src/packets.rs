@@ -154,7 +154,7 @@ pub(crate) fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
         } else if !malformed.is_empty() {
             return Err(format!("tshark finds packet {number} malformed"));
         } else if !expert.is_empty() && expert != comment {
-            // tshark makes an expert's message of each comment, such as the mark of a frame that a fault dropped.
+            // tshark makes an expert's message of each comment, such as the mark of a dropped frame.
             return Err(format!("tshark says of packet {number}: {expert}"));
         }
         let values = FIELDS.iter().map(|_| next()).collect();

@@ -243,15 +243,14 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs all programs of our own under valgrind's memcheck, which ends a program at its end with this status if it found an
-/// error.
+/// Runs all programs of our own under valgrind's memcheck. If memcheck found an error, the program ends with this status.
 pub(crate) fn under_memcheck() -> Result<(), String> {
     const FOUND: &str = "--error-exitcode=99";
     let mut failures = Vec::new();
-    // That program itself touches memory that is gone.
+    // That program itself accesses memory that is gone.
     for (name, options) in OWN.iter().filter(|(name, _)| *name != "unmapped") {
         let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
-        // One thread runs at a time: without turns, a thread that polls keeps the others out.
+        // One thread runs at a time. Without turns, a polling thread would keep the others from running.
         let suppressions = format!("--suppressions={}", root().join("xtask/programs/memcheck.supp").display());
         let words = ["valgrind", "--quiet", FOUND, "--fair-sched=yes", "--num-callers=30", &suppressions, &program];
         let outcome = start(on_doorbell(options, &words))?.finish(2 * PATIENCE);
@@ -297,7 +296,7 @@ fn pairs_of(lines: &[&str]) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// Runs a pair, again where perftest cannot measure the processor's clock.
+/// Runs a pair, and runs it again if perftest cannot measure the processor's clock.
 pub(crate) fn pair_with_clock(line: &str, options: &[&str]) -> Result<(), String> {
     let mut result = pair(line, options);
     for _ in 0..OTHER_TRIES {
@@ -325,14 +324,14 @@ fn pair(line: &str, options: &[&str]) -> Result<(), String> {
 /// A program that was started; it is killed with its handle.
 struct Started {
     child: std::process::Child,
-    /// Folder of its own, in which its output lies, and its core if it dies.
+    /// Folder of its own for its output, and for its core if it dies.
     folder: PathBuf,
 }
 
 /// Name of the file with a program's output.
 const OUTPUT: &str = "output.txt";
 
-/// Starts a program, in a folder of its own unless its command names one: each of two programs that die has its core.
+/// Starts a program, in a folder of its own unless its command names one. So each of two programs that die has its core.
 fn start(mut command: Command) -> Result<Started, String> {
     let folder = place::own_file("program");
     let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(folder.join(OUTPUT)));
@@ -395,7 +394,7 @@ impl Drop for Started {
         // It may have ended already, which is just as well.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // A folder with a core stays: the step that fails reads it.
+        // A folder with a core stays: the failing step reads it.
         let _ = fs::remove_file(self.folder.join(OUTPUT));
         let _ = fs::remove_dir(&self.folder);
     }

@@ -199,12 +199,12 @@ impl Workshop {
         verdicts.map(|verdicts| verdicts.join("; "))
     }
 
-    /// The clone's folder.
+    /// Returns the clone's folder.
     pub(crate) fn tree(&self) -> &Path {
         &self.tree
     }
 
-    /// Brings all files of the clone back to HEAD.
+    /// Resets all files of the clone to HEAD.
     pub(crate) fn clean(&self) -> Result<(), String> {
         run(git(&self.tree, &["checkout", "--quiet", "--force", "HEAD", "--", "."]))?;
         run(git(&self.tree, &["clean", "--quiet", "--force", "-d", "-x"]))

@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`: one table, from which every command that runs some of them selects.
+//! The steps of `cargo xtask test`, in one table. Every command that runs steps selects them from it.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(crate) enum Group {
     Code,
     /// Other programs read captured packets.
     Packets,
-    /// The command, on machines that are network namespaces.
+    /// The command, on several machines. Network namespaces stand for the machines.
     Machines,
     /// The report, in a browser.
     Report,
@@ -35,8 +35,8 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// Steps that run at the same time. Programs wait for timeouts and for each other, and a guest uses one processor
-    /// for most of its time.
+    /// Returns the number of steps that run at the same time. Programs wait for timeouts and for each other, and a guest
+    /// uses one processor for most of its time.
     pub(crate) const fn at_a_time(self) -> usize {
         match self {
             Self::Programs | Self::Guests => 2,
@@ -44,7 +44,7 @@ impl Group {
         }
     }
 
-    /// Steps that must pass before a step of this group can run alone.
+    /// Returns the steps that must pass before a step of this group can run alone.
     pub(crate) const fn needs(self) -> &'static [&'static str] {
         match self {
             Self::Code => &[],
@@ -73,7 +73,7 @@ pub(crate) const OTHER_PROGRAMS: &str = "other programs";
 pub(crate) const BUILD: &str = "release build";
 /// Runs all tests, which capture packets.
 const TESTS: &str = "tests";
-/// Programs of our own, and those of the page: the steps of which parts can be selected.
+/// Names of the two steps of which a part can be selected: our own programs, and those of the page.
 pub(crate) const OWN: &str = "verbs programs, our own";
 pub(crate) const PAGE: &str = "verbs programs, their page";
 
@@ -85,7 +85,7 @@ const fn guest(name: &'static str, body: fn(vm::Guest) -> StepEnd) -> Step {
     Step { name, group: Group::Guests, body: Body::Guest(body) }
 }
 
-/// All steps, in the order of a whole run. Of steps that run at the same time those that take longest come first.
+/// All steps, in the order of a whole run. Among steps that run at the same time, the longest come first.
 pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "formatting", test::formatting),
     plain(Group::Code, "lints", test::lints),
@@ -140,12 +140,12 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
 ];
 
-/// The steps of a group.
+/// Returns the steps of a group.
 pub(crate) fn of(group: Group) -> Vec<&'static Step> {
     STEPS.iter().filter(|step| step.group == group).collect()
 }
 
-/// The step with this name, or all whose names contain it in whatever case.
+/// Returns the step with this name, or else all steps whose names contain it in any case.
 pub(crate) fn named(part: &str) -> Result<Vec<&'static Step>, String> {
     if let Some(step) = STEPS.iter().find(|step| step.name == part) {
         return Ok(vec![step]);
@@ -159,7 +159,7 @@ pub(crate) fn named(part: &str) -> Result<Vec<&'static Step>, String> {
     Ok(found)
 }
 
-/// These steps, after those that they need.
+/// Returns these steps, after the steps that they need.
 pub(crate) fn with_needs(steps: Vec<&'static Step>) -> Vec<&'static Step> {
     let mut all: Vec<&Step> = Vec::new();
     for name in steps.iter().flat_map(|step| step.group.needs()) {

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs steps and reports how each ended.
+//! `cargo xtask test`: runs steps and reports the end of each.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ struct Report {
     ended: Vec<(&'static str, Duration, StepEnd)>,
     /// Folder of the captures that the tests write.
     captures: PathBuf,
-    /// Programs to which steps that run several are confined; empty means all.
+    /// Programs that steps with several programs run; empty means all.
     only: Vec<String>,
 }
 
@@ -79,7 +79,7 @@ impl Report {
                 eprintln!("FAILED: {why}");
             }
             StepEnd::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
-            // Beside another step, a core may be the other's.
+            // If another step runs at the same time, a core may be of that step.
             StepEnd::Passed if beside_another => {}
             StepEnd::Passed => cores::discard(since),
         }
@@ -87,7 +87,7 @@ impl Report {
     }
 }
 
-/// Runs steps whose names are given, or contain what is given, after the steps that they need.
+/// Runs steps that have one of the given names, or contain it, after the steps that they need.
 pub(crate) fn some(names: &[String]) -> ExitCode {
     let found: Result<Vec<_>, String> = names.iter().map(|name| steps::named(name)).collect();
     match found {
@@ -110,7 +110,7 @@ fn alone(steps: Vec<&'static Step>) -> ExitCode {
     summarize(&Report::new().run(&steps::with_needs(steps)))
 }
 
-/// Only has other programs check the captures in a directory.
+/// Runs only the checks of other programs on the captures in a directory.
 pub(crate) fn packets(captures: &Path) -> ExitCode {
     let mut report = Report::new();
     report.captures = captures.to_owned();
@@ -154,7 +154,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     network::apart_with_interface(|| programs::page::measure(rounds, out))
 }
 
-/// Runs all steps, also after one failed, and says at the end how each went.
+/// Runs all steps, even if one fails, and reports at the end how each went.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let needs_others = |step: &&Step| step.group != Group::Code || step.name == steps::OTHER_PROGRAMS;
     let steps: Vec<&Step> = steps::STEPS.iter().filter(|step| !(fast && needs_others(step))).collect();
@@ -165,12 +165,12 @@ pub(crate) fn everything(fast: bool) -> ExitCode {
     summarize(&report)
 }
 
-/// Folder of the captures that the tests of this run write.
+/// Returns the folder of the captures that the tests of this run write.
 fn captures() -> PathBuf {
     place::own().join("pcap")
 }
 
-/// File in which tests of this run that need root say that they were left out.
+/// Returns the file in which tests of this run that need root report that they were left out.
 fn left_out_file() -> PathBuf {
     place::own().join("left-out")
 }
@@ -190,7 +190,7 @@ pub(crate) fn documentation() -> Result<(), String> {
     run(doc)
 }
 
-/// Builds all tests, and downloads what they still need.
+/// Builds all tests, and downloads their missing dependencies.
 pub(crate) fn build() -> Result<(), String> {
     run(cargo(&["test", "--workspace", "--no-run"]))
 }
@@ -235,7 +235,8 @@ pub(crate) fn tests() -> Result<(), String> {
     let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
     test.env("DOORBELL_PCAP_DIR", captures).env("DOORBELL_LEFT_OUT", left_out_file());
     let temporary = place::own().join("tmp");
-    // Files of a test that was killed go with this run. A preloaded library's path may hold neither character.
+    // The files of a killed test are removed with this run. The path of a preloaded library must not contain these
+    // characters.
     if !temporary.to_string_lossy().contains([' ', ':']) {
         std::fs::create_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
         test.env("TMPDIR", temporary);
@@ -243,7 +244,7 @@ pub(crate) fn tests() -> Result<(), String> {
     run_tests(test)
 }
 
-/// Tests that could not run here, because they need root.
+/// Reports tests that could not run here, because they need root.
 pub(crate) fn left_out() -> StepEnd {
     match std::fs::read_to_string(left_out_file()) {
         Ok(tests) => {
@@ -295,7 +296,7 @@ fn summarize(report: &Report) -> ExitCode {
         failed += left_out;
         left_out = 0;
     }
-    // Readers of a log begin at its end, so each whole error is repeated there.
+    // Readers of a log begin at its end, so the end repeats each whole error.
     for (name, _, outcome) in &report.ended {
         if let StepEnd::Failed(why) = outcome {
             println!("\n{name} FAILED: {why}");

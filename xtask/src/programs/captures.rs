@@ -9,23 +9,23 @@ use super::{NO_CLOCK, PATIENCE, compile, doorbell, on_doorbell, start};
 use crate::place;
 use crate::shell::{command, output_of};
 
-/// Name by which `cargo xtask programs` selects this.
+/// Name by which `cargo xtask programs` selects this test.
 pub(super) const NAME: &str = "captures";
 
 /// WRITEs of `captured.c`.
 const WRITES: u64 = 10;
 
-/// Ways to end of `captured.c`, as it calls them.
+/// Ends of `captured.c`, by its own names.
 const ENDS: [&str; 9] = ["close", "return", "exit", "_exit", "_Exit", "quick_exit", "exec", "daemon", "thread"];
 
-/// Programs of others that leave their device open at their end: server and client, without the port.
+/// Foreign programs that leave their device open at their end: server and client, without the port.
 const PAIRS: [(&str, &str); 3] = [
     ("ib_write_bw -R -n 500", "ib_write_bw -R -n 500 127.0.0.1"),
     ("ib_send_lat -R -n 500", "ib_send_lat -R -n 500 127.0.0.1"),
     ("rping -s -C 10", "rping -c -a 127.0.0.1 -C 10"),
 ];
 
-/// Runs a program for each way to end, one that is killed, and pairs of programs; each has a capture, which must be whole.
+/// Runs a program for each end, one that is killed, and pairs of programs. Each capture must be complete.
 pub(super) fn are_whole() -> Result<(), String> {
     let program = compile("cc", "captured", &["-Wl,--as-needed", "-libverbs"])?;
     let folder = place::own_file("captures");
@@ -48,7 +48,8 @@ pub(super) fn are_whole() -> Result<(), String> {
     fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Each side's capture has packets. A side that perftest ended, for want of a processor's clock, is no failure here.
+/// Runs a pair, and checks that each side's capture has packets. It accepts a side that perftest ended for lack of a
+/// processor's clock.
 fn pair(folder: &Path, server: &str, client: &str) -> Result<(), String> {
     let files = ["server", "client"].map(|side| folder.join(side).with_extension("pcap"));
     let begin = |line: &str, file: &Path, port: &str| {
@@ -72,7 +73,7 @@ fn pair(folder: &Path, server: &str, client: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// SIGKILL leaves no time to write: the capture had to be whole before.
+/// Kills a program. SIGKILL leaves no time to write, so the capture must be complete before.
 fn killed(program: &str, file: &Path) -> Result<(), String> {
     let started = start(on_doorbell(&["--pcap", &file.to_string_lossy()], &[program, "wait"]))?;
     let until = Instant::now() + PATIENCE;
@@ -100,7 +101,7 @@ fn packets_in(file: &Path) -> Result<u64, String> {
     Ok(decode(file)?["packets"].as_u64().unwrap_or(0))
 }
 
-/// WRITEs in a capture, each counted once although both ends are in it.
+/// Returns the number of WRITEs in a capture. Each counts once, although both ends are in the capture.
 fn writes_in(file: &Path) -> Result<u64, String> {
     let found = decode(file)?;
     Ok(found

@@ -90,7 +90,7 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
     Err(format!("it does not listen on port {port}: {}", server.said()))
 }
 
-/// Does a process listen on this port, or one that it has started?
+/// Returns whether a process, or one that it has started, listens on this port.
 pub(crate) fn is_listening(process: u32, port: u16) -> bool {
     let listening = listeners(port);
     !listening.is_empty() && has_one_of(process, &listening)

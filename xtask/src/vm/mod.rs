@@ -89,7 +89,8 @@ impl Guest {
         Self { files: files.into(), limit, name: None }
     }
 
-    /// The guest of a step of the test run. With a name it writes its output to a file, since it runs beside another.
+    /// Returns the guest of a step of the test run. With a name it writes its output to a file, since it runs beside
+    /// another guest.
     pub(crate) fn of_step(name: Option<&'static str>) -> Self {
         Self { name, ..Self::new(steps::LIMIT) }
     }

@@ -165,7 +165,7 @@ impl Row {
         match words.iter().find(|word| !said.contains(**word)) {
             Some(missing) => Err(format!("{missing:?} is missing in:\n{said}")),
             None => {
-                // The folder of a run that fails stays, since a core may lie in it.
+                // The folder of a failed run stays, since a core may lie in it.
                 fs::remove_dir_all(&run.folder).map_err(|error| format!("{}: {error}", run.folder.display()))?;
                 Ok(said)
             }
