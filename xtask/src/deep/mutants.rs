@@ -217,7 +217,7 @@ fn write(file: &Path, options: &Options, verdicts: &Verdicts) -> Result<(), Stri
     made.and_then(|()| fs::write(file, text)).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Returns the reason for which no test can see this survivor, if a line `change, without place: reason` has one.
+/// Returns the reason for which no test can see this survivor, if a line `END OF NAME :: REASON` has one.
 fn explanation(name: &str) -> Option<&'static str> {
     let lines = EXPLAINED.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once(" :: ")).find(|(change, _)| name.ends_with(change)).map(|(_, why)| why)
