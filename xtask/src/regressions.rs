@@ -213,6 +213,7 @@ impl Workshop {
     fn fails(&self, patch: &Patch, test: &str) -> Result<String, String> {
         match self.run_test(test, patch.limit, &patch.name)? {
             Ended::Passed => Err(format!("`{test}` passes although the defect is back")),
+            Ended::Unbuilt => Err(format!("`{test}` does not compile with the patch")),
             Ended::Hung if patch.hangs => Ok("hangs".to_owned()),
             Ended::Hung => Err(format!(
                 "`{test}` does not end within {} s (if that is how it fails, the patch has to say `Fails: by hanging`)",
@@ -238,7 +239,8 @@ impl Workshop {
             // Compiling has no limit of its own: it ends.
             let built = self.cargo(&build, &log, None)?;
             if !built.is_some_and(|status| status.success()) {
-                return Err(format!("it does not compile: see {}", log.display()));
+                eprintln!("it does not compile: see {}", log.display());
+                return Ok(Ended::Unbuilt);
             }
         }
         eprintln!("+ {test}");
@@ -306,6 +308,8 @@ pub(crate) enum Ended {
     /// The process died before it could say that a test failed.
     Died,
     Hung,
+    /// The test does not compile.
+    Unbuilt,
 }
 
 impl std::fmt::Display for Ended {
@@ -315,6 +319,7 @@ impl std::fmt::Display for Ended {
             Self::Failed => "fails",
             Self::Died => "dies",
             Self::Hung => "does not end",
+            Self::Unbuilt => "does not compile",
         })
     }
 }

@@ -136,18 +136,18 @@ fn limit_of(workshop: &Workshop, package: &str) -> Result<Duration, String> {
 fn judge(workshop: &Workshop, mutant: &Mutant, limit: Duration) -> Result<&'static str, String> {
     let patch = crate::place::own_file("mutant.patch");
     fs::write(&patch, &mutant.diff).map_err(|error| format!("{}: {error}", patch.display()))?;
-    output_of({
-        let mut apply = git(workshop.tree(), &["apply"]);
-        apply.arg(&patch);
-        apply
-    })?;
+    // A run that was interrupted may have left its mutant.
+    workshop.clean()?;
+    let mut apply = git(workshop.tree(), &["apply"]);
+    apply.arg(&patch);
+    output_of(apply)?;
     let ended = workshop.run_test(&test_of(mutant.package), limit, "mutant");
     workshop.clean()?;
-    Ok(match ended {
-        Ok(Ended::Passed) => "SURVIVED",
-        Ok(Ended::Hung) => "caught by hanging",
-        Ok(Ended::Failed | Ended::Died) => "caught",
-        Err(_) => "unviable",
+    Ok(match ended? {
+        Ended::Passed => "SURVIVED",
+        Ended::Hung => "caught by hanging",
+        Ended::Failed | Ended::Died => "caught",
+        Ended::Unbuilt => "unviable",
     })
 }
 
