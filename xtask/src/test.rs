@@ -254,9 +254,11 @@ pub(crate) fn left_out() -> StepEnd {
     }
 }
 
-/// Runs the conformance suite of the protocols over UDP: devices of one machine use shared memory in all other tests.
+/// Runs the conformance suites of verbs and of the protocols over UDP: devices of one machine use shared memory in all
+/// other tests.
 pub(crate) fn over_udp() -> Result<(), String> {
-    let mut test = cargo(&["test", "--package", "doorbell-exchange", "--test", "conformance", "--no-fail-fast"]);
+    // One package alone would need builds with fewer features.
+    let mut test = cargo(&["test", "--workspace", "--test", "conformance", "--no-fail-fast"]);
     test.env(programs::LINK_VARIABLE, "udp");
     run_tests(test)
 }

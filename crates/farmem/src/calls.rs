@@ -265,8 +265,9 @@ mod tests {
         // The other end takes nothing, so there is no room at last.
         let asked = (0..10_000).take_while(|_| calls.ask(0, Kind::Get, b"key", b"") == Ok(true)).count();
         assert!((1..10_000).contains(&asked), "{asked} were asked");
-        assert!(calls.poll(), "whoever could not ask tries again");
-        assert!(!calls.poll(), "once for each try");
+        assert!(calls.poll(), "the operation that could not ask tries again");
+        // Later polls may report acknowledgements of the questions.
+        assert!(!calls.was_full, "once for each try");
         drop(own);
     }
 
