@@ -125,7 +125,7 @@ fn at_once(doorbell: &str) -> Result<(), Failure> {
                 move || -> Result<(TcpStream, Duration), Failure> {
                     let mut stream = TcpStream::connect(address)?;
                     let gid = Ipv4Addr::new(127, 1, (number / 250) as u8, (number % 250) as u8 + 1).to_ipv6_mapped();
-                    let own = EndpointDescription::one_sided(gid, Qpn::new(7), Psn::new(1), PathMtu::Mtu1024, 4791);
+                    let own = EndpointDescription::one_sided(gid, Qpn::new(7), Psn::new(1), PathMtu::Mtu4096, 4791);
                     setup::exchange(&stream, &[own], SOON)?;
                     stream.write_all(&[READY])?;
                     stream.read_exact(&mut [0])?;
@@ -135,6 +135,9 @@ fn at_once(doorbell: &str) -> Result<(), Failure> {
         })
         .collect::<Result<_, _>>()?;
     let ended: Vec<_> = threads.into_iter().map(std::thread::JoinHandle::join).collect();
+    if let Some(error) = ended.iter().flatten().find_map(|end| end.as_ref().err()) {
+        println!("the first error of a client: {error}");
+    }
     let connected: Vec<_> = ended.iter().flatten().flatten().collect();
     let last = connected.iter().map(|(_, time)| *time).max().unwrap_or_default();
     println!(
