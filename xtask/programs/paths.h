@@ -39,7 +39,6 @@
 #define FAILS(call, number) CHECK((call) == -1 && errno == (number))
 #define FAILS_NULL(call, number) CHECK((call) == NULL && errno == (number))
 
-
 static char node[64], uverbs[PATH_MAX], folder[] = "/tmp/doorbell-paths-XXXXXX", places[PATH_MAX];
 /* The path of this program. */
 static char self[PATH_MAX];
@@ -136,6 +135,7 @@ static inline void begin(const char *program)
 	CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
 }
 
+/* Opens the device, and stores the names of its files. */
 static inline void open_and_name(void)
 {
 	open_device();

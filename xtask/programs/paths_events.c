@@ -268,7 +268,7 @@ static void killing(void)
 	CHECK(mkdir(path, 0700) == 0 && left_in(places) >= 1);
 	LIST();
 	CHECK(left_in(places) == 0);
-	/* A folder that is not empty is no such folder, and neither are folders with other names. */
+	/* A folder with contents stays, and so do folders with other names. */
 	snprintf(inner, sizeof(inner), "%s/kept", path);
 	CHECK(mkdir(path, 0700) == 0 && mkdir(inner, 0700) == 0);
 	LIST();

@@ -102,7 +102,7 @@ static void fill(struct ibv_send_wr *wr, struct ibv_sge *sge, enum touch touch, 
 	}
 }
 
-/* Moves `length` bytes by one operation, of which the last one, or all, lie in a page that has gone. */
+/* Moves `length` bytes by one operation. The last byte, or all of them, lie in a page that has gone. */
 static void touch_gone(enum touch touch, enum way way, uint32_t length, int asleep)
 {
 	int file;

@@ -95,7 +95,7 @@ fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command 
 fn address() -> Result<(), String> {
     let of = |package: &&str| {
         let mut test = sanitized("-Zsanitizer=address", package, &[]);
-        // Statics of the library live as long as the process, and programs may end while threads are in it.
+        // Statics of the library live as long as the process, and programs may end while threads run its code.
         test.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:allow_user_segv_handler=1");
         network::apart(|| run_tests(test))
     };

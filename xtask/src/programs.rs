@@ -247,7 +247,7 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
 pub(crate) fn under_memcheck() -> Result<(), String> {
     const FOUND: &str = "--error-exitcode=99";
     let mut failures = Vec::new();
-    // That program itself accesses memory that is gone.
+    // `unmapped` accesses unmapped memory on purpose.
     for (name, options) in OWN.iter().filter(|(name, _)| *name != "unmapped") {
         let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
         // One thread runs at a time. Without turns, a polling thread would keep the others from running.

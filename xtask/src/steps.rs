@@ -73,7 +73,7 @@ pub(crate) const OTHER_PROGRAMS: &str = "other programs";
 pub(crate) const BUILD: &str = "release build";
 /// Runs all tests, which capture packets.
 const TESTS: &str = "tests";
-/// Names of the two steps of which a part can be selected: our own programs, and those of the page.
+/// Names of the two steps that can run in part: our own programs, and those of the page.
 pub(crate) const OWN: &str = "verbs programs, our own";
 pub(crate) const PAGE: &str = "verbs programs, their page";
 

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! The command asks this of the program that it becomes, and the preloaded library of those that a program starts,
-//! between fork and exec: nothing here takes a lock, and memory is only allocated for paths longer than 384 bytes.
+//! between fork and exec: except for [`execute`], nothing here takes a lock, and memory is only allocated for paths longer
+//! than 384 bytes.
 #![deny(unsafe_code)]
 
 mod elf;

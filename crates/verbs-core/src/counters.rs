@@ -151,7 +151,7 @@ counters! {
         fault_duplicated,
         /// Received packets that fault injection held back until later ones had passed.
         fault_reordered,
-        /// Received packets of which fault injection flipped a bit; dropped if the link has no ICRC that would show it.
+        /// Received packets in which fault injection flipped a bit. Links without an ICRC drop them.
         fault_corrupted,
         /// Received packets that fault injection delayed, additional copies included.
         fault_delayed,

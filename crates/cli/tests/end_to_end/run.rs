@@ -88,6 +88,10 @@ fn a_signal_that_ends_a_program_is_seen_by_whoever_waits() {
     let mut command = library.with(doorbell("run --"));
     command.args(["sh", "-c", "kill -KILL $$"]);
     assert_eq!(Running::start(command).finish().status.signal(), Some(9));
+    // The command itself ignores SIGPIPE, and a shell keeps ignoring each signal that it inherits as ignored.
+    let mut command = library.with(doorbell("run --"));
+    command.args(["sh", "-c", "kill -PIPE $$"]);
+    assert_eq!(Running::start(command).finish().status.signal(), Some(13));
     let mut shell = library.with(Command::new("sh"));
     shell.args(["-c", "\"$0\" run -- sh -c 'kill -TERM $$'; echo $?", env!("CARGO_BIN_EXE_doorbell")]);
     assert_eq!(Running::start(shell).finish().expect_status(0).stdout, "143\n");

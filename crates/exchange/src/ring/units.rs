@@ -65,11 +65,6 @@ impl Units {
         unit.store(unit.load(Ordering::Relaxed) & !HELD, Ordering::Release);
     }
 
-    /// Frees bytes that hold no message of the program.
-    pub(super) fn free(&self, position: u64, space: usize) {
-        self.unit(position).store((space / UNIT) as u32, Ordering::Release);
-    }
-
     /// Moves the head over all messages that are free again, and returns their number. Passes each message to `erase`, by
     /// its position and its bytes, before the head shows that it is free. Passes the new head to `publish`.
     #[inline]
@@ -112,7 +107,7 @@ impl Units {
             while at < limit && !self.is_taken(at) {
                 at += UNIT as u64;
             }
-            self.free(hole, (at - hole) as usize);
+            self.unit(hole).store(((at - hole) / UNIT as u64) as u32, Ordering::Release);
         }
     }
 }
