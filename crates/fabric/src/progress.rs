@@ -43,15 +43,14 @@ use std::time::Instant;
 
 use doorbell_rnic::{CompletionQueue, Rnic};
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
 use crate::driver::{Acks, Driver};
 use crate::guard;
 use crate::link::Link;
 use crate::observe::Observer;
+use crate::own_event::OwnEvent;
 use crate::shm::OwnProcess;
-use crate::udp::{is_event, signal};
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
@@ -78,7 +77,7 @@ struct Shared {
     /// Callers that sleep until they get the lock.
     waiting: AtomicUsize,
     epoch: Instant,
-    kick: EventFd,
+    kick: OwnEvent,
     wakeups: Wakeups,
     /// Counts polls, and packets that polls received, to tell whether anyone polls, and how often.
     polls: AtomicU64,
@@ -129,7 +128,7 @@ impl DrivenRnic {
             driver: Mutex::new(Driver::new(rnic, link, port)),
             waiting: AtomicUsize::new(0),
             epoch: Instant::now(),
-            kick: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            kick: OwnEvent::new()?,
             wakeups: Wakeups::new(),
             polls: AtomicU64::new(0),
             armed_at: AtomicU64::new(0),
@@ -309,7 +308,7 @@ impl Drop for DrivenRnic {
     fn drop(&mut self) {
         exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);
-        let is_told = is_event(self.shared.kick.as_fd()) && self.shared.kick();
+        let is_told = self.shared.kick.is_intact() && self.shared.kick();
         if !is_told {
             // The program has closed descriptors that it did not open. Their numbers may be those of its own files by now, into
             // which nothing is written, and which are not closed.
@@ -365,7 +364,7 @@ impl Shared {
 
     /// Wakes the thread. False if that cannot be done.
     fn kick(&self) -> bool {
-        signal(self.kick.as_fd())
+        self.kick.signal()
     }
 
     fn report(&self, result: io::Result<impl Sized>) {
@@ -560,7 +559,7 @@ impl Shared {
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
         let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
         if kicked {
-            let _ = self.kick.read();
+            self.kick.reset();
         }
         packets
     }

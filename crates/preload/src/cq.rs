@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::{Provider, Sleepers};
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
@@ -26,6 +27,7 @@ use crate::wait::{
 pub(crate) struct Channel {
     c: c::ibv_comp_channel,
     raw: Arc<dyn raw::Channel>,
+    identity: EventIdentity,
     sleepers: Arc<Sleepers>,
     device: Arc<Device>,
     users: Users,
@@ -78,8 +80,9 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
         let sleepers = raw.sleepers().cloned();
         let sleepers =
             sleepers.ok_or_else(|| Refused::unsupported("notifications of this device need its descriptor"))?;
-        let device = Arc::clone(&own.device);
-        Ok(own.handles.give(Channel { c, raw, sleepers, device, users: Users::default(), cqs: Mutex::default() }))
+        let (identity, device) = (EventIdentity::of(raw.fd()), Arc::clone(&own.device));
+        let (users, cqs) = (Users::default(), Mutex::default());
+        Ok(own.handles.give(Channel { c, raw, identity, sleepers, device, users, cqs }))
     })
 }
 
@@ -112,7 +115,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
             if let Some(found) = own.take() {
                 break found;
             }
-            expect_waiting(own.c.fd, turn)?;
+            expect_waiting(own.c.fd, own.identity, turn)?;
             if turn != Turn::First || !as_if_asleep(|| own.raw.linger())? {
                 return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
             }

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
+use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Notices;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -30,19 +31,24 @@ pub(crate) enum Element {
 unsafe impl Send for Element {}
 
 /// Events of one context that wait to be retrieved, and the descriptor that says so.
-pub(crate) struct Events(Notices<(Element, c::ibv_event_type)>);
+pub(crate) struct Events {
+    waiting: Notices<(Element, c::ibv_event_type)>,
+    identity: EventIdentity,
+}
 
 impl Events {
     pub(crate) fn new() -> Answer<Self> {
-        Ok(Self(blocking_notices()?))
+        let waiting = blocking_notices()?;
+        let identity = EventIdentity::of(waiting.fd());
+        Ok(Self { waiting, identity })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.0.fd().as_raw_fd()
+        self.waiting.fd().as_raw_fd()
     }
 
     fn take(&self) -> Option<(Element, c::ibv_event_type)> {
-        let mut waiting = self.0.lock();
+        let mut waiting = self.waiting.lock();
         let event = waiting.pop()?;
         // Under the lock, so that an object which is being destroyed either takes the event back
         // or waits for its acknowledgement.
@@ -94,13 +100,13 @@ impl Source {
     }
 
     pub(crate) fn raise(&self, kind: c::ibv_event_type) {
-        self.events.0.lock().push((self.element, kind));
+        self.events.waiting.lock().push((self.element, kind));
     }
 
     /// Its object is about to be destroyed, and was taken out of the device's sources: what was not
     /// retrieved is taken back. What was must be acknowledged first.
     pub(crate) fn close(&self) {
-        self.events.0.lock().remove(|&(element, _)| element == self.element);
+        self.events.waiting.lock().remove(|&(element, _)| element == self.element);
     }
 }
 
@@ -114,10 +120,10 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
         // SAFETY: the C contract.
         let context = unsafe { Context::of(context) }?;
         context.device.expect_own()?;
-        let sleepers = context.events.0.sleepers();
+        let sleepers = context.events.waiting.sleepers();
         let added = sleepers.added();
         let Some((element, event_type)) = context.events.take() else {
-            expect_waiting(context.events.fd(), turn)?;
+            expect_waiting(context.events.fd(), context.events.identity, turn)?;
             return Ok(Step::Sleep(Sleep::new(sleepers, added)));
         };
         let element = match element {

@@ -22,7 +22,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use doorbell_fabric::is_event;
+use doorbell_fabric::EventIdentity;
 use doorbell_verbs::raw::Sleepers;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -295,19 +295,19 @@ fn all_restart() -> bool {
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
 }
 
-/// Checks that a call without an event waits for one.
+/// Checks that a call without an event waits for one, on the descriptor of an eventfd.
 ///
 /// # Errors
 ///
 /// EBADF: the program has closed the descriptor. EAGAIN: the descriptor does not block.
-pub(crate) fn expect_waiting(descriptor: RawFd, turn: Turn) -> Answer<()> {
+pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: Turn) -> Answer<()> {
     let closed =
         || Refused::new(libc::EBADF, format!("the program has closed descriptor {descriptor}, which tells of events"));
     // SAFETY: the descriptor is used for this call alone, which changes nothing.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
     // The number may now be that of another file.
-    if turn == Turn::Woken && !is_event(borrowed) {
+    if turn == Turn::Woken && !identity.is_of(borrowed) {
         return Err(closed());
     }
     if OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK) {

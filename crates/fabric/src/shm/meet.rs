@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 use rustc_hash::FxHashSet;
 
@@ -24,7 +23,8 @@ use super::message::{Datagram, Message, Nonce, VERSION};
 use super::own_process::{Opening, OwnProcess};
 use super::sys::{self, Mapping};
 use crate::guard::spawn_without_signals;
-use crate::udp::{is_event, send_alone, signal};
+use crate::own_event::OwnEvent;
+use crate::udp::send_alone;
 
 /// How long a guest may take for each step.
 const GUEST_WITHIN: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ enum Wish {
 
 #[derive(Debug)]
 struct Shared {
-    kick: EventFd,
+    kick: OwnEvent,
     stop: AtomicBool,
     has_news: AtomicBool,
     news: Mutex<Vec<News>>,
@@ -100,7 +100,7 @@ impl Meeting {
         must_host: bool,
     ) -> io::Result<(Self, Option<io::Error>)> {
         let shared = Arc::new(Shared {
-            kick: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            kick: OwnEvent::new()?,
             stop: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
             news: Mutex::default(),
@@ -167,14 +167,14 @@ impl Meeting {
 
     fn wish(&self, wish: Wish) {
         lock(&self.shared.wishes).push(wish);
-        signal(self.shared.kick.as_fd());
+        self.shared.kick.signal();
     }
 }
 
 impl Drop for Meeting {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        let is_told = is_event(self.shared.kick.as_fd()) && signal(self.shared.kick.as_fd());
+        let is_told = self.shared.kick.is_intact() && self.shared.kick.signal();
         if !is_told {
             // The number may be that of another file by now, which is not closed.
             std::mem::forget(Arc::clone(&self.shared));
@@ -240,7 +240,8 @@ struct Host {
 impl Host {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            let Some((is_called, ready)) = self.wait() else { return self.abandon() };
+            // The program has closed descriptors that it did not open, as daemons do.
+            let Some((is_called, ready)) = self.wait() else { return self.note(News::Ended) };
             for index in ready {
                 self.listen_to(index);
             }
@@ -282,22 +283,14 @@ impl Host {
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
         // The number may be that of another file by now, which is the program's to read.
         if ready(&fds[0]) {
-            if !is_event(self.shared.kick.as_fd()) {
+            if !self.shared.kick.is_intact() {
                 return None;
             }
-            let _ = self.shared.kick.read();
+            self.shared.kick.reset();
         }
         let (peers, listener) = fds[1..].split_at(self.peers.len());
         let peers = peers.iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index);
         Some((listener.iter().any(ready), peers.collect()))
-    }
-
-    /// The program has closed descriptors that it did not open, as daemons do: their numbers may be those of others.
-    fn abandon(self) {
-        self.note(News::Ended);
-        self.udp.abandon();
-        self.peers.into_iter().for_each(|peer| peer.connection.abandon());
-        self.listener.into_iter().for_each(OwnProcess::abandon);
     }
 
     /// May there be more peers, and guests? The program has other uses for descriptors, and the device has to take note
@@ -339,8 +332,8 @@ impl Host {
                 }
                 Err(nix::Error::EAGAIN | nix::Error::EINTR | nix::Error::ECONNABORTED) => return,
                 Err(nix::Error::EBADF | nix::Error::ENOTSOCK | nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => {
-                    // The program closed it, and the number may be that of something else.
-                    self.listener.take().into_iter().for_each(OwnProcess::abandon);
+                    // The program closed it.
+                    self.listener = None;
                     self.paused_until = Some(Instant::now() + HOST_AGAIN);
                     return;
                 }

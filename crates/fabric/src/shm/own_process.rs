@@ -71,17 +71,24 @@ impl Drop for Opening {
 ///
 /// In a forked child its number stands for a socket without name and peer. So the child can reach neither the parent's file
 /// nor a later file of its own through the number.
+///
+/// A program that closes what it did not open may have another file under the number. Such a file is not closed.
 #[derive(Debug)]
 pub struct OwnProcess {
     fd: ManuallyDrop<OwnedFd>,
+    file: Option<File>,
     place: Option<usize>,
 }
+
+/// Device and inode of a file.
+type File = (u64, u64);
 
 impl OwnProcess {
     /// Lists a descriptor. The caller made it while it held the [`Opening`].
     pub fn new(fd: OwnedFd, _opening: &Opening) -> Self {
         let number = fd.as_raw_fd();
-        let place = file_of(number).and_then(|(device, inode)| {
+        let file = file_of(number);
+        let place = file.and_then(|(device, inode)| {
             let take =
                 |listed: &Listed| listed.entry.compare_exchange(0, -1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             let place = LISTED.iter().position(take)?;
@@ -90,7 +97,7 @@ impl OwnProcess {
             LISTED[place].entry.store(number + 1, Ordering::Release);
             Some(place)
         });
-        Self { fd: ManuallyDrop::new(fd), place }
+        Self { fd: ManuallyDrop::new(fd), file, place }
     }
 
     /// Returns a second descriptor of the same file, which forked children give up too.
@@ -103,17 +110,18 @@ impl OwnProcess {
         Ok(Self::new(self.fd.try_clone()?, &opening))
     }
 
-    /// Forgets a descriptor that somebody else has closed: its number is no longer ours to close, here or in children.
-    pub(super) fn abandon(mut self) {
-        self.leave_list();
-        // Nothing else of it is to be dropped.
-        std::mem::forget(self);
+    /// Returns whether the number still stands for the file.
+    pub fn is_intact(&self) -> bool {
+        self.file.is_some() && self.file == file_of(self.fd.as_raw_fd())
     }
 
-    fn leave_list(&mut self) {
-        if let Some(place) = self.place.take() {
-            LISTED[place].entry.store(0, Ordering::Release);
-        }
+    /// Checks that the number still stands for the file.
+    ///
+    /// # Errors
+    ///
+    /// EBADF: the program has closed the descriptor.
+    pub fn expect_intact(&self) -> io::Result<()> {
+        if self.is_intact() { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
     }
 }
 
@@ -134,14 +142,18 @@ impl AsFd for OwnProcess {
 impl Drop for OwnProcess {
     fn drop(&mut self) {
         // Closed first: a child that is forked in between looks at the file that the number stands for by then.
-        // SAFETY: this is its only drop, and nothing uses it any more.
-        unsafe { ManuallyDrop::drop(&mut self.fd) };
-        self.leave_list();
+        if self.is_intact() {
+            // SAFETY: this is its only drop, and nothing uses it any more.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+        if let Some(place) = self.place {
+            LISTED[place].entry.store(0, Ordering::Release);
+        }
     }
 }
 
 /// The file that a number stands for, by a system call alone: a child of a process with threads may do nothing else.
-fn file_of(fd: RawFd) -> Option<(u64, u64)> {
+fn file_of(fd: RawFd) -> Option<File> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills the structure in, all of which are integers.
     let stat = unsafe { (libc::fstat(fd, stat.as_mut_ptr()) == 0).then(|| stat.assume_init())? };
@@ -220,7 +232,6 @@ fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::{PipeReader, Read as _};
     use std::os::fd::FromRawFd as _;
     use std::sync::Mutex;
@@ -332,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_leaves_alone_what_has_the_number_of_a_listed_descriptor_by_now() {
+    fn nothing_closes_the_file_that_has_the_number_of_a_listed_descriptor_by_now() {
         let _turn = TURN.lock();
         let opening = Opening::begin();
         let (_reader, writer) = io::pipe().unwrap();
@@ -345,11 +356,11 @@ mod tests {
         drop(theirs);
         let child = Child::fork();
         let number = own.as_fd().as_raw_fd();
-        own.abandon();
-        // SAFETY: it is the copy of `theirs`.
-        drop(unsafe { File::from_raw_fd(number) });
-        assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(20)), "the child has closed what is not ours");
+        drop(own);
+        assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(20)), "another file was closed");
         drop(child);
+        // SAFETY: it is the copy of `theirs`.
+        drop(unsafe { std::fs::File::from_raw_fd(number) });
         assert!(ends(reader, LONG));
     }
 

@@ -22,8 +22,6 @@ use doorbell_wire::Outer;
 
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
 pub use interface::{active_mtu, interface_index, interface_mtu, largest_path_mtu};
-pub use sys::is_event;
-pub use sys::signal;
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::Sealer;

@@ -256,22 +256,6 @@ pub(super) fn receive(
     Ok(received)
 }
 
-/// Counts an eventfd up by one. Where it is full it is readable already. False if it is not open any more, since the
-/// program has closed descriptors that it did not open: whoever waits for it is not woken.
-pub fn signal(eventfd: BorrowedFd<'_>) -> bool {
-    let one = 1_u64;
-    // SAFETY: the kernel reads as many bytes as the number has.
-    let written =
-        unsafe { libc::syscall(libc::SYS_write, eventfd.as_raw_fd(), &raw const one, mem::size_of_val(&one)) };
-    written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
-}
-
-/// Is the descriptor still an eventfd? A program may have closed it and opened a file of its own under the same number, into
-/// which the device must not write. Eventfds belong to no file system, so `stat` shows no file type for them.
-pub fn is_event(eventfd: BorrowedFd<'_>) -> bool {
-    nix::sys::stat::fstat(eventfd).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0)
-}
-
 /// Sets an integer option.
 pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes as an integer has from a live integer.

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Notices;
 use doorbell_verbs::{QKey, Qpn};
@@ -91,6 +92,7 @@ pub(super) enum Detail {
 /// News that wait, and the descriptor that says so.
 pub(super) struct Queue {
     waiting: Notices<News>,
+    identity: EventIdentity,
     /// The process that it belongs to.
     generation: u32,
     /// Ids that report here.
@@ -103,7 +105,8 @@ impl Queue {
     }
 
     fn with(waiting: Notices<News>) -> Arc<Self> {
-        Arc::new(Self { waiting, generation: fork::generation(), users: Users::default() })
+        let identity = EventIdentity::of(waiting.fd());
+        Arc::new(Self { waiting, identity, generation: fork::generation(), users: Users::default() })
     }
 
     /// One for a forked child: nothing waits, and the descriptor has the same number and flags.
@@ -363,7 +366,7 @@ pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Fo
             None => acknowledge(id),
         }
     }
-    expect_waiting(queue.waiting.fd().as_raw_fd(), turn)?;
+    expect_waiting(queue.waiting.fd().as_raw_fd(), queue.identity, turn)?;
     Ok(Err(Step::Sleep(Sleep::new(queue.waiting.sleepers(), added))))
 }
 

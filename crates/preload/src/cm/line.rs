@@ -160,7 +160,7 @@ pub(super) struct Line {
 
 const READ: EpollFlags = EpollFlags::EPOLLIN;
 
-fn refused(what: &str, error: &io::Error) -> Refused {
+pub(super) fn refused(what: &str, error: &io::Error) -> Refused {
     Refused::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"))
 }
 
@@ -356,7 +356,8 @@ impl State {
 
     /// What is said in a connection's life fits into any socket's buffer, so it leaves at once.
     fn say(&self, message: &Message) -> io::Result<()> {
-        let Some(socket) = &self.socket else { return Err(ErrorKind::NotConnected.into()) };
+        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
+        socket.expect_intact()?;
         let bytes = message.emit();
         match SockRef::from(socket).send_with_flags(&bytes, libc::MSG_NOSIGNAL)? {
             sent if sent == bytes.len() => Ok(()),
@@ -367,6 +368,7 @@ impl State {
     /// Reads what is there, one message's size at most; the error says that no more will come.
     fn receive(&mut self) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
+        socket.expect_intact()?;
         let mut buffer = [MaybeUninit::<u8>::uninit(); MAX_BYTES];
         let room = MAX_BYTES - self.inbox.len().min(MAX_BYTES);
         match SockRef::from(socket).recv(&mut buffer[..room]) {
@@ -398,8 +400,10 @@ impl State {
     fn hang_up(&mut self, service: &Service) {
         for socket in self.listening.drain(..).chain(self.socket.take()) {
             service.forget_socket(&socket);
-            // A forked child may hold it for a moment: closing alone would leave the other end connected.
-            let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
+            if socket.is_intact() {
+                // A forked child may hold it for a moment: closing alone would leave the other end connected.
+                let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
+            }
         }
         (self.claim, self.tcp) = (None, None);
         self.inbox = Vec::new();
@@ -415,7 +419,13 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::net::{Ipv4Addr, TcpStream};
+    use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+    use std::os::unix::net::UnixStream;
+
+    use nix::sys::epoll::{Epoll, EpollCreateFlags};
+    use nix::sys::eventfd::EventFd;
 
     use super::*;
 
@@ -439,5 +449,74 @@ mod tests {
         assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         assert_eq!(call().unwrap_err().kind(), ErrorKind::ConnectionRefused);
         drop((inherited, connection));
+    }
+
+    /// Puts another file under a number, as programs do that close descriptors of others and open files.
+    fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
+        // SAFETY: the number belongs to the test, and whatever else has it compares identities.
+        let replaced = unsafe { libc::dup2(with.as_fd().as_raw_fd(), descriptor.as_raw_fd()) };
+        assert_eq!(replaced, descriptor.as_raw_fd());
+    }
+
+    #[test]
+    fn lines_end_once_the_program_has_closed_the_descriptors_of_their_service() {
+        let service = Service::start().unwrap();
+        let queue = Queue::new().unwrap();
+        let new = |phase| {
+            let line = Arc::new(Line::with(Arc::clone(&service), &queue, QpKind::Rc, Space::Tcp));
+            line.state().phase = phase;
+            line
+        };
+        let lines = [
+            (Phase::Listening { backlog: 1 }, &[c::RDMA_CM_EVENT_DEVICE_REMOVAL][..]),
+            (Phase::Connecting { connected: true }, &[c::RDMA_CM_EVENT_UNREACHABLE]),
+            (Phase::Requested, &[c::RDMA_CM_EVENT_UNREACHABLE]),
+            (Phase::Established, &[c::RDMA_CM_EVENT_DISCONNECTED, c::RDMA_CM_EVENT_TIMEWAIT_EXIT]),
+            (Phase::Disconnecting, &[c::RDMA_CM_EVENT_DISCONNECTED, c::RDMA_CM_EVENT_TIMEWAIT_EXIT]),
+        ]
+        .map(|(phase, events)| (new(phase), phase, events));
+        let mut others = Vec::new();
+        for (line, ..) in &lines {
+            let (socket, other) = UnixStream::pair().unwrap();
+            let socket = OwnProcess::from(OwnedFd::from(socket));
+            service.serve(line, &socket, READ, None).unwrap();
+            line.state().socket = Some(socket);
+            others.push(other);
+        }
+        assert!(service.is_intact());
+        // All of them stand for other files of the same kind from here on.
+        let (mut theirs, mine) = UnixStream::pair().unwrap();
+        for (line, ..) in &lines {
+            replace(line.state().socket.as_ref().unwrap().as_fd(), &mine);
+        }
+        let numbers: Vec<_> =
+            lines.iter().map(|(line, ..)| line.state().socket.as_ref().unwrap().as_fd().as_raw_fd()).collect();
+        let [epoll, wake] = service.descriptors();
+        replace(wake, &EventFd::new().unwrap());
+        replace(epoll, &Epoll::new(EpollCreateFlags::empty()).unwrap().0);
+        assert!(!service.is_intact());
+
+        let until = Instant::now() + Duration::from_secs(60);
+        while lines.iter().any(|(line, ..)| line.state().early.is_empty()) {
+            assert!(Instant::now() < until, "a line waits for a service that has no descriptors");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for (line, phase, expected) in &lines {
+            let found: Vec<_> = line.state().early.iter().map(|news| news.kind).collect();
+            assert_eq!(found, *expected, "{phase:?}");
+            assert_eq!(line.disconnect().map_err(|refused| refused.errno), Ok(()), "{phase:?}");
+            line.close();
+        }
+        let late = new(Phase::Crowded);
+        assert_eq!(service.keep(&late, soon(ANSWER)).map_err(|refused| refused.errno), Err(libc::EBADF));
+        // Nothing was written to the files of the program, and none was closed.
+        drop(mine);
+        theirs.set_nonblocking(true).unwrap();
+        assert_eq!(theirs.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        for number in numbers {
+            // SAFETY: it is a copy of `mine`, and no other owner is left.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -280,9 +280,10 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// ECONNREFUSED: no id listens, or only ids of several users other than this one's and root do. EAGAIN: too many
+    /// EBADF: the program has closed the socket. ECONNREFUSED: no id listens, or only ids of several users other than this one's and root do. EAGAIN: too many
     /// callers connect there at present.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
+        self.socket.expect_intact()?;
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let hosts = [host(to), any.to_string(), ANY.to_owned()];
         let names = hosts.map(|host| listener(self.bound.space, to.port(), &host));

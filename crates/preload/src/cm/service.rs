@@ -2,11 +2,16 @@
 //!
 //! It starts with the first id that needs it, blocks all signals, and belongs to one process: after a
 //! fork the child starts one of its own.
+//!
+//! A program may close the thread's descriptors, as daemons do that close all. The thread then waits for files that have no
+//! numbers any more, and cannot be woken. It checks its descriptors once in [`LOOK`] and reports the end of all lines if they
+//! are gone. An id that is created later starts another thread.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+#[cfg(test)]
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use doorbell_fabric::spawn_without_signals;
+use doorbell_fabric::{OwnEvent, OwnProcess, spawn_without_signals};
 
-use super::line::Line;
+use super::line::{Line, refused};
 use crate::answer::{Answer, Refused};
-use crate::fork::{self, say};
+use crate::fork;
 
 /// Names a line to the thread; no number is used twice.
 pub(super) type Number = u64;
@@ -34,17 +38,22 @@ pub(crate) const THREAD: &str = "doorbell-cm";
 /// How often a lock is tried whose holder may be the thread that a signal has interrupted.
 const ATTEMPTS: usize = 20;
 
+/// Interval at which the thread checks its descriptors.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Sockets that are looked at in one turn.
 const TURN: usize = 64;
 
 pub(super) struct Service {
     epoll: Epoll,
-    wake: EventFd,
+    wake: OwnEvent,
     table: Mutex<Table>,
 }
 
 struct Table {
     next: Number,
+    /// The thread has ended.
+    is_over: bool,
     lines: HashMap<Number, Served>,
 }
 
@@ -57,19 +66,29 @@ fn failed(error: nix::Error) -> Refused {
     Refused::new(error as c_int, format!("the connection manager could not wait for its sockets: {error}"))
 }
 
+fn closed() -> Refused {
+    Refused::new(libc::EBADF, "the program has closed the descriptors of the connection manager")
+}
+
+fn is_woken() -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN, WAKE)
+}
+
 /// That of this process, with the number of the process in its row of forks.
 static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
 
-/// The service of this process, started if it is not.
+/// The service of this process, started if there is none, or if the program has closed its descriptors.
 pub(super) fn get() -> Answer<Arc<Service>> {
     let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, service)) = &*service
         && *generation == fork::generation()
+        && service.is_intact()
     {
         return Ok(Arc::clone(service));
     }
     let new = Service::start()?;
-    // The parent's is not to be dropped here: locks in it may be held by threads that do not exist.
+    // Not dropped: threads that do not exist may hold locks of a parent's service, and the numbers of closed descriptors
+    // may be those of other files.
     std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
     Ok(new)
 }
@@ -122,11 +141,11 @@ pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
 }
 
 impl Service {
-    fn start() -> Answer<Arc<Self>> {
+    pub(super) fn start() -> Answer<Arc<Self>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
-        epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE)).map_err(failed)?;
-        let table = Mutex::new(Table { next: WAKE + 1, lines: HashMap::new() });
+        let wake = OwnEvent::new().map_err(|error| refused("the connection manager has no eventfd", &error))?;
+        epoll.add(&wake, is_woken()).map_err(failed)?;
+        let table = Mutex::new(Table { next: WAKE + 1, is_over: false, lines: HashMap::new() });
         let service = Arc::new(Self { epoll, wake, table });
         let own = Arc::clone(&service);
         match spawn_without_signals(THREAD, move || own.run()) {
@@ -136,6 +155,12 @@ impl Service {
                 format!("the thread of the connection manager could not be started: {error}"),
             )),
         }
+    }
+
+    /// Returns whether the descriptors are still those of the service.
+    pub(super) fn is_intact(&self) -> bool {
+        // Another epoll does not know this eventfd, and an epoll that does is not changed.
+        self.wake.is_intact() && self.epoll.modify(&self.wake, &mut is_woken()).is_ok()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -150,20 +175,26 @@ impl Service {
     }
 
     /// Keeps a line whose socket has nothing to wait for until its deadline.
-    pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Instant>) {
-        self.table().lines.insert(line.number, Served { line: Arc::clone(line), deadline });
+    pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Instant>) -> Answer<()> {
+        let mut table = self.table();
+        if table.is_over {
+            return Err(closed());
+        }
+        table.lines.insert(line.number, Served { line: Arc::clone(line), deadline });
+        drop(table);
         self.wake();
+        Ok(())
     }
 
     /// Serves a line from now on.
     pub(super) fn serve(
         &self,
         line: &Arc<Line>,
-        socket: impl AsFd,
+        socket: &OwnProcess,
         interest: EpollFlags,
         deadline: Option<Instant>,
     ) -> Answer<()> {
-        self.keep(line, deadline);
+        self.keep(line, deadline)?;
         self.watch(line.number, socket, interest).inspect_err(|_| {
             self.table().lines.remove(&line.number);
         })?;
@@ -172,15 +203,17 @@ impl Service {
     }
 
     /// Watches one socket more of a line that is served.
-    pub(super) fn watch(&self, number: Number, socket: impl AsFd, interest: EpollFlags) -> Answer<()> {
+    pub(super) fn watch(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) -> Answer<()> {
+        if !self.is_intact() || !socket.is_intact() {
+            return Err(closed());
+        }
         self.epoll.add(socket, EpollEvent::new(interest, number)).map_err(failed)
     }
 
     /// Changes what a line waits for.
-    pub(super) fn expect(&self, number: Number, socket: impl AsFd, interest: EpollFlags) {
-        // It is registered, so nothing but a defect could make this fail.
-        let done = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
-        debug_assert_eq!(done, Ok(()));
+    pub(super) fn expect(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) {
+        // It is registered, so this fails only where the program has closed one of the descriptors.
+        let _ = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
     }
 
     pub(super) fn set_deadline(&self, number: Number, deadline: Option<Instant>) {
@@ -203,9 +236,11 @@ impl Service {
     }
 
     /// Before a socket is closed: a forked child may hold it too, and would keep it registered.
-    pub(super) fn forget_socket(&self, socket: impl AsFd) {
-        // One that was never registered is as good.
-        let _ = self.epoll.delete(socket);
+    pub(super) fn forget_socket(&self, socket: &OwnProcess) {
+        if socket.is_intact() {
+            // One that was never registered is as good.
+            let _ = self.epoll.delete(socket);
+        }
     }
 
     pub(super) fn forget(&self, number: Number) {
@@ -214,23 +249,21 @@ impl Service {
     }
 
     fn wake(&self) {
-        let _ = self.wake.write(1);
+        self.wake.signal();
     }
 
     fn run(&self) {
         let mut events = [EpollEvent::empty(); TURN];
+        let mut look_at = Instant::now() + LOOK;
         loop {
             let ready = match self.epoll.wait(&mut events, self.timeout()) {
                 Ok(ready) => ready,
                 Err(nix::Error::EINTR) => continue,
-                Err(error) => {
-                    say(&format!("doorbell: {}", failed(error)));
-                    return;
-                }
+                Err(_) => return self.end_all(),
             };
             for event in &events[..ready] {
                 if event.data() == WAKE {
-                    let _ = self.wake.read();
+                    self.wake.reset();
                     continue;
                 }
                 let line = self.table().lines.get(&event.data()).map(|served| Arc::clone(&served.line));
@@ -241,13 +274,32 @@ impl Service {
             for line in self.take_expired() {
                 apart(|| line.on_deadline());
             }
+            if Instant::now() >= look_at {
+                if !self.is_intact() {
+                    return self.end_all();
+                }
+                look_at = Instant::now() + LOOK;
+            }
+        }
+    }
+
+    /// Ends all lines, since the thread ends.
+    fn end_all(&self) {
+        let lines = {
+            let mut table = self.table();
+            table.is_over = true;
+            std::mem::take(&mut table.lines)
+        };
+        for served in lines.into_values() {
+            apart(|| served.line.on_service_end());
         }
     }
 
     fn timeout(&self) -> EpollTimeout {
         let next = self.table().lines.values().filter_map(|served| served.deadline).min();
-        let Some(next) = next else { return EpollTimeout::NONE };
-        timeout_for(next.saturating_duration_since(Instant::now()))
+        let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
+        // A millisecond more, or it would wake just before.
+        EpollTimeout::from(left.as_millis() as u16 + 1)
     }
 
     fn take_expired(&self) -> Vec<Arc<Line>> {
@@ -260,6 +312,14 @@ impl Service {
                 Arc::clone(&served.line)
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+impl Service {
+    /// The descriptors that the thread waits with.
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.epoll.0.as_fd(), self.wake.as_fd()]
     }
 }
 
@@ -277,24 +337,4 @@ static PANICS: AtomicUsize = AtomicUsize::new(0);
 #[cfg(test)]
 pub(super) fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)
-}
-
-/// A longer wait ends early: what is left of it is seen then.
-fn timeout_for(wait: Duration) -> EpollTimeout {
-    // A millisecond more, or it would wake just before.
-    EpollTimeout::from(u16::try_from(wait.as_millis() + 1).unwrap_or(u16::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_deadline_is_slept_through() {
-        let cases: [(u64, u16); 6] =
-            [(0, 1), (69, 70), (65_534, 65_535), (65_535, 65_535), (69_000, 65_535), (u64::MAX, 65_535)];
-        for (wait_ms, timeout_ms) in cases {
-            assert_eq!(timeout_for(Duration::from_millis(wait_ms)), EpollTimeout::from(timeout_ms), "{wait_ms} ms");
-        }
-    }
 }

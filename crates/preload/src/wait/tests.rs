@@ -2,12 +2,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_ibverbs_sys as c;
+use nix::sys::eventfd::EventFd;
 
 use super::{LACKS_WAITV, Unacknowledged, as_if_asleep};
 use crate::cm::testing as cm;
@@ -127,12 +129,12 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Puts another file under the number of a descriptor, as programs do that close descriptors of others and open files. If
-/// the number were only closed, another test would get it.
+/// Puts another eventfd under the number of a descriptor, as programs do that close descriptors of others and then make
+/// channels. If the number were only closed, another test would get it.
 fn replace(descriptor: c_int) {
-    let null = std::fs::File::open("/dev/null").unwrap();
+    let other = EventFd::new().unwrap();
     // SAFETY: the number belongs to a descriptor of this test.
-    assert_eq!(unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), descriptor) }, descriptor);
+    assert_eq!(unsafe { libc::dup2(other.as_fd().as_raw_fd(), descriptor) }, descriptor);
 }
 
 /// Checks that a call ends if the program takes away the descriptor on which it waits.

@@ -65,7 +65,7 @@ impl Line {
 
     fn accept_all(self: &Arc<Self>, state: &mut State) {
         let (mut arrived, mut is_short) = (Vec::new(), false);
-        for listening in &state.listening {
+        for listening in state.listening.iter().filter(|socket| socket.is_intact()) {
             while state.arriving.len() + arrived.len() < MAX_ARRIVING {
                 let opening = Opening::begin();
                 match SockRef::from(listening).accept() {
@@ -265,8 +265,25 @@ impl Line {
             _ => {}
         }
         state.end(&self.service, self.number);
-        if matches!(phase, Phase::Connecting { .. } | Phase::Requested | Phase::Accepted) {
+        if matches!(phase, Phase::Crowded | Phase::Connecting { .. } | Phase::Requested | Phase::Accepted) {
             state.tell(c::RDMA_CM_EVENT_UNREACHABLE, -errno, Detail::Nothing);
+        }
+    }
+
+    /// The service thread ends, since the program has closed its descriptors: no message comes any more. A listener is
+    /// told what Linux says when a device goes (`cma_remove_id_dev` in `drivers/infiniband/core/cma.c`).
+    pub(in crate::cm) fn on_service_end(self: &Arc<Self>) {
+        let mut state = self.state();
+        if matches!(state.phase, Phase::Listening { .. }) {
+            state.end(&self.service, self.number);
+            state.tell(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Detail::Nothing);
+        } else {
+            self.on_end(&mut state, libc::EBADF);
+        }
+        let is_to_end = state.phase == Phase::Disconnected;
+        drop(state);
+        if is_to_end {
+            self.on_deadline();
         }
     }
 

@@ -130,7 +130,7 @@ impl Line {
         let Some(mut state) = attempt(&self.state) else { return false };
         let stands_in_the_way = |socket: &OwnProcess| {
             let own = SockRef::from(socket).local_addr().ok().and_then(|own| own.as_socket());
-            own.is_some_and(|own| {
+            own.filter(|_| socket.is_intact()).is_some_and(|own| {
                 let [own, wanted] = [own, wanted].map(canonical);
                 own.port() == wanted.port()
                     && (own.ip().is_unspecified() || wanted.ip().is_unspecified() || own.ip() == wanted.ip())
@@ -210,6 +210,7 @@ impl Line {
             state.socket = Some(socket);
         }
         let Some(socket) = &state.socket else { return Ok(()) };
+        socket.expect_intact().map_err(|error| refused("the id cannot connect", &error))?;
         let connect = || SockRef::from(socket).connect(&SockAddr::from(remote));
         let connected = match connect() {
             // What the kernel says first on a socket that was refused before (inet_stream_connect).
@@ -234,12 +235,11 @@ impl Line {
             Some(libc::EAGAIN) => ANSWER,
             _ => Duration::ZERO,
         };
-        if state.begun.is_some_and(|begun| begun.elapsed() < patience) {
+        if state.begun.is_some_and(|begun| begun.elapsed() < patience) && self.service.keep(self, soon(AGAIN)).is_ok() {
             if let Some(socket) = &state.socket {
                 self.service.forget_socket(socket);
             }
             state.phase = Phase::Crowded;
-            self.service.keep(self, soon(AGAIN));
             return;
         }
         let (kind, status) = fate(state.kind, error);
