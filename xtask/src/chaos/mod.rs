@@ -49,6 +49,7 @@ const FAILED_ONCE: &[(u64, &str)] = &[
     (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept for ever"),
     (1_795_591_807_680_939_949, "the file system had no room for the beginning of a capture, which was refused"),
     (1_795_600_222_052_981_711, "a lane that only received sent no request, so it did not notice its peer's death"),
+    (1_795_641_946_035_899_913, "the connection manager waited with an epoll whose descriptor the program had closed"),
 ];
 
 /// Seeds of the rounds of one run.
