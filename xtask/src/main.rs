@@ -15,6 +15,7 @@ mod packets;
 mod peers;
 mod place;
 mod programs;
+mod prose;
 mod regressions;
 mod repeat;
 mod seeds;
@@ -230,6 +231,17 @@ enum Command {
         /// Only these: names of files, without `.patch`.
         names: Vec<String>,
     },
+    /// Checks the language of comments, error texts and pages, and the titles of commits, as `test` does.
+    ///
+    /// Each part of the tree has a stored number of findings, which only goes down.
+    Prose {
+        /// Prints the findings of these parts: names of crates, `xtask`, `docs`, `README.md`.
+        #[arg(long, value_name = "PART")]
+        list: Vec<String>,
+        /// Stores the present numbers where they are lower.
+        #[arg(long)]
+        lower: bool,
+    },
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
@@ -287,6 +299,7 @@ fn run(command: Command) -> ExitCode {
         Command::Vm { file, keep, limit_s, command } => vm(file, keep, limit_s, &command),
         Command::Fuzz { target, minutes } => ended(fuzz::fuzz(target.as_deref(), minutes)),
         Command::Regressions { names } => ended(regressions::judge(&names)),
+        Command::Prose { list, lower } => ended(prose::run(&list, lower)),
         Command::Bindings => {
             peers::install_for_bindings();
             ended(bindings::generate().and_then(|()| bindings::check_layout()))

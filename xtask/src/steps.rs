@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, chaos, digests, dist, fuzz, network, packets, peers, programs, regressions, soak, two_machines,
-    versus, vm,
+    bindings, browser, chaos, digests, dist, fuzz, network, packets, peers, programs, prose, regressions, soak,
+    two_machines, versus, vm,
 };
 
 /// A step of a test run.
@@ -89,6 +89,7 @@ const fn guest(name: &'static str, body: fn(vm::Guest) -> StepEnd) -> Step {
 pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "formatting", test::formatting),
     plain(Group::Code, "lints", test::lints),
+    plain(Group::Code, "prose", || prose::run(&[], false).into()),
     plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
     plain(Group::Code, "packages", || test::packages().into()),
     plain(Group::Code, "fuzz targets, build", fuzz::build),

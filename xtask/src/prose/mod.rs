@@ -1,0 +1,207 @@
+//! `cargo xtask prose`: the language of comments, texts and pages, and the titles of commits.
+//!
+//! Each part of the tree has a number of findings in `ratchet.toml`, which only goes down.
+
+mod passage;
+mod rules;
+mod sentence;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::shell::{command, output_of};
+use passage::{Passage, of_page, of_source};
+use rules::{Finding, Rules};
+
+/// Allowances in the whole tree.
+const ALLOWED_MAX: usize = 30;
+
+/// Findings that each part of the tree may have.
+const RATCHET: &str = "xtask/src/prose/ratchet.toml";
+
+/// Pages at the root that people read.
+const PAGES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+
+/// Extensions of the files that are checked.
+const SOURCES: [&str; 4] = ["rs", "c", "h", "md"];
+
+/// Findings of one part of the tree, by file.
+type Part = BTreeMap<PathBuf, Vec<Finding>>;
+
+/// Checks language and titles. `list` names parts whose findings are printed; `lower` stores the present numbers.
+pub(crate) fn run(list: &[String], lower: bool) -> Result<(), String> {
+    let rules = Rules::read();
+    let (parts, allowed) = check_tree(&rules)?;
+    let counts: Counts = parts.iter().map(|(name, part)| (name.clone(), part.values().map(Vec::len).sum())).collect();
+    for name in list {
+        let part = parts.get(name).ok_or_else(|| {
+            let known: Vec<&str> = parts.keys().map(String::as_str).collect();
+            format!("{name} is no part of the tree: {}", known.join(", "))
+        })?;
+        print!("{}", printed(part));
+    }
+    let stored = read_ratchet(&fs::read_to_string(RATCHET).map_err(|error| format!("{RATCHET}: {error}"))?)?;
+    if lower {
+        let text = lowered(&stored, &counts);
+        fs::write(RATCHET, text).map_err(|error| format!("{RATCHET}: {error}"))?;
+        return Ok(());
+    }
+    let mut wrong = compare(&stored, &counts, &parts);
+    if allowed > ALLOWED_MAX {
+        wrong.push(format!("{allowed} allowances: at most {ALLOWED_MAX} in the whole tree"));
+    }
+    wrong.extend(titles(&rules)?);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+type Counts = BTreeMap<String, usize>;
+
+fn read_ratchet(text: &str) -> Result<Counts, String> {
+    toml::from_str(text).map_err(|error| format!("{RATCHET}: {error}"))
+}
+
+/// Returns the numbers to store: none is above the stored one.
+fn lowered(stored: &Counts, counts: &Counts) -> String {
+    let mut text =
+        String::from("# Findings of `cargo xtask prose` that are left. Only `--lower` changes them, downwards.\n");
+    for (name, &count) in counts {
+        let count = stored.get(name).map_or(0, |&stored| stored.min(count));
+        if count > 0 {
+            let _ = writeln!(text, "\"{name}\" = {count}");
+        }
+    }
+    text
+}
+
+/// Compares findings with the stored numbers.
+fn compare(stored: &Counts, counts: &Counts, parts: &BTreeMap<String, Part>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (name, &count) in counts {
+        let stored = stored.get(name).copied().unwrap_or(0);
+        if count > stored {
+            let all = parts.get(name).map(printed).unwrap_or_default();
+            wrong.push(format!("{all}{name} has {count} findings: at most {stored}"));
+        } else if count < stored {
+            wrong
+                .push(format!("{name} has {count} findings, and {stored} are stored: run `cargo xtask prose --lower`"));
+        }
+    }
+    let gone = stored.keys().filter(|name| !counts.contains_key(*name));
+    wrong.extend(gone.map(|name| format!("{RATCHET} names {name}, which has no files: remove the line")));
+    wrong
+}
+
+fn printed(part: &Part) -> String {
+    let mut text = String::new();
+    for (file, findings) in part {
+        for Finding { line, what } in findings {
+            let _ = writeln!(text, "{}:{line}: {what}", file.display());
+        }
+    }
+    text
+}
+
+/// Checks all files. Returns the findings of each part, and the number of allowances.
+fn check_tree(rules: &Rules) -> Result<(BTreeMap<String, Part>, usize), String> {
+    let (mut parts, mut allowed) = (BTreeMap::<String, Part>::new(), 0);
+    for file in output_of(command("git", &["ls-files"]))?.lines().map(PathBuf::from) {
+        let Some(name) = part_of(&file).filter(|_| is_read(&file)) else { continue };
+        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let findings = rules.check(&passages(&file, &text));
+        allowed += findings.allowed;
+        parts.entry(name).or_default().insert(file, findings.all);
+    }
+    Ok((parts, allowed))
+}
+
+/// Returns the name of the part of the tree that a file belongs to: a crate, `xtask`, `docs` or a page.
+fn part_of(file: &Path) -> Option<String> {
+    let mut names = file.iter().filter_map(|name| name.to_str());
+    let first = names.next()?;
+    match first {
+        "crates" => names.next().map(str::to_owned),
+        "xtask" | "docs" => Some(first.to_owned()),
+        page => PAGES.contains(&page).then(|| page.to_owned()),
+    }
+}
+
+/// Returns whether a file has text that is checked. Generated code and its comments come from others.
+fn is_read(file: &Path) -> bool {
+    let is = |name: &str| file.file_name().is_some_and(|found| found == name);
+    let is_generated = file.starts_with("crates/ibverbs-sys") && (is("bindings.rs") || is("layout.rs"));
+    file.extension().is_some_and(|extension| SOURCES.iter().any(|known| extension == *known)) && !is_generated
+}
+
+/// Returns the passages of a file that are checked.
+fn passages(file: &Path, text: &str) -> Vec<Passage> {
+    let is = |extension: &str| file.extension().is_some_and(|found| found == extension);
+    if is("md") {
+        return of_page(text);
+    }
+    let mut passages = of_source(text, is("rs"));
+    // Of C there are only test programs.
+    let tests = if is("rs") { first_line_of_tests(file, text) } else { 0 };
+    passages.retain(|passage| passage.kind != passage::Kind::Text || passage.line < tests);
+    passages
+}
+
+/// Returns the first line from which on the texts of a file are those of tests.
+fn first_line_of_tests(file: &Path, text: &str) -> usize {
+    let is_test = |name: &std::ffi::OsStr| matches!(name.to_str(), Some("tests" | "tests.rs" | "examples" | "benches"));
+    if file.iter().any(is_test) {
+        return 0;
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let begins = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ");
+    lines.windows(2).position(begins).map_or(usize::MAX, |line| line + 1)
+}
+
+/// Checks the titles of the commits since the rules exist.
+fn titles(rules: &Rules) -> Result<Vec<String>, String> {
+    let since = format!("--since={}", rules.titles.since);
+    let log = output_of(command("git", &["log", "--no-merges", "--format=%h %s", &since]))?;
+    let wrong = log.lines().filter_map(|line| {
+        let (commit, title) = line.split_once(' ')?;
+        rules.of_title(title).map(|what| format!("commit {commit}, \"{title}\" {what}"))
+    });
+    Ok(wrong.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(numbers: &[(&str, usize)]) -> Counts {
+        numbers.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    }
+
+    #[test]
+    fn numbers_only_go_down() {
+        let stored = counts(&[("wire", 5), ("rnic", 2), ("docs", 1)]);
+        let found = counts(&[("wire", 3), ("rnic", 4), ("docs", 0), ("new", 7)]);
+        let text = lowered(&stored, &found);
+        assert_eq!(read_ratchet(&text), Ok(counts(&[("wire", 3), ("rnic", 2)])), "{text}");
+        let wrong = compare(&stored, &found, &BTreeMap::new());
+        assert_eq!(wrong.len(), 4, "{wrong:?}");
+        assert!(compare(&found, &found, &BTreeMap::new()).is_empty());
+        assert_eq!(compare(&stored, &counts(&[("wire", 5), ("rnic", 2)]), &BTreeMap::new()).len(), 1);
+    }
+
+    #[test]
+    fn each_part_of_the_tree_has_its_number() {
+        let part = |file: &str| part_of(Path::new(file));
+        assert_eq!(part("crates/wire/src/lib.rs").as_deref(), Some("wire"));
+        assert_eq!(part("docs/ci.md").as_deref(), Some("docs"));
+        assert_eq!(part("README.md").as_deref(), Some("README.md"));
+        assert_eq!(part("Cargo.toml"), None);
+    }
+
+    #[test]
+    fn texts_of_tests_are_no_errors() {
+        let source = "fn f() { g(\"nobody\") }\n#[cfg(test)]\nmod tests {\n    const A: &str = \"nobody\";\n}\n";
+        let of = |file: &str| passages(Path::new(file), source).len();
+        assert_eq!((of("crates/wire/src/lib.rs"), of("crates/wire/src/tests.rs")), (1, 0));
+    }
+}
