@@ -11,8 +11,11 @@ const WORDS_MAX: usize = 30;
 /// Columns of the widest line of a comment.
 const COLUMNS_MAX: usize = 120;
 
-/// Begins an allowance, which a reason follows.
-const ALLOWANCE: &str = "prose: allow:";
+/// Begins an allowance in a comment of source code. A reason follows.
+const ALLOWANCE: &str = concat!("prose", ": allow:");
+
+/// The same in a page, which may also mention allowances.
+const PAGE_ALLOWANCE: &str = concat!("<!-- prose", ": allow:");
 
 /// Contents of `rules.toml`.
 #[derive(Debug, Deserialize)]
@@ -55,7 +58,7 @@ pub(super) struct Finding {
     pub(super) what: String,
 }
 
-/// What the passages of a file contain.
+/// Findings and allowances of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Findings {
     pub(super) all: Vec<Finding>,
@@ -75,7 +78,7 @@ impl Rules {
         let mut allowances = Vec::new();
         for passage in passages {
             for (offset, line) in passage.lines.iter().enumerate() {
-                if let Some((_, reason)) = line.split_once(ALLOWANCE) {
+                if let Some((_, reason)) = line.split_once(allowance(passage.kind)) {
                     let reason = reason.trim().trim_end_matches("-->").trim();
                     allowances.push((passage.line + offset, !reason.is_empty(), 0));
                 }
@@ -115,7 +118,7 @@ impl Rules {
             let what = format!("a comment with {columns} columns: at most {COLUMNS_MAX}");
             findings.push(Finding { line: passage.line + offset, what });
         }
-        let lines: Vec<String> = passage.lines.iter().map(|line| without_allowance(line)).collect();
+        let lines: Vec<String> = passage.lines.iter().map(|line| without_allowance(line, passage.kind)).collect();
         for sentence in sentence::of(&lines) {
             let line = passage.line + sentence.line;
             findings.extend(self.of_sentence(passage.kind, &sentence).into_iter().map(|what| Finding { line, what }));
@@ -178,9 +181,13 @@ fn paragraph(lines: &[String]) -> usize {
     blank + lines[blank..].iter().take_while(|line| !line.trim().is_empty()).count()
 }
 
-/// Returns a line without an allowance in it.
-fn without_allowance(line: &str) -> String {
-    if line.contains(ALLOWANCE) { String::new() } else { line.to_owned() }
+const fn allowance(kind: Kind) -> &'static str {
+    if matches!(kind, Kind::Page) { PAGE_ALLOWANCE } else { ALLOWANCE }
+}
+
+/// Returns a line, or nothing in place of an allowance.
+fn without_allowance(line: &str, kind: Kind) -> String {
+    if line.contains(allowance(kind)) { String::new() } else { line.to_owned() }
 }
 
 /// Returns the words of a sentence in lower case, without punctuation.
@@ -256,7 +263,7 @@ mod tests {
         assert_eq!(of("// prose: allow: a quotation\n/// What is it.\n/// Nobody."), (1, vec![]));
         assert_eq!(of("// prose: allow:\n/// What is it."), (1, vec![1, 2]));
         assert_eq!(of("// prose: allow: a quotation\n\n/// What is it."), (1, vec![1, 3]));
-        let page = of_page("<!-- prose: allow: a quotation -->\nNobody\nknows.\n\nNobody.\n");
+        let page = of_page("<!-- prose: allow: a quotation -->\nNobody\nknows.\n\nNobody `prose: allow: it`.\n");
         assert_eq!(rules.check(&page).all.iter().map(|finding| finding.line).collect::<Vec<_>>(), [5]);
     }
 

@@ -50,7 +50,7 @@ fn is_inline(tag: &TagEnd) -> bool {
 #[derive(Default)]
 struct Block {
     text: String,
-    /// Where each piece begins, and its line.
+    /// Offset of each piece in the text, and its line.
     pieces: Vec<(usize, usize)>,
 }
 
