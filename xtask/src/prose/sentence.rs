@@ -84,9 +84,11 @@ fn split(text: &str) -> Vec<(usize, usize)> {
         let after = &text[at + mark.len_utf8()..];
         let next = after.trim_start_matches([')', '"', '\'', '*']);
         let word = text[start..=at].rsplit(char::is_whitespace).next().unwrap_or("");
-        let begins = |character: char| !character.is_lowercase();
+        let first = next.split_whitespace().next().unwrap_or("");
+        // The name of a file begins a sentence too.
+        let begins = !first.starts_with(char::is_lowercase) || first.contains('/');
         let is_end = next.starts_with(char::is_whitespace)
-            && next.trim_start().starts_with(begins)
+            && begins
             && !ABBREVIATIONS.contains(&word.trim_start_matches('(').to_lowercase().as_str());
         if is_end {
             let end = text.len() - next.len();
@@ -109,13 +111,14 @@ mod tests {
 
     #[test]
     fn markdown_falls_into_sentences() {
-        let text = "# Title\n\nOne `a.b` (IBTA Vol. 1), e.g. two. Three\ngoes on? `x` is four.\n\n* item\n* [link](url.html) B\n\n\
+        let text = "# Title\n\nOne `a.b` (IBTA Vol. 1), e.g. two. Three\ngoes on? `x` is four. docs/a.md is five.\n\n* item\n* [link](url.html) B\n\n\
                     ```text\nWho. What.\n```\n\n| a | b. C |\n|---|---|\n| d | e |\n";
         let expected = [
             (0, "Title"),
             (2, "One `code` (IBTA Vol. 1), e.g. two."),
             (2, "Three goes on?"),
             (3, "`code` is four."),
+            (3, "docs/a.md is five."),
             (5, "item"),
             (6, "link B"),
             (12, "a"),
