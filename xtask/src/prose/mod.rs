@@ -116,12 +116,13 @@ fn check_tree(rules: &Rules) -> Result<(BTreeMap<String, Part>, usize), String> 
     Ok((parts, allowed))
 }
 
-/// Returns the name of the part of the tree that a file belongs to: a crate, `xtask`, `docs` or a page.
+/// Returns the name of the part of the tree that a file belongs to: a crate, `xtask`, `docs`, `docs/internals` or a page.
 fn part_of(file: &Path) -> Option<String> {
     let mut names = file.iter().filter_map(|name| name.to_str());
     let first = names.next()?;
     match first {
         "crates" => names.next().map(str::to_owned),
+        "docs" if names.next() == Some("internals") => Some("docs/internals".to_owned()),
         "xtask" | "docs" => Some(first.to_owned()),
         page => PAGES.contains(&page).then(|| page.to_owned()),
     }
@@ -194,6 +195,7 @@ mod tests {
         let part = |file: &str| part_of(Path::new(file));
         assert_eq!(part("crates/wire/src/lib.rs").as_deref(), Some("wire"));
         assert_eq!(part("docs/ci.md").as_deref(), Some("docs"));
+        assert_eq!(part("docs/internals/wire.md").as_deref(), Some("docs/internals"));
         assert_eq!(part("README.md").as_deref(), Some("README.md"));
         assert_eq!(part("Cargo.toml"), None);
     }
