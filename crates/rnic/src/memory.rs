@@ -201,6 +201,7 @@ impl Region {
     }
 
     #[cold]
+    #[inline(never)]
     fn not_there(&self, offset: usize, length: usize) -> MemoryError {
         MemoryError::NotThere {
             key: self.key,
@@ -210,7 +211,7 @@ impl Region {
     }
 
     /// Copies out of the region. The range was checked.
-    #[inline]
+    #[inline(always)]
     fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         assert!(offset <= self.length && out.len() <= self.length - offset);
         if self.is_null {
@@ -233,7 +234,7 @@ impl Region {
     /// Copies into the region; the last byte is stored last, with release ordering, because
     /// programs wait for a message by reading its last byte. An aligned u64 is stored at once, as
     /// RNICs do: programs keep counters in such words.
-    #[inline]
+    #[inline(always)]
     fn copy_in(&self, offset: usize, data: Payload<'_>) -> Result<(), MemoryError> {
         assert!(offset <= self.length && data.len() <= self.length - offset);
         if self.is_null {

@@ -46,13 +46,11 @@ pub fn copy_through(copier: &'static dyn Copier) {
     USES_COPIER.store(true, Ordering::Release);
 }
 
+/// Returns whether accesses go through a [`Copier`]. The functions for that are outlined, so that the usual path of an
+/// access is short and saves no registers.
 #[inline]
-fn copier() -> Option<&'static dyn Copier> {
-    if USES_COPIER.load(Ordering::Relaxed) { COPIER.get().copied() } else { None }
-}
-
-fn result(succeeded: bool) -> Result<(), Gone> {
-    if succeeded { Ok(()) } else { Err(Gone) }
+fn uses_copier() -> bool {
+    USES_COPIER.load(Ordering::Acquire) // so the copier is there
 }
 
 /// An atomic operation on a word of a program.
@@ -72,10 +70,10 @@ pub(crate) enum WordOperation {
 /// threads may write. `out` is private.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
-    match copier() {
-        None => code::copy_out(out.as_mut_ptr(), from, out.len()),
-        Some(copier) => result(copier.copy(from, out.as_mut_ptr(), out.len())),
+    if uses_copier() {
+        return copier::copy(from, out.as_mut_ptr(), out.len());
     }
+    code::copy_out(out.as_mut_ptr(), from, out.len())
 }
 
 /// Copies into a program's memory. The last byte is stored last, with release ordering.
@@ -85,14 +83,13 @@ pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gon
 /// The contract of [`copy_out`], for `to`.
 #[inline]
 pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone> {
-    let Some(body) = data.len().checked_sub(1) else { return Ok(()) };
-    match copier() {
-        None => code::copy_in(to, data.start(), data.len()),
-        Some(copier) => {
-            let rest = data.start().wrapping_add(body);
-            result(copier.copy(data.start(), to, body) && copier.copy(rest, to.wrapping_add(body), 1))
-        }
+    if data.len() == 0 {
+        return Ok(());
     }
+    if uses_copier() {
+        return copier::copy_last_byte_last(data.start(), to, data.len());
+    }
+    code::copy_in(to, data.start(), data.len())
 }
 
 /// Loads an aligned word with acquire ordering.
@@ -103,9 +100,10 @@ pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone>
 #[inline]
 pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
     let mut value = 0;
-    match copier() {
-        None => code::load(word, &mut value)?,
-        Some(copier) => result(copier.copy(word.cast(), (&raw mut value).cast(), 8))?,
+    if uses_copier() {
+        copier::copy(word.cast(), (&raw mut value).cast(), 8)?;
+    } else {
+        code::load(word, &mut value)?;
     }
     Ok(value)
 }
@@ -117,10 +115,10 @@ pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
 /// The contract of [`copy_out`], for `word`.
 #[inline]
 pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
-    match copier() {
-        None => code::store(word, value),
-        Some(copier) => result(copier.copy((&raw const value).cast(), word.cast(), 8)),
+    if uses_copier() {
+        return copier::store(word, value);
     }
+    code::store(word, value)
 }
 
 /// Runs an atomic operation on an aligned word and returns the previous value.
@@ -131,8 +129,8 @@ pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
 ///
 /// The contract of [`copy_out`], for `word`.
 pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
-    if let Some(copier) = copier() {
-        result(copier.bring_in(word.cast(), 8, true))?;
+    if uses_copier() {
+        copier::bring_in(word.cast(), 8, true)?;
     }
     code::operate(word, operation)
 }
@@ -145,12 +143,52 @@ pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result
 pub(super) unsafe fn bring_in(base: *mut u8, length: usize, written: bool) -> Result<(), Gone> {
     /// Minimum page size of all supported machines.
     const PAGE_BYTES: usize = 4096;
-    if let Some(copier) = copier() {
-        return result(copier.bring_in(base, length, written));
+    if uses_copier() {
+        return copier::bring_in(base, length, written);
     }
     let Some(last) = length.checked_sub(1) else { return Ok(()) };
     let touch = |offset: usize| code::touch(base.wrapping_add(offset), written);
     (0..length).step_by(PAGE_BYTES).chain([last]).try_for_each(touch)
+}
+
+/// Accesses through the [`Copier`] of the process.
+mod copier {
+    use super::{COPIER, Copier, Gone};
+
+    fn of_process() -> Result<&'static dyn Copier, Gone> {
+        COPIER.get().copied().ok_or(Gone)
+    }
+
+    fn result(succeeded: bool) -> Result<(), Gone> {
+        if succeeded { Ok(()) } else { Err(Gone) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn copy(from: *const u8, to: *mut u8, length: usize) -> Result<(), Gone> {
+        result(of_process()?.copy(from, to, length))
+    }
+
+    /// Copies at least one byte.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn copy_last_byte_last(from: *const u8, to: *mut u8, length: usize) -> Result<(), Gone> {
+        let body = length - 1;
+        copy(from, to, body)?;
+        copy(from.wrapping_add(body), to.wrapping_add(body), 1)
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
+        copy((&raw const value).cast(), word.cast(), 8)
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn bring_in(base: *mut u8, length: usize, written: bool) -> Result<(), Gone> {
+        result(of_process()?.bring_in(base, length, written))
+    }
 }
 
 /// Routines in machine code. Each returns 0, or 1 if it faulted.
