@@ -28,32 +28,32 @@ impl Protocol {
         names
     };
 
-    /// Its row of the table.
+    /// Returns its row of the table.
     pub const fn description(self) -> &'static Description {
         &DESCRIPTIONS[self as usize]
     }
 
-    /// Its name on the command line, in JSON and in experiments.
+    /// Returns its name on the command line, in JSON and in experiments.
     pub const fn name(self) -> &'static str {
         self.description().name
     }
 
-    /// Its variant's name, where the protocol is known.
+    /// Returns its variant's name, where the protocol is known.
     pub const fn variant(self) -> &'static str {
         self.description().variant
     }
 
-    /// The protocol of this [`name`](Self::name).
+    /// Returns the protocol of this [`name`](Self::name).
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|protocol| protocol.name() == name)
     }
 
-    /// The id that set-up sends.
+    /// Returns the id that set-up sends.
     pub const fn wire_id(self) -> WireId {
         self.description().wire_id
     }
 
-    /// Its operations, in the order in which a message causes them.
+    /// Returns its operations, in the order in which a message causes them.
     pub const fn steps(self) -> &'static [Step] {
         self.description().steps
     }
@@ -146,18 +146,18 @@ impl WireId {
         Self(number)
     }
 
-    /// The id with this number, if there is one.
+    /// Returns the id with this number, if there is one.
     pub fn known(number: u8) -> Option<Self> {
         let id = Self(number);
         (id == Self::ONE_SIDED || id.protocol().is_some()).then_some(id)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The first of the protocols with this id; `None` for one-sided operations.
+    /// Returns the first of the protocols with this id; `None` for one-sided operations.
     pub fn protocol(self) -> Option<Protocol> {
         Protocol::ALL.into_iter().find(|protocol| protocol.wire_id() == self)
     }

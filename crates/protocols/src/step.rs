@@ -12,7 +12,7 @@ pub enum End {
 }
 
 impl End {
-    /// The other one.
+    /// Returns the other one.
     pub const fn other(self) -> Self {
         match self {
             Self::Sender => Self::Receiver,
@@ -43,7 +43,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// Bytes of one operation that carries or tells of `count` messages of `bytes` each.
+    /// Returns the bytes of one operation that carries or tells of `count` messages of `bytes` each.
     pub const fn bytes(self, bytes: u64, count: u64) -> u64 {
         match self {
             Self::Message { beside } => bytes + beside,

@@ -38,7 +38,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// A sentence for people.
+    /// Returns a sentence for people.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Success => "success",

@@ -140,7 +140,7 @@ pub struct QpAttributes {
 }
 
 impl QpAttributes {
-    /// Which attributes are named, apart from the state.
+    /// Returns which attributes are named, apart from the state.
     pub fn mask(&self) -> AttributeMask {
         use AttributeMask as A;
         [
@@ -309,7 +309,7 @@ pub struct Transition {
     pub optional: AttributeMask,
 }
 
-/// The transition table. `None`: there is no such transition.
+/// Returns the transition table. `None`: there is no such transition.
 pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition> {
     use AttributeMask as A;
     use QpKind::{Rc, Uc, Ud};

@@ -153,7 +153,7 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// The address with default traffic class and hop limit.
+    /// Returns the address with default traffic class and hop limit.
     pub fn to(destination: IpAddr) -> Self {
         Self { destination, traffic_class: 0, hop_limit: 64 }
     }
