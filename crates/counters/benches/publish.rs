@@ -1,4 +1,4 @@
-//! What publishing costs: once per 20 ms of a busy device, once per millisecond at most of a quiet one.
+//! Cost of a publication: every 20 ms for a busy device, at most every millisecond for a quiet one.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;
@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use criterion::{Criterion, criterion_group, criterion_main};
 use doorbell_counters::{DIRECTORY_VARIABLE, Published, Publisher};
 
-/// As many as a software RNIC has, and some more.
+/// Number of counters, some more than those of a software RNIC.
 const NAMES: [&str; 48] = ["counter"; 48];
 
 fn publish(criterion: &mut Criterion) {

@@ -1,22 +1,22 @@
-//! What is the same in all devices, and under which names vendors count it.
+//! Common counters of all devices, and the vendors' names for them.
 
 use std::collections::BTreeMap;
 
-/// Where a counter was found.
+/// Place of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Set {
-    /// Published by a software RNIC.
+    /// File that a software RNIC published.
     Published,
     /// `ethtool -S` of the device's network interface.
     Ethtool,
-    /// `hw_counters` of the kernel: each driver has names of its own.
+    /// `hw_counters` of the kernel, with names that depend on the driver.
     Hardware,
-    /// `counters` of the kernel: the same names for all (IBTA 16.1.3.5 and 16.1.4.11).
+    /// `counters` of the kernel, with the same names for all devices (IBTA 16.1.3.5 and 16.1.4.11).
     Port,
 }
 
 impl Set {
-    /// The name, as output shows it.
+    /// Returns the name for output.
     pub const fn name(self) -> &'static str {
         match self {
             Set::Published => "published",
@@ -27,17 +27,17 @@ impl Set {
     }
 }
 
-/// A vendor's counter: where it was found and what it is called there.
+/// Counter of a vendor: its place and its name there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// Where.
+    /// Place.
     pub set: Set,
-    /// Its name there.
+    /// Name in this place.
     pub name: String,
 }
 
 impl Name {
-    /// That counter.
+    /// Returns the counter with this place and name.
     pub fn new(set: Set, name: impl Into<String>) -> Self {
         Self { set, name: name.into() }
     }
@@ -49,26 +49,26 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// Values of a device under the names of its vendor. What the device lacks is not in it.
+/// Values of a device under the names of its vendor. A counter that the device lacks is absent.
 pub type Raw = BTreeMap<Name, u64>;
 
-/// What Doorbell shows of every device that counts it.
+/// Counter that Doorbell shows for every device that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Common {
-    /// Bytes of RDMA transmitted.
+    /// RDMA bytes transmitted.
     TxBytes,
-    /// Packets of RDMA transmitted.
+    /// RDMA packets transmitted.
     TxPackets,
-    /// Operations requested.
+    /// Operations requested of peers.
     TxOperations,
-    /// Bytes of RDMA received.
+    /// RDMA bytes received.
     RxBytes,
-    /// Packets of RDMA received.
+    /// RDMA packets received.
     RxPackets,
-    /// Operations that peers requested.
+    /// Operations requested by peers.
     RxOperations,
-    /// What was sent again, or how often: vendors differ.
+    /// Retransmitted packets, or retransmission events; vendors differ.
     Retransmissions,
     /// RNR NAKs sent.
     RnrSent,
@@ -82,11 +82,11 @@ pub enum Common {
     CnpReceived,
 }
 
-/// How many there are.
+/// Number of common counters.
 pub const COMMON: usize = Common::ALL.len();
 
 impl Common {
-    /// All, in the order of output.
+    /// All common counters, in the order of output.
     pub const ALL: [Common; 12] = [
         Common::TxBytes,
         Common::TxPackets,
@@ -102,7 +102,7 @@ impl Common {
         Common::CnpReceived,
     ];
 
-    /// The name in JSON; Prometheus puts a prefix and a suffix around it.
+    /// Returns the name in JSON. The Prometheus name has an additional prefix and suffix.
     pub const fn name(self) -> &'static str {
         match self {
             Common::TxBytes => "tx_bytes",
@@ -120,7 +120,7 @@ impl Common {
         }
     }
 
-    /// What it counts, for people.
+    /// Returns the meaning of the counter, for users.
     pub const fn description(self) -> &'static str {
         match self {
             Common::TxBytes => "Bytes of RDMA packets transmitted",
@@ -129,7 +129,7 @@ impl Common {
             Common::RxBytes => "Bytes of RDMA packets received",
             Common::RxPackets => "RDMA packets received",
             Common::RxOperations => "RDMA operations requested by peers",
-            Common::Retransmissions => "Packets, or occasions where the device counts those, of sending again",
+            Common::Retransmissions => "Retransmitted packets, or retransmission events on devices that count those",
             Common::RnrSent => "Receiver-not-ready NAKs sent",
             Common::RnrReceived => "Receiver-not-ready NAKs received",
             Common::OutOfSequence => "Packets received ahead of the expected sequence number",
@@ -138,12 +138,12 @@ impl Common {
         }
     }
 
-    /// The first rule of the table that the device has a counter for.
+    /// Returns the first rule of the table for which the device has a counter.
     pub fn rule(self, raw: &Raw) -> Option<&'static Rule> {
         TABLE.iter().find(|rule| rule.common == self && rule.present(raw).next().is_some())
     }
 
-    /// The device's count, in units of the common counter: what [`rule`](Self::rule) adds up.
+    /// Returns the device's count, in units of the common counter: the sum of the counters of [`rule`](Self::rule).
     pub fn total(self, raw: &Raw) -> Option<u64> {
         let rule = self.rule(raw)?;
         let sum = rule.present(raw).fold(0, |sum: u64, (_, value)| sum.saturating_add(value));
@@ -151,28 +151,28 @@ impl Common {
     }
 }
 
-/// Where a common counter comes from.
+/// Source of a common counter.
 #[derive(Debug)]
 pub struct Rule {
-    /// The counter.
+    /// Common counter.
     pub common: Common,
-    /// Where the vendor's counters are found.
+    /// Place of the vendor's counters.
     pub set: Set,
-    /// They are added up, as many of them as there are.
+    /// Names of the vendor's counters. Those that the device has are added.
     pub names: &'static [&'static str],
-    /// Counter that a device must have for the rule to hold. It separates drivers that share the other names.
+    /// Counter that a device must have for the rule to apply. It separates drivers that share the other names.
     pub only_with: Option<&'static str>,
-    /// One of them counts so many.
+    /// Factor from the vendor's unit to the unit of the common counter.
     pub scale: u64,
-    /// What the vendor counts there.
+    /// Exact meaning of the vendor's counters.
     pub counts: &'static str,
 }
 
 impl Rule {
-    /// The counters of the rule that a device has.
+    /// Returns the counters of the rule that a device has.
     pub fn present<'a>(&'a self, raw: &'a Raw) -> impl Iterator<Item = (&'a Name, u64)> {
         let holds = self.only_with.is_none_or(|name| raw.contains_key(&Name::new(self.set, name)));
-        // A device has some dozens of counters, so it does not matter that each is looked at.
+        // A device has some dozens of counters, so the linear search is fast enough.
         raw.iter()
             .filter(move |(name, _)| holds && name.set == self.set && self.names.contains(&name.name.as_str()))
             .map(|(name, &value)| (name, value))
@@ -189,29 +189,33 @@ const fn rule(common: Common, set: Set, names: &'static [&'static str], counts: 
 }
 
 const fn words(common: Common, name: &'static [&'static str]) -> Rule {
-    let counts = "4-octet words (IBTA 16.1.3.5), given here in bytes; all of the port's traffic on InfiniBand";
+    let counts = "4-octet words (IBTA 16.1.3.5), converted to bytes; on InfiniBand all traffic of the port";
     Rule { common, set: Set::Port, names: name, only_with: None, scale: 4, counts }
 }
 
-const FRAMES: &str = "bytes of Ethernet frames without FCS, RDMA unicast alone";
+const FRAMES: &str = "bytes of Ethernet frames without FCS, only RDMA unicast";
 const IP: &str = "bytes of IP packets, without Ethernet header";
-const ROCE_ONLY: &str = "bytes of RoCE frames alone";
+const ROCE_ONLY: &str = "only bytes of RoCE frames";
 const FUNCTION: &str = "of the RDMA function";
 const UNICAST: &str = "unicast of the RDMA function";
 const SEGMENTS: &str = "TCP segments of all offloaded connections";
 const PACKETS: &str = "packets";
-const PORT_PACKETS: &str = "packets of the port, also those with errors";
+const PORT_PACKETS: &str = "packets of the port, including packets with errors";
 const RNR: &str = "RNR NAKs";
-const NO_RECEIVE: &str = "packets without a posted receive: of RC, each is answered by an RNR NAK";
+const NO_RECEIVE: &str = "packets without a posted receive; on RC, each causes an RNR NAK";
 const REQUESTS: &str = "requests";
 const WITHOUT_SENDS: &str = "WRITEs, READs and atomics; SENDs are not counted";
-const AGAIN: &str = "packets sent again";
-const OCCASIONS: &str = "timeouts, sequence NAKs and missing responses: occasions, not packets";
+const AGAIN: &str = "retransmitted packets";
+const OCCASIONS: &str = "timeouts, sequence NAKs and missing responses: events, not packets";
 
-/// The one table of names, for each common counter in order of preference. Drivers: mlx5 (q counters of adapters and of
-/// representors, and statistics of its network interface), mlx4, bnxt_re, irdma (names of three generations), hns, efa,
-/// mana, erdma (names in and out of the kernel), ionic, cxgb4, rxe; the software RNIC; and the counters of every port. qedr,
-/// ocrdma and siw have no counters of their own.
+/// Vendors' names of each common counter, in order of preference. The table covers these drivers:
+///
+/// - mlx5 (q counters of adapters and of representors, and statistics of its network interface),
+/// - mlx4, bnxt_re, irdma (names of three generations), hns, efa, mana,
+/// - erdma (names inside and outside of the kernel tree), ionic, cxgb4, rxe,
+/// - the software RNIC.
+///
+/// It also covers the counters of every port. qedr, ocrdma and siw have no counters of their own.
 pub const TABLE: &[Rule] = {
     use Common as C;
     use Set::{Ethtool, Hardware, Port, Published};
@@ -287,7 +291,7 @@ pub const TABLE: &[Rule] = {
         ),
         rule(C::RxOperations, Hardware, &["iwInRdmaSends", "iwInRdmaWrites", "iwInRdmaReads"], REQUESTS),
         rule(C::RxOperations, Hardware, &["rdma_recvs"], "SENDs"),
-        // mana counts SENDs too, and has names in common with mlx5.
+        // mana also counts SENDs, and shares names with mlx5.
         rule(C::RxOperations, Hardware, &["rx_send_requests", "rx_write_requests", "rx_read_requests"], REQUESTS)
             .only_with("rx_send_requests"),
         rule(
@@ -303,8 +307,8 @@ pub const TABLE: &[Rule] = {
             WITHOUT_SENDS,
         ),
         rule(C::RxOperations, Hardware, &["recv_wrs"], "receives that completed"),
-        rule(C::Retransmissions, Published, &["tx_retransmitted_packets"], "request packets sent again"),
-        rule(C::Retransmissions, Hardware, &["completer_retry_err"], "times that the requester went back"),
+        rule(C::Retransmissions, Published, &["tx_retransmitted_packets"], "retransmitted request packets"),
+        rule(C::Retransmissions, Hardware, &["completer_retry_err"], "restarts of the requester at an earlier packet"),
         rule(C::Retransmissions, Hardware, &["to_retransmits", "seq_err_naks_rcvd", "missing_resp"], OCCASIONS),
         rule(C::Retransmissions, Hardware, &["RetransSegs"], AGAIN),
         rule(C::Retransmissions, Hardware, &["tcpRetransSegs"], AGAIN),
@@ -330,7 +334,7 @@ pub const TABLE: &[Rule] = {
             C::Retransmissions,
             Hardware,
             &["sq_num_to", "sq_num_oos"],
-            "timeouts and sequence NAKs: occasions, not packets",
+            "timeouts and sequence NAKs: events, not packets",
         ),
         rule(C::Retransmissions, Hardware, &["retrans_pkts"], AGAIN),
         rule(C::Retransmissions, Hardware, &["tx_rdma_retx_pkts"], AGAIN),
@@ -376,7 +380,7 @@ pub const TABLE: &[Rule] = {
     ]
 };
 
-/// Counters of mlx5 that are 32 bits wide in the adapter and are handed on as they are.
+/// Counters of mlx5 that are 32 bits wide in the adapter. The driver reports them unchanged.
 const MLX5_Q_COUNTERS: [&str; 22] = [
     "rx_write_requests",
     "rx_read_requests",
@@ -402,17 +406,17 @@ const MLX5_Q_COUNTERS: [&str; 22] = [
     "roce_slow_restart_trans",
 ];
 
-/// How wide a counter of a device is: it wraps there.
+/// Returns the width of a counter in bits, at which it wraps.
 pub fn bits(name: &Name, raw: &Raw) -> u32 {
     if name.set != Set::Hardware {
         return 64;
     }
     let plain = name.name.strip_prefix("vport_").unwrap_or(&name.name);
-    // mlx4's diagnostics.
+    // Diagnostic counters of mlx4.
     if plain.starts_with("rq_num_") || plain.starts_with("sq_num_") {
         return 32;
     }
-    // rxe and mana have names in common with mlx5, and count 64 bits under them.
+    // rxe and mana share names with mlx5, but their counters have 64 bits.
     let has = |name: &str| raw.contains_key(&Name::new(Set::Hardware, name));
     let is_mlx5 = || {
         ["out_of_buffer", "vport_out_of_buffer", "local_ack_timeout_err", "vport_local_ack_timeout_err"]
@@ -423,10 +427,10 @@ pub fn bits(name: &Name, raw: &Raw) -> u32 {
     if MLX5_Q_COUNTERS.contains(&plain) && (!is_shared || is_mlx5()) { 32 } else { 64 }
 }
 
-/// Counters of mlx5 whose names other drivers use too.
+/// Counters of mlx5 whose names other drivers also use.
 const SHARED_WITH_MLX5: [&str; 3] = ["duplicate_request", "rx_write_requests", "rx_read_requests"];
 
-/// Is it a level, which goes up and down, and no count?
+/// Returns whether the counter is a gauge, which increases and decreases.
 pub fn is_gauge(name: &Name) -> bool {
     let levels = ["active_", "watermark_", "db_fifo_register", "num_qps_congested", "current_rate"];
     name.set == Set::Hardware && levels.iter().any(|start| name.name.starts_with(start))
@@ -457,7 +461,7 @@ mod tests {
             assert!(!rule.names.is_empty() && rule.scale > 0 && !rule.counts.is_empty());
             assert!(rule.only_with.is_none_or(|name| rule.names.contains(&name)));
             for name in rule.names {
-                // A rule for some devices may come before a rule for all devices, of the same figure.
+                // A rule for some devices may precede a rule for all devices, if the common counter is the same.
                 let before: Option<&Rule> = seen.insert((rule.set, *name), rule);
                 let narrower = |before: &Rule| before.only_with.is_some() && before.common == rule.common;
                 assert!(before.is_none_or(narrower), "{name} appears twice");

@@ -1,4 +1,4 @@
-//! Counters of RDMA devices, and the rates that they make.
+//! Counters of RDMA devices, and rates computed from them.
 //!
 //! ```
 //! use std::path::Path;
@@ -12,14 +12,13 @@
 //! }
 //! ```
 //!
-//! - [`Publisher`] publishes what a software RNIC counts, for other processes of the same user.
-//! - A [`Source`] reads devices: [`PublishedSource`] the software RNICs, [`SysfsSource`] the
-//!   kernel's devices, with the statistics of their network interfaces ([`ethtool`]).
-//! - [`TABLE`] says under which names vendors count what is common ([`Common`]), and what exactly
-//!   each of them counts there.
-//! - [`Rates`] are made of two samples. A counter that wrapped is followed; one that went back
-//!   otherwise has no rate, and none is ever negative. What a device lacks is absent, not zero.
-//! - [`Monitor`] follows devices that come and go; [`traffic`] is its short form for one device.
+//! - [`Publisher`] publishes the counters of a software RNIC, for other processes of the same user.
+//! - A [`Source`] reads devices: [`PublishedSource`] reads software RNICs, [`SysfsSource`] reads the kernel's
+//!   devices, with the statistics of their network interfaces ([`ethtool`]).
+//! - [`TABLE`] lists the vendors' names of the common counters ([`Common`]), and the exact meaning of each.
+//! - [`Rates`] are computed from two samples. A counter that wrapped has a rate, a counter that was reset has none.
+//!   No rate is negative. A counter that a device lacks is absent, not zero.
+//! - [`Monitor`] follows devices that appear and disappear; [`traffic`] is its short form for one device.
 #![deny(unsafe_code)]
 
 mod common;
@@ -29,7 +28,7 @@ mod rate;
 mod sample;
 mod sequence;
 mod source;
-/// Atomics of [`sequence`], which a model checker replaces by its own.
+/// Atomics of [`sequence`], which a model checker replaces by its own types.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }

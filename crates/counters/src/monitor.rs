@@ -1,4 +1,4 @@
-//! Devices over time: who is there, and what each did since the last look.
+//! Devices over time, and their rates since the last look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,16 +9,16 @@ use crate::rate::Rates;
 use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
 use crate::source::{PublishedSource, Source, SysfsSource};
 
-/// Most devices that are followed.
+/// Maximum of devices that a monitor follows.
 pub const MAX_DEVICES: usize = 1024;
 
 /// No device has this name.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no RDMA device {name:?}; {}", known_devices(.known))]
 pub struct UnknownDevice {
-    /// What was asked for.
+    /// Requested name.
     pub name: String,
-    /// Labels of the devices that there are.
+    /// Labels of the existing devices.
     pub known: Vec<String>,
 }
 
@@ -30,26 +30,26 @@ fn known_devices(known: &[String]) -> String {
     format!("there are: {}", known.join(", "))
 }
 
-/// A device and what it did since the last look.
+/// Device and its rates since the last look.
 #[derive(Clone, Debug)]
 pub struct Interval {
-    /// Its latest sample.
+    /// Latest sample.
     pub sample: Sample,
-    /// What it did; `None` if it was seen for the first time.
+    /// Rates since the last look; `None` if the device is new.
     pub rates: Option<Rates>,
 }
 
-/// What one look found.
+/// Result of one look.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// The devices that are meant.
+    /// Selected devices.
     pub devices: Vec<Interval>,
-    /// Problems as sentences, about the selected devices, or about all devices if none was found. Each read collects them
-    /// anew.
+    /// Problems as sentences, about the selected devices, or about all devices if none was found. Each look collects
+    /// them anew.
     pub notes: Vec<String>,
 }
 
-/// What tells a device from all others, those included that came before it.
+/// Unique key of a device, which also differs from those of earlier devices with the same name.
 type Key = (Kind, String, Option<u32>, u64);
 
 fn key(sample: &Sample) -> Key {
@@ -57,7 +57,7 @@ fn key(sample: &Sample) -> Key {
     (*kind, name.clone(), *port, sample.incarnation)
 }
 
-/// Follows devices.
+/// Monitor of devices that appear and disappear.
 pub struct Monitor {
     sources: Vec<Box<dyn Source>>,
     selector: Option<String>,
@@ -66,23 +66,22 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Follows all software RNICs of this user's processes, and the devices of the kernel below
-    /// `sysfs`.
+    /// Creates a monitor of all software RNICs of this user's processes, and of the kernel's devices below `sysfs`.
     pub fn new(sysfs: &Path) -> Self {
         Self::of(vec![Box::new(PublishedSource::new()), Box::new(SysfsSource::new(sysfs))])
     }
 
-    /// Follows the devices of some sources.
+    /// Creates a monitor of the devices of these sources.
     pub fn of(sources: Vec<Box<dyn Source>>) -> Self {
         Self { sources, selector: None, before: BTreeMap::new(), looked_ns: None }
     }
 
-    /// Follows only the devices that `selector` means ([`Identity::is_meant_by`]), of which there
-    /// must be one now. Later they may go and come again.
+    /// Restricts the monitor to the devices that match `selector` ([`Identity::is_meant_by`]). At least one must
+    /// exist now. Later they may disappear and reappear.
     ///
     /// # Errors
     ///
-    /// There is no such device now. The error names those that there are; devices are followed as before.
+    /// No such device exists now. The error names the existing devices. The selection stays unchanged.
     pub fn select(&mut self, selector: &str) -> Result<(), UnknownDevice> {
         let Reading { samples, .. } = self.read();
         if !samples.iter().any(|sample| sample.identity.is_meant_by(selector)) {
@@ -101,7 +100,7 @@ impl Monitor {
         reading
     }
 
-    /// Reads the selected devices, and the notes about them.
+    /// Reads the selected devices and the notes about them.
     fn read_selected(&mut self) -> (Vec<Sample>, Vec<String>) {
         let Reading { mut samples, mut notes } = self.read();
         if let Some(selector) = &self.selector {
@@ -117,7 +116,7 @@ impl Monitor {
         (samples, notes)
     }
 
-    /// Looks at all devices. A device that has ended appears once more, with its last values.
+    /// Reads all devices. A device that has ended appears once more, with its last values.
     pub fn look(&mut self) -> Look {
         let looked_ns = self.looked_ns.replace(monotonic_ns());
         let (samples, notes) = self.read_selected();
@@ -126,7 +125,7 @@ impl Monitor {
         for sample in samples {
             let key = key(&sample);
             there.insert(key.clone());
-            // Counters of a device that was made after the last look were zero then.
+            // The counters of a device that was created after the last look were zero then.
             let newborn = || {
                 let born_ns =
                     sample.born_ns.filter(|&born_ns| looked_ns.is_some_and(|looked_ns| born_ns > looked_ns))?;
@@ -140,7 +139,7 @@ impl Monitor {
             }
             look.devices.push(Interval { sample, rates });
         }
-        // A device of the kernel that is not there any more ends without a last word.
+        // A device of the kernel that has disappeared leaves no last values.
         let gone: Vec<Key> = self.before.keys().filter(|key| !there.contains(*key)).cloned().collect();
         for key in gone {
             if let Some(sample) = self.before.remove(&key) {
@@ -151,13 +150,13 @@ impl Monitor {
     }
 }
 
-/// The rates of one device's traffic. What the device does not count is `None`; so is all of a device
-/// that was reset while it was looked at, which a remark then says.
+/// Rates of one device's traffic. A rate is `None` if the device has no such counter. All rates are `None` if the
+/// device was reset during the measurement, and a remark states that.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    /// The device's label.
+    /// Label of the device.
     pub device: String,
-    /// Seconds that were looked at.
+    /// Duration of the measurement in seconds.
     pub seconds: f64,
     /// Bytes transmitted per second.
     pub tx_bytes_per_s: Option<f64>,
@@ -167,36 +166,36 @@ pub struct Traffic {
     pub rx_bytes_per_s: Option<f64>,
     /// Packets received per second.
     pub rx_packets_per_s: Option<f64>,
-    /// What the bytes are, as the device counts them: frames without FCS, IP packets, ...
+    /// Definition of the device's bytes: frames without FCS, IP packets, ...
     pub bytes_are: Option<&'static str>,
-    /// What must be known to understand the figures, as sentences.
+    /// Remarks on the figures, as sentences.
     pub remarks: Vec<String>,
 }
 
-/// Why the traffic of a device is not known.
+/// Error of a traffic measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum TrafficError {
-    /// There is no such device.
+    /// The device does not exist.
     #[error(transparent)]
     Unknown(#[from] UnknownDevice),
-    /// Several have this name.
+    /// Several devices match the name.
     #[error("{name:?} means {}: name one of them", .devices.join(", "))]
     Ambiguous {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// Labels of the devices that it means.
+        /// Labels of the matching devices.
         devices: Vec<String>,
     },
-    /// It went while it was looked at.
+    /// The device disappeared during the measurement.
     #[error("{0} went away while it was looked at")]
     Gone(String),
 }
 
-/// Looks at one device for as long as `during`.
+/// Measures the traffic of one device for `during`.
 ///
 /// # Errors
 ///
-/// There is no such device, several devices have the name, or the device went away while it was looked at.
+/// The device does not exist, several devices match the name, or the device disappeared during the measurement.
 pub fn traffic(mut monitor: Monitor, device: &str, during: Duration) -> Result<Traffic, TrafficError> {
     monitor.select(device)?;
     let devices: Vec<String> = monitor.look().devices.into_iter().map(|found| found.sample.identity.label).collect();

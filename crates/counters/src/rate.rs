@@ -1,25 +1,25 @@
-//! Two samples of a device make rates. Nothing here reads anything.
+//! Rates between two samples of a device. This module does no IO.
 
 use std::collections::BTreeMap;
 
 use crate::common::{COMMON, Common, Name, Raw, Rule, Set, bits, is_gauge};
 use crate::sample::Sample;
 
-/// What became of a counter between two looks.
+/// Change of a counter between two looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It grew by so much, or wrapped on the way.
+    /// Increase of the counter, which may have wrapped.
     Grew(u64),
-    /// It went back, and no wrap explains that: what it counted in between is not known.
+    /// The counter decreased without a wrap. The increase between the looks is unknown.
     WentBack,
-    /// It has reached its maximum and stays there, as counters of ports do (IBTA 16.1.3.5).
+    /// The counter stays at its maximum, as counters of ports do (IBTA 16.1.3.5).
     Saturated,
 }
 
-/// The change of a counter of `bits` (32 or 64) bits.
+/// Returns the change of a counter of `bits` (32 or 64) bits.
 ///
-/// A counter that went back has wrapped if it came from the upper half of its range and so
-/// advanced by less than half of it; otherwise it was reset.
+/// A smaller later value means a wrap if the earlier value was in the upper half of the range, and the increase is
+/// less than half of it. Any other smaller value means a reset.
 pub fn change(bits: u32, earlier: u64, later: u64) -> Change {
     if later >= earlier {
         return Change::Grew(later - earlier);
@@ -39,31 +39,31 @@ fn change_of(name: &Name, earlier: &Raw, later: &Raw) -> Option<Change> {
     Some(change(bits(name, later), before, now))
 }
 
-/// What a device did between two samples. What is not known is `None`, never zero.
+/// Rates of a device between two samples. An unknown rate is `None`, never zero.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
     /// Seconds between the samples; 0 if there are no rates.
     pub seconds: f64,
-    /// What each common counter grew by, in the order of [`Common::ALL`].
+    /// Increase of each common counter, in the order of [`Common::ALL`].
     pub deltas: [Option<u64>; COMMON],
-    /// What the vendor's other counters grew by.
+    /// Increases of the vendor's other counters.
     pub others: BTreeMap<Name, u64>,
-    /// What must be known to understand the figures, as sentences.
+    /// Remarks on the figures, as sentences.
     pub remarks: Vec<String>,
 }
 
 impl Rates {
-    /// What a common counter grew by.
+    /// Returns the increase of a common counter.
     pub fn delta(&self, common: Common) -> Option<u64> {
         self.deltas[common as usize]
     }
 
-    /// What it grew by per second.
+    /// Returns the increase per second of a common counter.
     pub fn per_second(&self, common: Common) -> Option<f64> {
         self.delta(common).map(|delta| self.over_time(delta))
     }
 
-    /// The other counters, per second.
+    /// Returns the increases per second of the other counters.
     pub fn others_per_second(&self) -> impl Iterator<Item = (&Name, f64)> {
         self.others.iter().map(|(name, &delta)| (name, self.over_time(delta)))
     }
@@ -72,7 +72,7 @@ impl Rates {
         delta as f64 / self.seconds
     }
 
-    /// The rates between two samples of one device.
+    /// Returns the rates between two samples of one device.
     pub fn between(earlier: &Sample, later: &Sample) -> Self {
         let mut rates = Self::default();
         if later.at_ns <= earlier.at_ns {
@@ -84,7 +84,7 @@ impl Rates {
         let mut was_reset = false;
         let rules: Vec<&Rule> = Common::ALL.iter().filter_map(|common| common.rule(now)).collect();
         for rule in &rules {
-            // A part that has disappeared is missing in the sum.
+            // Without a counter that has disappeared, the sum is incomplete.
             let is_whole = rule.present(before).all(|(name, _)| now.contains_key(name));
             let mut sum = is_whole.then_some(0_u64);
             for (name, _) in rule.present(now) {
@@ -114,7 +114,7 @@ impl Rates {
             }
         }
         if was_reset {
-            // What has not gone back was reset just as well, or is of another time.
+            // The other counters were also reset, or were read at another time.
             rates.deltas = [None; COMMON];
             rates.others.clear();
             rates.remarks.push("its counters went back, so it was reset: this interval has no rates".to_owned());

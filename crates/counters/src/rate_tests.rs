@@ -92,7 +92,7 @@ fn a_narrow_counter_is_followed_over_its_end() {
 #[test]
 fn a_device_that_was_reset_has_no_rates_for_once() {
     let values = |bytes, packets| [(Set::Hardware, "tx_bytes", bytes), (Set::Hardware, "tx_pkts", packets)];
-    // Some counters have already passed where they were.
+    // Some counters have already exceeded their earlier values.
     let rates = Rates::between(&sample(0, &values(1_000_000, 5)), &sample(1, &values(10, 7)));
     assert_eq!(rates.deltas, [None; COMMON]);
     assert!(rates.remarks[0].contains("it was reset"), "{:?}", rates.remarks);

@@ -1,20 +1,20 @@
-//! What was read of a device at one moment.
+//! Values of a device at one time.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::common::Raw;
 
-/// Which kind of device it is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// A software RNIC of a process of this user.
+    /// Software RNIC of a process of this user.
     Software,
-    /// A device that the kernel knows.
+    /// Device of the kernel.
     Kernel,
 }
 
 impl Kind {
-    /// The name, as output shows it.
+    /// Returns the name for output.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Software => "software",
@@ -23,38 +23,38 @@ impl Kind {
     }
 }
 
-/// Which device it is. What is not known, or does not apply, is `None`.
+/// Identity of a device. A value that is unknown or does not apply is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// What no other device is called at the same time: `mlx5_0/1`, `doorbell0@127.0.0.1`.
+    /// Label that is unique at one time: `mlx5_0/1`, `doorbell0@127.0.0.1`.
     pub label: String,
-    /// Which kind of device.
+    /// Kind of the device.
     pub kind: Kind,
-    /// Its name as a verbs device: `mlx5_0`, `doorbell0`.
+    /// Name as a verbs device: `mlx5_0`, `doorbell0`.
     pub name: String,
-    /// The number of its port.
+    /// Number of the port.
     pub port: Option<u32>,
-    /// Its address.
+    /// Address of the device.
     pub address: Option<IpAddr>,
-    /// Its GID.
+    /// GID of the device.
     pub gid: Option<Ipv6Addr>,
-    /// The UDP port that it uses.
+    /// UDP port of the device.
     pub udp_port: Option<u16>,
-    /// The program that opened it.
+    /// Program that opened the device.
     pub program: Option<String>,
-    /// Its process.
+    /// Number of the process.
     pub pid: Option<u32>,
-    /// The words that the process was started with, where it can be seen from here.
+    /// Command line of the process, if it is visible.
     pub command: Option<Vec<String>>,
-    /// Its network interface.
+    /// Network interface of the device.
     pub netdev: Option<String>,
-    /// Its driver.
+    /// Driver of the device.
     pub driver: Option<String>,
 }
 
 impl Identity {
-    /// Does `selector` mean this device? It may be the label, the name (which several may have),
-    /// the address, or the number of the process.
+    /// Returns whether `selector` matches this device. It may be the label, the name (which several devices may
+    /// share), the address, or the number of the process.
     pub fn is_meant_by(&self, selector: &str) -> bool {
         self.label == selector
             || self.name == selector
@@ -63,50 +63,49 @@ impl Identity {
     }
 }
 
-/// What a device had counted at one moment.
+/// Counters of a device at one time.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Which device.
+    /// Identity of the device.
     pub identity: Identity,
-    /// Tells it from another device that had the same label before.
+    /// Number that distinguishes the device from an earlier one with the same label.
     pub incarnation: u64,
-    /// The moment, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the sample, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at_ns: u64,
-    /// When its counters were zero, if that is known, on the same clock.
+    /// Time at which its counters were zero, if known, on the same clock.
     pub born_ns: Option<u64>,
-    /// It is no more: these are its last values.
+    /// Whether the device has ended. Then these are its last values.
     pub ended: bool,
-    /// The values.
+    /// Values of the counters.
     pub raw: Raw,
 }
 
-/// What was read of all devices.
+/// Result of reading all devices.
 #[derive(Debug, Default)]
 pub struct Reading {
-    /// The devices.
+    /// Samples of the devices.
     pub samples: Vec<Sample>,
-    /// Problems of the reading. Each reading collects them anew.
+    /// Problems of this reading.
     pub notes: Vec<Note>,
 }
 
-/// A problem of a reading.
+/// Problem of a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// The device that could not be read in full; `None` if the problem is the source's, or of a device that could not
-    /// be identified.
+    /// Device that was not read completely. `None` for a problem of the source, or of a device without identity.
     pub about: Option<Subject>,
     /// The problem, as a sentence.
     pub text: String,
 }
 
-/// A device that a note is about.
+/// Subject of a note: a device or a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
-    /// Kind of device.
+    /// Kind of the device.
     pub kind: Kind,
-    /// Label or name, which distinguishes it from others of its kind.
+    /// Label or name, which distinguishes the device from others of its kind.
     pub device: String,
-    /// Number of the port, if the problem is one port's.
+    /// Number of the port; `None` if the problem concerns the whole device.
     pub port: Option<u32>,
 }
 
@@ -122,8 +121,8 @@ impl Subject {
 }
 
 impl Note {
-    /// Returns whether the note matters to a reader that asked for `selector` and got the devices `found`. A note about no
-    /// device matters if none was found: it may name the reason.
+    /// Returns whether the note matters to a reader that asked for `selector` and got the devices `found`. A note
+    /// without a device matters if none was found, since it may contain the reason.
     pub(crate) fn matters(&self, selector: &str, found: &[Identity]) -> bool {
         match &self.about {
             None => found.is_empty(),
@@ -138,9 +137,9 @@ impl Reading {
     }
 }
 
-/// Nanoseconds of the clock that all samples are dated with, which all processes share.
+/// Returns the time of the clock of all samples in nanoseconds. All processes share this clock.
 pub fn monotonic_ns() -> u64 {
-    // A POSIX system has this clock.
+    // Every POSIX system has this clock.
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("there is a monotonic clock");
     now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
 }

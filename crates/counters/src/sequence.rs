@@ -1,14 +1,14 @@
-//! Words that one process writes while others read them: a sequence number lets a reader take all of them or none.
+//! Words that one process writes while others read them. A sequence number lets a reader get all of them or none.
 //!
-//! `tests/sequence.rs` has a model checker go through all interleavings of the two.
+//! `tests/sequence.rs` checks all interleavings of writer and reader with a model checker.
 
 use super::sync::{AtomicU64, Ordering, fence};
 
-/// Writes values to the words that follow the sequence number, which is the first word.
+/// Writes values to the words after the sequence number, which is the first word.
 pub(crate) fn write<'a>(word: impl Fn(usize) -> &'a AtomicU64, values: impl Iterator<Item = u64>) {
     let sequence = word(0).load(Ordering::Relaxed) & !1;
     word(0).store(sequence | 1, Ordering::Relaxed);
-    // The values are not seen before the odd number is, nor after the even one.
+    // A reader that sees a new value then sees the odd number. A reader that sees the even number sees all values.
     fence(Ordering::Release);
     for (index, value) in values.enumerate() {
         word(1 + index).store(value, Ordering::Relaxed);
@@ -16,7 +16,8 @@ pub(crate) fn write<'a>(word: impl Fn(usize) -> &'a AtomicU64, values: impl Iter
     word(0).store(sequence.wrapping_add(2), Ordering::Release);
 }
 
-/// Reads values by `all`. Returns whether they belong together: by its sequence number, the writer was at rest meanwhile.
+/// Reads values by calling `all`. Returns whether they are consistent: the sequence number shows that the writer did
+/// not write meanwhile.
 ///
 /// # Errors
 ///
@@ -26,7 +27,7 @@ pub(crate) fn read<E>(
     all: impl FnOnce() -> Result<(), E>,
 ) -> Result<bool, E> {
     let before = sequence()?;
-    // The loads of each look come before those of the next.
+    // The loads of each step happen before those of the next.
     fence(Ordering::Acquire);
     all()?;
     fence(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Publisher and reader in two processes, and what a killed publisher leaves behind.
+//! Tests with publisher and reader in two processes, and of the files of a killed publisher.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use doorbell_counters::{
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Set for the process that publishes: what its device is.
+/// Environment variable of the publishing process, with the address of its device.
 const CHILD: &str = "DOORBELL_TEST_PUBLISHER";
 
 const NAMES: [&str; 3] = ["tx_vport_rdma_unicast_packets", "tx_vport_rdma_unicast_bytes", "of_a_newer_version"];
@@ -20,7 +20,7 @@ fn publisher(address: &str) -> Publisher {
     Publisher::new(&device).unwrap()
 }
 
-/// The other process: publishes what it is told to, line by line, until it is told to do else.
+/// Runs the publishing process, which executes commands from its standard input line by line.
 fn be_the_publisher(address: &str) {
     let mut publisher = publisher(address);
     println!("ready");
@@ -34,7 +34,7 @@ fn be_the_publisher(address: &str) {
             }
             "race" => {
                 println!("racing");
-                // Until it is killed.
+                // The parent process kills this one.
                 (0..u64::MAX).for_each(|value| publisher.publish(&[value; NAMES.len()]));
             }
             _ => break,
@@ -90,8 +90,8 @@ impl Drop for Peer {
     }
 }
 
-/// Each test has a process of its own, and so a directory of its own: both processes of a test
-/// find it in the environment.
+/// Runs each test in a separate process with a separate directory. Both processes of a test find it in the
+/// environment.
 fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
     const INNER: &str = "DOORBELL_TEST_INNER";
     if let Ok(address) = std::env::var(CHILD) {
@@ -147,7 +147,7 @@ fn another_process_sees_what_is_published() {
         assert_eq!(value(&sample, "of_a_newer_version"), 7);
         assert_eq!(Common::TxBytes.total(&sample.raw), Some(700));
         assert_eq!(Common::RxBytes.total(&sample.raw), None);
-        // When the device is closed its file goes; whoever knew it learns its last values.
+        // When the device is closed, its file is removed. A reader that knew it gets its last values.
         peer.tell("publish 9", "done");
         peer.tell("close", "closed");
         assert!(files(directory).is_empty());
@@ -172,7 +172,7 @@ fn what_a_killed_process_left_is_recognised_and_removed() {
         assert!(sample.ended);
         assert_eq!(value(&sample, "of_a_newer_version"), 5);
         assert!(files(directory).is_empty());
-        // Nobody looks: the next device that is opened removes it.
+        // Without a reader, the next opened device removes the file.
         let mut peer = Peer::start("what_a_killed_process_left_is_recognised_and_removed", "127.0.0.9");
         peer.kill();
         std::fs::write(directory.join(format!(".new-{}-1-1", peer.child.id())), "half").unwrap();
@@ -193,7 +193,7 @@ fn values_belong_together_while_they_are_written() {
         for _ in 0..2_000 {
             let (samples, notes) = read(&mut source);
             let Some(sample) = samples.first() else {
-                // Somebody who writes all the time may leave no gap for so many tries: then it is said.
+                // Continuous writes may prevent all attempts of the reader. Then a note states that.
                 assert!(notes[0].contains("stopped while it wrote"), "{notes:?}");
                 continue;
             };
@@ -231,7 +231,7 @@ fn damaged_files_are_said_and_skipped() {
             assert!(notes[0].contains(name) && notes[0].contains(said), "{notes:?}");
             std::fs::remove_file(path).unwrap();
         }
-        // One that shrinks after it was opened.
+        // The file shrinks after it was opened.
         let mut source = PublishedSource::new();
         std::fs::write(directory.join("other.counters"), &whole).unwrap();
         assert_eq!(read(&mut source).0.len(), 2);
@@ -247,7 +247,7 @@ fn damaged_files_are_said_and_skipped() {
 fn names_of_devices_and_of_files_may_be_anything() {
     in_own_directory("names_of_devices_and_of_files_may_be_anything", |directory| {
         let plain = "doorbell0@127.0.0.9";
-        // The fourth file is called so, as the first and the third have its other names.
+        // The fourth file has this label, as the first and the third have its other candidates.
         let taken = format!("{plain}#{}.4", std::process::id());
         let names = ["doorbell0", &taken, "doorbell0", "doorbell0"];
         let publish = |name| {
@@ -257,7 +257,7 @@ fn names_of_devices_and_of_files_may_be_anything() {
         let _publishers = names.map(publish);
         let mut paths: Vec<_> = files(directory).into_iter().map(|name| directory.join(name)).collect();
         paths.sort();
-        // No address is added to the name that was chosen.
+        // The chosen label has no address appended.
         let mut bytes = std::fs::read(&paths[1]).unwrap();
         let at = bytes.windows(8).position(|text| text == b"address ").unwrap();
         bytes[at] = b'A';
@@ -347,13 +347,13 @@ fn a_forked_child_neither_publishes_nor_removes() {
     in_own_directory("a_forked_child_neither_publishes_nor_removes", |directory| {
         let mut own = publisher("127.0.0.9");
         own.publish(&[5; 3]);
-        // SAFETY: the child calls nothing that needs what other threads may hold: it compares its
-        // number, unmaps and ends.
+        // SAFETY: the child calls no function that needs a lock of another thread. It compares its number, unmaps and
+        // ends.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 own.publish(&[6; 3]);
                 drop(own);
-                // SAFETY: it ends the child and does nothing else.
+                // SAFETY: the call only ends the child.
                 unsafe { nix::libc::_exit(0) }
             }
             nix::unistd::ForkResult::Parent { child } => {

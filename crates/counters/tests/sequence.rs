@@ -1,4 +1,4 @@
-//! All interleavings of a process that writes words and one that reads them: the reader takes values that belong together.
+//! All interleavings of a process that writes words and one that reads them. The reader gets consistent values.
 
 #[path = "../src/sequence.rs"]
 mod sequence;
@@ -13,10 +13,10 @@ use std::convert::Infallible;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 
-/// Values of the models.
+/// Number of values in the models.
 const VALUES: usize = 2;
 
-/// Times that they are written.
+/// Number of writes.
 const MOMENTS: u64 = 2;
 
 /// Sequence number and values.
@@ -33,7 +33,7 @@ impl Words {
         }
     }
 
-    /// Reads the values as the kernel copies words of a file: one by one. `None` if they do not belong together.
+    /// Reads the values one by one, as the kernel copies words of a file. Returns `None` if they are inconsistent.
     fn read(&self) -> Option<[u64; VALUES]> {
         let look = |index: usize| self.0[index].load(Ordering::Relaxed);
         let values = Cell::new([0; VALUES]);
@@ -66,7 +66,7 @@ fn a_reader_takes_all_values_of_one_moment_or_none() {
     });
 }
 
-/// The model checker remembers only the last access to a word, so it finds other runs when the reader begins second.
+/// The model checker remembers only the last access to a word. It finds other runs when the reader begins second.
 #[test]
 fn a_reader_that_begins_late_takes_all_values_of_one_moment_or_none() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! Made-up trees of devices, with the names that drivers have.
+//! Tests on artificial trees of devices, with the names of real drivers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use doorbell_counters::ethtool::Ethtool;
 use doorbell_counters::{Common, Interval, Monitor, Name, Rates, Reading, Set, Source, SysfsSource};
 
-/// A tree below a temporary directory.
+/// Tree of devices in a temporary directory.
 struct Tree {
     root: tempfile::TempDir,
 }
 
-/// Answers from a list; an interface that is not in it fails.
+/// Statistics from a list. An interface that is not in the list fails.
 struct Listed(BTreeMap<&'static str, Vec<(&'static str, u64)>>);
 
 impl Ethtool for Listed {
@@ -67,7 +67,7 @@ fn only(monitor: &mut Monitor) -> Interval {
     device
 }
 
-/// What a device counts between two looks, each counter growing by what stands beside it.
+/// Returns the rates of a device between two looks, with each counter increased by the given number.
 fn deltas(device: &str, counters: &[(&str, u64, u64)]) -> Rates {
     let tree = Tree::new();
     let before: Vec<_> = counters.iter().map(|&(path, before, _)| (path, before)).collect();
@@ -137,7 +137,7 @@ fn mlx5() {
     assert!(sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_vport_rdma_multicast_packets")));
     assert!(!sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_packets")), "not of RDMA");
     assert!(!sample.raw.contains_key(&Name::new(Set::Hardware, "lifespan")), "no counter");
-    // Without the interface's statistics the port's own count, in words of four bytes.
+    // Without the interface's statistics, the port's own count remains, in words of four bytes.
     let reading = tree.read(nothing());
     assert_eq!(texts(&reading), ["mlx5_0: no statistics of ens1f0np0: the adapter does not answer"]);
     assert_eq!(Common::TxBytes.total(&reading.samples[0].raw), Some(100));
@@ -227,7 +227,7 @@ fn bnxt_re() {
     assert_deltas(&rates, &expected);
     assert!(rates.remarks.is_empty(), "the number of queue pairs may fall: {:?}", rates.remarks);
     assert!(!rates.others.keys().any(|name| name.name == "active_qps"));
-    // Adapters of the generation before count less.
+    // Adapters of the previous generation have fewer counters.
     let rates = deltas("bnxt_re0", &[("hw_counters/tx_pkts", 1, 5), ("hw_counters/tx_bytes", 1, 390)]);
     assert_deltas(&rates, &[(TxPackets, 5), (TxBytes, 390)]);
 }
@@ -335,7 +335,7 @@ fn efa() {
     assert_deltas(&rates, &expected);
 }
 
-/// mana counts CNPs sent per device, and everything else per port.
+/// mana counts sent CNPs per device, and all other counters per port.
 #[test]
 fn mana() {
     use Common::*;
@@ -381,7 +381,7 @@ fn mana() {
     ];
     assert_eq!(found, expected);
     assert_eq!(RxOperations.rule(&sample.raw).unwrap().counts, "requests", "SENDs are among them");
-    // If device and port share a name, the port's value counts.
+    // If device and port share a name, the port's value remains.
     assert_eq!(sample.raw[&Name::new(Set::Hardware, "rate_inc_events")], 1);
     let wide = Name::new(Set::Hardware, "rx_write_requests");
     assert_eq!(doorbell_counters::bits(&wide, &sample.raw), 64, "only mlx5 counts 32 bits under this name");
@@ -391,7 +391,7 @@ fn mana() {
 #[test]
 fn erdma_and_ionic() {
     use Common::*;
-    // The driver of the kernel, and the vendor's own with its prefix.
+    // The driver of the kernel, and the vendor's driver with its prefix.
     for prefix in ["", "hw_"] {
         let names = ["tx_reqs_cnt", "tx_packets_cnt", "tx_bytes_cnt", "rx_packets_cnt", "rx_bytes_cnt"]
             .map(|name| format!("hw_counters/{prefix}{name}"));
@@ -464,7 +464,7 @@ fn mlx4_cxgb4_and_representors_of_mlx5() {
     assert_deltas(&rates, &expected);
 }
 
-/// Notes about other devices are left out. Notes about the selected devices stay.
+/// Notes about other devices are removed. Notes about the selected devices remain.
 #[test]
 fn notes_are_about_the_device_that_was_asked_for() {
     let tree = Tree::new();
@@ -487,7 +487,7 @@ fn notes_are_about_the_device_that_was_asked_for() {
     assert_eq!(notes(Some("rxe0")), [] as [&str; 0]);
     assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "no port"]);
     assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "no port"]);
-    // A device that went: the notes of the others do not name the reason.
+    // The device disappeared. The notes of the others do not contain the reason.
     let mut monitor = tree.monitor();
     monitor.select("rxe0").unwrap();
     monitor.look();
@@ -557,7 +557,7 @@ fn devices_come_and_go_and_are_made_anew() {
     let gone = only(&mut monitor);
     assert!(gone.sample.ended && gone.rates.is_none());
     assert!(monitor.look().devices.is_empty());
-    // The old directory still exists elsewhere, so the new one has a number of its own.
+    // The old directory still exists elsewhere, so the new one has another inode number.
     tree.count("rxe0", &[("hw_counters/sent_pkts", 5000)]);
     assert!(only(&mut monitor).rates.is_none(), "another device of the same name");
     std::fs::rename(tree.device("rxe0"), tree.root.path().join("far")).unwrap();
@@ -584,8 +584,8 @@ fn the_traffic_of_one_device_is_asked_for_by_name() {
     assert_eq!(traffic("rxe0/2").unwrap().device, "rxe0/2");
 }
 
-/// Devices of a tree, to which something happens before they are read for the third time: at the end
-/// of what [`doorbell_counters::traffic`] looks at.
+/// Source for a tree that changes before its third read, at the end of the measurement of
+/// [`doorbell_counters::traffic`].
 struct Fateful {
     source: SysfsSource,
     reads: u32,

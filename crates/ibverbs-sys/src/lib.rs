@@ -1,5 +1,5 @@
-//! What a verbs program, libibverbs and librdmacm say to each other in memory: structures, function tables
-//! and constants of the public headers `infiniband/verbs.h`, `rdma/rdma_cma.h` and `rdma/rdma_verbs.h`.
+//! Structures, function tables and constants of libibverbs and librdmacm, from the public headers
+//! `infiniband/verbs.h`, `rdma/rdma_cma.h` and `rdma/rdma_verbs.h`.
 //!
 //! ```
 //! use doorbell_ibverbs_sys::ibv_sge;
@@ -9,15 +9,15 @@
 //! assert_eq!((size_of_val(&element), element.length), (16, 64));
 //! ```
 //!
-//! `cargo xtask bindings` generates them from rdma-core's headers, and they are checked in, so that
-//! building needs neither the headers nor libclang. They are those of rdma-core 44; the ABI only
-//! grows, and structures that grow carry their size or a mask of the fields that are used.
+//! `cargo xtask bindings` generates the bindings from rdma-core's headers. They are checked in, so a build needs
+//! neither the headers nor libclang. They are those of rdma-core 44. The ABI only grows: structures that grow carry
+//! their size, or a mask of the fields in use.
 //!
-//! Functions are not declared: whoever offers them defines them, and whoever uses them looks them
-//! up at run time. So nothing here links to either library.
+//! This crate declares no functions. A library that provides them defines them, and a program looks them up at run
+//! time. The crate therefore links to neither library.
 //!
-//! Sizes and offsets that libclang saw are compared with those of Rust when this is compiled
-//! (x86-64), and by `cargo xtask test` with those of the C compiler.
+//! The compiler compares sizes and offsets from libclang with those of Rust (x86-64). `cargo xtask test` compares
+//! them with those of the C compiler.
 
 mod bindings;
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64"))]

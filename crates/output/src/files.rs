@@ -1,8 +1,9 @@
-//! Files that are made by path.
+//! Files created by path.
 //!
-//! A name in a directory that others can write to may be a link or a file of theirs. So no function here writes to an
-//! existing file, except a pipe or a device that the user named. A new file gets a random name beside the wanted one
-//! (`O_EXCL`) and is renamed. The rename replaces a link at the wanted name, and never follows it.
+//! A name in a directory that others can write to may be a link or a file of another user. No function here therefore
+//! writes to an existing file, except to a pipe or a device that the user named. A new file gets a random name beside
+//! the wanted one (`O_EXCL`) and is then renamed. The rename replaces a link at the wanted name, and never follows
+//! it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -12,25 +13,25 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
-/// Maximum number of tries to find a random name that is free.
+/// Maximum of attempts to find a free random name.
 const TRIES: usize = 16;
 
-/// Returns a text that no other user can foresee.
+/// Returns a text that no other user can predict.
 ///
 /// # Errors
 ///
-/// The operating system gives no randomness.
+/// The operating system provides no random bytes.
 pub fn random_name() -> io::Result<String> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
     Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
-/// Creates a file that does not exist yet. A link of the name is an error.
+/// Creates a file that does not exist yet. A link at the path is an error.
 ///
 /// # Errors
 ///
-/// The name is taken, or the file cannot be made.
+/// The name is taken, or the file cannot be created.
 pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(mode).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
@@ -54,11 +55,11 @@ fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("no random name beside {name:?} is free")))
 }
 
-/// Replaces a file whole or not at all. Readers see the old or the new file.
+/// Replaces a file atomically. Readers see the old or the new file.
 ///
 /// # Errors
 ///
-/// The directory takes no file, or the content cannot be written. Then the file is as it was.
+/// The file cannot be created in the directory, or its content cannot be written. Then the old file is unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(mut special) = open_special(path)? {
         return special.write_all(content);
@@ -68,11 +69,11 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-/// Creates an empty file in place of one that may be there, for content that is written over time.
+/// Creates an empty file in place of an existing one, for content that is written over time.
 ///
 /// # Errors
 ///
-/// The directory takes no file, or the path names a directory, or a pipe or device of another user.
+/// The file cannot be created in the directory, or the path names a directory, or another user's pipe or device.
 pub fn create(path: &Path) -> io::Result<File> {
     if let Some(special) = open_special(path)? {
         return Ok(special);
@@ -82,11 +83,11 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// A file that is written for a long time within a program which may close descriptors that it did not open. Their numbers
-/// may then stand for the program's files. Those are neither written to nor closed.
+/// File that is open for a long time in a program that may close foreign descriptors. The program may then reuse the
+/// descriptor's number for another file. The guard neither writes to that file nor closes it.
 #[derive(Debug)]
 pub struct GuardedFile {
-    /// Empty only while it is dropped.
+    /// The file; `None` only during the drop.
     file: Option<File>,
     /// Device and inode.
     identity: (u64, u64),
@@ -97,7 +98,7 @@ impl GuardedFile {
     ///
     /// # Errors
     ///
-    /// The operating system does not identify the file.
+    /// The identity of the file is unavailable.
     pub fn new(file: File) -> io::Result<Self> {
         let identity = identity(&file)?;
         Ok(Self { file: Some(file), identity })
@@ -131,11 +132,12 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
     file.metadata().map(|found| (found.dev(), found.ino()))
 }
 
-/// Opens a path for writing that names an existing special file: a pipe, a device, or a descriptor below `/dev` or `/proc`.
+/// Opens a path for writing if it names an existing special file: a pipe, a device, or a descriptor below `/dev` or
+/// `/proc`.
 fn open_special(path: &Path) -> io::Result<Option<File>> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
     let kind = found.file_type();
-    // Only root makes names there.
+    // Only root creates names there.
     if kind.is_symlink() && (path.starts_with("/dev/fd") || path.starts_with("/proc") || is_standard(path)) {
         return OpenOptions::new().write(true).open(path).map(Some);
     }
@@ -155,17 +157,17 @@ fn is_standard(path: &Path) -> bool {
     path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr")
 }
 
-/// Returns the number of the user as whom this process accesses files.
+/// Returns the user id with which this process accesses files.
 pub fn own_user() -> u32 {
     geteuid().as_raw()
 }
 
-/// Makes a directory, and those above it, unless it exists. Refuses a directory of another user, who could exchange its
+/// Creates a directory and its parents, unless it exists. Rejects a directory of another user, who could exchange its
 /// files.
 ///
 /// # Errors
 ///
-/// The directory cannot be made, is no directory, or belongs to a user other than this process's or root.
+/// The directory cannot be created, is no directory, or belongs to a user other than this process's or root.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(path)?;
     let owner = fs::metadata(path)?.uid();
@@ -177,21 +179,21 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Makes a directory for this user alone in one that all users can write to, or finds it again. If another user has taken
-/// the name `stem`, a random ending makes it a name of our own.
+/// Creates or finds a directory for this user alone, in a parent that all users can write to. If another user has
+/// taken the name `stem`, a random suffix makes the name unique.
 ///
 /// # Errors
 ///
-/// No directory can be made there.
+/// No directory can be created there.
 pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
     for _ in 0..TRIES {
         let path = private_path(parent, stem)?;
         match make(&path) {
-            // Another process of this user, or another user, was faster: the next look shows which.
+            // Another process of this user, or another user, was faster. The next attempt shows which.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // If two processes made one each, both use the older one.
+            // If two processes created one directory each, both use the older one.
             _ => return private_path(parent, stem),
         }
     }
@@ -202,11 +204,11 @@ fn is_own(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == own_user())
 }
 
-/// Returns the directory that [`private_directory`] has made, or the path at which a directory can be made.
+/// Returns the directory of an earlier [`private_directory`], or the path for a new one.
 ///
 /// # Errors
 ///
-/// The operating system gives no randomness.
+/// The operating system provides no random bytes.
 pub fn private_path(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     let plain = parent.join(stem);
     if is_own(&plain) || fs::symlink_metadata(&plain).is_err() {
@@ -218,7 +220,7 @@ pub fn private_path(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// Finds this user's directories beside a name that another user has taken, the oldest first. Names of others are ignored.
+/// Returns this user's directories with the prefix `stem`, the oldest first. Ignores directories of other users.
 fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
     let prefix = format!("{stem}.");
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
@@ -228,11 +230,11 @@ fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Opens a file to lock it, and makes it if it does not exist. A link, and a file of another user, is an error.
+/// Opens a file for locking, and creates it if it does not exist. Rejects a link, and a file of another user.
 ///
 /// # Errors
 ///
-/// The file cannot be opened, or another user could have put it there.
+/// The file cannot be opened, or another user may have created it.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).custom_flags(flags.bits()).open(path)?;
@@ -243,11 +245,11 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} is no file of this user", path.display())))
 }
 
-/// Reads a regular file of at most `limit` bytes. A pipe of that name does not block.
+/// Reads a regular file of at most `limit` bytes. A pipe at the path does not block.
 ///
 /// # Errors
 ///
-/// It cannot be read, is no regular file, or is longer.
+/// The file is unreadable, is not regular, or is longer than `limit`.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if !file.metadata()?.is_file() {
@@ -292,7 +294,7 @@ mod tests {
         let mut guarded = GuardedFile::new(file).unwrap();
         guarded.write_all(b"frames").unwrap();
         nix::unistd::close(number).unwrap();
-        // The lowest free number. If another thread's file takes it, the test checks the same.
+        // The lowest free number. If another thread's file takes it, the test still checks the same property.
         let own = File::create(path("own")).unwrap();
         assert!(guarded.write_all(b"more frames").is_err());
         drop(guarded);

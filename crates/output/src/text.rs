@@ -5,7 +5,7 @@ use std::fmt;
 
 /// Escapes characters that control a terminal, except the newline and the tab.
 ///
-/// The form is `\u001b`, as in strings of JSON: JSON with such characters stays JSON of the same value.
+/// The form is `\u001b`, as in JSON strings. Escaped JSON has the same value.
 pub fn escape(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
@@ -25,14 +25,14 @@ pub fn write_escaped(to: &mut impl fmt::Write, text: &str) -> fmt::Result {
     let mut rest = text;
     while let Some((at, character)) = rest.char_indices().find(|&(_, character)| is_obeyed(character)) {
         to.write_str(&rest[..at])?;
-        // All of them have at most four digits.
+        // All these characters have at most four digits.
         write!(to, "\\u{:04x}", u32::from(character))?;
         rest = &rest[at + character.len_utf8()..];
     }
     to.write_str(rest)
 }
 
-/// Returns whether the character is a control of ISO 6429, or a mark of Unicode that changes the direction of text.
+/// Returns whether the character is a control of ISO 6429, or a Unicode mark that changes the direction of text.
 fn is_obeyed(character: char) -> bool {
     match character {
         '\n' | '\t' => false,

@@ -1,15 +1,15 @@
-//! Every protocol of message exchange, in every variant, as data.
+//! Protocols of message exchange as data, with all variants.
 //!
-//! A [`Protocol`] has a name, an id that set-up sends ([`WireId`]), properties by which programs choose
-//! ([`Properties`]), and its [`Step`]s: which end posts which operation, of what size, how often, behind which other
-//! one, and how the other end notices it.
+//! A [`Protocol`] has a name, an id for connection set-up ([`WireId`]), properties by which programs choose
+//! ([`Properties`]), and [`Step`]s. A step states which end posts which operation, its size, how often and after
+//! which other step it is posted, and how the other end notices it.
 //!
 //! ```
 //! use doorbell_protocols::{End, Protocol, Run};
 //!
 //! let protocol = Protocol::by_name("buffered-write-tail-read").unwrap();
 //! assert_eq!(protocol.properties().passive, Some(End::Receiver));
-//! // What the sender of 1,000 messages posts, eight messages at a time:
+//! // Operations that the sender of 1,000 messages posts in batches of eight:
 //! let run = Run { messages: 1000, batch: 8, ..Run::default() };
 //! for step in protocol.steps().iter().filter(|step| step.by == End::Sender && step.is_part(run.credits)) {
 //!     let posts = step.posts(&run);
@@ -17,12 +17,12 @@
 //! }
 //! ```
 //!
-//! Nobody interprets the steps: `doorbell-exchange` implements each protocol as code of its own, and a conformance test
-//! there counts what connections really post. From the steps follow how many packets a run must take, which every
-//! measurement is compared with, and what the performance model charges for a message.
+//! The steps are data only. `doorbell-exchange` implements each protocol in separate code, and its conformance test
+//! counts the operations that connections post. The steps determine the number of packets of a run, against which
+//! every measurement is compared, and the cost of a message in the performance model.
 //!
-//! Not among the steps, since every connection has them, whatever its protocol: the goodbye (a SEND of 0 B with
-//! immediate data) and the question whether a quiet peer lives (a WRITE of 0 B).
+//! Two operations are not among the steps, since every connection has them. A closing connection sends a goodbye, a
+//! SEND of 0 B with immediate data. A WRITE of 0 B checks whether a quiet peer is alive.
 
 #![forbid(unsafe_code)]
 

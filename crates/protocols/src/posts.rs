@@ -1,38 +1,38 @@
-//! How often steps are posted.
+//! Number of posts of each step.
 
 use doorbell_wire::MessageKind;
 
 use crate::step::{Credits, Role, Size, Step, When};
 
-/// Completions that a connection takes by one poll, at most.
+/// Maximum of completions that a connection takes with one poll.
 pub const POLL_LIST: usize = 32;
 
 /// Messages of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// How many.
+    /// Number of messages.
     pub messages: u64,
-    /// Bytes of each.
+    /// Bytes of each message.
     pub bytes: u64,
-    /// Messages unacknowledged, at most.
+    /// Maximum of unacknowledged messages.
     pub window: u64,
-    /// Messages of one post, at most.
+    /// Maximum of messages in one post.
     pub batch: u64,
-    /// Messages that the receiver makes room for, of all connections.
+    /// Messages for which the receiver has buffers, summed over all connections.
     pub depth: u64,
-    /// Messages for which the receiver has room at once, exactly. `None` if that is not known: a ring has room for
-    /// more short messages than the depth says.
+    /// Exact number of messages for which the receiver has space at once. `None` if unknown: a ring has space for
+    /// more short messages than its depth.
     pub space: Option<u64>,
-    /// Flow control by credits is on.
+    /// Whether credits control the flow.
     pub credits: bool,
-    /// Messages go the other way as well, and may carry credits.
+    /// Whether messages of the other direction exist and may carry credits.
     pub is_answered: bool,
-    /// How often the end that posts a step polled, if all that it had posted was complete before each poll.
+    /// Number of polls by the end that posts a step, if all its posts were complete before each poll.
     pub polls: Option<u64>,
 }
 
 impl Default for Run {
-    /// No messages, one by one.
+    /// Returns a run of no messages, with batches of one.
     fn default() -> Self {
         Self {
             messages: 0,
@@ -48,29 +48,30 @@ impl Default for Run {
     }
 }
 
-/// How often an operation is posted.
+/// Number of posts of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Posts {
-    /// The operation.
+    /// Operation.
     pub operation: MessageKind,
-    /// Payload bytes of one that carries or tells of one message. Others are longer where
-    /// [`all_bytes`](Self::all_bytes) says so.
+    /// Payload bytes of a post for one message. If [`all_bytes`](Self::all_bytes) is set, posts for more messages are
+    /// longer.
     pub bytes: u64,
-    /// Payload bytes of all of them, however many there are; `None` if each has [`bytes`](Self::bytes), or tells of
+    /// Payload bytes of all posts, independent of their number. `None` if each has [`bytes`](Self::bytes), or reports
     /// buffers.
     pub all_bytes: Option<u64>,
-    /// At least.
+    /// Minimum.
     pub least: u64,
-    /// At most; `None` if an end posts it as often as it likes.
+    /// Maximum; `None` if unlimited.
     pub most: Option<u64>,
 }
 
 impl Step {
-    /// How often the step is posted in a run: a bound for every order in which messages arrive and are freed.
+    /// Returns the number of posts of the step in a run. The bounds hold for every order in which messages arrive and
+    /// are freed.
     pub fn posts(&self, run: &Run) -> Posts {
         let messages = run.messages;
         let at_least_for = |most_at_once: u64| messages.div_ceil(most_at_once.max(1));
-        // Each report makes room for no more messages than there is room for at all.
+        // Each report frees at most the whole space.
         let reports = match run.space {
             Some(space) if !(run.is_answered && self.rides()) => messages.saturating_sub(space).div_ceil(space.max(1)),
             _ => 0,
@@ -79,10 +80,10 @@ impl Step {
             When::Message => (messages, Some(messages)),
             When::Post => (at_least_for(run.batch), Some(messages)),
             When::Waiting => (at_least_for(run.window), Some(messages)),
-            // Each ends where the sender has no more messages, or where the receiver had no more room.
+            // A pull ends after the last message of the sender, or at the end of the receiver's space.
             When::Pulled => (at_least_for(run.window), Some(2 * messages)),
             When::Reap => (at_least_for(run.window.min(POLL_LIST as u64)), Some(messages)),
-            // Each buffer may be reported by itself, also those that were never reported before.
+            // Each buffer may be reported separately, including buffers that have never been reported.
             When::Freed { .. } if messages == 0 => (0, Some(0)),
             When::Freed { .. } => (reports, Some(messages + run.depth)),
             When::Short { .. } if messages == 0 => (0, Some(0)),
@@ -93,7 +94,7 @@ impl Step {
         Posts { operation: self.operation, bytes: self.size.bytes(run.bytes, 1), all_bytes, least, most }
     }
 
-    /// Does it carry nothing but credits, which messages of the other direction may carry instead?
+    /// Returns whether the step carries only credits, which messages of the other direction may carry instead.
     pub fn rides(&self) -> bool {
         self.role == Role::Release && self.credits == Credits::With
     }

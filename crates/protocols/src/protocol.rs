@@ -1,23 +1,23 @@
-//! What a protocol is called, and what it can do.
+//! Names and properties of protocols.
 
 use crate::step::{Credits, End, Joined, Noticed, Role, Step};
 use crate::table::{DESCRIPTIONS, Description, Protocol, Store};
 
 impl Protocol {
-    /// Every protocol and variant.
+    /// All protocols and variants.
     pub const ALL: [Self; DESCRIPTIONS.len()] = {
         let mut all = [Self::SendReceive; DESCRIPTIONS.len()];
         let mut index = 0;
         while index < all.len() {
             all[index] = DESCRIPTIONS[index].protocol;
-            // `description` looks a protocol up by its number.
+            // `description` uses the number of a protocol as an index.
             assert!(all[index] as usize == index, "the table is in the order of the protocols");
             index += 1;
         }
         all
     };
 
-    /// The names of all.
+    /// Names of all protocols.
     pub const NAMES: [&'static str; DESCRIPTIONS.len()] = {
         let mut names = [""; DESCRIPTIONS.len()];
         let mut index = 0;
@@ -28,52 +28,52 @@ impl Protocol {
         names
     };
 
-    /// Its row of the table.
+    /// Returns the row of the protocol in the table.
     pub const fn description(self) -> &'static Description {
         &DESCRIPTIONS[self as usize]
     }
 
-    /// Its name on the command line, in JSON and in experiments.
+    /// Returns the name on the command line, in JSON and in experiments.
     pub const fn name(self) -> &'static str {
         self.description().name
     }
 
-    /// Its variant's name, where the protocol is known.
+    /// Returns the name of the variant within its family.
     pub const fn variant(self) -> &'static str {
         self.description().variant
     }
 
-    /// The protocol of this [`name`](Self::name).
+    /// Returns the protocol with this [`name`](Self::name).
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|protocol| protocol.name() == name)
     }
 
-    /// The id that set-up sends.
+    /// Returns the id for connection set-up.
     pub const fn wire_id(self) -> WireId {
         self.description().wire_id
     }
 
-    /// Its operations, in the order in which a message causes them.
+    /// Returns the operations, in the order in which a message causes them.
     pub const fn steps(self) -> &'static [Step] {
         self.description().steps
     }
 
-    /// When a sender may use the buffer of a message again.
+    /// Returns the event after which a sender may reuse the buffer of a message.
     pub const fn release(self) -> Release {
         self.description().release()
     }
 
-    /// Does an operation of it carry the fence flag?
+    /// Returns whether an operation of the protocol has the fence flag.
     pub fn is_fenced(self) -> bool {
         self.steps().iter().any(|step| matches!(step.joined, Joined::Fenced { .. }))
     }
 
-    /// Is there a form of it without flow control by credits?
+    /// Returns whether the protocol has a form without flow control by credits.
     pub fn is_possible_without_credits(self) -> bool {
         self.steps().iter().any(|step| step.credits == Credits::Without)
     }
 
-    /// What it can do.
+    /// Returns the properties.
     pub fn properties(self) -> Properties {
         self.description().properties()
     }
@@ -85,7 +85,7 @@ impl std::fmt::Display for Protocol {
     }
 }
 
-/// What is no name of a protocol.
+/// Error for a name that no protocol has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownProtocol;
 
@@ -133,8 +133,8 @@ impl<'de> serde::Deserialize<'de> for Protocol {
     }
 }
 
-/// The number by which set-up names a protocol. Variants that differ at one end only, such as those with a fence, share
-/// one.
+/// Number of a protocol in connection set-up. Variants that differ at one end only, such as fenced ones, share a
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireId(u8);
 
@@ -146,18 +146,18 @@ impl WireId {
         Self(number)
     }
 
-    /// The id with this number, if there is one.
+    /// Returns the id with this number, or `None` if no protocol has it.
     pub fn known(number: u8) -> Option<Self> {
         let id = Self(number);
         (id == Self::ONE_SIDED || id.protocol().is_some()).then_some(id)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The first of the protocols with this id; `None` for one-sided operations.
+    /// Returns the first protocol with this id; `None` for one-sided operations.
     pub fn protocol(self) -> Option<Protocol> {
         Protocol::ALL.into_iter().find(|protocol| protocol.wire_id() == self)
     }
@@ -169,42 +169,42 @@ impl std::fmt::Display for WireId {
     }
 }
 
-/// When a sender may use the buffer of a message again.
+/// Event after which a sender may reuse the buffer of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// Once the operation that carries the message is acknowledged.
+    /// Acknowledgement of the operation that carries the message.
     Acknowledgement,
-    /// Once the receiver has reported that it read the message.
+    /// Report of the receiver that it has read the message.
     Receiver,
 }
 
-/// Where a received message lies without having been copied there.
+/// Placement of a received message without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroCopy {
-    /// In buffers of the connection: a program that wants it elsewhere copies it.
+    /// The message is in a buffer of the connection. The program copies it to another place.
     No,
-    /// In buffers that the program may provide, without choosing one for each message.
+    /// The program may provide the buffers, but not choose one for each message.
     Partly,
-    /// Where the program wants each message.
+    /// The program chooses the place of each message.
     Yes,
 }
 
-/// What a protocol can do and what not, by which programs choose.
+/// Properties by which programs choose a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Does a message arrive where the program wants it?
+    /// Placement of a received message without a copy.
     pub zero_copy: ZeroCopy,
-    /// Do short messages take no more memory than they need?
+    /// Whether short messages take only the memory that they need.
     pub variable_size: bool,
-    /// The end that posts neither sends nor receives for messages, and polls nothing but memory, if there is one.
+    /// End that posts no sends or receives for messages and only polls memory, if one exists.
     pub passive: Option<End>,
-    /// Can a receiver sleep until a message comes?
+    /// Whether a receiver can sleep until a message arrives.
     pub receiver_sleeps: bool,
-    /// Can a sender sleep until its message is done?
+    /// Whether a sender can sleep until its message is complete.
     pub sender_sleeps: bool,
-    /// Does a message that is held for long block those behind it, once buffers are full?
+    /// Whether a message that the program holds for long blocks later messages when the buffers are full.
     pub slow_message_blocks: bool,
-    /// Can connections share their receive buffers?
+    /// Whether connections can share receive buffers.
     pub shared_buffers: bool,
 }
 
@@ -221,7 +221,7 @@ impl Description {
         Release::Acknowledgement
     }
 
-    /// Most follow from the steps, so they cannot contradict them.
+    /// Returns the properties. Most are derived from the steps and therefore agree with them.
     pub(crate) fn properties(&self) -> Properties {
         let is_passive = |end: &End| {
             let is_busy = |step: &Step| step.by == *end || step.noticed == Noticed::Completion;

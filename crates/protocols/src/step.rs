@@ -1,18 +1,18 @@
-//! What ends post, as data.
+//! Operations that the ends post, as data.
 
 use doorbell_wire::MessageKind;
 
-/// An end of a connection, for messages of one direction.
+/// End of a connection, for messages of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// It sends messages.
+    /// The end that sends messages.
     Sender,
-    /// It receives them.
+    /// The end that receives messages.
     Receiver,
 }
 
 impl End {
-    /// The other one.
+    /// Returns the other end.
     pub const fn other(self) -> Self {
         match self {
             Self::Sender => Self::Receiver,
@@ -24,26 +24,26 @@ impl End {
 /// Payload bytes of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// The message.
+    /// One message.
     Message {
-        /// Bytes that travel beside it: its length, a signal byte.
+        /// Additional bytes, such as the length of the message or a signal byte.
         beside: u64,
     },
-    /// This many bytes, whatever the message.
+    /// Fixed number of bytes.
     Fixed(u64),
-    /// All messages that are new.
+    /// All new messages.
     AllNew {
-        /// Bytes beside each of them.
+        /// Additional bytes for each message.
         beside: u64,
-        /// Each message, with what is beside it, takes a multiple of this.
+        /// Unit to whose multiple each message is padded, including its additional bytes.
         unit: u64,
     },
-    /// This many bytes for each buffer that the operation tells of: for one, or for all that are free.
+    /// Bytes for each buffer that the operation reports: for one buffer, or for all free buffers.
     Entries(u64),
 }
 
 impl Size {
-    /// Bytes of one operation that carries or tells of `count` messages of `bytes` each.
+    /// Returns the bytes of one operation for `count` messages of `bytes` each.
     pub const fn bytes(self, bytes: u64, count: u64) -> u64 {
         match self {
             Self::Message { beside } => bytes + beside,
@@ -53,44 +53,45 @@ impl Size {
         }
     }
 
-    /// Does the operation carry messages?
+    /// Returns whether the operation carries messages.
     pub const fn carries_messages(self) -> bool {
         matches!(self, Self::Message { .. } | Self::AllNew { .. })
     }
 }
 
-/// When an operation is posted.
+/// Time at which an operation is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// With each message.
+    /// Once per message.
     Message,
     /// Once for all messages of one post: from one to a batch.
     Post,
-    /// Once for all messages that wait: from one to a window.
+    /// Once for all waiting messages: from one to a window.
     Waiting,
-    /// Once for all new messages for which the receiver has room: from a part of one to a window.
+    /// Once for all new messages for which the receiver has space: from a part of one to a window.
     Pulled,
-    /// Once for all completions of messages that one poll takes.
+    /// Once for all message completions of one poll.
     Reap,
-    /// When enough messages were freed, or the other end has no space left.
+    /// Once enough messages were freed, or the other end has no space left.
     Freed {
-        /// Enough is one of so many parts of the receiver's space,
+        /// Divisor of the receiver's space; that part of the space is enough.
         parts: u32,
-        /// or this many messages, if that is less.
+        /// Number of messages that is enough if it is smaller.
         most: u32,
     },
-    /// By polling, one operation at a time, while one of so many parts of the receiver's space is used.
+    /// By polling, one operation at a time, while a certain part of the receiver's space is in use.
     Short {
-        /// 2 asks ahead of need, 1 asks once a message does not fit.
+        /// Divisor of the receiver's space. 2 asks before the space is needed, 1 asks once a message does not fit.
         parts: u32,
     },
-    /// By polling, one operation at a time, also when nothing happens.
+    /// By polling, one operation at a time, even if no message is sent.
     Polled,
 }
 
 impl When {
-    /// Messages whose space is reported at once, where the receiver has space for `depth` messages and all are freed
-    /// in time. `None` if the operation reports no space, or reports whatever is free when the sender asks.
+    /// Returns the number of messages whose space is reported at once, if the receiver has space for `depth` messages
+    /// and all are freed in time. Returns `None` if the operation reports no space, or reports all free space on
+    /// request.
     pub fn freed_at_once(self, depth: u32) -> Option<u32> {
         match self {
             Self::Freed { parts, most } => Some((depth / parts.max(1)).min(most).max(1)),
@@ -98,8 +99,8 @@ impl When {
         }
     }
 
-    /// How often the operation is to be expected per message, where messages flow in full batches and the receiver has
-    /// space for `depth` of them.
+    /// Returns the expected number of posts per message, if messages flow in full batches and the receiver has space
+    /// for `depth` messages.
     pub fn per_message(self, batch: u32, depth: u32) -> f64 {
         match self {
             Self::Message => 1.0,
@@ -110,76 +111,78 @@ impl When {
     }
 }
 
-/// How an operation is posted with respect to the step before it.
+/// Relation of an operation to the step before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// By itself, or with others of its kind.
+    /// Posted separately, or with others of its kind.
     Alone,
-    /// In the same post, right behind it. RC keeps WRITEs and SENDs in order (IBTA Vol 1, 10.8.3.3).
+    /// Posted together with the step before, directly after it. RC keeps WRITEs and SENDs in order (IBTA Vol 1,
+    /// 10.8.3.3).
     Chained,
-    /// In the same post, with the fence flag: it begins once the READ or atomic before it is complete.
+    /// Posted together with the step before, with the fence flag. The operation begins once that READ or atomic is
+    /// complete.
     Fenced {
-        /// The end that posts both waits for the completion of this operation, which says that the one before is
-        /// complete too. Otherwise it waits for the one before.
+        /// Whether the posting end waits for the completion of this operation, which implies that of the step before.
+        /// Otherwise it waits for the step before.
         awaited: bool,
     },
 }
 
-/// How the other end notices an operation.
+/// Way in which the other end notices an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noticed {
-    /// It completes a receive there.
+    /// The operation completes a receive of the other end.
     Completion,
     /// The other end polls memory.
     Memory,
-    /// It does not notice the operation.
+    /// The other end does not notice the operation.
     Nothing,
 }
 
-/// What an operation is there for.
+/// Purpose of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Without it the receiver does not have the message.
+    /// Delivery of the message to the receiver.
     Delivery,
-    /// It tells the sender which buffers it may use again, or that the receiver has space.
+    /// Report to the sender of buffers that it may reuse, or of space at the receiver.
     Release,
 }
 
-/// Whether an operation depends on flow control by credits.
+/// Dependence of an operation on flow control by credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credits {
-    /// It is posted with credits or without.
+    /// Posted with and without credits.
     Any,
-    /// It needs credits: it carries them, or reports them.
+    /// Posted only with credits, which it carries or reports.
     With,
-    /// It takes the place of one that needs credits.
+    /// Posted only without credits, in place of an operation that needs them.
     Without,
 }
 
-/// One operation of a protocol.
+/// Operation of a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The end that posts it.
+    /// End that posts the operation.
     pub by: End,
-    /// The operation.
+    /// Kind of the operation.
     pub operation: MessageKind,
-    /// Its payload.
+    /// Payload of the operation.
     pub size: Size,
-    /// When it is posted.
+    /// Time of the post.
     pub when: When,
-    /// How it is posted with respect to the step before.
+    /// Relation to the step before.
     pub joined: Joined,
-    /// How the other end notices it.
+    /// Way in which the other end notices the operation.
     pub noticed: Noticed,
-    /// What it is there for.
+    /// Purpose of the operation.
     pub role: Role,
-    /// Whether it depends on credits.
+    /// Dependence on credits.
     pub credits: Credits,
 }
 
 impl Step {
-    /// Alone, for delivery, whatever the credits; noticed by a completion if it takes a receive, and not at all
-    /// otherwise.
+    /// Creates a step that is posted separately, for delivery, with and without credits. An operation that takes a
+    /// receive is noticed by its completion, any other operation is not noticed.
     pub(crate) const fn new(by: End, operation: MessageKind, size: Size, when: When) -> Self {
         let takes_receive = matches!(operation, MessageKind::Send | MessageKind::SendImm | MessageKind::WriteImm);
         Self {
@@ -210,7 +213,7 @@ impl Step {
         Self { credits, ..self }
     }
 
-    /// Is it posted at all, with or without credits?
+    /// Returns whether the step is posted with this setting of credits.
     pub const fn is_part(&self, credits: bool) -> bool {
         match self.credits {
             Credits::Any => true,
@@ -219,12 +222,12 @@ impl Step {
         }
     }
 
-    /// Does data come back, instead of an acknowledgement?
+    /// Returns whether the response carries data, instead of an acknowledgement only.
     pub const fn is_two_way(&self) -> bool {
         matches!(self.operation, MessageKind::Read) || self.is_atomic()
     }
 
-    /// Is it an atomic operation?
+    /// Returns whether the operation is atomic.
     pub const fn is_atomic(&self) -> bool {
         matches!(self.operation, MessageKind::CompareSwap | MessageKind::FetchAdd)
     }

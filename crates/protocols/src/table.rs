@@ -1,4 +1,4 @@
-//! The table of protocols.
+//! Table of protocols.
 
 use doorbell_wire::MessageKind::{FetchAdd, Read, Send, SendImm, Write, WriteImm};
 
@@ -7,7 +7,7 @@ use crate::step::End::{Receiver, Sender};
 use crate::step::Joined::{Chained, Fenced};
 use crate::step::{Credits, Size, Step, When};
 
-/// A protocol of message exchange, in one of its variants.
+/// Protocol of message exchange, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// SENDs into receives.
@@ -15,78 +15,78 @@ pub enum Protocol {
     SendReceive,
     /// The receiver READs each message, then WRITEs its signal byte.
     DirectRead,
-    /// READ and signal byte are posted together, the latter with a fence. The receiver has the message when the READ
-    /// is complete.
+    /// The receiver posts READ and signal byte together, the latter with a fence. It has the message when the READ is
+    /// complete.
     DirectReadFenced,
-    /// The same, but the receiver waits until the WRITE of the signal byte is complete.
+    /// Same as [`Self::DirectReadFenced`], but the receiver waits until the WRITE of the signal byte is complete.
     DirectReadFencedAwaited,
     /// The receiver READs each message, then reports it by SEND.
     DirectReadSend,
-    /// READ and SEND are posted together, the latter with a fence.
+    /// The receiver posts READ and SEND together, the latter with a fence.
     DirectReadFencedSend,
     /// WRITEs into buffers that the receiver grants.
     DirectWrite,
-    /// WRITEs into a ring, announced by immediate data, space reported by SEND.
+    /// WRITEs into a ring, with immediate data as notification. The receiver reports space by SEND.
     BufferedWriteImmediateSend,
-    /// WRITEs into a ring, announced by immediate data, space asked for by READ.
+    /// WRITEs into a ring, with immediate data as notification. The sender READs the free space.
     BufferedWriteImmediateRead,
-    /// WRITEs into a ring, announced by the tail's offset, space reported by SEND.
+    /// WRITEs into a ring, with the tail's offset as notification. The receiver reports space by SEND.
     BufferedWriteTailSend,
-    /// WRITEs into a ring, announced by the tail's offset, space asked for by READ.
+    /// WRITEs into a ring, with the tail's offset as notification. The sender READs the free space.
     BufferedWriteTailRead,
-    /// WRITEs into a ring from its end to its start, space reported by SEND.
+    /// WRITEs into a ring from its end to its start. The receiver reports space by SEND.
     BufferedWriteReverseSend,
-    /// WRITEs into a ring from its end to its start, space asked for by READ.
+    /// WRITEs into a ring from its end to its start. The sender READs the free space.
     BufferedWriteReverseRead,
-    /// Many senders WRITE into one ring, in which FETCH_ADD reserves space.
+    /// Many senders WRITE into one ring, in which they reserve space by FETCH_ADD.
     SharedWrite,
-    /// The receiver READs all that is new from a ring at the sender.
+    /// The receiver READs all new data from a ring at the sender.
     BufferedRead,
 }
 
-/// Memory in which messages lie.
+/// Memory of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Buffers, each as long as the longest message.
+    /// Buffers of the maximum message length.
     Slots,
-    /// A ring, in which messages follow each other.
+    /// Ring with consecutive messages.
     Ring,
-    /// Wherever the program places each message; the connection stores only what announces it.
+    /// Memory of the program, which places each message. The connection stores only the announcements.
     Announcements,
 }
 
-/// What there is to know of a protocol without running it.
+/// Static properties of a protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// Which one.
+    /// Protocol of this row.
     pub protocol: Protocol,
-    /// Its name on the command line, in JSON and in experiments.
+    /// Name on the command line, in JSON and in experiments.
     pub name: &'static str,
-    /// Its name in sentences.
+    /// Name in sentences.
     pub title: &'static str,
-    /// The name that all its variants have in common.
+    /// Common name of all variants.
     pub family: &'static str,
-    /// The name of its variant, where the protocol is known.
+    /// Name of the variant within its family.
     pub variant: &'static str,
-    /// The id that set-up sends.
+    /// Id for connection set-up.
     pub wire_id: WireId,
-    /// Where received messages lie without having been copied there.
+    /// Placement of received messages without a copy.
     pub zero_copy: ZeroCopy,
-    /// Can connections share their receive buffers?
+    /// Whether connections can share receive buffers.
     pub shared_buffers: bool,
-    /// Where sent messages wait until they are done.
+    /// Memory of sent messages until they are complete.
     pub sent_from: Store,
-    /// Where received messages lie until the program frees them.
+    /// Memory of received messages until the program frees them.
     pub received_into: Store,
-    /// Its operations, in the order in which a message causes them.
+    /// Operations, in the order in which a message causes them.
     pub steps: &'static [Step],
 }
 
-/// The message alone.
+/// The message without additional bytes.
 const MESSAGE: Size = Size::Message { beside: 0 };
 /// The message, and a word with its length and a signal byte.
 const MESSAGE_AND_WORD: Size = Size::Message { beside: 8 };
-/// Nothing: the immediate data says all.
+/// No payload; the immediate data is sufficient.
 const EMPTY: Size = Size::Fixed(0);
 /// An offset or a number.
 const WORD: Size = Size::Fixed(8);
@@ -94,7 +94,7 @@ const WORD: Size = Size::Fixed(8);
 const READ_REQUEST: Size = Size::Fixed(16);
 const SIGNAL_BYTE: Size = Size::Fixed(1);
 
-/// In the order of [`Protocol`].
+/// Rows in the order of [`Protocol`].
 pub(crate) const DESCRIPTIONS: [Description; 15] = [
     Description {
         protocol: Protocol::SendReceive,
@@ -155,7 +155,7 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
-            // One SEND reports all messages that were read.
+            // One SEND reports all messages read.
             Step::new(Receiver, SendImm, EMPTY, When::Reap).release(),
         ],
         ..direct_read(
@@ -193,7 +193,7 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         received_into: Store::Slots,
         steps: &[
             Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
-            // Address and key of each buffer that is free, then how many were granted so far.
+            // Address and key of each free buffer, then the number of buffers granted so far.
             Step::new(Receiver, Write, Size::Entries(16), When::Freed { parts: 4, most: 16 }).release(),
             Step::new(Receiver, Write, WORD, When::Freed { parts: 4, most: 16 })
                 .joined(Chained)
@@ -261,7 +261,7 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
             WireId::new(11),
         )
     },
-    // When a sender dies, the receiver and the other senders exchange SENDs of 0 B besides.
+    // After the death of a sender, the receiver and the other senders also exchange SENDs of 0 B.
     Description {
         protocol: Protocol::SharedWrite,
         name: "shared-write",
@@ -299,19 +299,19 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
     },
 ];
 
-/// Posted along with the READ.
+/// Signal byte that is posted together with the READ.
 const FENCED_SIGNAL: Step = Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).release().seen_in_memory();
-/// The message takes a receive.
+/// WRITE of a message that takes a receive.
 const WRITE_IMMEDIATE: Step = Step::new(Sender, WriteImm, MESSAGE, When::Message);
 const WRITE: Step = Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message);
-/// Behind all messages of a post: where the last of them ends.
+/// WRITE of the end of the last message, after all messages of a post.
 const WRITE_TAIL: Step = Step::new(Sender, Write, WORD, When::Post).joined(Chained).seen_in_memory();
 /// The receiver reports the head in the immediate data.
 const REPORT_BY_SEND: Step = Step::new(Receiver, SendImm, EMPTY, When::Freed { parts: 8, most: u32::MAX }).release();
 /// The sender reads the head.
 const ASK_AHEAD: Step = Step::new(Sender, Read, WORD, When::Short { parts: 2 }).release();
 
-/// What variants of Direct-Read have in common.
+/// Returns the common properties of the variants of Direct-Read.
 const fn direct_read(
     protocol: Protocol,
     name: &'static str,
@@ -334,7 +334,7 @@ const fn direct_read(
     }
 }
 
-/// What variants of Buffered-Write have in common.
+/// Returns the common properties of the variants of Buffered-Write.
 const fn buffered_write(
     protocol: Protocol,
     name: &'static str,

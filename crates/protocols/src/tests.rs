@@ -19,7 +19,7 @@ fn names_are_unique_and_found_again() {
     assert_eq!(titles.len(), Protocol::ALL.len());
 }
 
-/// What is on the wire may never change: releases talk to each other.
+/// Ids on the wire must never change, since different releases communicate.
 #[test]
 fn wire_ids_stay_as_they_are() {
     for (name, id) in [
@@ -50,7 +50,7 @@ fn wire_ids_stay_as_they_are() {
     }
 }
 
-/// Ends that name each other by one id post the same operations of the same size, whatever the fences.
+/// Protocols with one id post the same operations of the same size; only their fences differ.
 #[test]
 fn variants_of_one_wire_id_differ_in_nothing_that_the_peer_sees() {
     for a in Protocol::ALL {
@@ -107,7 +107,7 @@ fn every_protocol_delivers_each_message_once_and_reports_space() {
     }
 }
 
-/// The truths that programs rely on, which the steps have to imply.
+/// The steps must imply the properties on which programs rely.
 #[test]
 fn properties_follow_from_the_steps() {
     let of = |passive, receiver_sleeps, sender_sleeps, slow_message_blocks, variable_size| {
@@ -123,9 +123,9 @@ fn properties_follow_from_the_steps() {
         ("direct-read-fenced-send", of(None, true, true, false, true)),
         ("direct-write", of(None, false, true, false, false)),
         ("buffered-write-immediate-send", of(None, true, true, true, true)),
-        // The receiver posts receives again, so it is not passive.
+        // The receiver reposts receives, so it is not passive.
         ("buffered-write-immediate-read", of(None, true, true, true, true)),
-        // It reports space.
+        // The receiver reports space.
         ("buffered-write-tail-send", of(None, false, true, true, true)),
         ("buffered-write-tail-read", of(receiver, false, true, true, true)),
         ("buffered-write-reverse-send", of(None, false, true, true, true)),
@@ -137,7 +137,7 @@ fn properties_follow_from_the_steps() {
         let Properties { passive, receiver_sleeps, sender_sleeps, slow_message_blocks, variable_size, .. } =
             protocol.properties();
         let found = of(passive, receiver_sleeps, sender_sleeps, slow_message_blocks, variable_size);
-        assert_eq!(found, expected, "{name}: passive, two who sleep, blocks, variable size");
+        assert_eq!(found, expected, "{name}: passive, receiver sleeps, sender sleeps, blocks, variable size");
         assert_eq!(protocol.is_fenced(), name.contains("fenced"), "{name}");
     }
     assert_eq!(Protocol::DirectWrite.properties().zero_copy, ZeroCopy::Partly);
@@ -152,7 +152,7 @@ fn one_at_a_time_into_room_for_one_every_step_is_posted_once_per_message() {
             let posts = step.posts(&run);
             let least = match step.when {
                 When::Polled => 30,
-                // The first message finds room.
+                // The receiver has space for the first message.
                 When::Freed { .. } | When::Short { .. } => 9,
                 _ => 10,
             };
@@ -183,7 +183,7 @@ fn reports_are_as_rare_as_there_is_space() {
     assert_eq!(When::Short { parts: 2 }.freed_at_once(64), None);
     assert!((When::Short { parts: 2 }.per_message(8, 64) - 2.0 / 64.0).abs() < 1e-9);
     assert!((When::Post.per_message(8, 64) - 0.125).abs() < 1e-9);
-    // Credits ride on messages of the other direction.
+    // Messages of the other direction carry the credits.
     let run = Run { messages: 100, space: Some(10), depth: 10, ..Run::default() };
     let report = &Protocol::SendReceive.steps()[2];
     assert_eq!(report.posts(&run).least, 9);

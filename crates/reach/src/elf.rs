@@ -1,11 +1,11 @@
-//! What an ELF file says of how it is started: header, program headers, and the dynamic linker that they name.
+//! Start of an ELF file: header, program headers, and the dynamic linker that they name.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::Barrier;
 
-/// What the library itself is built for: the machine's number in ELF.
+/// ELF machine number for which this library is built.
 const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(62)
 } else if cfg!(target_arch = "aarch64") {
@@ -17,13 +17,15 @@ const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
 const CLASS_64: u8 = 2;
 const LITTLE_ENDIAN: u8 = 1;
 const PROGRAM_INTERPRETER: u32 = 3;
-/// Sizes of a header and of a program header of 64 bits.
+/// Size of a 64-bit ELF header.
 const HEADER_BYTES: usize = 64;
+/// Size of a 64-bit program header.
 const PROGRAM_HEADER_BYTES: usize = 56;
-/// More program headers than any linker writes.
+/// Maximum of program headers to read, more than any linker writes.
 const MOST_PROGRAM_HEADERS: u16 = 64;
 
-/// Why nothing can be preloaded into this file. What is no sound ELF file of 64 bits is left to the kernel to refuse.
+/// Returns the barrier of this file. Returns `None` for a file that is no valid 64-bit ELF file, since the kernel
+/// rejects it.
 pub(crate) fn barrier(file: &File) -> Option<Barrier> {
     let header: [u8; HEADER_BYTES] = bytes(file, 0)?;
     if !header.starts_with(b"\x7fELF") {
@@ -54,7 +56,8 @@ pub(crate) fn barrier(file: &File) -> Option<Barrier> {
     Some(Barrier::Static)
 }
 
-/// glibc's dynamic linkers are called `ld-linux-x86-64.so.2` and the like, also those of other folders.
+/// Returns the barrier of the dynamic linker. The names of glibc's are `ld-linux-x86-64.so.2` and similar, in any
+/// folder.
 fn linker_barrier(file: &File, at: u64, bytes: u64) -> Option<Barrier> {
     let mut name = [0; 256];
     let name = name.get_mut(..usize::try_from(bytes).ok()?)?;

@@ -1,18 +1,18 @@
-//! Whether a library can be preloaded into a program: the dynamic linker does that (`ld.so(8)`), so not into a
-//! program without one, and not into one that runs with more rights than whoever starts it.
+//! Check whether a library can be preloaded into a program. The dynamic linker preloads it (`ld.so(8)`). This fails
+//! for a program without dynamic linker, and for a program with more rights than the user that starts it.
 //!
 //! ```
 //! use std::path::Path;
 //!
 //! match doorbell_reach::barrier(Path::new("/usr/bin/ib_send_bw")) {
 //!     Some(barrier) => println!("the library cannot be preloaded: {barrier}"),
-//!     None => println!("nothing speaks against it"),
+//!     None => println!("no barrier found"),
 //! }
 //! ```
 //!
-//! The command asks this of the program that it becomes, and the preloaded library of those that a program starts,
-//! between fork and exec: except for [`execute`], nothing here takes a lock, and memory is only allocated for paths longer
-//! than 384 bytes.
+//! The command checks the program that it executes. The preloaded library checks the programs that a process starts,
+//! between fork and exec. Except for [`execute`], this crate therefore takes no lock, and allocates memory only for
+//! paths longer than 384 bytes.
 #![deny(unsafe_code)]
 
 mod elf;
@@ -31,21 +31,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Why nothing can be preloaded into a program.
+/// Reason why no library can be preloaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Barrier {
-    /// It has no dynamic linker.
+    /// The program has no dynamic linker.
     Static,
-    /// It is for another processor, or another size of words.
+    /// The program is for another processor, or another word size.
     Foreign,
-    /// Its dynamic linker is not the GNU C library's, which our library needs.
+    /// The dynamic linker is not that of the GNU C library, which the preloaded library needs.
     OtherLibc,
-    /// It runs as its owner.
+    /// The program runs with the rights of its owner.
     Setuid,
-    /// It runs with its group.
+    /// The program runs with the rights of its group.
     Setgid,
-    /// Its file gives it capabilities.
+    /// The file gives capabilities to the program.
     Capabilities,
 }
 
@@ -62,20 +62,20 @@ impl fmt::Display for Barrier {
     }
 }
 
-/// How many interpreters of interpreters the kernel follows.
+/// Maximum depth of interpreters that the kernel follows.
 const MOST_INTERPRETERS: usize = 5;
-/// What the kernel reads of the beginning of a file to see how it is run (`BINPRM_BUF_SIZE`).
+/// Bytes at the beginning of a file from which the kernel recognises its format (`BINPRM_BUF_SIZE`).
 const BEGINNING_BYTES: usize = 256;
-/// Longest path.
+/// Maximum length of a path.
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
-/// Why nothing can be preloaded into the program of this path; `None` if it can be, or if nothing can be said: it is
-/// not there, or is no program. A script is judged by its interpreter.
+/// Returns the reason why no library can be preloaded into the program at this path. Returns `None` if it can be
+/// preloaded, or if the path does not exist or is no program. For a script, checks its interpreter.
 pub fn barrier(path: &Path) -> Option<Barrier> {
     let mut interpreter;
     let mut path = path;
     for _ in 0..MOST_INTERPRETERS {
-        // One that may only be executed is no script, and has rights nevertheless.
+        // An executable file that is not readable is no script, but may have rights.
         let Some(file) = open(path) else { return rights::barrier(path) };
         let mut beginning = [0; BEGINNING_BYTES];
         let read = file.read_at(&mut beginning, 0).ok()?;
@@ -90,19 +90,19 @@ pub fn barrier(path: &Path) -> Option<Barrier> {
     None
 }
 
-/// A regular file: to open anything else may wait, or do something.
+/// Opens a regular file. Opening any other file may block or have side effects.
 fn open(path: &Path) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC).open(path);
     file.ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))
 }
 
-/// Where a script's beginning names its interpreter, behind `#!`.
+/// Returns the range of a script's interpreter, after `#!`.
 fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
     let line = beginning.strip_prefix(b"#!")?;
     let from = beginning.len() - line.trim_ascii_start().len();
     let rest = &beginning[from..];
-    // A line that is empty would make the next one the interpreter.
+    // With an empty line, the next line would become the interpreter.
     if line[..line.len() - rest.len()].contains(&b'\n') {
         return None;
     }
@@ -110,8 +110,8 @@ fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
     (length > 0).then_some(from..from + length)
 }
 
-/// Calls `found` with the file that a name stands for, as `execvp(3)` finds it: in the folders of `path`, unless the
-/// name has a slash. Returns `None` where there is none.
+/// Calls `found` with the file of this name, as `execvp(3)` finds it: in the folders of `path`, unless the name has a
+/// slash. Returns `None` if no such file exists.
 pub fn with_program<R>(name: &OsStr, path: &OsStr, found: impl FnOnce(&Path) -> R) -> Option<R> {
     if name.as_bytes().contains(&b'/') {
         return Some(found(Path::new(name)));

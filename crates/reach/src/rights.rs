@@ -1,4 +1,4 @@
-//! Rights that a program gets from its file: with any of them it runs in secure-execution mode (`ld.so(8)`).
+//! Rights that a program gets from its file. With any of them, it runs in secure-execution mode (`ld.so(8)`).
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -11,10 +11,10 @@ use nix::unistd::{AccessFlags, access, getgid, getuid};
 use super::Barrier;
 
 const SETUID: u32 = 0o4000;
-/// Without the group's right to execute, the bit is about locks (`inode(7)`).
+/// Without the group's right to execute, the bit concerns locks (`inode(7)`).
 const SETGID: u32 = 0o2010;
 
-/// Whether the file gives its program rights that whoever starts it lacks.
+/// Returns the barrier if the file gives rights to its program that the starting user lacks.
 pub(crate) fn barrier(path: &Path) -> Option<Barrier> {
     let found = path.metadata().ok().filter(|found| found.is_file())?;
     let mode = found.permissions().mode();
@@ -35,13 +35,13 @@ pub(crate) fn barrier(path: &Path) -> Option<Barrier> {
 
 fn has_capabilities(path: &Path) -> bool {
     let length = path.with_nix_path(|path| {
-        // SAFETY: both names are C strings, and with a length of 0 nothing is written.
+        // SAFETY: both names are C strings. With a length of 0, the call writes no bytes.
         unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) }
     });
     length.is_ok_and(|length| length > 0)
 }
 
-/// May this process execute the file?
+/// Returns whether this process may execute the file.
 pub(crate) fn may_execute(path: &Path) -> bool {
     access(path, AccessFlags::X_OK).is_ok() && path.is_file()
 }

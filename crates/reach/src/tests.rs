@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::*;
 
-/// This program, which is linked dynamically.
+/// Returns the path of this program, which is linked dynamically.
 fn own() -> PathBuf {
     std::env::current_exe().unwrap()
 }
@@ -25,7 +25,7 @@ impl Files {
     }
 }
 
-/// A small program of 64 bits with these program headers: kind, and bytes that it stands for.
+/// Returns a small 64-bit program with these program headers: type and content.
 fn elf(machine: [u8; 2], headers: &[(u32, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -68,7 +68,7 @@ fn what_is_not_there_or_no_program_is_not_judged() {
     assert_eq!(barrier(files.0.path()), None, "a folder");
     let fifo = files.0.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert_eq!(barrier(&fifo), None, "nobody waits for a writer");
+    assert_eq!(barrier(&fifo), None, "the check does not wait for a writer");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_script_is_judged_by_its_interpreter() {
     let first = script("first", &format!("#! {} -x", linked.display()));
     assert_eq!(barrier(&first), Some(Barrier::Static));
     assert_eq!(barrier(&script("second", &format!("#!{}", first.display()))), Some(Barrier::Static));
-    // One that is its own interpreter has an end.
+    // The check ends for a script that is its own interpreter.
     let circle = files.0.path().join("circle");
     assert_eq!(barrier(&script("circle", &format!("#!{}", circle.display()))), None);
     assert_eq!(barrier(&script("long", &format!("#!/{}", "x".repeat(4096)))), None);
@@ -130,7 +130,7 @@ fn a_script_is_judged_by_its_interpreter() {
 #[test]
 fn a_program_that_gets_rights_from_its_file_cannot_be_reached() {
     if !nix::unistd::geteuid().is_root() {
-        return; // nobody else can give files away
+        return; // no other user can change the owner of files
     }
     let files = Files::new();
     let path = files.write("program", &fs::read(own()).unwrap());
@@ -140,13 +140,13 @@ fn a_program_that_gets_rights_from_its_file_cannot_be_reached() {
         barrier(&path)
     };
     assert_eq!(with(0o4755, 12_345, 0), Some(Barrier::Setuid));
-    assert_eq!(with(0o4755, 0, 0), None, "it runs as who starts it");
+    assert_eq!(with(0o4755, 0, 0), None, "it runs as the starting user");
     assert_eq!(with(0o2755, 0, 12_345), Some(Barrier::Setgid));
-    assert_eq!(with(0o2745, 0, 12_345), None, "the bit is about locks");
+    assert_eq!(with(0o2745, 0, 12_345), None, "the bit concerns locks");
     let script = files.write("script", format!("#!{}\n", path.display()).as_bytes());
     assert_eq!(with(0o4755, 12_345, 0), Some(Barrier::Setuid));
     assert_eq!(barrier(&script), Some(Barrier::Setuid));
-    // The kernel leaves the bits of scripts alone.
+    // The kernel ignores these bits of scripts.
     assert_eq!(with(0o755, 0, 0), None);
     chown(&script, Some(12_345), None).unwrap();
     fs::set_permissions(&script, Permissions::from_mode(0o4755)).unwrap();
@@ -162,11 +162,11 @@ fn names_are_looked_for_where_a_shell_does() {
     let path = format!("/no/such:{}:/{}", files.0.path().display(), "x".repeat(5000));
     let find = |name: &str| with_program(OsStr::new(name), OsStr::new(&path), Path::to_path_buf);
     assert_eq!(find("program"), Some(here.clone()));
-    assert_eq!(find("data"), None, "nobody may execute it");
+    assert_eq!(find("data"), None, "it is not executable");
     assert_eq!(find("folder"), None);
     assert_eq!(find(&"y".repeat(5000)), None);
     assert_eq!(find("./anything"), Some(PathBuf::from("./anything")));
-    // As a shell finds it.
+    // A shell finds the same file.
     let found = Command::new("/bin/sh").args(["-c", "command -v program"]).env("PATH", path).output().unwrap();
     assert_eq!(String::from_utf8(found.stdout).unwrap().trim(), here.to_string_lossy());
 }

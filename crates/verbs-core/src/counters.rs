@@ -1,4 +1,4 @@
-//! Counters, under the names that vendors use where they have one.
+//! Counters, with the vendors' names if they exist.
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
@@ -9,20 +9,20 @@ macro_rules! counters {
         }
 
         impl $name {
-            /// Names, in the order of [`values`](Self::values).
+            /// Names of the counters, in the order of [`values`](Self::values).
             pub const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
 
-            /// Values, in the order of [`NAMES`](Self::NAMES).
+            /// Returns the values, in the order of [`NAMES`](Self::NAMES).
             pub fn values(&self) -> [u64; Self::NAMES.len()] {
                 [$(self.$field),*]
             }
 
-            /// What was counted since `earlier`.
+            /// Returns the difference from `earlier`.
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($field: self.$field.wrapping_sub(earlier.$field),)* }
             }
 
-            /// Both together.
+            /// Returns the sum of both.
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field.wrapping_add(other.$field),)* }
             }
@@ -31,21 +31,22 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What one engine counted. Bytes are those of Ethernet frames without FCS, as vendors count.
+    /// Counters of one engine. Bytes are those of Ethernet frames without FCS, as vendors count.
     Counters {
-        /// RDMA packets sent, all kinds, those to multicast groups included.
+        /// RDMA packets sent, all kinds, including packets to multicast groups.
         tx_vport_rdma_unicast_packets,
         /// Their bytes.
         tx_vport_rdma_unicast_bytes,
-        /// RDMA packets received, all kinds, those to multicast groups included, also those dropped later.
+        /// RDMA packets received, all kinds, including packets to multicast groups and packets dropped later.
         rx_vport_rdma_unicast_packets,
         /// Their bytes.
         rx_vport_rdma_unicast_bytes,
-        /// Request packets (SEND, WRITE, READ request, atomics) sent the first time.
+        /// First transmissions of request packets (SEND, WRITE, READ request, atomics).
         tx_data_packets,
         /// Their bytes.
         tx_data_bytes,
-        /// Zero-length SENDs with immediate data among them: words that carry no message, such as credits of connections.
+        /// First transmissions of zero-length SENDs with immediate data. These carry no message, but for example the
+        /// credits of a connection.
         tx_word_packets,
         /// Their bytes.
         tx_word_bytes,
@@ -57,7 +58,7 @@ counters! {
         tx_response_packets,
         /// Their bytes.
         tx_response_bytes,
-        /// Request packets sent again.
+        /// Retransmitted request packets.
         tx_retransmitted_packets,
         /// Their bytes.
         tx_retransmitted_bytes,
@@ -69,13 +70,13 @@ counters! {
         rnr_nak_sent,
         /// RNR NAKs received.
         rnr_nak_received,
-        /// Work requests that ended because RNR retries were spent.
+        /// Work requests that failed because the RNR retries were exhausted.
         rnr_nak_retry_err,
-        /// The configured acknowledgement timeout expired.
+        /// Expirations of the configured acknowledgement timeout.
         local_ack_timeout_err,
-        /// The adaptive early timeout expired.
+        /// Expirations of the adaptive early timeout.
         early_retransmit,
-        /// Responses that showed an earlier response to be lost.
+        /// Responses from which the requester inferred the loss of an earlier response.
         implied_nak_seq_err,
         /// Duplicate requests received.
         duplicate_request,
@@ -83,17 +84,17 @@ counters! {
         rx_icrc_encapsulated,
         /// Packets dropped because they are not RoCE v2 packets of a known form.
         rx_malformed,
-        /// Packets dropped because no queue pair has the number, or it is of another transport.
+        /// Packets dropped because no queue pair has the number, or its transport differs.
         rx_unknown_qp,
         /// Packets dropped because their source is not the queue pair's peer.
         rx_foreign_source,
-        /// Packets dropped because the state does not take them.
+        /// Packets dropped because the state of the queue pair does not accept them.
         rx_wrong_state,
         /// Packets dropped because of their partition key or Q_Key.
         rx_key_violation,
         /// UC and UD messages dropped: no receive posted, too long, or a gap.
         rx_dropped_messages,
-        /// Responses that answer nothing that is outstanding.
+        /// Responses that match no outstanding request.
         rx_unexpected_response,
         /// Congestion notification packets received.
         rx_cnp,
@@ -115,55 +116,55 @@ counters! {
         rx_write_requests,
         /// SEND messages received.
         rx_send_requests,
-        /// Atomic requests carried out.
+        /// Atomic requests executed.
         rx_atomic_requests,
     }
 }
 
 counters! {
-    /// Packets that a link lost or could not carry: the RNIC never sees them, or takes them for sent. Further counters show
-    /// the path of packets that have two, and the effects of injected faults.
+    /// Counters of packets that a link lost or did not carry. The RNIC never sees these packets, or considers them
+    /// sent. Further counters show the path of packets that have two paths, and the effects of injected faults.
     LinkCounters {
-        /// Messages dropped because the receive buffer was full. A run that the kernel held together
-        /// counts as one, and what was dropped is known only once something is received afterwards.
+        /// Messages dropped because the receive buffer was full. A batch that the kernel merged counts as one
+        /// message. The link learns of dropped messages only with the next received message.
         rx_overflow,
         /// Messages dropped because they were longer than any packet.
         rx_truncated,
         /// Packets not sent because they exceed the MTU of the interface or path.
         tx_oversize,
-        /// Packets not sent because no way leads to their destination, or it is forbidden.
+        /// Packets not sent because no route leads to their destination, or the route is forbidden.
         tx_unreachable,
-        /// Packets that a peer's host reported to have refused, such as for a closed port.
+        /// Packets that the peer's host rejected, for example for a closed port.
         tx_refused,
-        /// Packets dropped because the memory shared with their destination was full.
+        /// Packets dropped because the memory shared with the destination was full.
         tx_ring_full,
-        /// How often a device of this machine was asked for shared memory and did not share it.
+        /// Requests for shared memory that a device of this machine declined.
         shared_memory_refused,
         /// Packets sent over UDP.
         tx_udp_packets,
-        /// Packets sent through memory shared with their destination.
+        /// Packets sent through memory shared with the destination.
         tx_shared_memory_packets,
-        /// Packets received through memory shared with their sender.
+        /// Packets received through memory shared with the sender.
         rx_shared_memory_packets,
         /// Received packets dropped by fault injection.
         fault_dropped,
-        /// Received packets that fault injection passed on twice.
+        /// Received packets that fault injection duplicated.
         fault_duplicated,
-        /// Received packets that fault injection held back until later ones had passed.
+        /// Received packets that fault injection delayed until later packets had passed.
         fault_reordered,
         /// Received packets in which fault injection flipped a bit. Links without an ICRC drop them.
         fault_corrupted,
-        /// Received packets that fault injection delayed, additional copies included.
+        /// Received packets that fault injection delayed, including additional copies.
         fault_delayed,
     }
 }
 
-/// What a queue pair counted. Packets are counted once per transmission.
+/// Counters of a queue pair. Each transmission of a packet counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCounters {
-    /// Request packets sent the first time.
+    /// First transmissions of request packets.
     pub tx_data_packets: u64,
-    /// Request packets sent again.
+    /// Retransmitted request packets.
     pub tx_retransmitted_packets: u64,
     /// ACK and NAK packets sent.
     pub tx_ack_packets: u64,

@@ -8,11 +8,11 @@ use doorbell_wire::Qpn;
 use crate::completion::Notifier;
 use crate::object::{CqId, SrqId};
 
-/// Something that happened apart from any work request.
+/// Event that belongs to no work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// The first packet arrived on a queue pair that waits for it in RTR.
+    /// The first packet arrived on a queue pair in RTR.
     CommunicationEstablished(Qpn),
     /// The send queue is drained after the move to SQD.
     SqDrained(Qpn),
@@ -20,17 +20,17 @@ pub enum AsyncEvent {
     QpFatal(Qpn),
     /// A peer's request was invalid.
     QpRequestError(Qpn),
-    /// A peer's request was refused access.
+    /// A peer's request was denied access.
     QpAccessError(Qpn),
-    /// A queue pair in error has taken its last receive from the shared receive queue.
+    /// A queue pair in the error state has taken its last receive from the shared receive queue.
     QpLastWqeReached(Qpn),
-    /// A completion queue overran: completions of these queue pairs were lost.
+    /// A completion queue overran: completions were lost.
     CqError(u32),
-    /// Fewer receives than the limit are left in a shared receive queue.
+    /// A shared receive queue has fewer receives than its limit.
     SrqLimitReached(u32),
 }
 
-/// The object that an event is about.
+/// Object of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventSource {
     /// A queue pair.
@@ -42,7 +42,7 @@ pub enum EventSource {
 }
 
 impl AsyncEvent {
-    /// What it is about.
+    /// Returns the object of the event.
     pub fn source(self) -> EventSource {
         match self {
             Self::CommunicationEstablished(qpn)
@@ -57,8 +57,8 @@ impl AsyncEvent {
     }
 }
 
-/// Events that wait to be taken. Each is caused by something that a program did or armed, so
-/// their number is bounded by the number of its objects.
+/// Queue of events that the program has not taken yet. An action or a setting of the program causes each event. The
+/// number of its objects therefore limits the number of events.
 pub struct EventQueue {
     events: Mutex<VecDeque<AsyncEvent>>,
     notifier: Option<Notifier>,
@@ -71,7 +71,7 @@ impl std::fmt::Debug for EventQueue {
 }
 
 impl EventQueue {
-    /// `notifier` is called for each event.
+    /// Creates a queue that calls `notifier` for each event.
     pub fn new(notifier: Option<Notifier>) -> Self {
         Self { events: Mutex::new(VecDeque::new()), notifier }
     }
@@ -84,7 +84,7 @@ impl EventQueue {
         }
     }
 
-    /// Events that wait to be taken.
+    /// Returns the number of events in the queue.
     pub fn waiting(&self) -> usize {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -94,7 +94,7 @@ impl EventQueue {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Drops the events of an object that is destroyed: its number may be given away again at once.
+    /// Drops the events of a destroyed object, since the device may reuse its number at once.
     pub fn purge(&self, gone: EventSource) {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| event.source() != gone);
     }

@@ -1,13 +1,13 @@
-//! The words of RDMA verbs: what programs post and reap, what queue pairs are set to, what devices are limited to.
+//! Types of RDMA verbs: work requests, completions, attributes of queue pairs, and limits of devices.
 //!
-//! Whatever offers verbs shares them: an RNIC in software, the machine's own, one in virtual time, a library with C's
-//! names. There is no memory here and no IO, only values, the table of [`transition`]s between the states of a queue
-//! pair, and the checks that need no device ([`check_transition`], [`SendRules`]).
+//! All implementations of verbs share these types: the software RNIC, the RNICs of the machine, the simulated RNIC,
+//! and the library with the C API. This crate has no memory and no IO. It has values, the table of [`transition`]s
+//! between the states of a queue pair, and checks that need no device ([`check_transition`], [`SendRules`]).
 //!
 //! ```
 //! use doorbell_verbs_core::{QpKind, QpState, transition};
 //!
-//! let rule = transition(QpKind::Ud, QpState::Reset, QpState::Init).expect("so every queue pair begins");
+//! let rule = transition(QpKind::Ud, QpState::Reset, QpState::Init).expect("the first transition of every queue pair");
 //! assert!(rule.required.contains(doorbell_verbs_core::AttributeMask::QKEY));
 //! assert!(transition(QpKind::Ud, QpState::Reset, QpState::ReadyToSend).is_none());
 //! ```

@@ -1,60 +1,61 @@
-//! Registered memory as work requests name it.
+//! Registered memory in work requests.
 
 use doorbell_wire::RKey;
 
 bitflags::bitflags! {
-    /// What a region may be used for. Reading it locally is always allowed.
+    /// Permitted uses of a region. Local reads are always permitted.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
-        /// The RNIC may write it for local work requests (receives, READ responses).
+        /// The RNIC may write the region for local work requests (receives, READ responses).
         const LOCAL_WRITE = 1;
-        /// A peer may WRITE it.
+        /// A peer may WRITE the region.
         const REMOTE_WRITE = 2;
-        /// A peer may READ it.
+        /// A peer may READ the region.
         const REMOTE_READ = 4;
-        /// A peer may use atomics on it.
+        /// A peer may use atomics on the region.
         const REMOTE_ATOMIC = 8;
-        /// Memory windows may be bound to it.
+        /// Memory windows may be bound to the region.
         const WINDOW_BIND = 16;
-        /// Its memory may come and go: each access asks first whether it is there, if the device can.
+        /// The memory of the region may be mapped and unmapped at any time. If the device supports it, each access
+        /// first checks that the memory is mapped.
         const ON_DEMAND = 64;
     }
 }
 
-/// Names a protection domain of a device.
+/// Number of a protection domain of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PdId(pub u32);
 
-/// The local key of a region, which scatter-gather elements carry.
+/// Local key of a region, which scatter-gather elements carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct LKey(pub u32);
 
-/// A scatter-gather element: a piece of a registered region. It is laid out as in verbs' C API.
+/// Scatter-gather element: a part of a registered region. Its layout is that of the C API of verbs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
-    /// Where it starts, as the region was registered.
+    /// Start address, as in the registration of the region.
     pub address: u64,
     /// Bytes.
     pub length: u32,
-    /// The region.
+    /// Key of the region.
     pub lkey: LKey,
 }
 
-/// Why an access to registered memory was refused.
+/// Error of an access to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// No region has the key.
     #[error("no memory region has the key {key:#010x}: it was never registered, or is deregistered")]
     UnknownKey {
-        /// The key.
+        /// Key.
         key: u32,
     },
     /// The region belongs to another protection domain.
     #[error("the memory region {key:#010x} belongs to another protection domain than the queue pair")]
     ForeignPd {
-        /// The key.
+        /// Key.
         key: u32,
     },
     /// The range is not inside the region.
@@ -63,7 +64,7 @@ pub enum MemoryError {
          which has {region_length} bytes at {region_address:#x}"
     )]
     OutOfBounds {
-        /// The key.
+        /// Key.
         key: u32,
         /// Start of the access.
         address: u64,
@@ -74,66 +75,66 @@ pub enum MemoryError {
         /// Bytes of the region.
         region_length: u64,
     },
-    /// The region was registered without the right.
+    /// The region was registered without the required right.
     #[error("the memory region {key:#010x} was registered with {granted:?}, the access needs {needed:?}")]
     Forbidden {
-        /// The key.
+        /// Key.
         key: u32,
-        /// What the access needs.
+        /// Rights that the access needs.
         needed: Access,
-        /// What the region grants.
+        /// Rights that the region grants.
         granted: Access,
     },
-    /// The region is paged on demand, and there is no memory, or none that may be used so.
-    #[error("the memory region {key:#010x} is paged on demand, and {length} bytes at {address:#x} are not there")]
+    /// The region is paged on demand, and its memory is not mapped, or not with the required rights.
+    #[error("the memory region {key:#010x} is paged on demand, but {length} bytes at {address:#x} are not mapped")]
     NotThere {
-        /// The key.
+        /// Key.
         key: u32,
         /// Start of the access.
         address: u64,
         /// Bytes of the access.
         length: u64,
     },
-    /// An atomic operation on an address that is not a multiple of 8.
+    /// An atomic operation has an address that is not a multiple of 8.
     #[error("an atomic operation needs an address that is a multiple of 8, got {address:#x}")]
     Misaligned {
-        /// The address.
+        /// Address.
         address: u64,
     },
-    /// A memory window is not what the request takes it for.
-    #[error("the memory window {key:#010x} cannot be bound or invalidated so: {why}")]
+    /// The state of a memory window does not permit the request.
+    #[error("the memory window {key:#010x} cannot be bound or invalidated: {why}")]
     Window {
-        /// The key.
+        /// Key.
         key: u32,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
 }
 
-/// How a memory window is bound, and through which queue pairs peers reach it.
+/// Type of a memory window, which determines its binding and the queue pairs through which peers access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
-    /// Bound anew at any time, through any queue pair of its protection domain, and reached
-    /// through all of them. Binding no bytes takes the key back.
+    /// A window that can be rebound at any time, through any queue pair of its protection domain. Peers access it
+    /// through all of these queue pairs. A binding of zero bytes invalidates the key.
     Type1,
-    /// Bound only while it is not; reached through the queue pair that bound it (type 2B). Its
-    /// owner or the peer takes the key back.
+    /// A window that can be bound only while it is unbound (type 2B). Peers access it through the queue pair that
+    /// bound it. Its owner or the peer invalidates the key.
     Type2,
 }
 
-/// What a memory window is to stand for.
+/// Binding of a memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBinding {
-    /// Its new key: the upper 24 bits are those of the window, the rest is the program's choice.
+    /// New key. The upper 24 bits are those of the window, the program chooses the others.
     pub rkey: RKey,
-    /// The region, which must allow it ([`Access::WINDOW_BIND`]).
+    /// Key of the region, which must permit the binding ([`Access::WINDOW_BIND`]).
     pub lkey: LKey,
-    /// Where the window starts, in the region's addresses.
+    /// Start of the window, in addresses of the region.
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// What peers may do. The rights of the region to peers do not count.
+    /// Rights of peers. The rights of the region for peers are ignored.
     pub access: Access,
-    /// Peers name bytes by their offset in the window.
+    /// Whether peers address the window by offsets from its start.
     pub zero_based: bool,
 }

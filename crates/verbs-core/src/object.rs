@@ -1,67 +1,67 @@
-//! Names of a device's objects, how many there may be, and why one was not made or destroyed.
+//! Numbers of a device's objects, limits on them, and errors of their creation and destruction.
 
 use std::net::IpAddr;
 
-/// Why an object was not created or destroyed.
+/// Error of creating or destroying an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
     /// A number is out of range.
     #[error("{what} is {given}, allowed is {least} to {most}")]
     Range {
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// What was given.
+        /// Given value.
         given: usize,
-        /// The least allowed.
+        /// Minimum.
         least: usize,
-        /// The most allowed.
+        /// Maximum.
         most: usize,
     },
-    /// The device has no more of them.
+    /// The device has no free object of this kind.
     #[error("the device has no more {0}")]
     Exhausted(&'static str),
-    /// No such object.
+    /// The object does not exist.
     #[error("there is no such {0}")]
     Unknown(&'static str),
-    /// Others still use it.
+    /// Other objects still use the object.
     #[error("the {what} is still used by {users}")]
     Busy {
-        /// What was to be destroyed.
+        /// Object to destroy.
         what: &'static str,
-        /// By what.
+        /// Its users.
         users: &'static str,
     },
-    /// The region's range is impossible, or the device is full.
-    #[error("a memory region of {length} B at {address:#x} is not possible on this device")]
+    /// The region's range is invalid, or the device is full.
+    #[error("a memory region of {length} B at {address:#x} is impossible on this device")]
     Region {
-        /// Its address.
+        /// Address of the region.
         address: u64,
-        /// Its length.
+        /// Length of the region.
         length: usize,
     },
-    /// A queue pair cannot be attached to the group, or detached from it.
+    /// The queue pair was not attached to the group, or not detached from it.
     #[error("the multicast group {group}: {why}")]
     Group {
-        /// The group.
+        /// Multicast group.
         group: IpAddr,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
-    /// The pieces belong to different protection domains.
+    /// The objects belong to different protection domains.
     #[error("the {0} belongs to another protection domain")]
     ForeignPd(&'static str),
 }
 
-/// Names a completion queue of a device.
+/// Number of a completion queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CqId(pub u32);
 
-/// Names a shared receive queue of a device.
+/// Number of a shared receive queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(pub u32);
 
-/// What a device is limited to. Depths and sizes are enforced as they are given.
+/// Limits of a device. Each depth and size is enforced exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs.
@@ -90,7 +90,7 @@ pub struct Limits {
     pub max_groups: usize,
 }
 
-/// Checks that a number that something is created with is in its range.
+/// Checks that a number is within its range.
 ///
 /// # Errors
 ///

@@ -1,5 +1,4 @@
-//! The states of a queue pair and the table of transitions between them (IBTA Vol 1, 10.3.1 and
-//! table 92 of 11.2.5.2).
+//! States of a queue pair and the table of transitions between them (IBTA Vol 1, 10.3.1 and table 92 of 11.2.5.2).
 
 use std::net::IpAddr;
 
@@ -22,7 +21,7 @@ pub enum QpKind {
 }
 
 impl QpKind {
-    /// RC, UC or UD.
+    /// Returns "RC", "UC" or "UD".
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -35,19 +34,19 @@ impl QpKind {
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// Created; nothing may be posted.
+    /// The queue pair is created. It accepts no work requests.
     Reset,
-    /// Receives may be posted.
+    /// The queue pair accepts receives.
     Init,
-    /// Packets are received.
+    /// The queue pair receives packets.
     ReadyToReceive,
-    /// Packets are sent and received.
+    /// The queue pair sends and receives packets.
     ReadyToSend,
-    /// What was started is finished, nothing new is started.
+    /// The queue pair finishes requests in progress and starts no others.
     SqDrain,
-    /// A send failed (UC, UD); receives go on.
+    /// A send failed (UC, UD). The queue pair continues to receive.
     SqError,
-    /// Everything posted is flushed.
+    /// The queue pair flushes all posted work requests.
     Error,
 }
 
@@ -58,14 +57,14 @@ impl QpState {
 }
 
 bitflags::bitflags! {
-    /// Which attributes a modification names.
+    /// Attributes of a modification.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct AttributeMask: u32 {
-        /// State the program believes the queue pair to be in.
+        /// State in which the program expects the queue pair.
         const CURRENT_STATE = 1 << 1;
-        /// Raise an event when the send queue is drained.
+        /// Whether the device raises an event when the send queue is drained.
         const SQD_NOTIFY = 1 << 2;
-        /// What peers may do.
+        /// Rights of peers.
         const ACCESS = 1 << 3;
         /// Index of the partition key.
         const PKEY_INDEX = 1 << 4;
@@ -85,33 +84,33 @@ bitflags::bitflags! {
         const RNR_RETRY = 1 << 11;
         /// First expected sequence number.
         const RECEIVE_PSN = 1 << 12;
-        /// READs and atomics it may have outstanding.
+        /// Maximum of outstanding READs and atomics of this queue pair.
         const MAX_RD_ATOMIC = 1 << 13;
         /// RNR NAK timer.
         const MIN_RNR_TIMER = 1 << 15;
         /// First sequence number sent.
         const SEND_PSN = 1 << 16;
-        /// READs and atomics the peer may have outstanding.
+        /// Maximum of outstanding READs and atomics of the peer.
         const MAX_DEST_RD_ATOMIC = 1 << 17;
         /// The peer's queue pair.
         const DEST_QPN = 1 << 20;
     }
 }
 
-/// A modification: what is `None` stays as it is.
+/// Modification of a queue pair. An attribute that is `None` does not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttributes {
-    /// The state to go to.
+    /// New state.
     pub state: Option<QpState>,
-    /// The state that the program believes the queue pair to be in.
+    /// State in which the program expects the queue pair.
     pub current_state: Option<QpState>,
-    /// Raise an event when the send queue is drained.
+    /// Whether the device raises an event when the send queue is drained.
     pub sqd_notify: Option<bool>,
-    /// What peers may do.
+    /// Rights of peers.
     pub access: Option<Access>,
-    /// Index of the partition key: there is one, the default.
+    /// Index of the partition key; only the default key exists.
     pub pkey_index: Option<u16>,
-    /// Port number: there is one, 1.
+    /// Port number; only port 1 exists.
     pub port: Option<u8>,
     /// Q_Key (UD).
     pub qkey: Option<QKey>,
@@ -119,19 +118,19 @@ pub struct QpAttributes {
     pub address: Option<AddressVector>,
     /// Path MTU.
     pub path_mtu: Option<PathMtu>,
-    /// Acknowledgement timeout exponent: 4.096 us times two to it; 0 waits for ever.
+    /// Acknowledgement timeout exponent: 4.096 us times two to the power of it; 0 means unlimited.
     pub timeout: Option<u8>,
-    /// Times that the timeout may expire in a row.
+    /// Maximum of consecutive timeouts.
     pub retry_count: Option<u8>,
-    /// Times that an RNR NAK may come in a row; 7 is without end.
+    /// Maximum of consecutive RNR NAKs; 7 means unlimited.
     pub rnr_retry: Option<u8>,
     /// First expected sequence number.
     pub receive_psn: Option<Psn>,
     /// First sequence number sent.
     pub send_psn: Option<Psn>,
-    /// READs and atomics it may have outstanding.
+    /// Maximum of outstanding READs and atomics of this queue pair.
     pub max_rd_atomic: Option<u8>,
-    /// READs and atomics that the peer may have outstanding.
+    /// Maximum of outstanding READs and atomics of the peer.
     pub max_dest_rd_atomic: Option<u8>,
     /// RNR NAK timer code.
     pub min_rnr_timer: Option<u8>,
@@ -140,7 +139,7 @@ pub struct QpAttributes {
 }
 
 impl QpAttributes {
-    /// Which attributes are named, apart from the state.
+    /// Returns the mask of the attributes that are set, without the state.
     pub fn mask(&self) -> AttributeMask {
         use AttributeMask as A;
         [
@@ -168,77 +167,77 @@ impl QpAttributes {
     }
 }
 
-/// Why a modification was refused.
+/// Error of modifying a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
-    /// No such queue pair.
+    /// The queue pair does not exist.
     #[error("there is no queue pair {0}")]
     UnknownQp(Qpn),
-    /// There is no such transition.
+    /// The transition does not exist.
     #[error("a {} queue pair does not go from {from:?} to {to:?}", kind.name())]
     NoTransition {
         /// Transport.
         kind: QpKind,
-        /// State it is in.
+        /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
     },
-    /// The program is wrong about the state.
+    /// The program expects another state.
     #[error("the queue pair is in {actual:?}, not in {believed:?}")]
     NotInState {
-        /// State it is in.
+        /// Current state.
         actual: QpState,
-        /// State that was named.
+        /// State that the program expects.
         believed: QpState,
     },
-    /// Attributes that the transition needs are missing, or some that it does not take are named.
+    /// Required attributes of the transition are missing, or some given attributes are not allowed.
     #[error("{from:?} to {to:?} of a {} queue pair: missing {missing:?}, not allowed here {surplus:?}", kind.name())]
     Attributes {
         /// Transport.
         kind: QpKind,
-        /// State it is in.
+        /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
-        /// Needed but not named.
+        /// Required attributes that are missing.
         missing: AttributeMask,
-        /// Named but not taken.
+        /// Given attributes that are not allowed.
         surplus: AttributeMask,
     },
-    /// An attribute has a value that it cannot have.
+    /// The value of an attribute is out of range.
     #[error("{attribute} is {given}, allowed is {}", span(*least, *most))]
     Value {
-        /// Which.
+        /// Name of the attribute.
         attribute: &'static str,
-        /// What was given.
+        /// Given value.
         given: usize,
-        /// The least allowed.
+        /// Minimum.
         least: usize,
-        /// The most allowed.
+        /// Maximum.
         most: usize,
     },
-    /// The path MTU is larger than the port carries.
+    /// The path MTU exceeds the active MTU of the port.
     #[error("path MTU {given} is larger than this port's active MTU {active}, which its interface's MTU sets")]
     PathMtu {
-        /// Bytes asked for.
+        /// Requested bytes.
         given: usize,
-        /// Bytes that the port carries.
+        /// Active MTU of the port in bytes.
         active: usize,
     },
-    /// An RNIC that is not ours does not do it.
+    /// A hardware RNIC rejected the modification.
     #[error("the RNIC refuses it: {}", refusal(*errno))]
     Refused {
-        /// What it says.
+        /// Error number from the RNIC.
         errno: i32,
     },
-    /// IPv4 and IPv6 do not mix.
+    /// The families of the addresses differ.
     #[error("the peer's address {peer} is of another family than this device's {own}")]
     AddressFamily {
-        /// The peer's.
+        /// Address of the peer.
         peer: IpAddr,
-        /// The device's.
+        /// Address of the device.
         own: IpAddr,
     },
 }
@@ -247,22 +246,22 @@ fn span(least: usize, most: usize) -> String {
     if least == most { least.to_string() } else { format!("{least} to {most}") }
 }
 
-/// What a queue pair is created for. Each number is enforced as given.
+/// Capacities of a queue pair. Each number is enforced exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCapacities {
-    /// Send work requests outstanding at most.
+    /// Maximum of outstanding send work requests.
     pub max_send_wr: usize,
-    /// Receive work requests outstanding at most.
+    /// Maximum of outstanding receive work requests.
     pub max_recv_wr: usize,
-    /// Scatter-gather elements of a send work request at most.
+    /// Maximum of scatter-gather elements of a send work request.
     pub max_send_sge: usize,
-    /// Scatter-gather elements of a receive work request at most.
+    /// Maximum of scatter-gather elements of a receive work request.
     pub max_recv_sge: usize,
-    /// Bytes of inline data at most.
+    /// Maximum bytes of inline data.
     pub max_inline: usize,
 }
 
-/// What a queue pair is created with.
+/// Options of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
     /// Transport.
@@ -273,43 +272,43 @@ pub struct QpInit {
     pub send_cq: CqId,
     /// Completion queue of its receives.
     pub recv_cq: CqId,
-    /// Where its receives come from, if not from a queue of its own.
+    /// Shared receive queue; `None` if the queue pair has its own receive queue.
     pub srq: Option<SrqId>,
     /// Depths.
     pub capacities: QpCapacities,
-    /// Every send makes a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
 }
 
-/// What is known of a queue pair.
+/// Current properties of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInfo {
     /// Transport.
     pub kind: QpKind,
     /// State.
     pub state: QpState,
-    /// Attributes as they are set, each of them named.
+    /// Current attributes, all of them set.
     pub attributes: QpAttributes,
     /// Depths.
     pub capacities: QpCapacities,
-    /// Every send makes a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
-    /// What it counted.
+    /// Counters of the queue pair.
     pub counters: QpCounters,
-    /// Send work requests that are not done.
+    /// Send work requests that are not complete.
     pub outstanding_sends: usize,
 }
 
-/// What one transition needs and takes.
+/// Attributes of one transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// Attributes that must be named.
+    /// Required attributes.
     pub required: AttributeMask,
-    /// Attributes that may be named beside them.
+    /// Optional attributes.
     pub optional: AttributeMask,
 }
 
-/// The transition table. `None`: there is no such transition.
+/// Returns the attributes of a transition, or `None` if the transition does not exist.
 pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition> {
     use AttributeMask as A;
     use QpKind::{Rc, Uc, Ud};
@@ -358,12 +357,12 @@ pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition
     Some(Transition { required, optional })
 }
 
-/// Checks a modification against the table and the attributes' ranges, and says where it leads.
+/// Checks a modification against the table and the ranges of the attributes. Returns the resulting state.
 ///
 /// # Errors
 ///
-/// The program is wrong about the current state, there is no such transition, attributes that it needs are missing, it
-/// does not take some of those that are named, or a value is out of range. [`ModifyError`] says which.
+/// The program expects another state, the transition does not exist, required attributes are missing, given
+/// attributes are not allowed, or a value is out of range. [`ModifyError`] describes the reason.
 pub fn check_transition(
     kind: QpKind,
     from: QpState,
@@ -383,7 +382,7 @@ pub fn check_transition(
     if !missing.is_empty() || !surplus.is_empty() {
         return Err(ModifyError::Attributes { kind, from, to, missing, surplus });
     }
-    // The fields of three and five bits that carry them; one port, one partition key.
+    // Ranges of the 3-bit and 5-bit fields that carry the values. Only one port and one partition key exist.
     let ranges = [
         ("the acknowledgement timeout", attributes.timeout.map(usize::from), 0, 31),
         ("the retry count", attributes.retry_count.map(usize::from), 0, 7),
@@ -408,7 +407,7 @@ pub fn check_transition(
 mod tests {
     use super::*;
 
-    /// All pairs of states, for each transport, as one picture: a change shows as a diff.
+    /// The picture shows all pairs of states of each transport, so that a change shows as a diff.
     #[test]
     fn every_pair_of_states_is_either_a_transition_or_refused() {
         let picture = |kind| -> Vec<String> {

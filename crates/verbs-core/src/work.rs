@@ -1,4 +1,4 @@
-//! Work requests as programs post them, and the checks that need no device.
+//! Work requests as programs post them, and checks that need no device.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::memory::{Access, MemoryError, Sge, WindowBinding};
 use crate::object::SrqId;
 use crate::qp::{QpKind, QpState};
 
-/// What a send work request does.
+/// Operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOperation {
     /// SEND.
@@ -20,55 +20,55 @@ pub enum SendOperation {
     SendInvalidate(RKey),
     /// RDMA WRITE.
     Write {
-        /// Where to.
+        /// Address at the peer.
         remote_address: u64,
-        /// The peer's region.
+        /// Key of the peer's region.
         rkey: RKey,
     },
-    /// RDMA WRITE that takes a receive of the peer to hand over immediate data.
+    /// RDMA WRITE with immediate data, which consumes a receive of the peer.
     WriteImmediate {
-        /// Where to.
+        /// Address at the peer.
         remote_address: u64,
-        /// The peer's region.
+        /// Key of the peer's region.
         rkey: RKey,
         /// Immediate data.
         immediate: u32,
     },
     /// RDMA READ.
     Read {
-        /// Where from.
+        /// Address at the peer.
         remote_address: u64,
-        /// The peer's region.
+        /// Key of the peer's region.
         rkey: RKey,
     },
-    /// Compare-and-swap of an aligned u64; the old value lands in the scatter-gather element.
+    /// Compare-and-swap of an aligned u64. The scatter-gather element receives the old value.
     CompareSwap {
-        /// Which word.
+        /// Address of the word at the peer.
         remote_address: u64,
-        /// The peer's region.
+        /// Key of the peer's region.
         rkey: RKey,
-        /// Swap only if the word has this value.
+        /// Value that the word must have for the swap.
         compare: u64,
-        /// The new value.
+        /// New value.
         swap: u64,
     },
-    /// Fetch-and-add of an aligned u64; the old value lands in the scatter-gather element.
+    /// Fetch-and-add of an aligned u64. The scatter-gather element receives the old value.
     FetchAdd {
-        /// Which word.
+        /// Address of the word at the peer.
         remote_address: u64,
-        /// The peer's region.
+        /// Key of the peer's region.
         rkey: RKey,
-        /// What to add.
+        /// Value to add.
         add: u64,
     },
-    /// Binds a memory window of this device (IBTA Vol 1, 10.6.7.2). Nothing is sent.
+    /// Binding of a memory window of this device (IBTA Vol 1, 10.6.7.2). Sends no packet.
     BindWindow(WindowBinding),
-    /// Takes the key of a bound memory window of this device back. Nothing is sent.
+    /// Invalidation of the key of a bound memory window of this device. Sends no packet.
     LocalInvalidate(RKey),
 }
 
 impl SendOperation {
-    /// What it is called.
+    /// Returns the name of the operation.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "SEND",
@@ -84,19 +84,19 @@ impl SendOperation {
         }
     }
 
-    /// Does it bring bytes from the peer?
+    /// Returns whether the operation reads from the peer.
     #[inline]
     pub fn is_read(self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// Does it concern this device alone, so that nothing is sent?
+    /// Returns whether the operation concerns only this device and sends no packet.
     #[inline]
     pub fn is_local(self) -> bool {
         matches!(self, Self::BindWindow(_) | Self::LocalInvalidate(_))
     }
 
-    /// Does a queue pair of this transport do it?
+    /// Returns whether queue pairs of this transport support the operation.
     #[inline]
     pub fn is_offered_by(self, kind: QpKind) -> bool {
         match kind {
@@ -108,43 +108,43 @@ impl SendOperation {
 }
 
 bitflags::bitflags! {
-    /// How a send work request is treated.
+    /// Flags of a send work request.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u8 {
-        /// Make a completion when it is done.
+        /// Generate a completion.
         const SIGNALED = 1;
         /// Raise a solicited event at the peer.
         const SOLICITED = 2;
-        /// Wait until all earlier READs and atomics are done (IBTA Vol 1, 10.8.3.3).
+        /// Wait until all earlier READs and atomics are complete (IBTA Vol 1, 10.8.3.3).
         const FENCE = 4;
     }
 }
 
-/// Where the bytes of a send work request are.
+/// Bytes of a send work request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// In registered memory (or, for READs and atomics, where they are to go).
+    /// Registered memory that holds the bytes, or receives them for READs and atomics.
     Sges(&'a [Sge]),
-    /// Here: they are copied when the request is posted.
+    /// Inline data, which is copied when the request is posted.
     Inline(&'a [u8]),
 }
 
-/// Where a UD work request goes.
+/// Destination of a UD work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdDestination {
-    /// The device.
+    /// Address of the device.
     pub address: AddressVector,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qpn: Qpn,
-    /// The Q_Key that the receiver checks. One with its highest bit set stands for the Q_Key that the sending
-    /// queue pair has when the datagram leaves (IBTA Vol 1, 10.2.5).
+    /// Q_Key that the receiver checks. A value with the highest bit set stands for the Q_Key of the sending queue
+    /// pair at the time of sending (IBTA Vol 1, 10.2.5).
     pub qkey: QKey,
 }
 
-/// How to reach a device.
+/// Path to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressVector {
-    /// Its address (the GID, unmapped).
+    /// Address of the device (the GID, unmapped).
     pub destination: IpAddr,
     /// Traffic class (IPv6) or type of service (IPv4).
     pub traffic_class: u8,
@@ -153,180 +153,185 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// The address with default traffic class and hop limit.
+    /// Returns the address with default traffic class and hop limit.
     pub fn to(destination: IpAddr) -> Self {
         Self { destination, traffic_class: 0, hop_limit: 64 }
     }
 }
 
-/// A send work request.
+/// Send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// Comes back in the completion.
+    /// Number that the completion returns.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation.
     pub operation: SendOperation,
-    /// How.
+    /// Flags.
     pub flags: SendFlags,
-    /// With which bytes.
+    /// Bytes to send, or memory for the response.
     pub payload: Payload<'a>,
-    /// Where to, on a UD queue pair.
+    /// Destination, for a UD queue pair.
     pub destination: Option<UdDestination>,
 }
 
-/// A receive work request.
+/// Receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// Comes back in the completion.
+    /// Number that the completion returns.
     pub wr_id: u64,
-    /// Where the bytes go.
+    /// Memory for the received bytes.
     pub sges: &'a [Sge],
 }
 
-/// Why a work request was not accepted.
+/// Reason why a work request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
-    /// No such queue pair.
+    /// The queue pair does not exist.
     #[error("there is no queue pair {0}")]
     UnknownQp(Qpn),
-    /// No such shared receive queue.
+    /// The shared receive queue does not exist.
     #[error("there is no shared receive queue {}", .0.0)]
     UnknownSrq(SrqId),
-    /// The state does not allow posting.
+    /// The state of the queue pair does not accept the request.
     #[error("a queue pair in state {state:?} does not take {what}: it needs {allowed}")]
     WrongState {
-        /// The state.
+        /// Current state.
         state: QpState,
-        /// What was posted.
+        /// Kind of the request.
         what: &'static str,
-        /// States that do.
+        /// States that accept the request.
         allowed: &'static str,
     },
     /// The queue is full.
     #[error("the {queue} is full: it was created for {depth} outstanding work requests")]
     QueueFull {
-        /// Which queue.
+        /// Name of the queue.
         queue: &'static str,
-        /// How many it holds.
+        /// Depth of the queue.
         depth: usize,
     },
-    /// Too many scatter-gather elements.
+    /// The request has too many scatter-gather elements.
     #[error("{given} scatter-gather elements were given, the queue was created for at most {allowed}")]
     TooManySges {
-        /// How many were given.
+        /// Given number.
         given: usize,
-        /// How many are allowed.
+        /// Maximum.
         allowed: usize,
     },
-    /// Too much inline data.
+    /// The request has too much inline data.
     #[error("{given} B or more of inline data were given, the queue pair was created for at most {allowed} B")]
     InlineTooLong {
-        /// Bytes up to and including the first piece that exceeded the limit.
+        /// Bytes up to and including the first piece that exceeds the limit.
         given: usize,
-        /// How much is allowed.
+        /// Maximum.
         allowed: usize,
     },
-    /// The message is longer than the transport allows.
+    /// The message is longer than the transport permits.
     #[error("a message of {given} B is longer than the {allowed} B that this queue pair may send")]
     MessageTooLong {
-        /// How long it is.
+        /// Given length.
         given: u64,
-        /// How long it may be.
+        /// Maximum.
         allowed: u64,
     },
-    /// The transport does not have the operation.
-    #[error("a {transport} queue pair does not do {operation}")]
+    /// The transport does not support the operation.
+    #[error("a {transport} queue pair does not support {operation}")]
     UnsupportedOperation {
         /// RC, UC or UD.
         transport: &'static str,
-        /// What was asked for.
+        /// Requested operation.
         operation: &'static str,
     },
-    /// A UD request without destination, or a connected one with.
+    /// A UD request has no destination, or a request of a connected queue pair has one.
     #[error("{0}")]
     Destination(&'static str),
-    /// An atomic needs exactly eight bytes of room for the old value.
+    /// The memory for the old value of an atomic operation does not have eight bytes.
     #[error("an atomic operation needs room for exactly 8 B, got {0} B")]
     AtomicLength(u64),
-    /// READs and atomics need somewhere to put the answer.
-    #[error("inline data makes no sense for {0}: it brings bytes, it does not take them")]
+    /// A READ or an atomic operation has inline data instead of memory for the response.
+    #[error("inline data is not allowed for {0}: the response needs registered memory")]
     InlineRead(&'static str),
-    /// Memory windows are bound and invalidated without bytes.
-    #[error("{0} moves no bytes, so it takes none: neither scatter-gather elements nor inline data")]
+    /// A memory window operation has a payload.
+    #[error("{0} has no payload: neither scatter-gather elements nor inline data are allowed")]
     NoPayload(&'static str),
-    /// READs and atomics on a queue pair with `max_rd_atomic` 0.
-    #[error("the queue pair was set up with max_rd_atomic 0, so it may not issue READs or atomics")]
+    /// A READ or an atomic operation was posted on a queue pair with `max_rd_atomic` 0.
+    #[error("READs and atomics need max_rd_atomic of at least 1, the queue pair has 0")]
     NoReadResources,
-    /// The queue pair takes its receives from a shared receive queue.
+    /// The queue pair uses a shared receive queue.
     #[error("the queue pair takes its receives from a shared receive queue: post there")]
     UsesSharedReceiveQueue,
-    /// An RNIC that is not ours does not take it.
+    /// A hardware RNIC rejected the request.
     #[error("the RNIC refuses it: {}", refusal(*errno))]
     Refused {
-        /// What it says.
+        /// Error number from the RNIC.
         errno: i32,
     },
-    /// A scatter-gather element may not be used so.
+    /// The memory of a scatter-gather element does not permit the access.
     #[error("scatter-gather element {index}: {error}")]
     Memory {
-        /// Which element.
+        /// Index of the element.
         index: usize,
-        /// Why.
+        /// Reason.
         error: MemoryError,
     },
 }
 
-/// What an error number means, and what is to be done about it where that is known.
+/// Returns the meaning of an error number, and advice if the cause is known.
 pub(crate) fn refusal(errno: i32) -> String {
     use std::io::{Error, ErrorKind};
     let error = Error::from_raw_os_error(errno);
     let advice = match error.kind() {
         ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
-            "; from this GID there is no way to the peer's: give the network interface an address, or choose another GID"
+            "; no route leads from this GID to the peer's: give the network interface an address, or choose another GID"
         }
         _ => "",
     };
     format!("{error}{advice}")
 }
 
-/// A list of work requests was accepted up to, and not including, `index`.
+/// The work requests of a list before `index` were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index} of the list was not accepted: {kind}")]
 pub struct PostError {
-    /// The first that was not accepted; those before it were.
+    /// Index of the first rejected request.
     pub index: usize,
-    /// Why.
+    /// Reason.
     pub kind: PostErrorKind,
 }
 
-/// What decides whether a queue pair takes a send work request, apart from its state and memory.
+/// Rules for send work requests of a queue pair, without its state and memory.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRules {
     /// Transport.
     pub kind: QpKind,
-    /// Scatter-gather elements of a request at most.
+    /// Maximum of scatter-gather elements of a request.
     pub max_sges: usize,
-    /// Bytes of inline data at most.
+    /// Maximum bytes of inline data.
     pub max_inline: usize,
-    /// READs and atomics that it may have outstanding.
+    /// Maximum of outstanding READs and atomics.
     pub max_rd_atomic: usize,
-    /// The path MTU of a connection; of UD, the MTU of the port.
+    /// Path MTU of a connection; for UD, the MTU of the port.
     pub mtu: PathMtu,
-    /// Its device has an IPv4 address.
+    /// Whether the device has an IPv4 address.
     pub is_ipv4: bool,
 }
 
 impl SendRules {
-    /// Checks a request, and says how many bytes it moves. `memory` checks an element for what the request needs of
-    /// it.
+    /// Checks a request and returns the number of bytes that it transfers. `memory` checks an element for the
+    /// required access.
     ///
     /// # Errors
     ///
-    /// The transport does not offer the operation; a UD request has no destination, or one of another address family; a
-    /// request of a connected queue pair has one; the payload has too many elements, is too long for the queue pair or
-    /// the transport, or does not suit the operation; READs and atomics are not allowed on this queue pair; or `memory`
-    /// refuses an element.
+    /// The request is rejected if:
+    ///
+    /// - the transport does not support the operation,
+    /// - a UD request has no destination, or a destination of another address family,
+    /// - a request of a connected queue pair has a destination,
+    /// - the payload has too many elements, is too long for the queue pair or the transport, or does not match the
+    ///   operation,
+    /// - the queue pair does not permit READs and atomics,
+    /// - `memory` rejects an element.
     #[inline]
     pub fn check(
         &self,
@@ -344,7 +349,7 @@ impl SendRules {
             (QpKind::Ud, None) => return Err(PostErrorKind::Destination("a UD work request needs a destination")),
             (QpKind::Ud, Some(to)) if to.address.destination.is_ipv4() != self.is_ipv4 => {
                 return Err(PostErrorKind::Destination(
-                    "the destination's address is of another family than this device's",
+                    "the address families of the destination and of this device differ",
                 ));
             }
             (QpKind::Ud, Some(_)) | (_, None) => {}
@@ -378,12 +383,12 @@ impl SendRules {
     }
 }
 
-/// Checks inline data by the lengths of its pieces, and returns their total. It stops at the first piece that exceeds the
-/// limit, so no byte of data has to be read before.
+/// Checks inline data by the lengths of its pieces and returns their sum. Stops at the first piece that exceeds the
+/// limit, before the caller reads any data.
 ///
 /// # Errors
 ///
-/// The operation returns bytes instead of sending them, or the pieces together are longer than `allowed`.
+/// The operation returns bytes instead of sending them, or the sum of the pieces exceeds `allowed`.
 #[inline]
 pub fn check_inline(
     operation: SendOperation,
@@ -403,11 +408,12 @@ pub fn check_inline(
     Ok(given)
 }
 
-/// Checks the scatter-gather elements of a work request, and says how many bytes they have together.
+/// Checks the scatter-gather elements of a work request and returns the sum of their lengths.
 ///
 /// # Errors
 ///
-/// There are more elements than `allowed`, or `memory` refuses one ([`PostErrorKind::Memory`], which says which one).
+/// The number of elements exceeds `allowed`, or `memory` rejects an element ([`PostErrorKind::Memory`] with its
+/// index).
 #[inline]
 pub fn check_sges(
     sges: &[Sge],

@@ -1,5 +1,4 @@
-//! Acknowledge extended transport header: how far a responder has come, or why it did not
-//! (IBTA Vol 1, chapter 9).
+//! Acknowledge extended transport header: progress of a responder, or the reason for its NAK (IBTA Vol 1, chapter 9).
 
 use core::fmt;
 
@@ -20,14 +19,14 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Whether this is an ACK, an RNR NAK or a NAK.
+    /// Returns the syndrome: ACK, RNR NAK or NAK.
     #[inline]
     pub fn syndrome(&self) -> Syndrome {
         let [syndrome] = self.get(at::SYNDROME);
         Syndrome(syndrome)
     }
 
-    /// The message sequence number.
+    /// Returns the message sequence number.
     #[inline]
     pub fn msn(&self) -> Msn {
         Msn::new(from_be_24(self.get(at::MSN)))
@@ -51,7 +50,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 /// An acknowledge extended transport header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
-    /// Whether this is an ACK, an RNR NAK or a NAK.
+    /// Syndrome: ACK, RNR NAK or NAK.
     pub syndrome: Syndrome,
     /// The message sequence number.
     pub msn: Msn,
@@ -76,7 +75,7 @@ impl Repr {
     }
 }
 
-/// The first byte of an AETH: bits 6 and 5 say what it is, the lower five are its value.
+/// First byte of an AETH. Bits 6 and 5 are the kind, the lower five bits are its value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Syndrome(pub u8);
 
@@ -86,29 +85,28 @@ const RNR_NAK: u8 = 0x20;
 const NAK: u8 = 0x60;
 
 impl Syndrome {
-    /// An ACK from a responder that does not count credits: the requester may send at will.
+    /// ACK of a responder that does not count credits. The requester sends without limit.
     pub const ACK_UNLIMITED: Syndrome = Syndrome::ack(31);
 
-    /// An ACK that grants credits by their 5-bit code; 31 grants without counting.
+    /// Returns an ACK that grants credits by their 5-bit code; 31 means unlimited.
     #[inline]
     pub const fn ack(credits: u8) -> Syndrome {
         Syndrome(ACK | credits & VALUE)
     }
 
-    /// Receiver not ready: try again after the delay with this 5-bit code
-    /// ([`rnr_timer_ns`](crate::rnr_timer_ns)).
+    /// Returns an RNR NAK with the 5-bit code of the delay before a retry ([`rnr_timer_ns`](crate::rnr_timer_ns)).
     #[inline]
     pub const fn rnr_nak(timer: u8) -> Syndrome {
         Syndrome(RNR_NAK | timer & VALUE)
     }
 
-    /// A NAK for this reason.
+    /// Returns a NAK with this reason.
     #[inline]
     pub const fn nak(code: NakCode) -> Syndrome {
         Syndrome(NAK | code.0 & VALUE)
     }
 
-    /// What the byte says.
+    /// Returns the decoded syndrome.
     #[inline]
     pub const fn kind(self) -> SyndromeKind {
         let value = self.0 & VALUE;
@@ -127,37 +125,37 @@ impl fmt::Debug for Syndrome {
     }
 }
 
-/// What a [`Syndrome`] says.
+/// Decoded [`Syndrome`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SyndromeKind {
-    /// Everything up to the packet's PSN has arrived.
+    /// All packets up to the PSN of this packet have arrived.
     Ack {
-        /// The code of the credits granted, 31 for no counting.
+        /// Code of the granted credits; 31 means unlimited.
         credits: u8,
     },
-    /// No receive buffer was there.
+    /// The responder had no receive buffer.
     RnrNak {
-        /// The code of the delay before another try.
+        /// Code of the delay before a retry.
         timer: u8,
     },
-    /// The request was refused.
+    /// The responder rejected the request.
     Nak(NakCode),
-    /// A value that IBTA reserves: the whole byte.
+    /// Whole byte of a value that IBTA reserves.
     Unknown(u8),
 }
 
-/// Why a responder refuses a request: five bits.
+/// Reason for which a responder rejects a request: five bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NakCode(pub u8);
 
 impl NakCode {
-    /// A packet is missing: send again from the PSN of the NAK.
+    /// A packet is missing. The requester retransmits from the PSN of the NAK.
     pub const PSN_SEQUENCE_ERROR: NakCode = NakCode(0);
-    /// The request is malformed, or not one that the queue pair may be asked.
+    /// The request is malformed, or the queue pair does not support it.
     pub const INVALID_REQUEST: NakCode = NakCode(1);
-    /// The key, the bounds or the access rights forbid it.
+    /// The key, the bounds or the access rights forbid the request.
     pub const REMOTE_ACCESS_ERROR: NakCode = NakCode(2);
-    /// The responder cannot go on, for a reason of its own.
+    /// The responder cannot continue, for a local reason.
     pub const REMOTE_OPERATIONAL_ERROR: NakCode = NakCode(3);
     /// A reliable datagram context is wrong.
     pub const INVALID_RD_REQUEST: NakCode = NakCode(4);

@@ -1,5 +1,4 @@
-//! Atomic acknowledge extended transport header: what an atomic operation found
-//! (IBTA Vol 1, chapter 9).
+//! Atomic acknowledge extended transport header: value before an atomic operation (IBTA Vol 1, chapter 9).
 
 use crate::Error;
 
@@ -12,7 +11,7 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// The value in memory before the operation.
+    /// Returns the value in memory before the operation.
     #[inline]
     pub fn original(&self) -> u64 {
         u64::from_be_bytes(self.get(0))

@@ -1,5 +1,5 @@
-//! Atomic extended transport header: what a compare-and-swap or fetch-and-add does to which
-//! memory (IBTA Vol 1, chapter 9).
+//! Atomic extended transport header: address and operands of a compare-and-swap or fetch-and-add (IBTA Vol 1, chapter
+//! 9).
 
 use crate::{Error, RKey};
 
@@ -19,25 +19,25 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Where the 8 bytes lie in the responder's memory.
+    /// Returns the address of the 8 bytes in the responder's memory.
     #[inline]
     pub fn virtual_address(&self) -> u64 {
         u64::from_be_bytes(self.get(at::VIRTUAL_ADDRESS))
     }
 
-    /// The key of the memory region.
+    /// Returns the key of the memory region.
     #[inline]
     pub fn rkey(&self) -> RKey {
         RKey::new(u32::from_be_bytes(self.get(at::RKEY)))
     }
 
-    /// The value to swap in, or to add.
+    /// Returns the value to swap in, or to add.
     #[inline]
     pub fn swap_or_add(&self) -> u64 {
         u64::from_be_bytes(self.get(at::SWAP_OR_ADD))
     }
 
-    /// The value to compare with; a fetch-and-add ignores it.
+    /// Returns the value to compare with; a fetch-and-add ignores it.
     #[inline]
     pub fn compare(&self) -> u64 {
         u64::from_be_bytes(self.get(at::COMPARE))
@@ -45,7 +45,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets where the 8 bytes lie in the responder's memory.
+    /// Sets the address of the 8 bytes in the responder's memory.
     #[inline]
     pub fn set_virtual_address(&mut self, address: u64) {
         self.set(at::VIRTUAL_ADDRESS, address.to_be_bytes());
@@ -73,7 +73,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 /// An atomic extended transport header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
-    /// Where the 8 bytes lie in the responder's memory.
+    /// Address of the 8 bytes in the responder's memory.
     pub virtual_address: u64,
     /// The key of the memory region.
     pub rkey: RKey,

@@ -11,7 +11,7 @@ mod at {
     /// Solicited event, MigReq, pad count (2 bits), transport header version (4 bits).
     pub(super) const FLAGS: usize = 1;
     pub(super) const PARTITION_KEY: usize = 2;
-    /// FECN, BECN and 6 reserved bits. RoCE v2 (Annex A17) leaves the whole byte out of the ICRC.
+    /// FECN, BECN and 6 reserved bits. The ICRC of RoCE v2 does not cover this byte (Annex A17).
     pub(super) const CONGESTION: usize = 4;
     pub(super) const DEST_QPN: usize = 5;
     /// Acknowledge request and 7 reserved bits.
@@ -36,67 +36,67 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// What the packet is, and which headers follow.
+    /// Returns the opcode, which determines the headers that follow.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         Opcode(self.byte(at::OPCODE))
     }
 
-    /// Whether the responder's completion is to raise an event.
+    /// Returns whether the responder's completion raises an event.
     #[inline]
     pub fn solicited(&self) -> bool {
         self.byte(at::FLAGS) & bit::SOLICITED != 0
     }
 
-    /// MigReq: the path migration state.
+    /// Returns MigReq, the path migration state.
     #[inline]
     pub fn migrated(&self) -> bool {
         self.byte(at::FLAGS) & bit::MIGRATED != 0
     }
 
-    /// Bytes of padding between payload and ICRC, 0 to 3.
+    /// Returns the bytes of padding between payload and ICRC, 0 to 3.
     #[inline]
     pub fn pad_count(&self) -> u8 {
         (self.byte(at::FLAGS) & bit::PAD_COUNT) >> bit::PAD_COUNT_SHIFT
     }
 
-    /// TVer: the version of the transport header.
+    /// Returns TVer, the version of the transport header.
     #[inline]
     pub fn version(&self) -> u8 {
         self.byte(at::FLAGS) & bit::VERSION
     }
 
-    /// The partition.
+    /// Returns the partition.
     #[inline]
     pub fn partition_key(&self) -> PartitionKey {
         PartitionKey::new(u16::from_be_bytes(self.get(at::PARTITION_KEY)))
     }
 
-    /// Whether the packet met congestion on its way.
+    /// Returns whether the packet met congestion on its path.
     #[inline]
     pub fn fecn(&self) -> bool {
         self.byte(at::CONGESTION) & bit::FECN != 0
     }
 
-    /// Whether packets of the opposite direction met congestion.
+    /// Returns whether packets of the opposite direction met congestion.
     #[inline]
     pub fn becn(&self) -> bool {
         self.byte(at::CONGESTION) & bit::BECN != 0
     }
 
-    /// The queue pair the packet is for.
+    /// Returns the destination queue pair.
     #[inline]
     pub fn dest_qpn(&self) -> Qpn {
         Qpn::new(from_be_24(self.get(at::DEST_QPN)))
     }
 
-    /// Whether the requester asks for an acknowledgement.
+    /// Returns whether the requester asks for an acknowledgement.
     #[inline]
     pub fn ack_request(&self) -> bool {
         self.byte(at::ACK_REQUEST) & bit::ACK_REQUEST != 0
     }
 
-    /// The packet sequence number.
+    /// Returns the packet sequence number.
     #[inline]
     pub fn psn(&self) -> Psn {
         Psn::new(from_be_24(self.get(at::PSN)))
@@ -127,13 +127,13 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         self.set_bits(at::FLAGS, bit::MIGRATED, mask_if(migrated));
     }
 
-    /// Sets the bytes of padding; the lower two bits count.
+    /// Sets the bytes of padding from the lower two bits.
     #[inline]
     pub fn set_pad_count(&mut self, pad_count: u8) {
         self.set_bits(at::FLAGS, bit::PAD_COUNT, pad_count << bit::PAD_COUNT_SHIFT);
     }
 
-    /// Sets the header version; the lower four bits count.
+    /// Sets the header version from the lower four bits.
     #[inline]
     pub fn set_version(&mut self, version: u8) {
         self.set_bits(at::FLAGS, bit::VERSION, version);
@@ -157,7 +157,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         self.set_bits(at::CONGESTION, bit::BECN, mask_if(becn));
     }
 
-    /// Sets the queue pair the packet is for.
+    /// Sets the destination queue pair.
     #[inline]
     pub fn set_dest_qpn(&mut self, qpn: Qpn) {
         self.set(at::DEST_QPN, to_be_24(qpn.get()));
@@ -185,23 +185,23 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 /// A base transport header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
-    /// What the packet is, and which headers follow.
+    /// Opcode, which determines the headers that follow.
     pub opcode: Opcode,
-    /// Whether the responder's completion is to raise an event.
+    /// Whether the responder's completion raises an event.
     pub solicited: bool,
-    /// MigReq: the path migration state.
+    /// MigReq, the path migration state.
     pub migrated: bool,
     /// Bytes of padding between payload and ICRC, 0 to 3.
     pub pad_count: u8,
-    /// TVer: the version of the transport header, 0 in every valid packet.
+    /// TVer, the version of the transport header; 0 in every valid packet.
     pub version: u8,
     /// The partition.
     pub partition_key: PartitionKey,
-    /// Whether the packet met congestion on its way.
+    /// Whether the packet met congestion on its path.
     pub fecn: bool,
     /// Whether packets of the opposite direction met congestion.
     pub becn: bool,
-    /// The queue pair the packet is for.
+    /// Destination queue pair.
     pub dest_qpn: Qpn,
     /// Whether the requester asks for an acknowledgement.
     pub ack_request: bool,
@@ -223,11 +223,11 @@ impl Repr {
         Ok(repr)
     }
 
-    /// Checks that the header's version is 0, the only one that IBTA defines.
+    /// Checks that the header's version is 0, the only version that IBTA defines.
     ///
     /// # Errors
     ///
-    /// The version is another number ([`Error::HeaderVersion`]).
+    /// The version is not 0 ([`Error::HeaderVersion`]).
     #[inline]
     pub const fn check_version(&self) -> Result<(), Error> {
         match self.version {
@@ -236,10 +236,10 @@ impl Repr {
         }
     }
 
-    /// Reads the header, of any version.
+    /// Reads a header of any version.
     #[inline]
     pub fn read(bytes: &[u8; BTH_LEN]) -> Repr {
-        // The fields are those of the view, taken from words, since every packet passes here.
+        // Every packet passes here. Reading words is faster than reading the fields through the view.
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let [first, second, third] = [word(at::OPCODE), word(at::CONGESTION), word(at::ACK_REQUEST)];
         let flags = (first >> 16) as u8;
@@ -259,7 +259,7 @@ impl Repr {
         }
     }
 
-    /// Writes the header, reserved bits as zero.
+    /// Writes the header, with reserved bits zero.
     #[inline]
     pub fn write(&self, out: &mut [u8; BTH_LEN]) {
         let bit_if = |set: bool, bit: u8| if set { bit } else { 0 };

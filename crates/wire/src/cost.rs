@@ -1,26 +1,25 @@
-//! What a message costs in packets and bytes.
+//! Cost of a message in packets and bytes.
 //!
-//! # How the sizes come about
+//! # Sizes
 //!
-//! Counters of RDMA traffic count Ethernet frames without preamble, FCS and gap (*frame bytes*).
-//! Every packet over IPv4 carries 58 bytes around its extension headers and payload: Ethernet 14,
-//! IPv4 20, UDP 8, BTH 12 and ICRC 4. So
+//! Counters of RDMA traffic count Ethernet frames without preamble, FCS and gap (*frame bytes*). Every packet over
+//! IPv4 carries 58 bytes around its extension headers and payload: Ethernet 14, IPv4 20, UDP 8, BTH 12 and ICRC 4.
+//! The table lists the resulting frames:
 //!
-//! | frame | bytes | is |
+//! | frame | bytes | sum |
 //! |---|---|---|
 //! | zero-length WRITE | 74 | 58 + RETH 16 |
 //! | WRITE of 1 to 4 bytes | 78 | 74 + payload padded to 4 |
 //! | WRITE of 5 to 8 bytes | 82 | 74 + payload padded to 8 |
 //! | ACK | 62 | 58 + AETH 4 |
-//! | SEND of 1 to 4 bytes | 62 | 58 + payload padded to 4: bytes cannot tell it from an ACK |
+//! | SEND of 1 to 4 bytes | 62 | 58 + payload padded to 4: the same size as an ACK |
 //! | middle packet at path MTU 4096 | 4154 | 58 + 4096 |
 //!
-//! Only the first packet of a WRITE carries the RETH and only the last one immediate data, so a
-//! WRITE of 1 MiB at path MTU 4096 shows 4154 + 16/256 = 4154.0625 bytes per packet on average.
+//! Only the first packet of a WRITE carries the RETH, and only the last packet carries immediate data. A WRITE of 1
+//! MiB at path MTU 4096 therefore has 4154 + 16/256 = 4154.0625 bytes per packet on average.
 //!
-//! On the line (*line bytes*) each frame takes preamble 8, FCS 4 and gap 12 more, and a frame
-//! below 60 bytes is padded to 60. Long messages at path MTU 4096 reach 4096/4178 = 98.04 % of
-//! the line rate as goodput.
+//! On the line (*line bytes*), each frame also takes preamble 8, FCS 4 and gap 12. A frame below 60 bytes is padded
+//! to 60. The goodput of long messages at path MTU 4096 is 4096/4178 = 98.04 % of the line rate.
 //!
 //! ```
 //! use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport, message_cost};
@@ -46,7 +45,7 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 /// Bytes that an atomic operation reads and writes.
 pub const ATOMIC_BYTES: u64 = 8;
 
-/// What a message does, as a work request says it.
+/// Operation of a message, as in a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MessageKind {
     /// SEND.
@@ -68,7 +67,7 @@ pub enum MessageKind {
 }
 
 impl MessageKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [MessageKind; 8] = [
         MessageKind::Send,
         MessageKind::SendImm,
@@ -81,7 +80,7 @@ impl MessageKind {
     ];
 }
 
-/// IBTA's name.
+/// Writes IBTA's name.
 impl fmt::Display for MessageKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -97,7 +96,7 @@ impl fmt::Display for MessageKind {
     }
 }
 
-/// The version of the IP header around packets.
+/// Version of the IP header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IpVersion {
     /// IPv4 without options.
@@ -106,7 +105,7 @@ pub enum IpVersion {
     V6,
 }
 
-/// Which headers stand around packets.
+/// Headers around each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OuterKind {
     /// The IP header.
@@ -122,12 +121,12 @@ impl OuterKind {
     /// IPv6 without VLAN tag.
     pub const IPV6: OuterKind = OuterKind { ip: IpVersion::V6, vlan: false };
 
-    /// The same with a VLAN tag.
+    /// Returns the same headers with a VLAN tag.
     pub const fn with_vlan(self) -> OuterKind {
         OuterKind { vlan: true, ..self }
     }
 
-    /// Frame bytes before the BTH.
+    /// Returns the frame bytes before the BTH.
     pub const fn header_len(self) -> usize {
         let ip = match self.ip {
             IpVersion::V4 => IPV4_LEN,
@@ -138,14 +137,14 @@ impl OuterKind {
     }
 }
 
-/// Packets and bytes that go in one direction.
+/// Packets and bytes in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Direction {
     /// Packets.
     pub packets: u64,
-    /// Bytes of Ethernet frames as counters show them: no preamble, FCS or gap.
+    /// Bytes of Ethernet frames as counters report them: without preamble, FCS and gap.
     pub frame_bytes: u64,
-    /// Bytes that the line is busy for: frames padded to their minimum, with preamble, FCS, gap.
+    /// Bytes that occupy the line: frames padded to their minimum, with preamble, FCS and gap.
     pub line_bytes: u64,
 }
 
@@ -168,31 +167,30 @@ impl Direction {
     }
 }
 
-/// What comes back for a message.
+/// Response to a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Response {
-    /// Nothing: the transport is unreliable.
+    /// No response: the transport is unreliable.
     None,
-    /// Just this: the data of a READ or an atomic operation, which acknowledges too.
+    /// The data of a READ or an atomic operation, which also acknowledges.
     Exact(Direction),
     /// Acknowledgements, without retransmission.
     ///
-    /// Mostly none to one per message: one ACK may cover many messages, so a message can go
-    /// without one of its own. But a responder is free to acknowledge any request packet, and a
-    /// requester may ask for it by the BTH's bit in the midst of a message: NICs have sent some 9
-    /// ACKs for a message of 1 MiB. So the upper bound is one per request packet.
+    /// Usually at most one per message, since one ACK may cover many messages. A responder may however acknowledge
+    /// any request packet, and a requester may set the BTH's AckReq bit within a message. Some NICs have sent about 9
+    /// ACKs for a message of 1 MiB. The upper bound is therefore one ACK per request packet.
     Range {
-        /// The least: nothing.
+        /// Minimum: no packet.
         min: Direction,
-        /// The most: an ACK for each request packet.
+        /// Maximum: one ACK per request packet.
         max: Direction,
     },
 }
 
-/// What a message puts on the link, without loss.
+/// Cost of a message on the link, without loss.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MessageCost {
-    /// Bytes of payload: those asked for.
+    /// Bytes of payload that the work request asks for.
     pub payload_bytes: u64,
     /// From requester to responder.
     pub request: Direction,
@@ -201,8 +199,8 @@ pub struct MessageCost {
 }
 
 impl MessageCost {
-    /// The share of payload in the line bytes of the direction that carries it: that of the
-    /// response for READs and atomic operations, else that of the request.
+    /// Returns the share of payload in the line bytes of the direction that carries the payload: the response for
+    /// READs and atomic operations, the request for all others.
     pub fn goodput_share(&self) -> f64 {
         let carrier = match self.response {
             Response::Exact(response) => response,
@@ -211,9 +209,8 @@ impl MessageCost {
         self.payload_bytes as f64 / carrier.line_bytes as f64
     }
 
-    /// How many such messages per second a full-duplex link of `link_bits_per_s` carries at most,
-    /// if nothing but the link limits them: once with the fewest acknowledgements, once with the
-    /// most.
+    /// Returns the maximum messages per second on a full-duplex link of `link_bits_per_s`, if only the link limits
+    /// them. Computes the rate with the fewest acknowledgements and the rate with the most.
     pub fn link_limit(&self, link_bits_per_s: f64) -> LinkLimit {
         let (least, most) = match self.response {
             Response::None => (0, 0),
@@ -236,65 +233,64 @@ impl MessageCost {
     }
 }
 
-/// Which direction of a link is full first.
+/// Direction of a link that is the bottleneck.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LinkSide {
     /// From requester to responder.
     Request,
     /// From responder to requester.
     Response,
-    /// Both carry as much.
+    /// Both directions carry the same number of bytes.
     Both,
 }
 
-/// What a link allows: see [`MessageCost::link_limit`]. Without acknowledgements, or where what
-/// comes back is exact, both halves are the same.
+/// Message rates of a link: see [`MessageCost::link_limit`]. Both rates are equal without acknowledgements and for an
+/// exact response.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkLimit {
-    /// Messages per second, if the fewest acknowledgements come back.
+    /// Messages per second with the fewest acknowledgements.
     pub messages_per_s: f64,
-    /// The direction that is then full.
+    /// Bottleneck at this rate.
     pub binding: LinkSide,
-    /// Messages per second, if every request packet is acknowledged by itself.
+    /// Messages per second if the responder acknowledges every request packet separately.
     pub messages_per_s_most_acknowledged: f64,
-    /// The direction that is then full.
+    /// Bottleneck at this rate.
     pub binding_most_acknowledged: LinkSide,
 }
 
-/// Why a message cannot be.
+/// Reason why a message is impossible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CostError {
-    /// The transport does not have the operation.
+    /// The transport does not offer the operation.
     #[error("{transport} has no {kind}")]
     NotOffered {
-        /// The operation asked for.
+        /// Requested operation.
         kind: MessageKind,
-        /// The transport asked for.
+        /// Requested transport.
         transport: Transport,
     },
-    /// The message is longer than the transport allows: 2^31 bytes, of UD the path MTU.
-    #[error("a message of {bytes} bytes is longer than {limit}")]
+    /// The message is longer than the maximum: the path MTU for UD, 2^31 bytes for other transports.
+    #[error("a message of {bytes} bytes: must be at most {limit}")]
     TooLong {
-        /// The length asked for.
+        /// Requested length.
         bytes: u64,
-        /// The longest possible.
+        /// Maximum length.
         limit: u64,
     },
-    /// Atomic operations are about 8 bytes.
-    #[error("an atomic operation of {0} bytes; they have {ATOMIC_BYTES}")]
+    /// An atomic operation has 8 bytes.
+    #[error("an atomic operation of {0} bytes: must be {ATOMIC_BYTES}")]
     AtomicLength(u64),
 }
 
-/// What a message of `bytes` bytes costs, if nothing is lost.
+/// Returns the cost of a message of `bytes` bytes without loss.
 ///
-/// The request direction is exact; so is the response of READs and atomic operations. What
-/// acknowledges other operations is a range.
+/// The request direction is exact, and so is the response to READs and atomic operations. The acknowledgements of
+/// other operations are a range.
 ///
 /// # Errors
 ///
-/// The transport does not offer the operation, the message is longer than the transport allows, or it is an atomic
-/// operation that is not about 8 bytes.
+/// The transport does not offer the operation, the message is too long, or an atomic operation does not have 8 bytes.
 pub fn message_cost(
     kind: MessageKind,
     transport: Transport,
@@ -317,7 +313,7 @@ pub fn message_cost(
             if bytes != ATOMIC_BYTES {
                 return Err(CostError::AtomicLength(bytes));
             }
-            // The operands travel in headers.
+            // The headers carry the operands.
             (packetise(&opcodes, 0), Response::Exact(packetise(&ATOMIC_ACKNOWLEDGE, 0)))
         }
         _ => {
@@ -335,13 +331,13 @@ pub fn message_cost(
     Ok(MessageCost { payload_bytes: bytes, request, response })
 }
 
-/// Frame bytes of one packet.
+/// Returns the frame bytes of one packet.
 const fn frame_len(opcode: Opcode, payload: u64, outer: OuterKind) -> u64 {
     let headers = outer.header_len() + BTH_LEN + opcode.extension_len() + ICRC_LEN;
     headers as u64 + payload.next_multiple_of(4)
 }
 
-/// The opcodes that the packets of a message have.
+/// Opcodes of the packets of a message.
 struct Opcodes {
     first: Opcode,
     middle: Opcode,
@@ -359,12 +355,12 @@ const READ_RESPONSE: Opcodes = Opcodes {
 const ATOMIC_ACKNOWLEDGE: Opcodes = Opcodes::single(Opcode::RC_ATOMIC_ACKNOWLEDGE);
 
 impl Opcodes {
-    /// Of a message that is always one packet.
+    /// Returns the opcodes of a message that is always one packet.
     const fn single(opcode: Opcode) -> Opcodes {
         Opcodes { first: opcode, middle: opcode, last: opcode, only: opcode }
     }
 
-    /// All packets but the last are full, and a message without payload is one packet.
+    /// Splits a message into packets. All packets but the last are full. A message without payload is one packet.
     fn packetise(&self, bytes: u64, path_mtu: PathMtu, outer: OuterKind) -> Direction {
         let mtu = path_mtu.bytes() as u64;
         if bytes <= mtu {
@@ -378,8 +374,7 @@ impl Opcodes {
     }
 }
 
-/// The opcodes of a request, or `None` if the transport does not have it
-/// (IBTA Vol 1, chapter 9).
+/// Returns the opcodes of a request, or `None` if the transport does not offer it (IBTA Vol 1, chapter 9).
 fn request_opcodes(kind: MessageKind, transport: Transport) -> Option<Opcodes> {
     use MessageKind::*;
     let [first, middle, last, only] = match (transport, kind) {

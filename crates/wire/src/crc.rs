@@ -1,19 +1,19 @@
-//! CRC-32 as Ethernet and the ICRC have it: polynomial 0x04C11DB7, bits reflected.
+//! CRC-32 of Ethernet and the ICRC: polynomial 0x04C11DB7, bits reflected.
 //!
-//! A *register* is what stands between the bytes, without the inversion at the end. Long inputs
-//! go to crc32fast, which uses the processor's carry-less multiplication; what remains of most
-//! packets behind the BTH is shorter than its call takes, and goes through tables.
+//! A *register* is the state between two bytes, without the final inversion. crc32fast processes long inputs with
+//! carry-less multiplication. For most packets, the part after the BTH is too short to pay for that call. Tables
+//! process such short inputs.
 
 /// The register before the first byte.
 pub(crate) const INITIAL: u32 = !0;
 
-/// The register `initial` after `bytes`.
+/// Returns the register after `bytes`, starting from `initial`.
 #[inline]
 pub(crate) fn update(initial: u32, bytes: &[u8]) -> u32 {
     if bytes.len() < LONG { update_short(initial, bytes) } else { update_long(initial, bytes) }
 }
 
-/// As [`update`], by table alone.
+/// Does the same as [`update`] with tables only.
 #[inline]
 pub(crate) fn update_short(mut register: u32, mut bytes: &[u8]) -> u32 {
     while let Some((chunk, rest)) = bytes.split_first_chunk::<16>() {
@@ -31,7 +31,7 @@ pub(crate) fn update_short(mut register: u32, mut bytes: &[u8]) -> u32 {
     register
 }
 
-/// The register after 4 to 16 bytes at once: the contributions of single bytes just add up.
+/// Returns the register after 4 to 16 bytes at once. The register is the sum of the contributions of the bytes.
 #[inline(always)]
 pub(crate) const fn step<const N: usize>(register: u32, bytes: &[u8; N]) -> u32 {
     const { assert!(N >= 4 && N <= TABLES.len()) };
@@ -48,7 +48,7 @@ pub(crate) const fn step<const N: usize>(register: u32, bytes: &[u8; N]) -> u32 
     after
 }
 
-/// What each value of a byte adds to the register `zeros` bytes later.
+/// Returns the contribution of each byte value to the register `zeros` bytes later.
 pub(crate) const fn contributions(zeros: usize) -> [u32; 256] {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -65,8 +65,8 @@ pub(crate) const fn contributions(zeros: usize) -> [u32; 256] {
     table
 }
 
-/// The register from which `zeros` zero bytes lead to `register`, or `None` if there are more
-/// zeros than an IP packet has bytes.
+/// Returns the register that becomes `register` after `zeros` zero bytes, or `None` if `zeros` exceeds the bytes of
+/// an IP packet.
 #[inline]
 pub(crate) fn rewind(register: u32, zeros: usize) -> Option<u32> {
     let coarse = *REWIND_COARSE.get(zeros / REWIND_FINE.len())?;
@@ -74,7 +74,7 @@ pub(crate) fn rewind(register: u32, zeros: usize) -> Option<u32> {
     Some(multiply(multiply(register, fine), coarse))
 }
 
-/// From this length on crc32fast is the faster, as measured.
+/// Minimum length for which crc32fast is faster, as measured.
 const LONG: usize = 32;
 
 /// The polynomial, reflected.
@@ -100,14 +100,14 @@ static TABLES: [[u32; 256]; 16] = {
     tables
 };
 
-/// Powers of x that take back 0 to 63 zero bytes.
+/// Powers of x that undo 0 to 63 zero bytes.
 static REWIND_FINE: [u32; 64] = powers(over_x(ONE, 8));
 
-/// Powers of x that take back multiples of 64 zero bytes, up to more than an IP packet has.
+/// Powers of x that undo multiples of 64 zero bytes, up to more than the length of an IP packet.
 static REWIND_COARSE: [u32; 1026] = powers(over_x(ONE, 8 * 64));
 
 fn update_long(register: u32, bytes: &[u8]) -> u32 {
-    // crc32fast's initial value is a finished CRC, which is an inverted register.
+    // crc32fast's initial value is a final CRC, which is an inverted register.
     let mut hasher = crc32fast::Hasher::new_with_initial(!register);
     hasher.update(bytes);
     !hasher.finalize()
@@ -123,7 +123,7 @@ const fn powers<const N: usize>(base: u32) -> [u32; N] {
     powers
 }
 
-/// The product of two polynomials modulo the CRC's.
+/// Returns the product of two polynomials modulo the CRC polynomial.
 const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 32;
@@ -135,16 +135,16 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// The register after one zero bit.
+/// Returns the register after one zero bit.
 const fn times_x(register: u32) -> u32 {
     register >> 1 ^ POLYNOMIAL & (register & 1).wrapping_neg()
 }
 
-/// The register before this many zero bits.
+/// Returns the register before `bits` zero bits.
 const fn over_x(mut register: u32, bits: usize) -> u32 {
     let mut n = 0;
     while n < bits {
-        // The polynomial's upper bit is set: the upper bit tells whether it was added.
+        // The upper bit of the polynomial is set. The upper bit of the register therefore shows whether it was added.
         let carry = register >> 31;
         register = (register ^ POLYNOMIAL & carry.wrapping_neg()) << 1 | carry;
         n += 1;

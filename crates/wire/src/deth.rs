@@ -1,5 +1,4 @@
-//! Datagram extended transport header: from which queue pair a datagram comes
-//! (IBTA Vol 1, chapter 9).
+//! Datagram extended transport header: source queue pair of a datagram (IBTA Vol 1, chapter 9).
 
 use crate::view::{from_be_24, to_be_24};
 use crate::{Error, QKey, Qpn};
@@ -18,13 +17,13 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// The key that the destination must know.
+    /// Returns the key that the destination must know.
     #[inline]
     pub fn qkey(&self) -> QKey {
         QKey::new(u32::from_be_bytes(self.get(at::QKEY)))
     }
 
-    /// The queue pair that sent the datagram.
+    /// Returns the queue pair that sent the datagram.
     #[inline]
     pub fn source_qpn(&self) -> Qpn {
         Qpn::new(from_be_24(self.get(at::SOURCE_QPN)))
@@ -64,7 +63,7 @@ impl Repr {
         Repr { qkey: packet.qkey(), source_qpn: packet.source_qpn() }
     }
 
-    /// Writes the header, the reserved byte as zero.
+    /// Writes the header, with the reserved byte zero.
     #[inline]
     pub fn write(&self, out: &mut [u8; DETH_LEN]) {
         *out = [0; DETH_LEN];

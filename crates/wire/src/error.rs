@@ -1,16 +1,16 @@
-/// Why bytes are not what they were taken for.
+/// Error of parsing bytes or codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes end before the header, or before the length that a header claims.
+    /// The bytes end before the header, or before the length in a header.
     #[error("truncated: {needed} bytes needed, {found} found")]
     Truncated {
-        /// Bytes that the header, or the length it claims, asks for.
+        /// Bytes that the header, or the length in it, requires.
         needed: usize,
-        /// Bytes there are.
+        /// Bytes in the buffer.
         found: usize,
     },
-    /// The BTH's transport header version is not 0, the only one defined.
+    /// The BTH's transport header version is not 0, the only version that IBTA defines.
     #[error("transport header version {0} is unknown")]
     HeaderVersion(u8),
     /// The number is not IBTA's code of a path MTU (1 to 5).
@@ -22,7 +22,7 @@ pub enum Error {
     /// The IP version field contradicts the EtherType, or the header length is impossible.
     #[error("malformed IP header")]
     IpHeader,
-    /// The packet is an IP fragment: its transport header is elsewhere or incomplete.
+    /// The packet is an IP fragment. Its transport header is in another fragment or incomplete.
     #[error("IP fragment")]
     Fragment,
     /// The IP packet does not carry UDP.

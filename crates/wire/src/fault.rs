@@ -1,11 +1,11 @@
-//! Marks of captured frames that a fault injector struck. A capture holds them in the frame's comment.
+//! Marks of captured frames that a fault injector affected. A capture stores them in the comment of the frame.
 
 use core::fmt;
 
 /// Start of a comment that holds marks.
 const PREFIX: &str = "doorbell fault: ";
 
-/// Faults that struck one frame.
+/// Faults of one frame.
 ///
 /// As text: `doorbell fault: dropped, corrupted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -14,15 +14,15 @@ pub struct FaultMarks(u8);
 impl FaultMarks {
     /// No fault.
     pub const NONE: Self = Self(0);
-    /// The frame was dropped, and its receiver never had it.
+    /// The injector dropped the frame. Its receiver never got it.
     pub const DROPPED: Self = Self(1);
     /// The frame is an additional copy of the frame before it.
     pub const DUPLICATE: Self = Self(1 << 1);
-    /// A bit of the frame was flipped.
+    /// The injector flipped a bit of the frame.
     pub const CORRUPTED: Self = Self(1 << 2);
-    /// The frame was held back for a fixed time.
+    /// The injector delayed the frame by a fixed time.
     pub const DELAYED: Self = Self(1 << 3);
-    /// The frame was held back until later ones had passed.
+    /// The injector delayed the frame until later frames had passed.
     pub const REORDERED: Self = Self(1 << 4);
 
     /// Words of the marks.
@@ -34,7 +34,7 @@ impl FaultMarks {
         (Self::REORDERED, "reordered"),
     ];
 
-    /// Returns these marks and the other ones.
+    /// Returns these marks and those of `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -51,12 +51,12 @@ impl FaultMarks {
         self.0 & other.0 == other.0
     }
 
-    /// Returns whether no fault struck the frame.
+    /// Returns whether the frame has no fault.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Reads a comment. Returns `None` for a comment of another writer. Ignores words of later versions.
+    /// Reads a comment. Returns `None` for a comment of another program. Ignores words of later versions.
     pub fn parse(comment: &[u8]) -> Option<Self> {
         let words = comment.strip_prefix(PREFIX.as_bytes())?;
         let mut marks = Self::NONE;

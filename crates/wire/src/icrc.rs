@@ -1,44 +1,50 @@
-//! The invariant CRC (IBTA Vol 1, Annex A17, for RoCE v2).
+//! Invariant CRC (IBTA Vol 1, Annex A17, for RoCE v2).
 //!
-//! It is Ethernet's CRC-32 over everything that stays the same on the way: 8 bytes of ones in
-//! place of InfiniBand's local route header, the IP header, the UDP header and the packet up to
-//! its padding, where ones stand for what a router may change: type of service, time to live and
-//! header checksum (of IPv6 traffic class, flow label and hop limit), the UDP checksum, and the
-//! BTH's fifth byte with the congestion bits. It follows the packet least significant byte first
-//! (`u32::to_le_bytes`).
+//! The ICRC is Ethernet's CRC-32 over all fields that stay the same on the path. Its input is:
 //!
-//! Everything before the BTH depends on the flow, the packet's length and, of IPv4, the
-//! identification and DF. CRC is linear, so [`Flow`] keeps the register of the flow alone, and
-//! length and identification are added from tables.
+//! - 8 bytes of ones in place of InfiniBand's local route header,
+//! - the IP header, the UDP header and the packet up to its padding.
 //!
-//! **A receiver behind a UDP socket does not know identification and DF.** Also because CRC is
-//! linear, the difference between the ICRC received and the one expected, taken back by the bytes
-//! between, *is* the difference in these 17 bits, if that is all there is:
-//! [`explain_difference`]. A random error is taken for such a difference once in 2^15 times.
+//! Ones replace the fields that a router may change:
+//!
+//! - of IPv4, the type of service, time to live and header checksum,
+//! - of IPv6, the traffic class, flow label and hop limit,
+//! - the UDP checksum,
+//! - the fifth byte of the BTH, which holds the congestion bits.
+//!
+//! The ICRC follows the packet least significant byte first (`u32::to_le_bytes`).
+//!
+//! The bytes before the BTH depend on the flow, the packet's length and, for IPv4, on identification and DF. CRC is
+//! linear. [`Flow`] therefore stores the register of the flow alone, and tables add length and identification.
+//!
+//! **A receiver behind a UDP socket does not know identification and DF.** The difference between the received and
+//! the expected ICRC, rewound by the bytes between, equals the difference in these 17 bits. This holds if no other
+//! bit differs, again because CRC is linear: see [`explain_difference`]. One of 2^15 random errors looks like such a
+//! difference.
 
 use core::net::IpAddr;
 
 use crate::{BTH_LEN, ICRC_LEN, IPV4_LEN, UDP_LEN, crc};
 
-/// Addresses and ports, prepared for computing ICRCs.
+/// Addresses and ports, prepared for the computation of ICRCs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// The register behind the UDP header, with lengths, identification and DF zero.
+    /// Register after the UDP header, with lengths, identification and DF zero.
     base: u32,
     ipv4: bool,
 }
 
 impl Flow {
-    /// The flow between two UDP ports.
+    /// Creates the flow between two UDP ports.
     ///
-    /// IPv4-mapped addresses count as IPv4, which is what the wire then carries. Of two families
-    /// the result is an IPv6 flow, of which no packet exists.
+    /// IPv4-mapped addresses count as IPv4, since their packets are IPv4. Addresses of two families give an IPv6
+    /// flow, of which no packet exists.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Flow {
         let register = crc::update_short(crc::INITIAL, &[0xff; 8]);
         let (register, ipv4) = match (src.to_canonical(), dst.to_canonical()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                // Version and header length, type of service, total length, identification,
-                // flags and fragment offset, time to live, UDP, header checksum.
+                // Version and header length, type of service, total length, identification, flags and fragment
+                // offset, time to live, UDP, header checksum.
                 let fixed = [0x45, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 17, 0xff, 0xff];
                 let register = crc::update_short(register, &fixed);
                 let register = crc::update_short(register, &src.octets());
@@ -59,8 +65,8 @@ impl Flow {
         Flow { base, ipv4 }
     }
 
-    /// The ICRC of `packet`, which runs from the BTH to the padding. IPv6 flows ignore
-    /// identification and DF.
+    /// Returns the ICRC of `packet`, which extends from the BTH to the padding. IPv6 flows ignore identification and
+    /// DF.
     #[inline]
     pub fn icrc(&self, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
         let mut icrc = Icrc::new(self, identification, dont_fragment, packet.len());
@@ -68,11 +74,11 @@ impl Flow {
         icrc.finish()
     }
 
-    /// Whether the ICRC at the end of `packet` is right for some identification and DF.
+    /// Returns whether the ICRC at the end of `packet` is valid for any identification and DF.
     ///
-    /// Tries the assumed identification with DF set first (a socket with `IP_PMTUDISC_DO` sets
-    /// it); only if that fails looks for others, at a few times the cost. IPv6 packets have
-    /// neither: theirs is right or wrong, and the answer repeats what was assumed.
+    /// First tries the assumed identification with DF set, since a socket with `IP_PMTUDISC_DO` sets DF. If the ICRC
+    /// differs, searches for other values, which takes several times as long. An IPv6 packet has neither field. A
+    /// valid result for it repeats the assumed values.
     #[inline]
     pub fn check(&self, assumed_identification: u16, packet: &[u8]) -> Check {
         let Some((packet, received)) = packet.split_last_chunk::<ICRC_LEN>() else {
@@ -98,10 +104,10 @@ impl Flow {
         }
     }
 
-    /// The register behind the UDP header.
+    /// Returns the register after the UDP header.
     #[inline]
     fn register(&self, identification: u16, dont_fragment: bool, packet_len: usize) -> u32 {
-        // Longer packets than the length fields can say do not exist; they get some ICRC.
+        // No packet is longer than its length field can express. For such a length, this function returns some value.
         let udp_len = (UDP_LEN + packet_len + ICRC_LEN) as u16;
         let register = self.base ^ UDP_LENGTH.of(udp_len);
         if self.ipv4 {
@@ -115,21 +121,21 @@ impl Flow {
     }
 }
 
-/// What [`Flow::check`] found.
+/// Result of [`Flow::check`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
-    /// The packet is as it was sent, with this identification and this DF.
+    /// The packet is unchanged, with this identification and this DF.
     Valid {
-        /// The IPv4 identification that explains the ICRC.
+        /// IPv4 identification for which the ICRC is valid.
         identification: u16,
-        /// The DF flag that does.
+        /// DF flag for which the ICRC is valid.
         dont_fragment: bool,
     },
-    /// The packet was altered on the way, or is none.
+    /// The packet was changed on its path, or is too short.
     Invalid,
 }
 
-/// An ICRC in the making, for packets whose parts lie apart.
+/// Incremental computation of an ICRC, for packets in several buffers.
 ///
 /// ```
 /// use doorbell_wire::{Flow, Icrc, ROCE_UDP_PORT};
@@ -145,7 +151,7 @@ pub enum Check {
 #[derive(Clone, Copy, Debug)]
 pub struct Icrc {
     register: u32,
-    /// Bytes taken in, exact until the BTH's masked byte has passed.
+    /// Bytes processed so far; exact only until the masked byte of the BTH.
     position: usize,
 }
 
@@ -171,13 +177,13 @@ impl Icrc {
         }
     }
 
-    /// The ICRC. It follows the packet as `to_le_bytes`.
+    /// Returns the ICRC. It follows the packet as `to_le_bytes`.
     #[inline]
     pub fn finish(self) -> u32 {
         !self.register
     }
 
-    /// As [`update`](Icrc::update), where the BTH itself comes in parts.
+    /// Does the same as [`update`](Icrc::update) for a BTH in several parts.
     #[cold]
     fn update_split_bth(&mut self, bytes: &[u8]) {
         for &byte in bytes {
@@ -188,15 +194,14 @@ impl Icrc {
     }
 }
 
-/// Which change of identification and DF turns one ICRC into another: the exclusive-or of the
-/// identifications, and whether DF differs. `None` if no such change does, that is, if the packets
-/// differ otherwise.
+/// Returns the change of identification and DF that turns one ICRC into the other: the exclusive or of the
+/// identifications, and whether DF differs. Returns `None` if the packets differ in other bits.
 ///
-/// `bytes_after_identification` counts what the ICRC covers behind the identification: flags,
-/// time to live and so on, up to the padding.
+/// `bytes_after_identification` counts the bytes that the ICRC covers after the identification, from the flags to the
+/// end of the padding.
 pub fn explain_difference(received: u32, expected: u32, bytes_after_identification: usize) -> Option<(u16, bool)> {
-    // The register takes a byte in at its lower end and moves down. Taken back to the moment
-    // before the identification, a difference in the next four bytes is those bytes themselves.
+    // The register takes in a byte at its lower end and shifts down. The difference is rewound to the point before
+    // the identification. There it equals the difference of the next four bytes.
     let before = crc::rewind(received ^ expected, bytes_after_identification + 2)?;
     match before.to_le_bytes() {
         [high, low, flags, 0] if flags & !DONT_FRAGMENT == 0 => Some((u16::from_be_bytes([high, low]), flags != 0)),
@@ -204,23 +209,23 @@ pub fn explain_difference(received: u32, expected: u32, bytes_after_identificati
     }
 }
 
-/// The BTH's byte that is left out: congestion bits and reserved ones.
+/// Masked byte of the BTH: congestion bits and reserved bits.
 const BTH_MASKED: usize = 4;
 
-/// DF in the byte behind the identification.
+/// DF in the byte after the identification.
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// IPv4 header behind the identification, and UDP header.
+/// Bytes of the IPv4 header after the identification, and of the UDP header.
 const V4_AFTER_IDENTIFICATION: usize = 14 + UDP_LEN;
 
-/// What a 16-bit field adds to the register behind the UDP header.
+/// Contribution of a 16-bit field to the register after the UDP header.
 struct Field {
     high: [u32; 256],
     low: [u32; 256],
 }
 
 impl Field {
-    /// The field that has this many bytes between itself and the BTH.
+    /// Creates the field with this number of bytes between itself and the BTH.
     const fn new(bytes_after: usize) -> Field {
         Field { high: crc::contributions(bytes_after + 1), low: crc::contributions(bytes_after) }
     }

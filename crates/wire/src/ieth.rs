@@ -1,5 +1,4 @@
-//! Invalidate extended transport header: the rkey that a SEND with Invalidate ends
-//! (IBTA Vol 1, chapter 9).
+//! Invalidate extended transport header: rkey that a SEND with Invalidate invalidates (IBTA Vol 1, chapter 9).
 
 use crate::{Error, RKey};
 
@@ -12,7 +11,7 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// The key to invalidate.
+    /// Returns the key to invalidate.
     #[inline]
     pub fn rkey(&self) -> RKey {
         RKey::new(u32::from_be_bytes(self.get(0)))

@@ -1,5 +1,4 @@
-//! Immediate data: four bytes that a message hands to the responder's completion
-//! (IBTA Vol 1, chapter 9).
+//! Immediate data: four bytes of a message for the responder's completion (IBTA Vol 1, chapter 9).
 
 use crate::Error;
 
@@ -12,7 +11,7 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// The four bytes as a big-endian number.
+    /// Returns the four bytes as a big-endian number.
     #[inline]
     pub fn value(&self) -> u32 {
         u32::from_be_bytes(self.get(0))
@@ -27,8 +26,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     }
 }
 
-/// Immediate data. IBTA gives it no meaning; verbs programs see the four bytes in network order,
-/// of which `value` is the number.
+/// Immediate data. IBTA assigns no meaning to it. Verbs programs see the four bytes in network order; `value` is
+/// their number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
     /// The four bytes as a big-endian number.

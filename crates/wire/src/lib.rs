@@ -1,10 +1,10 @@
-//! RoCE v2 on the wire: header formats, the invariant CRC, and what a message costs.
+//! RoCE v2 packets: header formats, the invariant CRC, and the cost of a message.
 //!
 //! ```
 //! use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport, message_cost};
 //!
 //! # fn main() -> Result<(), doorbell_wire::CostError> {
-//! // A NIC's counters grow by 78 B for a byte that is written.
+//! // A WRITE of one byte adds 78 B to the counters of a NIC.
 //! let cost = message_cost(MessageKind::Write, Transport::Rc, 1, PathMtu::Mtu4096, OuterKind::IPV4)?;
 //! assert_eq!((cost.request.packets, cost.request.frame_bytes), (1, 78));
 //! # Ok(())
@@ -18,21 +18,19 @@
 //!       14        20 / 40     8    12    Opcode::extension_len        0..=3       4
 //! ```
 //!
-//! - **Headers.** Each module ([`bth`], [`reth`], [`aeth`], [`deth`], [`atomic_eth`],
-//!   [`atomic_ack_eth`], [`imm_dt`], [`ieth`]) has a zero-copy view `Packet` over a buffer, and a
-//!   `Repr` with the header's fields as values. `Repr::parse` and `Repr::emit` go through a view
-//!   and check; `Repr::read` and `Repr::write` work on an array of exactly the header's length and
-//!   cannot fail, which is what a data path wants. Reserved bits are ignored on the way in and
-//!   zero on the way out.
-//! - **Opcodes.** [`Opcode`] says which headers follow a BTH. Every byte is an `Opcode`, also one
-//!   that IBTA does not assign: what comes from the network stays representable.
-//! - **ICRC.** [`Flow`] computes and checks the CRC behind each packet; see [`icrc`].
-//! - **Frames.** [`Outer`] is what the transport sees of the IP header; [`Encapsulation`] writes,
-//!   and [`parse_frame`] reads, whole Ethernet frames; [`parse_ip`] and [`parse_datagram`] read an
-//!   IP packet that a capture may have cut.
+//! - **Headers.** Each module ([`bth`], [`reth`], [`aeth`], [`deth`], [`atomic_eth`], [`atomic_ack_eth`], [`imm_dt`],
+//!   [`ieth`]) has a zero-copy view `Packet` over a buffer, and a `Repr` with the values of the fields. `Repr::parse`
+//!   and `Repr::emit` use a view and check its length. `Repr::read` and `Repr::write` take an array of the header's
+//!   length and cannot fail, for use in a data path. Readers ignore reserved bits, writers set them to zero.
+//! - **Opcodes.** [`Opcode`] determines the headers after a BTH. Every byte is an `Opcode`, also a byte that IBTA
+//!   does not assign. Every packet from the network is therefore representable.
+//! - **ICRC.** [`Flow`] computes and checks the CRC after each packet; see [`icrc`].
+//! - **Frames.** [`Outer`] holds the fields of the IP header that the transport uses. [`Encapsulation`] writes
+//!   Ethernet frames, and [`parse_frame`] reads them. [`parse_ip`] and [`parse_datagram`] read an IP packet that a
+//!   capture may have cut.
 //! - **Cost.** [`message_cost`] counts the packets and bytes that a message puts on the link.
 //!
-//! Nothing here allocates, panics on bytes from the network, or does IO.
+//! This crate does not allocate, does no IO, and does not panic on bytes from the network.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -88,11 +86,11 @@ pub use reth::{Packet as RethPacket, RETH_LEN, Repr as RethRepr};
 pub use timers::{ack_timeout_ns, rnr_timer_code_at_least, rnr_timer_ns};
 pub use types::{Msn, PartitionKey, PathMtu, Psn, QKey, Qpn, RKey};
 
-/// Bytes of the invariant CRC that ends every packet.
+/// Bytes of the invariant CRC at the end of every packet.
 pub const ICRC_LEN: usize = 4;
 
-/// Bytes of the XRC extended transport header, which names the shared receive queue of an XRC
-/// request (IBTA Vol 1, Annex A14).
+/// Bytes of the XRC extended transport header, which names the shared receive queue of an XRC request (IBTA Vol 1,
+/// Annex A14).
 pub const XRCETH_LEN: usize = 4;
 
 #[cfg(test)]

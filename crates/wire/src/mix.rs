@@ -1,7 +1,8 @@
-//! Numbers that look random, for those who need no more: SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom
-//! Number Generators, OOPSLA 2014). Nothing of it goes over the wire; this crate is the one that all others have.
+//! SplitMix64, a pseudorandom generator without cryptographic strength (Steele, Lea and Flood, Fast Splittable
+//! Pseudorandom Number Generators, OOPSLA 2014). It is not part of the wire format. It is here because all other
+//! crates depend on this one.
 
-/// A number in which every bit of `value` has its say in every bit: the finalizer of SplitMix64.
+/// Returns a number whose every bit depends on every bit of `value`: the finalizer of SplitMix64.
 #[inline]
 pub const fn scramble(value: u64) -> u64 {
     let mixed = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -9,7 +10,7 @@ pub const fn scramble(value: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The next number of SplitMix64, whose state is any number: a seed at first.
+/// Returns the next number of SplitMix64. Any number is a valid initial state: the seed.
 #[inline]
 pub const fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -20,7 +21,7 @@ pub const fn split_mix(state: &mut u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// As the generator's reference implementation has it for the seed 1234567 (Vigna, splitmix64.c).
+    /// The numbers are those of the reference implementation for the seed 1234567 (Vigna, splitmix64.c).
     #[test]
     fn numbers_are_those_of_the_reference() {
         let mut state = 1_234_567;

@@ -2,18 +2,18 @@ use core::fmt;
 
 use crate::{AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, DETH_LEN, IETH_LEN, IMM_DT_LEN, RETH_LEN, XRCETH_LEN};
 
-/// The reserved bytes behind the BTH of a congestion notification packet (Annex A17).
+/// Reserved bytes after the BTH of a congestion notification packet (Annex A17).
 pub const CNP_RESERVED_LEN: usize = 16;
 
-/// The BTH's first byte: the transport in the upper three bits, the operation in the lower five
-/// (IBTA Vol 1, chapter 9).
+/// First byte of the BTH: the transport in the upper three bits, the operation in the lower five (IBTA Vol 1, chapter
+/// 9).
 ///
-/// Every value is representable. For the reliable datagram and vendor opcodes only the transport is known: RoCE devices
-/// have no reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
+/// Every value is representable. Of reliable datagram and vendor opcodes, only the transport is known. RoCE devices
+/// do not support reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Opcode(pub u8);
 
-/// The transport that an opcode belongs to.
+/// Transport of an opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     /// Reliable connection.
@@ -46,20 +46,20 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What a packet does, whichever part of the message it is.
+/// Operation of a packet, without its position in the message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
     /// SEND, with or without immediate data or invalidation.
     Send,
     /// RDMA WRITE, with or without immediate data.
     Write,
-    /// RDMA READ, the request.
+    /// Request of an RDMA READ.
     ReadRequest,
-    /// RDMA READ, the data.
+    /// Data of an RDMA READ.
     ReadResponse,
     /// ACK or NAK.
     Acknowledge,
-    /// The response to an atomic operation.
+    /// Response to an atomic operation.
     AtomicAcknowledge,
     /// Compare and swap.
     CompareSwap,
@@ -69,14 +69,15 @@ pub enum Operation {
     Cnp,
 }
 
-/// One line per opcode: constant, value, operation, flags, name. Everything else follows from it.
+/// Defines the opcodes, one per line: constant, value, operation, flags, name. All other properties follow from
+/// these.
 macro_rules! opcodes {
     ($($name:ident = $value:literal, $operation:ident, $flags:expr, $text:literal;)*) => {
         #[allow(missing_docs, reason = "the names say it; `name` gives IBTA's words")]
         impl Opcode {
             $(pub const $name: Opcode = Opcode($value);)*
 
-            /// Every opcode that is known here, by value.
+            /// All known opcodes, by value.
             pub const KNOWN: &[Opcode] = &[$(Opcode::$name),*];
         }
 
@@ -87,7 +88,7 @@ macro_rules! opcodes {
         };
 
         impl Opcode {
-            /// IBTA's name, or `"unknown"`.
+            /// Returns IBTA's name, or `"unknown"`.
             pub const fn name(self) -> &'static str {
                 match self.0 {
                     $($value => $text,)*
@@ -163,7 +164,7 @@ opcodes! {
 }
 
 impl Opcode {
-    /// The transport, from the upper three bits alone.
+    /// Returns the transport, which depends on the upper three bits alone.
     #[inline]
     pub const fn transport(self) -> Transport {
         match self.0 >> 5 {
@@ -177,98 +178,98 @@ impl Opcode {
         }
     }
 
-    /// What the packet does, or `None` of an unknown opcode.
+    /// Returns the operation of the packet, or `None` for an unknown opcode.
     #[inline]
     pub const fn operation(self) -> Option<Operation> {
         self.row().operation
     }
 
-    /// Whether the packet begins a message: First or Only. A READ request, an acknowledgement
-    /// and both packets of an atomic operation are messages of one packet.
+    /// Returns whether the packet begins a message: First or Only. A READ request, an acknowledgement and both
+    /// packets of an atomic operation are messages of one packet.
     #[inline]
     pub const fn is_first(self) -> bool {
         self.has(FIRST)
     }
 
-    /// Whether the packet ends a message: Last or Only.
+    /// Returns whether the packet ends a message: Last or Only.
     #[inline]
     pub const fn is_last(self) -> bool {
         self.has(LAST)
     }
 
-    /// Whether the packet is a whole message.
+    /// Returns whether the packet is a whole message.
     #[inline]
     pub const fn is_only(self) -> bool {
         self.row().flags & ONLY == ONLY
     }
 
-    /// Returns whether an XRC extended transport header follows, before all others.
+    /// Returns whether an XRC extended transport header follows, before all other headers.
     #[inline]
     pub const fn has_xrceth(self) -> bool {
         self.has(XRCETH)
     }
 
-    /// Whether an RDMA extended transport header follows.
+    /// Returns whether an RDMA extended transport header follows.
     #[inline]
     pub const fn has_reth(self) -> bool {
         self.has(RETH)
     }
 
-    /// Whether an acknowledge extended transport header follows.
+    /// Returns whether an acknowledge extended transport header follows.
     #[inline]
     pub const fn has_aeth(self) -> bool {
         self.has(AETH)
     }
 
-    /// Whether a datagram extended transport header follows.
+    /// Returns whether a datagram extended transport header follows.
     #[inline]
     pub const fn has_deth(self) -> bool {
         self.has(DETH)
     }
 
-    /// Whether an atomic extended transport header follows.
+    /// Returns whether an atomic extended transport header follows.
     #[inline]
     pub const fn has_atomic_eth(self) -> bool {
         self.has(ATOMIC_ETH)
     }
 
-    /// Whether an atomic acknowledge extended transport header follows, behind the AETH.
+    /// Returns whether an atomic acknowledge extended transport header follows, after the AETH.
     #[inline]
     pub const fn has_atomic_ack_eth(self) -> bool {
         self.has(ATOMIC_ACK_ETH)
     }
 
-    /// Whether immediate data follows, behind a RETH or DETH.
+    /// Returns whether immediate data follows, after a RETH or DETH.
     #[inline]
     pub const fn has_imm(self) -> bool {
         self.has(IMM)
     }
 
-    /// Whether an invalidate extended transport header follows.
+    /// Returns whether an invalidate extended transport header follows.
     #[inline]
     pub const fn has_ieth(self) -> bool {
         self.has(IETH)
     }
 
-    /// Whether a payload may follow; it may be empty where the packet ends a message.
+    /// Returns whether a payload may follow. The payload of a packet that ends a message may be empty.
     #[inline]
     pub const fn has_payload(self) -> bool {
         self.has(PAYLOAD)
     }
 
-    /// Bytes between the BTH and the payload; of a CNP, its reserved bytes.
+    /// Returns the bytes between the BTH and the payload; for a CNP, its reserved bytes.
     #[inline]
     pub const fn extension_len(self) -> usize {
         self.row().extension_len as usize
     }
 
-    /// Whether a requester sends it.
+    /// Returns whether a requester sends the packet.
     #[inline]
     pub const fn is_request(self) -> bool {
         self.has(REQUEST)
     }
 
-    /// Whether a responder sends it.
+    /// Returns whether a responder sends the packet.
     #[inline]
     pub const fn is_response(self) -> bool {
         self.has(RESPONSE)
@@ -302,7 +303,7 @@ impl fmt::Debug for Opcode {
 
 static TABLE: [Row; 256] = ROWS;
 
-/// What there is to know about an opcode; four bytes, so that the table fills 16 cache lines.
+/// Properties of an opcode, in four bytes, so that the table fills 16 cache lines.
 #[derive(Clone, Copy)]
 struct Row {
     flags: u16,
@@ -329,7 +330,7 @@ const REQUEST: u16 = 1 << 10;
 const RESPONSE: u16 = 1 << 11;
 const XRCETH: u16 = 1 << 12;
 
-/// The headers that may follow a BTH, and their lengths.
+/// Headers that may follow a BTH, and their lengths.
 const EXTENSIONS: [(u16, usize); 8] = [
     (XRCETH, XRCETH_LEN),
     (RETH, RETH_LEN),

@@ -1,10 +1,10 @@
-//! What stands around a packet on Ethernet: Ethernet, IP and UDP headers (Annex A17 for RoCE v2).
+//! Headers before the BTH: Ethernet, IP and UDP (Annex A17 for RoCE v2).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{Error, IpVersion};
 
-/// The UDP port that RoCE v2 packets are sent to (IBTA Vol 1, Annex A17).
+/// Destination UDP port of RoCE v2 packets (IBTA Vol 1, Annex A17).
 pub const ROCE_UDP_PORT: u16 = 4791;
 
 /// Bytes of an Ethernet header without tags.
@@ -17,19 +17,19 @@ pub const IPV4_LEN: usize = 20;
 pub const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 pub const UDP_LEN: usize = 8;
-/// Bytes of the global routing header, which stands before the payload in the buffer that received a datagram (IBTA
-/// Vol 1, 11.4.1.2).
+/// Bytes of the global routing header, which precedes the payload in the receive buffer of a datagram (IBTA Vol 1,
+/// 11.4.1.2).
 pub const GRH_LEN: usize = 40;
-/// Bytes of Ethernet's preamble and start delimiter: on the line, in no counter.
+/// Bytes of Ethernet's preamble and start delimiter. They occupy the line, but no counter includes them.
 pub const PREAMBLE_LEN: usize = 8;
-/// Bytes of Ethernet's frame check sequence: on the line, in no counter of RDMA traffic.
+/// Bytes of Ethernet's frame check sequence. They occupy the line, but no counter of RDMA traffic includes them.
 pub const FCS_LEN: usize = 4;
 /// Bytes of the gap between Ethernet frames.
 pub const GAP_LEN: usize = 12;
-/// Bytes that a frame is padded to on the line, FCS not counted.
+/// Minimum bytes of a frame on the line, without FCS. Shorter frames are padded.
 pub const MIN_FRAME_LEN: usize = 60;
 
-/// What the transport sees of the IP header around a packet.
+/// Fields of the IP header that the transport uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Outer {
     /// Source address.
@@ -40,20 +40,20 @@ pub struct Outer {
     pub traffic_class: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
-    /// The IPv4 identification, if known: a UDP socket does not show it, and IPv6 has none.
+    /// IPv4 identification, if known. A UDP socket does not report it, and IPv6 has none.
     pub identification: Option<u16>,
-    /// The IPv4 flag, if known.
+    /// IPv4 flag DF, if known.
     pub dont_fragment: Option<bool>,
 }
 
-/// What stands around a packet in an Ethernet frame besides the [`Outer`].
+/// Fields of the headers before the BTH, without the [`Outer`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Encapsulation {
     /// Source MAC address.
     pub src_mac: [u8; 6],
     /// Destination MAC address.
     pub dst_mac: [u8; 6],
-    /// The VLAN tag's 16 bits of control information, if there is a tag.
+    /// Control information of the VLAN tag, 16 bits; `None` without a tag.
     pub vlan: Option<u16>,
     /// UDP source port.
     pub src_port: u16,
@@ -62,7 +62,7 @@ pub struct Encapsulation {
 }
 
 impl Encapsulation {
-    /// Bytes that [`emit_frame_headers`](Encapsulation::emit_frame_headers) writes.
+    /// Returns the bytes that [`emit_frame_headers`](Encapsulation::emit_frame_headers) writes.
     pub fn header_len(&self, outer: &Outer) -> usize {
         let ip = match addresses(outer) {
             Addresses::V4(..) => IPV4_LEN,
@@ -71,17 +71,16 @@ impl Encapsulation {
         ETHERNET_LEN + self.vlan.map_or(0, |_| VLAN_LEN) + ip + UDP_LEN
     }
 
-    /// Writes the Ethernet, IP and UDP headers of a frame whose UDP payload (BTH to ICRC) has
-    /// `udp_payload_len` bytes; returns how many bytes they fill.
+    /// Writes the Ethernet, IP and UDP headers of a frame with `udp_payload_len` bytes of UDP payload (BTH to ICRC).
+    /// Returns the bytes written.
     ///
-    /// An identification that is not known is written as 0, an unknown DF as set: what a UDP
-    /// socket with path MTU discovery sends. The UDP checksum is 0, that is, none: Annex A17
-    /// leaves the packet's protection to the ICRC, and RFC 6935 lets protocols with a check of
-    /// their own do so over IPv6 too.
+    /// An unknown identification becomes 0, an unknown DF becomes set, as with a UDP socket that uses path MTU
+    /// discovery. The UDP checksum is 0, which means none: Annex A17 leaves the protection of the packet to the ICRC.
+    /// RFC 6935 permits this over IPv6 for protocols with their own check.
     ///
     /// # Panics
-    /// If `out` is shorter than [`header_len`](Encapsulation::header_len) or the payload does
-    /// not fit an IP packet.
+    /// If `out` is shorter than [`header_len`](Encapsulation::header_len), or the payload does not fit into an IP
+    /// packet.
     pub fn emit_frame_headers(&self, outer: &Outer, udp_payload_len: usize, out: &mut [u8]) -> usize {
         let udp_len = UDP_LEN + udp_payload_len;
         let addresses = addresses(outer);
@@ -118,22 +117,23 @@ impl Encapsulation {
 /// An Ethernet frame that carries UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Frame<'a> {
-    /// MAC addresses, the outermost VLAN tag and ports.
+    /// MAC addresses, outermost VLAN tag and ports.
     pub encapsulation: Encapsulation,
-    /// What the IP header says.
+    /// Fields of the IP header.
     pub outer: Outer,
-    /// The UDP payload: if this is RoCE, from the BTH to the ICRC.
+    /// UDP payload; for RoCE, from the BTH to the ICRC.
     pub payload: &'a [u8],
 }
 
-/// An IP packet, possibly cut by its capture.
+/// IP packet that a capture may have cut.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpPacket<'a> {
     /// Fields of the IP header that the transport uses.
     pub outer: Outer,
-    /// Protocol of the payload; for IPv6, the one after the extension headers.
+    /// Protocol of the payload; for IPv6, the protocol after the extension headers.
     pub protocol: u8,
-    /// Whether the header has options (IPv4) or extension headers (IPv6), which the ICRC's definition does not cover.
+    /// Whether the header has options (IPv4) or extension headers (IPv6), which the definition of the ICRC does not
+    /// cover.
     pub has_options: bool,
     /// Bytes of the whole IP packet, according to its header.
     pub ip_len: usize,
@@ -143,10 +143,10 @@ pub struct IpPacket<'a> {
     pub payload_len: usize,
 }
 
-/// An IP packet that carries UDP, of which a capture may hold only the beginning.
+/// IP packet with a UDP datagram, of which a capture may hold only the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Datagram<'a> {
-    /// What the IP header says.
+    /// Fields of the IP header.
     pub outer: Outer,
     /// Whether the IP header has options or extension headers: see [`IpPacket::has_options`].
     pub has_options: bool,
@@ -154,23 +154,22 @@ pub struct Datagram<'a> {
     pub src_port: u16,
     /// UDP destination port.
     pub dst_port: u16,
-    /// Bytes of the whole IP packet, as its header says.
+    /// Bytes of the whole IP packet, according to its header.
     pub ip_len: usize,
-    /// The UDP payload as far as it is there.
+    /// Captured bytes of the UDP payload.
     pub payload: &'a [u8],
-    /// Bytes of the whole UDP payload, as its header says.
+    /// Bytes of the whole UDP payload, according to its header.
     pub payload_len: usize,
 }
 
-/// Reads an Ethernet frame without FCS; VLAN tags are skipped, of which the outermost is kept.
+/// Reads an Ethernet frame without FCS. Skips VLAN tags and keeps the outermost one.
 ///
-/// Neither the IPv4 header checksum nor the UDP checksum is checked: capture files often hold
-/// frames from before the NIC filled them in.
+/// Does not check the IPv4 header checksum and the UDP checksum. Capture files often hold frames for which the NIC
+/// has not computed the checksums yet.
 ///
 /// # Errors
 ///
-/// The frame carries neither IPv4 nor IPv6, or ends before its IP packet does; or its headers are refused as by
-/// [`parse_datagram`].
+/// The frame carries neither IPv4 nor IPv6, ends before its IP packet, or [`parse_datagram`] rejects its headers.
 pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     let mut rest = Reader { bytes: frame, taken: 0 };
     let dst_mac = rest.take()?;
@@ -193,9 +192,9 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     Ok(Frame { encapsulation: Encapsulation { src_mac, dst_mac, vlan, src_port, dst_port }, outer, payload })
 }
 
-/// Reads an IPv4 or IPv6 packet, which may end early, but not within its headers. IPv6 extension headers are skipped.
+/// Reads an IPv4 or IPv6 packet, which may end early, but not within its headers. Skips IPv6 extension headers.
 ///
-/// Checksums are not checked, as in [`parse_frame`].
+/// Does not check checksums, like [`parse_frame`].
 ///
 /// # Errors
 ///
@@ -215,7 +214,7 @@ impl<'a> IpPacket<'a> {
     ///
     /// # Errors
     ///
-    /// The packet carries another protocol, ends before the UDP header does, or has an impossible UDP length.
+    /// The packet carries another protocol, ends before the end of the UDP header, or has an impossible UDP length.
     pub fn datagram(&self) -> Result<Datagram<'a>, Error> {
         if self.protocol != PROTOCOL_UDP {
             return Err(Error::IpProtocol(self.protocol));
@@ -223,7 +222,7 @@ impl<'a> IpPacket<'a> {
         let mut rest = Reader { bytes: self.payload, taken: self.ip_len - self.payload_len };
         let src_port = rest.take_u16()?;
         let dst_port = rest.take_u16()?;
-        // A capture may have cut the rest of the header. Then the IP header's length replaces UDP's.
+        // A capture may have cut the rest of the header. Then the length in the IP header replaces the UDP length.
         let is_cut = self.payload.len() < UDP_LEN.min(self.payload_len);
         let (udp_len, rest) = if is_cut {
             (self.payload_len, Reader { bytes: &[], taken: self.ip_len })
@@ -242,8 +241,8 @@ impl<'a> IpPacket<'a> {
     }
 }
 
-/// Reads an IPv4 or IPv6 packet that carries UDP. It may end early, but not before the end of the
-/// UDP ports; bytes after the packet are ignored.
+/// Reads an IPv4 or IPv6 packet with a UDP datagram. The packet may end early, but not before the end of the UDP
+/// ports. Ignores bytes after the packet.
 ///
 /// # Errors
 ///
@@ -252,9 +251,8 @@ pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
     parse_ip(packet)?.datagram()
 }
 
-/// Whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then
-/// another EtherType. The values 0x9100 to 0x9300 are outer tags of switches from before
-/// 802.1ad, which assigned 0x88a8.
+/// Returns whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then another
+/// EtherType. Switches older than 802.1ad, which assigned 0x88a8, use the values 0x9100 to 0x9300 for outer tags.
 pub const fn is_vlan_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ | 0x9100 | 0x9200 | 0x9300)
 }
@@ -267,7 +265,7 @@ fn version_of(ethertype: u16) -> Result<IpVersion, Error> {
     }
 }
 
-/// Reads from the IP header on.
+/// Reads the IP header and the packet after it.
 fn take_ip<'a>(rest: &mut Reader<'a>, version: IpVersion) -> Result<IpPacket<'a>, Error> {
     let at = rest.taken;
     let header = match version {
@@ -296,7 +294,7 @@ const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 const FRAGMENT_HEADER: u8 = 44;
 const AUTHENTICATION_HEADER: u8 = 51;
-/// Bits of an IPv6 fragment header between the offset and the flag that more fragments follow.
+/// Bits of an IPv6 fragment header between the offset and the More Fragments flag.
 const IPV6_FRAGMENT_RESERVED: u16 = 0x0006;
 
 enum Addresses {
@@ -304,7 +302,7 @@ enum Addresses {
     V6(Ipv6Addr, Ipv6Addr),
 }
 
-/// The addresses in one family: IPv4 if both are, IPv4-mapped ones included.
+/// Returns the addresses in one family: IPv4 if both are IPv4 or IPv4-mapped.
 fn addresses(outer: &Outer) -> Addresses {
     match (outer.src.to_canonical(), outer.dst.to_canonical()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4(src, dst),
@@ -319,7 +317,7 @@ fn to_ipv6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// An IPv4 header without options (RFC 791).
+/// Returns an IPv4 header without options (RFC 791).
 fn ipv4_header(outer: &Outer, src: Ipv4Addr, dst: Ipv4Addr, udp_len: usize) -> [u8; IPV4_LEN] {
     let dont_fragment = outer.dont_fragment.unwrap_or(true);
     let mut header = [0; IPV4_LEN];
@@ -337,7 +335,7 @@ fn ipv4_header(outer: &Outer, src: Ipv4Addr, dst: Ipv4Addr, udp_len: usize) -> [
     header
 }
 
-/// The complement of the ones' complement sum (RFC 1071), of an even number of bytes.
+/// Returns the complement of the ones' complement sum (RFC 1071).
 fn internet_checksum(bytes: &[u8; IPV4_LEN]) -> u16 {
     let (pairs, _) = bytes.as_chunks::<2>();
     let mut sum: u32 = pairs.iter().map(|pair| u32::from(u16::from_be_bytes(*pair))).sum();
@@ -419,13 +417,13 @@ fn take_ipv6(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     Ok(IpHeader { outer, protocol, has_options, payload_len })
 }
 
-/// Returns whether an IPv6 header of this protocol names the protocol after it: hop-by-hop options, routing, fragment,
-/// authentication, destination options, mobility, HIP and Shim6.
+/// Returns whether an IPv6 header of this protocol names the protocol after it: hop-by-hop options, routing,
+/// fragment, authentication, destination options, mobility, HIP and Shim6.
 const fn is_extension_header(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | FRAGMENT_HEADER | AUTHENTICATION_HEADER | 60 | 135 | 139 | 140)
 }
 
-/// Takes bytes off the front of a slice.
+/// Reader that takes bytes from the front of a slice.
 struct Reader<'a> {
     bytes: &'a [u8],
     taken: usize,
@@ -452,7 +450,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts bytes one behind the other.
+/// Writer that appends bytes to a slice.
 struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,

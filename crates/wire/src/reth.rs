@@ -1,5 +1,4 @@
-//! RDMA extended transport header: the memory that a WRITE or READ request is about
-//! (IBTA Vol 1, chapter 9).
+//! RDMA extended transport header: memory of a WRITE or READ request (IBTA Vol 1, chapter 9).
 
 use crate::{Error, RKey};
 
@@ -18,19 +17,19 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Where the message begins in the responder's memory.
+    /// Returns the address of the message in the responder's memory.
     #[inline]
     pub fn virtual_address(&self) -> u64 {
         u64::from_be_bytes(self.get(at::VIRTUAL_ADDRESS))
     }
 
-    /// The key of the memory region.
+    /// Returns the key of the memory region.
     #[inline]
     pub fn rkey(&self) -> RKey {
         RKey::new(u32::from_be_bytes(self.get(at::RKEY)))
     }
 
-    /// Bytes of the whole message.
+    /// Returns the bytes of the whole message.
     #[inline]
     pub fn dma_length(&self) -> u32 {
         u32::from_be_bytes(self.get(at::DMA_LENGTH))
@@ -38,7 +37,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets where the message begins in the responder's memory.
+    /// Sets the address of the message in the responder's memory.
     #[inline]
     pub fn set_virtual_address(&mut self, address: u64) {
         self.set(at::VIRTUAL_ADDRESS, address.to_be_bytes());
@@ -60,7 +59,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 /// An RDMA extended transport header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
-    /// Where the message begins in the responder's memory.
+    /// Address of the message in the responder's memory.
     pub virtual_address: u64,
     /// The key of the memory region.
     pub rkey: RKey,

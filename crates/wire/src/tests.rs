@@ -1,4 +1,4 @@
-//! Golden bytes, properties and comparisons with slow but obvious computations.
+//! Tests with golden bytes, properties, and comparisons with slow but simple computations.
 
 mod cost;
 mod frames;

@@ -1,20 +1,20 @@
-//! The times that IBTA writes as 5-bit codes.
+//! Times that IBTA encodes in 5 bits.
 
-/// Delays of IBTA Vol 1, table 45, in units of 10 us: what a code means.
+/// Delay of each code in units of 10 us (IBTA Vol 1, table 45).
 const RNR_TIMER_10US: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long an RNR NAK with this timer code asks the requester to wait (IBTA Vol 1, table 45).
+/// Returns the time that an RNR NAK with this timer code asks the requester to wait (IBTA Vol 1, table 45).
 ///
-/// Codes grow with the delay from 1 (10 us) to 31 (491.52 ms); 0 is the longest, 655.36 ms. Bits
-/// above the lower five are ignored.
+/// The delays grow from code 1 (10 us) to code 31 (491.52 ms). Code 0 is the longest delay, 655.36 ms. Ignores bits
+/// above the lower five.
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     RNR_TIMER_10US[(code & 0x1f) as usize] as u64 * 10_000
 }
 
-/// The code of the shortest RNR delay of at least `ns`, or of the longest there is.
+/// Returns the code of the shortest RNR delay of at least `ns`, or of the longest delay.
 pub const fn rnr_timer_code_at_least(ns: u64) -> u8 {
     let mut code = 1;
     while code < 32 {
@@ -26,8 +26,8 @@ pub const fn rnr_timer_code_at_least(ns: u64) -> u8 {
     0
 }
 
-/// How long a requester waits for an acknowledgement: 4.096 us times two to the `exponent`, or
-/// for ever (`None`) if that is 0 (IBTA Vol 1, chapter 9). Bits above the lower five are ignored.
+/// Returns the time that a requester waits for an acknowledgement: 4.096 us times two to the power of `exponent`.
+/// Returns `None` for 0, which means unlimited (IBTA Vol 1, chapter 9). Ignores bits above the lower five.
 pub const fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     match exponent & 0x1f {
         0 => None,

@@ -6,55 +6,55 @@ const MASK_24: u32 = 0x00ff_ffff;
 
 /// Packet sequence number: 24 bits that wrap (IBTA Vol 1, chapter 9).
 ///
-/// There is no `Ord`: which of two PSNs comes first depends on the window they are seen in, so
-/// the question is asked with [`is_before`](Psn::is_before).
+/// A PSN has no `Ord`, since the order of two PSNs depends on the window around them. Use
+/// [`is_before`](Psn::is_before) instead.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The bits a PSN has.
+    /// Bits of a PSN.
     pub const MASK: u32 = MASK_24;
 
-    /// The lower 24 bits of `value`.
+    /// Returns the lower 24 bits of `value`.
     #[inline]
     pub const fn new(value: u32) -> Psn {
         Psn(value & Self::MASK)
     }
 
-    /// The number, below 2^24.
+    /// Returns the number, below 2^24.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The PSN `packets` later, modulo 2^24.
+    /// Returns the PSN `packets` later, modulo 2^24.
     #[inline]
     pub const fn add(self, packets: u32) -> Psn {
         Psn::new(self.0.wrapping_add(packets))
     }
 
-    /// The PSN `packets` earlier, modulo 2^24.
+    /// Returns the PSN `packets` earlier, modulo 2^24.
     #[inline]
     pub const fn sub(self, packets: u32) -> Psn {
         Psn::new(self.0.wrapping_sub(packets))
     }
 
-    /// The PSN of the packet after this one.
+    /// Returns the PSN of the packet after this one.
     #[inline]
     pub const fn next(self) -> Psn {
         self.add(1)
     }
 
-    /// How many packets after `earlier` this one comes, modulo 2^24.
+    /// Returns the number of packets from `earlier` to this PSN, modulo 2^24.
     #[inline]
     pub const fn distance_from(self, earlier: Psn) -> u32 {
         self.0.wrapping_sub(earlier.0) & Self::MASK
     }
 
-    /// Whether this PSN lies in the half of the sequence space that precedes `other`.
+    /// Returns whether this PSN lies in the half of the sequence space that precedes `other`.
     ///
-    /// Equal PSNs are not before each other. The half counts 2^23 PSNs, as IBTA's region of
-    /// duplicates does, so of two PSNs just 2^23 apart each is before the other.
+    /// Equal PSNs are not before each other. The half has 2^23 PSNs, like IBTA's region of duplicates. Of two PSNs
+    /// exactly 2^23 apart, each is therefore before the other.
     #[inline]
     pub const fn is_before(self, other: Psn) -> bool {
         let distance = other.distance_from(self);
@@ -62,25 +62,25 @@ impl Psn {
     }
 }
 
-/// Message sequence number: 24 bits that wrap, counting the requests that a responder completed
-/// (IBTA Vol 1, chapter 9).
+/// Message sequence number: 24 bits that wrap, the count of requests that a responder completed (IBTA Vol 1, chapter
+/// 9).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Msn(u32);
 
 impl Msn {
-    /// The lower 24 bits of `value`.
+    /// Returns the lower 24 bits of `value`.
     #[inline]
     pub const fn new(value: u32) -> Msn {
         Msn(value & MASK_24)
     }
 
-    /// The number, below 2^24.
+    /// Returns the number, below 2^24.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The MSN after one more request.
+    /// Returns the MSN after one more request.
     #[inline]
     pub const fn next(self) -> Msn {
         Msn::new(self.0.wrapping_add(1))
@@ -92,77 +92,77 @@ impl Msn {
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The lower 24 bits of `value`.
+    /// Returns the lower 24 bits of `value`.
     #[inline]
     pub const fn new(value: u32) -> Qpn {
         Qpn(value & MASK_24)
     }
 
-    /// The number, below 2^24.
+    /// Returns the number, below 2^24.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
 }
 
-/// Remote key: what a peer shows to reach a memory region.
+/// Remote key, with which a peer accesses a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct RKey(u32);
 
 impl RKey {
-    /// The key with this value.
+    /// Returns the key with this value.
     #[inline]
     pub const fn new(value: u32) -> RKey {
         RKey(value)
     }
 
-    /// The key's value.
+    /// Returns the key's value.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
 }
 
-/// Queue key: what a datagram must show to be received by a UD queue pair.
+/// Queue key that a datagram needs for a UD queue pair to receive it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct QKey(u32);
 
 impl QKey {
-    /// The key with this value.
+    /// Returns the key with this value.
     #[inline]
     pub const fn new(value: u32) -> QKey {
         QKey(value)
     }
 
-    /// The key's value.
+    /// Returns the key's value.
     #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// Does a work request with this key mean the key of the queue pair that sends it? That is what the highest
-    /// bit says (IBTA Vol 1, 10.2.5).
+    /// Returns whether a work request with this key uses the key of the sending queue pair: the highest bit is set
+    /// (IBTA Vol 1, 10.2.5).
     #[inline]
     pub const fn means_senders_own(self) -> bool {
         self.0 >> 31 == 1
     }
 }
 
-/// Partition key: the upper bit is full membership, the others name the partition.
+/// Partition key. The upper bit means full membership, the other bits name the partition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PartitionKey(u16);
 
 impl PartitionKey {
-    /// The default partition with full membership, the only one that RoCE uses.
+    /// Default partition with full membership, the only partition that RoCE uses.
     pub const DEFAULT: PartitionKey = PartitionKey(0xffff);
 
-    /// The key with this value.
+    /// Returns the key with this value.
     #[inline]
     pub const fn new(value: u16) -> PartitionKey {
         PartitionKey(value)
     }
 
-    /// The key's value.
+    /// Returns the key's value.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
@@ -175,7 +175,7 @@ impl Default for PartitionKey {
     }
 }
 
-/// The largest payload of a packet on a path. The discriminant is IBTA's code.
+/// Maximum payload of a packet on a path. The discriminant is IBTA's code.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum PathMtu {
@@ -192,28 +192,28 @@ pub enum PathMtu {
 }
 
 impl PathMtu {
-    /// Every path MTU, smallest first.
+    /// All path MTUs, smallest first.
     pub const ALL: [PathMtu; 5] =
         [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
 
-    /// The payload bytes it allows.
+    /// Returns the maximum bytes of payload.
     #[inline]
     pub const fn bytes(self) -> usize {
         128 << self.code()
     }
 
-    /// IBTA's code, 1 to 5.
+    /// Returns IBTA's code, 1 to 5.
     #[inline]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The path MTU of exactly `bytes` bytes.
+    /// Returns the path MTU of exactly `bytes` bytes.
     pub fn from_bytes(bytes: usize) -> Option<PathMtu> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
 
-    /// The largest path MTU of at most `bytes` bytes.
+    /// Returns the largest path MTU of at most `bytes` bytes.
     pub fn largest_within(bytes: usize) -> Option<PathMtu> {
         Self::ALL.into_iter().rfind(|mtu| mtu.bytes() <= bytes)
     }
@@ -233,7 +233,7 @@ impl fmt::Display for PathMtu {
     }
 }
 
-/// Shows a number as `0x` and as many hexadecimal digits as its bits fill.
+/// Implements `Display` as `0x` and the hexadecimal digits of all bits.
 macro_rules! display_hex {
     ($($name:ident $format:literal)*) => {$(
         impl fmt::Display for $name {

@@ -1,26 +1,26 @@
-/// Defines `Packet`, the view over a header of `$len` bytes, and what every header has in common.
+/// Defines `Packet`, the view of a header of `$len` bytes, and the functions that all headers share.
 ///
-/// The calling module defines `Repr` with `read` and `write`; it has all the fields' accessors,
-/// so that the layout stands in one place per header.
+/// The calling module defines `Repr` with `read` and `write`, and the accessors of the fields. The layout of a header
+/// is therefore in one place.
 macro_rules! header_view {
     ($(#[$doc:meta])* $len:ident) => {
         $(#[$doc])*
         ///
-        /// Bytes behind the header may follow in the same buffer.
+        /// The buffer may hold more bytes after the header.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub struct Packet<T> {
             buffer: T,
         }
 
         impl<T: AsRef<[u8]>> Packet<T> {
-            /// A view of `buffer` whose length nobody has checked: accessors panic if it is
-            /// shorter than the header.
+            /// Creates a view of `buffer` without a check of its length. Accessors panic if the buffer is shorter
+            /// than the header.
             #[inline]
             pub const fn new_unchecked(buffer: T) -> Packet<T> {
                 Packet { buffer }
             }
 
-            /// A view of `buffer`, which must be at least as long as the header.
+            /// Creates a view of `buffer`, which must be at least as long as the header.
             ///
             /// # Errors
             ///
@@ -36,7 +36,7 @@ macro_rules! header_view {
             ///
             /// # Errors
             ///
-            /// The buffer is shorter than the header ([`Error::Truncated`]): then accessors may panic.
+            /// The buffer is shorter than the header ([`Error::Truncated`]). Then accessors may panic.
             #[inline]
             pub fn check_len(&self) -> Result<(), Error> {
                 let found = self.buffer.as_ref().len();
@@ -46,7 +46,7 @@ macro_rules! header_view {
                 Ok(())
             }
 
-            /// The buffer.
+            /// Returns the buffer.
             #[inline]
             pub fn into_inner(self) -> T {
                 self.buffer
@@ -68,7 +68,7 @@ macro_rules! header_view {
         }
 
         impl<'a, T: AsRef<[u8]> + ?Sized> Packet<&'a T> {
-            /// What follows the header in the buffer.
+            /// Returns the bytes after the header in the buffer.
             #[inline]
             pub fn payload(&self) -> &'a [u8] {
                 &self.buffer.as_ref()[$len..]
@@ -76,7 +76,7 @@ macro_rules! header_view {
         }
 
         impl Repr {
-            /// Bytes that [`emit`](Repr::emit) writes.
+            /// Returns the bytes that [`emit`](Repr::emit) writes.
             #[inline]
             pub const fn buffer_len() -> usize {
                 $len
@@ -96,7 +96,7 @@ macro_rules! header_view {
     };
 }
 
-/// Defines `Repr::parse` for a header of which every bit pattern is valid.
+/// Defines `Repr::parse` for a header for which every bit pattern is valid.
 macro_rules! parse_any_bits {
     () => {
         impl Repr {
@@ -114,13 +114,13 @@ macro_rules! parse_any_bits {
     };
 }
 
-/// The number in three bytes.
+/// Returns the number in three bytes.
 #[inline]
 pub(crate) const fn from_be_24(bytes: [u8; 3]) -> u32 {
     u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])
 }
 
-/// The lower 24 bits as three bytes.
+/// Returns the lower 24 bits as three bytes.
 #[inline]
 pub(crate) const fn to_be_24(value: u32) -> [u8; 3] {
     let [_, a, b, c] = value.to_be_bytes();

@@ -1,6 +1,6 @@
-//! The plot in docs/wire.md is what `message_cost` says.
+//! Checks that the plot in docs/wire.md shows the results of `message_cost`.
 //!
-//! `DOORBELL_UPDATE_PLOTS=1 cargo test -p doorbell-wire --test efficiency_plot` writes it anew.
+//! `DOORBELL_UPDATE_PLOTS=1 cargo test -p doorbell-wire --test efficiency_plot` writes the plot.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,11 +11,11 @@ const LEFT: f64 = 60.0;
 const TOP: f64 = 20.0;
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 320.0;
-/// Sizes from 1 to 2^20, so many steps per doubling.
+/// Steps per doubling of the size, from 1 to 2^20.
 const STEPS: u32 = 8;
 const DOUBLINGS: u32 = 20;
 
-/// Light to dark, as path MTUs grow.
+/// Colours from light to dark, by growing path MTU.
 const COLOURS: [&str; 5] = ["#7fb3d5", "#4a90c4", "#2471a3", "#1a5276", "#0e2f44"];
 
 fn x(step: u32) -> f64 {
@@ -26,7 +26,7 @@ fn y(share: f64) -> f64 {
     TOP + HEIGHT * (1.0 - share)
 }
 
-/// Goodput of a WRITE over IPv4.
+/// Returns the goodput of a WRITE over IPv4.
 fn share(bytes: u64, mtu: PathMtu) -> f64 {
     message_cost(MessageKind::Write, Transport::Rc, bytes, mtu, OuterKind::IPV4).unwrap().goodput_share()
 }
@@ -66,7 +66,7 @@ fn plot() -> String {
             let _ = write!(line, "{}{:.1} {:.1}", if step == 0 { 'M' } else { 'L' }, x(step), y(share(bytes, mtu)));
         }
         let _ = writeln!(svg, "<path d=\"{line}\" stroke=\"{colour}\" stroke-width=\"1.8\" fill=\"none\"/>");
-        // Smaller path MTUs end lower; labels keep apart.
+        // The lines of smaller path MTUs end lower. Labels keep a minimum distance.
         label_y = (y(share(1 << DOUBLINGS, mtu)) + 4.0).min(label_y - 14.0);
         text(&mut svg, LEFT + WIDTH + 8.0, label_y, "start", colour, &format!("path MTU {mtu}"));
     }

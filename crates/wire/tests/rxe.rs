@@ -1,6 +1,6 @@
-//! What Linux's rdma_rxe and our software RNIC send each other, captured on a cable by `cargo xtask capture-rxe`:
-//! our parser knows every packet, and its ICRC is the one that we compute, with the identification that the kernel
-//! wrote.
+//! Tests on captures of the traffic between Linux's rdma_rxe and Doorbell's software RNIC (`cargo xtask
+//! capture-rxe`). The parser knows every packet. Each ICRC equals the one that [`Flow`] computes with the
+//! identification that the kernel wrote.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,10 +8,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use doorbell_wire::{BthPacket, Flow, ICRC_LEN, Opcode, Operation, ROCE_UDP_PORT, parse_frame};
 use pcap_file::pcap::PcapReader;
 
-/// The end of the cable that is rxe's. The other is our software RNIC.
+/// Address of rxe. The other end of the cable is Doorbell's software RNIC.
 const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// Checks a capture of at least so many packets, in which rxe sent all of these.
+/// Checks a capture of at least `least` packets, in which rxe sent all opcodes of `wanted`.
 fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
     let mut reader = PcapReader::new(capture).unwrap();
     let mut sent = BTreeSet::new();
@@ -44,7 +44,7 @@ fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
 
 #[test]
 fn every_packet_of_rxe_is_understood_and_has_the_icrc_that_we_compute() {
-    // As requester and as responder, packets alone and in rows.
+    // rxe is requester and responder, with single packets and with sequences of packets.
     let wanted = [
         Opcode::RC_SEND_ONLY,
         Opcode::RC_SEND_FIRST,

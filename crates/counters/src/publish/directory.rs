@@ -1,4 +1,4 @@
-//! Where files of counters lie: a directory that belongs to this user alone.
+//! Directory of counter files, which belongs to one user alone.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -13,18 +13,18 @@ use nix::fcntl::{OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, geteuid, mkdir, unlinkat};
 
-/// Names the one directory for publishers and readers, in place of the usual ones.
+/// Environment variable with the directory for publishers and readers. It replaces the default directories.
 pub const DIRECTORY_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
 
-/// Most files that a directory may hold.
+/// Maximum of files in a directory.
 pub const MAX_FILES: usize = 256;
 
-/// Where each user's processes may publish: `doorbell` below one of these with the user's number, and this with the
-/// number behind it.
+/// Default directories. The file names of a user are in `doorbell` below `RUNTIME` and the user's number, or in
+/// `SHARED` followed by the number.
 const RUNTIME: &str = "/run/user";
 const SHARED: &str = "/dev/shm/doorbell-";
 
-/// Directories in which this user's processes may publish, the preferred one first.
+/// Returns the directories in which this user's processes may publish, the preferred one first.
 pub(crate) fn candidates() -> Vec<PathBuf> {
     if let Some(directory) = std::env::var_os(DIRECTORY_VARIABLE).filter(|value| !value.is_empty()) {
         return vec![directory.into()];
@@ -44,7 +44,7 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Directories to read, and whose each must be: this user's; for root those of all users.
+/// Returns the directories to read, each with its required owner. Root reads the directories of all users.
 pub(crate) fn readable() -> Vec<(PathBuf, u32)> {
     let own = geteuid();
     let mut found: Vec<_> = candidates().into_iter().map(|path| (path, own.as_raw())).collect();
@@ -55,11 +55,11 @@ pub(crate) fn readable() -> Vec<(PathBuf, u32)> {
     found
 }
 
-/// Directories of users other than `own`, by the number in their names.
+/// Returns the directories of users other than `own`, by the number in their names.
 fn of_others(runtime: &Path, shared: &Path, own: u32) -> Vec<(PathBuf, u32)> {
     let numbered = |folder: &Path, prefix: &str| -> Vec<(PathBuf, u32)> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(4 * MAX_FILES);
-        // A random ending follows the number where another user has taken the plain name.
+        // A random suffix follows the number if another user has taken the plain name.
         let of =
             |name: &str| name.strip_prefix(prefix)?.split('.').next()?.parse().ok().filter(|&owner: &u32| owner != own);
         entries.filter_map(|entry| Some((entry.path(), of(entry.file_name().to_str()?)?))).collect()
@@ -72,7 +72,7 @@ fn of_others(runtime: &Path, shared: &Path, own: u32) -> Vec<(PathBuf, u32)> {
     found
 }
 
-/// Why a directory is not used: a sentence that begins with its path.
+/// Reason why a directory is not used: a sentence that begins with its path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DirectoryError {
     #[error("{} does not exist", .0.display())]
@@ -83,7 +83,7 @@ pub(crate) enum DirectoryError {
     Foreign { path: PathBuf, owner: u32, own: u32 },
     #[error("{} is open to others: its mode is {mode:o}, allowed is 700", .path.display())]
     Open { path: PathBuf, mode: u32 },
-    #[error("{} holds {MAX_FILES} files of devices, which is as many as may be", .path.display())]
+    #[error("{} holds {MAX_FILES} files of devices, which is the maximum", .path.display())]
     Full { path: PathBuf },
 }
 
@@ -91,17 +91,17 @@ pub(crate) enum DirectoryError {
 pub(crate) struct Directory {
     fd: OwnedFd,
     pub(crate) path: PathBuf,
-    /// Whose it is, and its files have to be.
+    /// Required owner of the directory and its files.
     owner: u32,
 }
 
 impl Directory {
-    /// Opens a directory if it is ours alone. No symbolic link is followed to it.
+    /// Opens a directory if it belongs to this process's user alone. Does not follow a symbolic link.
     pub(crate) fn open(path: &Path) -> Result<Self, DirectoryError> {
         Self::open_of(path, geteuid().as_raw())
     }
 
-    /// Opens a directory if it is this user's alone.
+    /// Opens a directory if it belongs to the user `owner` alone.
     pub(crate) fn open_of(path: &Path, owner: u32) -> Result<Self, DirectoryError> {
         let os = |errno| match errno {
             Errno::ENOENT => DirectoryError::Missing(path.to_owned()),
@@ -119,7 +119,7 @@ impl Directory {
         Ok(Self { fd, path: path.to_owned(), owner })
     }
 
-    /// Opens it, and makes it before if need be.
+    /// Opens the directory, and creates it if it does not exist.
     pub(crate) fn create(path: &Path) -> Result<Self, DirectoryError> {
         match mkdir(path, Mode::S_IRWXU) {
             Ok(()) | Err(Errno::EEXIST) => Self::open(path),
@@ -127,7 +127,7 @@ impl Directory {
         }
     }
 
-    /// Names of its files, in order; as many as may be there, and the temporary ones.
+    /// Returns the sorted names of its files. The limit leaves space for the maximum of files and temporary ones.
     pub(crate) fn list(&self) -> Result<Vec<String>, Errno> {
         let again = openat(&self.fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
         let mut names = Vec::new();
@@ -139,7 +139,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// Opens a file of it to read: a regular one of its owner's, no link.
+    /// Opens a file for reading. The file must be regular, belong to the directory's owner, and be no link.
     pub(crate) fn open_file(&self, name: &str) -> Result<File, String> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).map_err(|errno| errno.to_string())?);
@@ -153,7 +153,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Makes a file that does not exist yet, for us alone.
+    /// Creates a new file that only this user may access.
     pub(crate) fn create_file(&self, name: &str) -> Result<File, Errno> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         Ok(File::from(openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?))
@@ -163,7 +163,7 @@ impl Directory {
         renameat(&self.fd, from, &self.fd, to)
     }
 
-    /// Removes a file. One that is gone already is as good.
+    /// Removes a file. A file that does not exist is no error.
     pub(crate) fn remove(&self, name: &str) {
         if let Ok(name) = CString::new(name) {
             let _ = unlinkat(&self.fd, name.as_c_str(), UnlinkatFlags::NoRemoveDir);
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn root_reads_the_directory_of_another_user_and_nothing_else_in_it() {
         if !geteuid().is_root() {
-            return; // nobody else can give files away
+            return; // no other user can change the owner of files
         }
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("doorbell-12345");

@@ -1,19 +1,19 @@
-//! The file that a software RNIC publishes: words of 64 bits in the machine's order, and text.
+//! File format of a software RNIC's counters: words of 64 bits in the machine's byte order, and text.
 //!
 //! ```text
-//! word 0  magic                    word 4  where the text begins, in bytes
+//! word 0  magic                    word 4  offset of the text in bytes
 //! word 1  layout                   word 5  bytes of text
-//! word 2  bytes of the file        word 6  where the values begin, in bytes
+//! word 2  bytes of the file        word 6  offset of the values in bytes
 //! word 3  pid of the publisher     word 7  number of values
 //! text    lines "key value"; "counter NAME" once for each value, in their order
-//! values  a sequence number, the moment of publication, then the values
+//! values  a sequence number, the time of publication, then the values
 //! ```
 //!
-//! Whoever reads needs to know no counter: the names are in the text, and keys that a reader does
-//! not know mean nothing to it. The layout's number changes only if the words do.
+//! A reader needs no list of counters, since the text holds the names. It ignores unknown keys. The layout number
+//! changes only if the words change.
 //!
-//! The sequence number is odd while values are being written. A reader takes the values if it was
-//! even and the same before and after.
+//! The sequence number is odd while the publisher writes values. A reader accepts the values if the number was even,
+//! and the same before and after.
 
 use std::collections::HashMap;
 
@@ -21,34 +21,34 @@ pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"doorbell");
 pub(crate) const LAYOUT: u64 = 1;
 const HEADER_WORDS: usize = 8;
 const WORD: usize = size_of::<u64>();
-/// The sequence number and the moment of publication.
+/// Words before the values: the sequence number and the time of publication.
 pub(crate) const VALUES_START: usize = 2;
-/// Longest file that is written or read.
+/// Maximum length of a file.
 pub(crate) const MAX_FILE_BYTES: usize = 64 << 10;
-/// Most counters of a device.
+/// Maximum of counters of a device.
 pub(crate) const MAX_COUNTERS: usize = 1024;
-/// Longest value of a key: what the environment says must not fill the file.
+/// Maximum length of a value in the text, so that long environment strings do not fill the file.
 const MAX_VALUE_CHARS: usize = 128;
 
-/// What a file says of itself and its device.
+/// Description of a file and its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) pid: u32,
-    /// Keys and values but `counter`.
+    /// Keys and values, without `counter`.
     pub(crate) text: HashMap<String, String>,
     /// Names of the counters, in the order of their values.
     pub(crate) counters: Vec<String>,
-    /// Where the values begin: their sequence number.
+    /// Offset of the values, which begin with their sequence number.
     pub(crate) values_at: usize,
     pub(crate) file_bytes: usize,
 }
 
-/// A text that is safe within a line.
+/// Returns the text without control characters, and cut to the maximum length.
 fn line_safe(text: &str) -> String {
     text.chars().take(MAX_VALUE_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The bytes of a new file, all values zero, and where its values begin.
+/// Returns the bytes of a new file with all values zero, and the offset of its values.
 pub(crate) fn encode(pid: u32, keys: &[(&str, String)], counters: &[&str]) -> Option<(Vec<u8>, usize)> {
     if counters.len() > MAX_COUNTERS {
         return None;
@@ -75,12 +75,12 @@ pub(crate) fn encode(pid: u32, keys: &[(&str, String)], counters: &[&str]) -> Op
     Some((bytes, values_at))
 }
 
-/// The words of some bytes.
+/// Returns the words of some bytes.
 pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<WORD>().0.iter().map(|word| u64::from_ne_bytes(*word))
 }
 
-/// Understands a file, or says what is wrong with it.
+/// Parses a file, or returns a description of the error.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
     let header: Vec<u64> = words(bytes).take(HEADER_WORDS).collect();
     let &[magic, layout, file_bytes, pid, text_at, text_bytes, values_at, counters] = header.as_slice() else {

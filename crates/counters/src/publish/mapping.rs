@@ -1,4 +1,4 @@
-//! The values of a published file, mapped: written here, read by other processes at any time.
+//! Mapped values of a published file. This process writes them, other processes read them at any time.
 
 use std::fs::File;
 use std::io;
@@ -11,45 +11,44 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::layout::VALUES_START;
 use crate::sequence;
 
-/// Sequence number, moment and values of a file.
+/// Sequence number, time and values of a file.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<std::ffi::c_void>,
     bytes: NonZeroUsize,
-    /// The sequence number: `VALUES_START + values` words from here lie within the mapping.
+    /// Sequence number. `VALUES_START + values` words from here lie within the mapping.
     words: NonNull<AtomicU64>,
     values: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, wherever that is, and is only accessed through
-// atomics.
+// SAFETY: the mapping belongs to this value alone, in each thread. All accesses are atomic.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps a file of `bytes`, all of which are written already, so that no page of it must be
-    /// found later. `values` values lie behind sequence number and moment at `values_at`.
+    /// Maps a file of `bytes` bytes. The caller has written all of them, so the kernel needs no further pages. At
+    /// `values_at`, the file holds the sequence number, the time and `values` values.
     pub(super) fn new(file: &File, bytes: usize, values_at: usize, values: usize) -> io::Result<Self> {
         let end = values_at + (VALUES_START + values) * size_of::<AtomicU64>();
         let bytes = NonZeroUsize::new(bytes)
             .filter(|bytes| end <= bytes.get() && values_at.is_multiple_of(align_of::<AtomicU64>()))
             .ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses does not overlap other memory of this process.
         let base = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, file, 0)? };
-        // SAFETY: `values_at` lies within the mapping, as was checked.
+        // SAFETY: `values_at` lies within the mapping, as checked above.
         let words = unsafe { base.cast::<u8>().add(values_at) }.cast();
         Ok(Self { base, bytes, words, values })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < VALUES_START + self.values);
-        // SAFETY: it lies within the mapping, aligned, since a mapping begins with a page and
-        // `values_at` is aligned; it stays mapped for as long as `self`; and nobody accesses it
-        // but through atomics and, in other processes, by reading the file.
+        // SAFETY: the word lies within the mapping. It is aligned, since a mapping begins at a page and `values_at`
+        // is aligned. It stays mapped as long as `self`. This process accesses it only through atomics, other
+        // processes read the file.
         unsafe { self.words.add(index).as_ref() }
     }
 
-    /// Writes moment and values, so that a reader takes all of them or none.
+    /// Writes time and values, so that a reader gets all of them or none.
     pub(super) fn store(&mut self, at_ns: u64, values: &[u64]) {
         let values = values.iter().take(self.values).copied();
         sequence::write(|index| self.word(index), std::iter::once(at_ns).chain(values));
@@ -58,7 +57,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this was mapped so by `new`, and no reference into it outlives `self`.
+        // SAFETY: `new` created this mapping, and no reference into it outlives `self`.
         let _ = unsafe { munmap(self.base, self.bytes.get()) };
     }
 }

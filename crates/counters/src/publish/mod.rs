@@ -1,10 +1,9 @@
-//! Publishing what a software RNIC counts, for other processes of the same user.
+//! Publication of the counters of a software RNIC, for other processes of the same user.
 //!
-//! Each device has a small file in a directory of this user's alone: `doorbell` in
-//! `$XDG_RUNTIME_DIR`, or `/dev/shm/doorbell-UID`; [`DIRECTORY_VARIABLE`] names another. It
-//! appears complete or not at all, is written through a mapping, and disappears with its device.
-//! Root reads the directories of all users.
-//! What a process leaves behind that was killed is removed by the next one that looks.
+//! Each device has a small file in a directory that belongs to this user alone: `doorbell` in `$XDG_RUNTIME_DIR`, or
+//! `/dev/shm/doorbell-UID`. [`DIRECTORY_VARIABLE`] names another directory. The file appears only when it is
+//! complete. The process writes it through a mapping, and removes it with its device. Root reads the directories of
+//! all users. The next publisher or reader removes the files of killed processes.
 
 mod directory;
 pub(crate) mod layout;
@@ -27,40 +26,40 @@ pub(crate) use process::{Life, command};
 
 use crate::sample::monotonic_ns;
 
-/// Set to 0, nothing is published.
+/// Environment variable that disables publication if it is 0.
 pub const SWITCH_VARIABLE: &str = "DOORBELL_PUBLISH";
 
-/// How long what a device counted may wait at most until it is published. A device that has
-/// published nothing for much longer has counted nothing since.
+/// Maximum delay from a change of a counter to its publication. A device that has not published for much longer has
+/// counted nothing since.
 pub const PUBLISH_WITHIN_NS: u64 = 20_000_000;
 
-/// Files that are not complete yet begin with this.
+/// Prefix of incomplete files.
 const TEMPORARY: &str = ".new-";
 
-/// Is publishing wanted? The environment can say that it is not.
+/// Returns whether publication is enabled. The environment can disable it.
 pub fn is_wanted() -> bool {
     std::env::var_os(SWITCH_VARIABLE).is_none_or(|value| value != "0")
 }
 
-/// Why nothing is published: one sentence.
+/// Reason why a device is not published, as one sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PublishError(String);
 
-/// What is published of a device beside its counters.
+/// Published properties of a device, besides its counter values.
 #[derive(Clone, Copy, Debug)]
 pub struct Published<'a> {
-    /// Its name as a verbs device.
+    /// Name as a verbs device.
     pub name: &'a str,
-    /// Its address.
+    /// Address of the device.
     pub address: IpAddr,
-    /// The UDP port of both ends.
+    /// UDP port of both ends.
     pub udp_port: u16,
-    /// Names of its counters.
+    /// Names of the counters.
     pub counters: &'a [&'a str],
 }
 
-/// Publishes the counters of one device for as long as it lives.
+/// Publisher of the counters of one device, for the lifetime of the device.
 #[derive(Debug)]
 pub struct Publisher {
     directory: Directory,
@@ -70,11 +69,11 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes a device, all of whose counters are zero.
+    /// Publishes a device whose counters are all zero.
     ///
     /// # Errors
     ///
-    /// Where no directory can be used, or it is full. The device is as good without.
+    /// No directory is usable, or it is full. The device works without publication.
     pub fn new(device: &Published<'_>) -> Result<Self, PublishError> {
         let mut reasons = Vec::new();
         for path in candidates() {
@@ -100,7 +99,7 @@ impl Publisher {
         if sweep(&directory).map_err(|errno| os("it cannot be listed", errno.into()))? >= MAX_FILES {
             return Err(DirectoryError::Full { path: directory.path }.to_string());
         }
-        // A write beyond the limit would raise SIGXFSZ, which ends the program that happens to have the device.
+        // A write beyond the limit would raise SIGXFSZ, which ends the program of the device.
         let longest = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
         if longest < MAX_FILE_BYTES as u64 {
             return Err(format!("{place}: this process may write files of {longest} bytes at most (RLIMIT_FSIZE)"));
@@ -119,11 +118,11 @@ impl Publisher {
         let keys: Vec<_> = keys.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         let (bytes, values_at) = layout::encode(pid, &keys, device.counters)
             .ok_or_else(|| format!("{} counters are more than a file holds", device.counters.len()))?;
-        // Start and count make the name one that was never used before.
+        // Start time and count make the name unique.
         let unique = format!("{pid}-{}-{}", start.unwrap_or(0), FILES.fetch_add(1, Ordering::Relaxed));
         let (temporary, file_name) = (format!("{TEMPORARY}{unique}"), format!("{unique}.counters"));
         let mapped = directory.create_file(&temporary).map_err(std::io::Error::from).and_then(|mut file| {
-            // Written, not only made longer: the kernel has found room for all of it then.
+            // Writing allocates all pages of the file now. A change of its length would not.
             file.write_all(&bytes)?;
             let mapping = Mapping::new(&file, bytes.len(), values_at, device.counters.len())?;
             directory.rename(&temporary, &file_name)?;
@@ -136,10 +135,9 @@ impl Publisher {
         Ok(Self { directory, file_name, mapping, pid })
     }
 
-    /// Publishes values, in the order of the names. It costs some tens of nanoseconds and a
-    /// `getpid`.
+    /// Publishes values, in the order of the names. A call takes some tens of nanoseconds and a `getpid`.
     pub fn publish(&mut self, values: &[u64]) {
-        // After a fork the mapping is shared with the parent, whose counters these are not.
+        // After a fork, parent and child share the mapping. It shows the counters of the parent.
         if self.pid == std::process::id() {
             self.mapping.store(monotonic_ns(), values);
         }
@@ -154,7 +152,7 @@ impl Drop for Publisher {
     }
 }
 
-/// A file of a directory, opened and understood.
+/// Opens and parses a file of a directory.
 pub(crate) fn inspect(directory: &Directory, name: &str) -> Result<(File, Header), String> {
     let file = directory.open_file(name)?;
     let mut bytes = Vec::new();
@@ -166,24 +164,24 @@ pub(crate) fn inspect(directory: &Directory, name: &str) -> Result<(File, Header
     Ok((file, header))
 }
 
-/// Whether the process that a file is of still runs.
+/// Returns whether the process that published a file still runs.
 pub(crate) fn life(header: &Header) -> Life {
     let number = |key: &str| header.text.get(key).and_then(|value| value.parse().ok());
     process::life(header.pid, number("start_ticks"), number("pid_namespace"))
 }
 
-/// Is it a file that is complete? No publisher puts into its name what a terminal would obey.
+/// Returns whether a file is complete by its name. No publisher uses control characters in the name.
 pub(crate) fn is_complete(name: &str) -> bool {
     name.ends_with(".counters") && !name.starts_with('.') && !name.contains(char::is_control)
 }
 
-/// Removes what processes left behind that are gone. Returns how many files remain.
+/// Removes the files of processes that have ended. Returns the number of remaining files.
 pub(crate) fn sweep(directory: &Directory) -> Result<usize, nix::errno::Errno> {
     let mut remain = 0;
     for name in directory.list()? {
         let is_left_behind = match inspect(directory, &name) {
             Ok((_, header)) => life(&header) == Life::Gone,
-            // A process was killed while it wrote its first bytes.
+            // The process was killed while it wrote its first bytes.
             Err(_) => name.strip_prefix(TEMPORARY).is_some_and(|unique| {
                 let pid = unique.split('-').next().and_then(|pid| pid.parse().ok());
                 pid.is_some_and(|pid| process::start_ticks(pid).is_none())

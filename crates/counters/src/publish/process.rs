@@ -1,25 +1,25 @@
-//! Processes, as far as it must be known whether one still runs.
+//! State of the processes that published files.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-/// Whether the process that published a file still runs.
+/// State of the process that published a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
     Running,
     Gone,
-    /// It cannot be seen from here: it belongs to another namespace of processes.
+    /// The process is not visible, since it belongs to another PID namespace.
     Unknown,
 }
 
-/// When a process started, in clock ticks since boot: with its number, it names the process for
-/// ever. `None` if there is no such process, or only its remains.
+/// Returns the start time of a process in clock ticks since boot. Number and start time identify a process forever.
+/// Returns `None` if the process does not exist, or is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets, which may hold anything.
+    // The second field is the program's name in brackets, which may contain any character.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let state = fields.first()?;
-    // A first thread that has ended is shown as a zombie while others run on.
+    // A process is shown as a zombie if its first thread has ended, even if other threads run.
     let other_threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) > 1;
     if matches!(*state, "Z" | "X") && !other_threads() {
         return None;
@@ -27,12 +27,12 @@ pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     fields.get(19)?.parse().ok() // the 22nd of all
 }
 
-/// The namespace that numbers of processes belong to.
+/// Returns the PID namespace of this process.
 pub(crate) fn pid_namespace() -> Option<u64> {
     std::fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
 }
 
-/// Whether a process runs that had this number and start in this namespace.
+/// Returns whether a process with this number and start time runs in this namespace.
 pub(crate) fn life(pid: u32, start: Option<u64>, namespace: Option<u64>) -> Life {
     let Some(own) = pid_namespace() else { return Life::Unknown };
     if start.is_none() || namespace != Some(own) {
@@ -41,18 +41,18 @@ pub(crate) fn life(pid: u32, start: Option<u64>, namespace: Option<u64>) -> Life
     if start_ticks(pid) == start { Life::Running } else { Life::Gone }
 }
 
-/// What this process is called: how it was started, without folders.
+/// Returns the name of this process: its first argument without folders.
 pub(crate) fn program() -> String {
     let first = std::env::args_os().next().unwrap_or_default();
     let name = std::path::Path::new(&first).file_name().unwrap_or(&first).to_string_lossy().into_owned();
     if name.is_empty() { "unknown".to_owned() } else { name }
 }
 
-/// Longest command line that is shown, in bytes.
+/// Maximum bytes of a command line.
 const MAX_COMMAND_BYTES: u64 = 4096;
 
-/// The words that a running process was started with, as it shows them; `None` if it shows none. It may write what
-/// it likes there, so what a terminal would obey is replaced.
+/// Returns the command line of a running process; `None` if it shows none. The process controls this text, so control
+/// characters are replaced.
 pub(crate) fn command(pid: u32) -> Option<Vec<String>> {
     let mut bytes = Vec::new();
     std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?.take(MAX_COMMAND_BYTES).read_to_end(&mut bytes).ok()?;
@@ -93,7 +93,7 @@ mod tests {
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", "read line", "0\u{1b}[2J"]).stdin(std::process::Stdio::piped());
         let mut child = shell.spawn().unwrap();
-        // It shows our own command until it has become the program.
+        // The child shows the command of this process until `exec` has replaced it.
         let found = loop {
             match command(child.id()) {
                 Some(found) if found[0] == "sh" => break found,

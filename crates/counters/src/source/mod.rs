@@ -1,4 +1,4 @@
-//! Where counters are read.
+//! Sources of counters.
 
 pub mod ethtool;
 mod published;
@@ -14,13 +14,13 @@ use std::path::Path;
 
 use crate::sample::Reading;
 
-/// A place where devices are found.
+/// Source of devices.
 pub trait Source: Send {
-    /// Reads all devices of it as they are now, and notes what cannot be read.
+    /// Reads the current values of all its devices, and notes each problem.
     fn read(&mut self, reading: &mut Reading);
 }
 
-/// Opens a regular file to read. Nothing that is made up to be a pipe keeps us waiting.
+/// Opens a regular file for reading. A pipe in its place does not block the caller.
 fn regular(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if file.metadata()?.is_file() {

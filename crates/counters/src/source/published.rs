@@ -1,4 +1,4 @@
-//! Software RNICs of this user's processes; for root, of all users'.
+//! Software RNICs of this user's processes; for root, of the processes of all users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,45 +18,46 @@ use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::sequence;
 use crate::source::Source;
 
-/// RoCE v2 has this port (IBTA annex A17).
+/// UDP port of RoCE v2 (IBTA annex A17).
 const ROCE_UDP_PORT: u16 = 4791;
 
-/// What a publisher writes takes well below a microsecond; one that the scheduler has stopped in
-/// the middle is given so many chances, with a nap between.
+/// Maximum of attempts to read consistent values. A write takes well below a microsecond. If the scheduler has
+/// stopped the publisher during a write, the reader sleeps between the attempts.
 const TRIES: u32 = 20;
 const NAP: Duration = Duration::from_micros(500);
 
-/// A file that was found. It is kept open: after it was removed, it still has the last values.
+/// Open file of a device. After its removal, the open file still holds the last values.
 struct Open {
     file: File,
     header: Header,
     incarnation: u64,
-    /// What it is called for as long as it is there; empty until that is decided.
+    /// Label, unchanged while the device exists; empty until it is assigned.
     label: String,
-    /// What its process was started with.
+    /// Command line of the process.
     command: Option<Vec<String>>,
 }
 
-/// Reads what software RNICs publish.
+/// Source that reads the counters that software RNICs publish.
 pub struct PublishedSource {
-    /// `None` if they are looked for each time: users come and go.
+    /// Fixed directories. `None` means that each read searches for the directories, since users log in and out.
     directories: Option<Vec<PathBuf>>,
     files: BTreeMap<(PathBuf, String), Open>,
     found: u64,
 }
 
 impl PublishedSource {
-    /// All directories in which this user's processes may publish; for root, those of all users'.
+    /// Creates a source for all directories in which this user's processes may publish; for root, for those of all
+    /// users.
     pub fn new() -> Self {
         Self { directories: None, files: BTreeMap::new(), found: 0 }
     }
 
-    /// Only some directories. One that is not this user's alone is not read.
+    /// Creates a source for these directories. A directory that does not belong to this user alone is skipped.
     pub fn of(directories: Vec<PathBuf>) -> Self {
         Self { directories: Some(directories), ..Self::new() }
     }
 
-    /// What is read now, and whose each has to be.
+    /// Returns the directories to read now, each with its required owner.
     fn places(&self) -> Vec<(PathBuf, u32)> {
         let own = geteuid().as_raw();
         match &self.directories {
@@ -65,7 +66,7 @@ impl PublishedSource {
         }
     }
 
-    /// Opens what is new in a directory, and returns what is in it.
+    /// Opens the new files of a directory, and returns the names of all its files.
     fn list(&mut self, path: &Path, owner: u32, reading: &mut Reading) -> BTreeSet<String> {
         let directory = match Directory::open_of(path, owner) {
             Ok(directory) => directory,
@@ -75,7 +76,7 @@ impl PublishedSource {
                 return BTreeSet::new();
             }
         };
-        // What was left behind shows its last values once if it was known before.
+        // The device of a killed process shows its last values once, if it was known before.
         let listed = sweep(&directory).and_then(|_| directory.list());
         let names = listed.unwrap_or_else(|errno| {
             reading.note(None, format!("{} cannot be listed: {errno}", path.display()));
@@ -90,13 +91,13 @@ impl PublishedSource {
             match inspect(&directory, name) {
                 Ok((file, header)) => {
                     self.found += 1;
-                    // A number of another namespace may be another process's here.
+                    // A process number from another PID namespace may belong to another process here.
                     let command = if life(&header) == Life::Running { command(header.pid) } else { None };
                     let (incarnation, label) = (self.found, String::new());
                     self.files.insert(key, Open { file, header, incarnation, label, command });
                 }
                 Err(reason) => {
-                    // It may have gone since it was listed.
+                    // The file may have been removed since it was listed.
                     if directory.open_file(name).is_ok() {
                         reading.note(None, format!("{} is skipped: {reason}", path.join(name).display()));
                     }
@@ -106,7 +107,8 @@ impl PublishedSource {
         names
     }
 
-    /// Two network namespaces may have the same address; then the process tells, or a number.
+    /// Assigns labels to new devices. Two network namespaces may have the same address. Then the process number or a
+    /// counter makes the label unique.
     fn name_the_new(&mut self, there: &BTreeSet<(PathBuf, String)>) {
         let is_named = |(key, open): &(&(PathBuf, String), &Open)| there.contains(key) && !open.label.is_empty();
         let mut taken: BTreeSet<String> =
@@ -114,7 +116,7 @@ impl PublishedSource {
         for open in self.files.values_mut().filter(|open| open.label.is_empty()) {
             let label = open.plain_label();
             let of_process = format!("{label}#{}", open.header.pid);
-            // Another may have any of these for its name.
+            // Another device may have any of these labels as its name.
             let numbered = (open.incarnation..).map(|number| format!("{of_process}.{number}"));
             let mut candidates = [label, of_process.clone()].into_iter().chain(numbered);
             open.label = candidates.find(|label| !taken.contains(label)).unwrap_or_default();
@@ -154,8 +156,8 @@ impl Open {
     fn sample(&self, ended: bool) -> Result<Sample, String> {
         let (published_ns, values) = self.values()?;
         let now_ns = monotonic_ns();
-        // Values are those of the moment when they were published, unless that is long ago: then
-        // nothing has been counted since.
+        // Values have the time of their publication. If that is long ago, the counters have not changed since, and
+        // the values are also current.
         let is_old = published_ns.saturating_add(2 * PUBLISH_WITHIN_NS) < now_ns || published_ns > now_ns;
         let names = self.header.counters.iter().map(|name| Name::new(Set::Published, name));
         Ok(Sample {
@@ -172,7 +174,7 @@ impl Open {
         self.header.text.get(key)?.parse().ok()
     }
 
-    /// The moment of publication and the values, which belong together.
+    /// Returns the time of publication and the values, which are consistent.
     fn values(&self) -> Result<(u64, Vec<u64>), String> {
         let at = self.header.values_at as u64;
         let mut bytes = vec![0; (VALUES_START + self.header.counters.len()) * size_of::<u64>()];
@@ -200,7 +202,7 @@ impl Open {
         if let Some(address) = self.key::<IpAddr>("address") {
             label = format!("{label}@{address}");
         }
-        // Anything but RoCE's port is part of what the device is.
+        // A port other than that of RoCE v2 is part of the label.
         if let Some(port) = self.key("udp_port").filter(|&port: &u16| port != ROCE_UDP_PORT) {
             label = format!("{label}:{port}");
         }

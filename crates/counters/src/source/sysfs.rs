@@ -1,4 +1,4 @@
-//! Devices that the kernel knows, with the statistics of their network interfaces.
+//! Devices of the kernel, with the statistics of their network interfaces.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,27 +10,27 @@ use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::source::ethtool::{Ethtool, KernelEthtool, RecordedEthtool};
 use crate::source::{Source, regular};
 
-/// Where the kernel shows its devices.
+/// Directory in which the kernel shows its devices.
 pub const SYSFS: &str = "/sys";
 
-/// Most entries of a directory that are looked at.
+/// Maximum of entries read from a directory.
 const MAX_ENTRIES: usize = 1024;
-/// Longest content of a file that is a value.
+/// Maximum length of a value's file.
 const MAX_VALUE_BYTES: u64 = 128;
-/// Most GIDs of a port that are looked at: it may have hundreds.
+/// Maximum of GIDs read from a port, which may have hundreds.
 const MAX_GIDS: usize = 16;
-/// Of an interface's statistics only these are of RDMA.
+/// Part of the names of an interface's statistics that concern RDMA.
 const RDMA_STATISTICS: &str = "_vport_rdma_";
 
-/// Reads the kernel's devices.
+/// Source that reads the kernel's devices.
 pub struct SysfsSource {
     class: PathBuf,
     ethtool: Box<dyn Ethtool>,
 }
 
 impl SysfsSource {
-    /// The devices below `root`, with the statistics of their interfaces: the kernel's own if it
-    /// is [`SYSFS`], otherwise what was recorded beside them ([`RecordedEthtool`]).
+    /// Creates a source for the devices below `root`, with the statistics of their interfaces. For [`SYSFS`], the
+    /// kernel provides the statistics. For any other root, they are read from a record ([`RecordedEthtool`]).
     pub fn new(root: &Path) -> Self {
         if root == Path::new(SYSFS) {
             Self::with_ethtool(root, KernelEthtool)
@@ -39,7 +39,7 @@ impl SysfsSource {
         }
     }
 
-    /// The devices below `root`, with the statistics that `ethtool` gives of their interfaces.
+    /// Creates a source for the devices below `root`, with the statistics of their interfaces from `ethtool`.
     pub fn with_ethtool(root: &Path, ethtool: impl Ethtool + 'static) -> Self {
         Self { class: root.join("class").join("infiniband"), ethtool: Box::new(ethtool) }
     }
@@ -52,7 +52,7 @@ impl Source for SysfsSource {
             let ports = entries(&device.path.join("ports"), Some(&about), reading);
             let several = ports.len() > 1;
             for port in ports {
-                // The kernel writes each number in one way only, so that no two ports have the same.
+                // The kernel writes each number in one way only, so no two ports have the same number.
                 let number = port.name.parse().ok().filter(|number: &u32| number.to_string() == port.name);
                 let Some(number) = number else {
                     reading.note(Some(&about), format!("{} is no port: it has no number", port.path.display()));
@@ -67,7 +67,7 @@ impl Source for SysfsSource {
 
 impl SysfsSource {
     fn port(&self, device: &Entry, port: &Entry, number: u32, several: bool, reading: &mut Reading) -> Option<Sample> {
-        // A device that is made anew has a directory of its own again.
+        // A recreated device has a new directory.
         let incarnation = std::fs::metadata(&port.path).ok()?.ino();
         let netdev = netdev(device, port);
         let about = subject(device, Some(number));
@@ -75,7 +75,7 @@ impl SysfsSource {
         let mut raw = Raw::new();
         values(&port.path.join("counters"), Set::Port, &about, &mut raw, reading);
         if !several {
-            // Some drivers have all or some counters per device. If device and port share a name, the port's value remains.
+            // Some drivers have counters per device. If device and port share a name, the port's value remains.
             values(&device.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
         }
         values(&port.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
@@ -93,7 +93,7 @@ impl SysfsSource {
             }
         }
         if !port.path.exists() {
-            return None; // it went while it was read
+            return None; // the device disappeared during the read
         }
         let gid = gid(port);
         Some(Sample {
@@ -125,17 +125,17 @@ struct Entry {
     path: PathBuf,
 }
 
-/// A device, or one port of it, as the subject of notes.
+/// Returns a device, or one of its ports, as the subject of notes.
 fn subject(device: &Entry, port: Option<u32>) -> Subject {
     Subject { kind: Kind::Kernel, device: device.name.clone(), port }
 }
 
-/// The entries of a directory in order; none if it does not exist. `about` is the subject of notes.
+/// Returns the sorted entries of a directory; none if it does not exist. `about` is the subject of notes.
 fn entries(path: &Path, about: Option<&Subject>, reading: &mut Reading) -> Vec<Entry> {
     let found = match std::fs::read_dir(path) {
         Ok(found) => found,
         Err(error) => {
-            // It may be none of this device, or have gone with it.
+            // The device may have no such directory, or may have disappeared.
             if !matches!(error.kind(), io::ErrorKind::NotFound) && !has_gone(&error) {
                 reading.note(about, format!("{} cannot be listed: {error}", path.display()));
             }
@@ -152,23 +152,23 @@ fn has_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT))
 }
 
-/// A value: the text of a small file. A longer one is cut.
+/// Returns the text of a small file. A longer text is cut.
 fn text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     regular(path)?.take(MAX_VALUE_BYTES).read_to_string(&mut text)?;
     Ok(text.trim().to_owned())
 }
 
-/// Reads a directory of counters. What cannot be read, or is no number, is absent, and noted.
+/// Reads a directory of counters. A counter that is unreadable or no number is absent, and noted.
 fn values(path: &Path, set: Set, about: &Subject, raw: &mut Raw, reading: &mut Reading) {
     for Entry { name, path } in entries(path, Some(about), reading) {
         if name == "lifespan" {
-            continue; // how long the kernel remembers values, in milliseconds
+            continue; // time for which the kernel caches values, in milliseconds
         }
         match text(&path) {
             Ok(text) => match text.parse() {
                 Ok(value) => drop(raw.insert(Name::new(set, name), value)),
-                // So the kernel says that a port has no such counter.
+                // With this text, the kernel states that the port has no such counter.
                 Err(_) if text.starts_with("N/A") => {}
                 Err(_) => {
                     let text: String = text.chars().take(32).collect();
@@ -181,13 +181,14 @@ fn values(path: &Path, set: Set, about: &Subject, raw: &mut Raw, reading: &mut R
     }
 }
 
-/// The last part of what a symbolic link points to.
+/// Returns the last part of the target of a symbolic link.
 fn link_name(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
     target.file_name()?.to_str().filter(|name| !name.contains(char::is_control)).map(str::to_owned)
 }
 
-/// Is it the name of a network interface? The kernel gives none that is a path or has a space in it.
+/// Returns whether the text can be the name of a network interface. The kernel accepts no path and no space in a
+/// name.
 fn is_netdev(name: &str) -> bool {
     let is_path = matches!(name, "." | "..") || name.contains('/');
     !name.is_empty()
@@ -196,8 +197,8 @@ fn is_netdev(name: &str) -> bool {
         && !name.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
-/// The network interface of a port: the one of its GIDs, else the device's only one, else that
-/// which a software device was put on.
+/// Returns the network interface of a port: that of its GIDs, else the device's only interface, else the parent of a
+/// software device.
 fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     let mut ignored = Reading::default();
     let first = |text: io::Result<String>| text.ok().filter(|text| is_netdev(text));
@@ -210,7 +211,7 @@ fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     of_gids.or_else(of_device).or_else(|| first(text(&device.path.join("parent"))))
 }
 
-/// The first GID of a port that an IPv4 address is mapped to, else its first.
+/// Returns the first GID of a port that is an IPv4-mapped address, else its first GID.
 fn gid(port: &Entry) -> Option<Ipv6Addr> {
     let mut ignored = Reading::default();
     let gids = entries(&port.path.join("gids"), None, &mut ignored);

@@ -16,7 +16,7 @@ fn frame_bytes(kind: MessageKind, bytes: u64) -> u64 {
     request.frame_bytes
 }
 
-/// The frames that vendors' counters have shown.
+/// Frames that counters of several vendors have shown.
 #[test]
 fn frames_as_counted() {
     assert_eq!(frame_bytes(MessageKind::Write, 0), 74);
@@ -49,7 +49,7 @@ fn a_write_of_one_mib() {
     let Response::Range { max, .. } = cost.response else {
         panic!("a WRITE is acknowledged");
     };
-    // About 9 were seen.
+    // A measurement showed about 9 ACKs.
     assert_eq!(max.packets, 256);
     assert_eq!(max.line_bytes, 256 * 86);
 }
@@ -127,7 +127,7 @@ fn what_cannot_be() {
     }
 }
 
-/// 512 bytes: 594 on the line, so 100 Gb/s carry 21.0 M messages/s.
+/// 512 bytes are 594 on the line. A link of 100 Gb/s therefore carries 21.0 M messages/s.
 #[test]
 fn what_a_link_allows() {
     let link = 100e9;
@@ -135,19 +135,19 @@ fn what_a_link_allows() {
     assert!((send.messages_per_s / 21.04e6 - 1.0).abs() < 1e-3);
     assert_eq!((send.binding, send.messages_per_s), (LinkSide::Request, link / 8.0 / 594.0));
     assert_eq!(send.messages_per_s_most_acknowledged, send.messages_per_s);
-    // An ACK is 2 bytes longer on the line than an empty SEND, and as long as one of 1 to 4 bytes.
+    // On the line, an ACK is 2 bytes longer than an empty SEND, and as long as a SEND of 1 to 4 bytes.
     let empty = rc_ipv4(MessageKind::Send, 0).link_limit(link);
     assert_eq!((empty.binding, empty.binding_most_acknowledged), (LinkSide::Request, LinkSide::Response));
     assert_eq!(empty.messages_per_s_most_acknowledged, link / 8.0 / 86.0);
     assert_eq!(rc_ipv4(MessageKind::Send, 4).link_limit(link).binding_most_acknowledged, LinkSide::Both);
-    // A READ of 8 bytes asks with more than it gets.
+    // The request of a READ of 8 bytes is longer than its response.
     for (bytes, binding) in [(8, LinkSide::Request), (12, LinkSide::Both), (4096, LinkSide::Response)] {
         assert_eq!(rc_ipv4(MessageKind::Read, bytes).link_limit(link).binding, binding, "{bytes}");
     }
 }
 
-/// Cuts a message packet by packet, and adds up their headers: `first` extension bytes on the
-/// first packet, `last` on the last one, `every` on all.
+/// Cuts a message packet by packet and adds the header lengths: `first` extension bytes on the first packet, `last`
+/// on the last packet, `every` on all packets.
 fn cut(mut bytes: u64, mtu: u64, outer: OuterKind, (first, last, every): (u64, u64, u64)) -> Direction {
     let ip = match outer.ip {
         IpVersion::V4 => 20,
@@ -209,7 +209,7 @@ proptest! {
         let ack = cut(0, mtu, outer, (4, 0, 0));
         let response = match kind {
             Read => {
-                // Both ends of the response carry an AETH; a response of one packet has one.
+                // The first and the last packet of the response carry an AETH. A response of one packet carries one.
                 let last = if bytes <= mtu { 0 } else { 4 };
                 Response::Exact(cut(bytes, mtu, outer, (4, last, 0)))
             }

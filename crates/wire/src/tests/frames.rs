@@ -73,8 +73,8 @@ fn an_ipv6_frame() {
     assert_eq!(frame.payload.len(), BTH_LEN + 16 + 8 + 4);
 }
 
-/// What `emit_frame_headers` writes for a parsed frame is the frame, but for the UDP checksum
-/// and the IPv6 flow label, which it sets to zero.
+/// `emit_frame_headers` restores a parsed frame, except for the UDP checksum and the IPv6 flow label, which it sets
+/// to zero.
 #[test]
 fn headers_are_emitted_as_they_were_parsed() {
     for mut bytes in golden::frames() {
@@ -135,7 +135,7 @@ fn vlan_tags() {
     assert_eq!(again.outer, frame.outer);
     assert_eq!(again.payload, frame.payload);
 
-    // A service tag before it: the outermost tag is kept.
+    // A service tag before the VLAN tag: the parser keeps the outermost tag.
     let twice = [&out[..12], &[0x88, 0xa8, 0, 7], &out[12..]].concat();
     let again = parse_frame(&twice).unwrap();
     assert_eq!(again.encapsulation.vlan, Some(7));
@@ -195,7 +195,7 @@ proptest! {
         let _ = parse_frame(&bytes);
     }
 
-    /// Close to valid, so that the parser gets far.
+    /// Parses almost valid frames, so that the parser reaches its later checks.
     #[test]
     fn damaged_frames(which in 0..5_usize, at in 12..60_usize, byte: u8, len: usize) {
         let mut bytes = golden::frames()[which].clone();
@@ -222,7 +222,7 @@ proptest! {
     ) {
         let address = |bytes: [u8; 16]| {
             if v6 {
-                // Never IPv4-mapped.
+                // The address is never IPv4-mapped.
                 let mut bytes = bytes;
                 bytes[0] = 0xfd;
                 IpAddr::from(bytes)
@@ -258,7 +258,7 @@ proptest! {
 /// Bytes of the UDP header after the ports.
 const AFTER_PORTS: usize = 4;
 
-/// A capture may cut a packet anywhere. The rest is read if the UDP ports are there.
+/// A capture may cut a packet anywhere. The parser reads the rest if the UDP ports are complete.
 #[test]
 fn a_cut_packet_is_read_as_far_as_it_goes() {
     for bytes in golden::frames() {
@@ -277,14 +277,14 @@ fn a_cut_packet_is_read_as_far_as_it_goes() {
             assert_eq!((datagram.ip_len, datagram.payload_len), (packet.len(), frame.payload.len()));
             assert_eq!(datagram.payload, &frame.payload[..len.saturating_sub(headers)]);
         }
-        // What follows, such as Ethernet's padding, is not part of it.
+        // Bytes after the packet, such as Ethernet's padding, are not part of it.
         let padded = [packet, &[0xee; 9]].concat();
         assert_eq!(parse_datagram(&padded).unwrap().payload, frame.payload);
     }
     assert_eq!(parse_datagram(&[0x55; 60]), Err(Error::IpHeader));
 }
 
-/// An IPv4 packet with options, and an IPv6 packet with every kind of extension header.
+/// The parser skips options of IPv4 and every kind of extension header of IPv6.
 #[test]
 fn options_and_extension_headers_are_skipped() {
     let udp = [0xc0, 0, 0x12, 0xb7, 0, 11, 0, 0, 7, 8, 9];
@@ -319,12 +319,12 @@ fn options_and_extension_headers_are_skipped() {
     for len in 0..v6.len() - 3 - AFTER_PORTS {
         assert!(matches!(parse_datagram(&v6[..len]), Err(Error::Truncated { .. })), "{len}");
     }
-    // The fragment's offset, or the flag that more follow.
+    // The fragment's offset, or the More Fragments flag.
     for [high, low] in [[0, 8], [0, 1], [0x80, 0]] {
         let fragment = extended(44, &[&[17, 0, high, low, 0, 0, 0, 1]]);
         assert_eq!(parse_ip(&fragment), Err(Error::Fragment));
     }
-    // An extension header that is longer than the packet says it is.
+    // An extension header that is longer than the payload length of the packet.
     let mut short = extended(0, &[&options(17)]);
     short[5] = 7;
     assert_eq!(parse_ip(&short), Err(Error::IpHeader));

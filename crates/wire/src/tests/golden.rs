@@ -1,5 +1,4 @@
-//! Whole frames, built by scapy's RoCE layer (`scapy.contrib.roce`), which is where their ICRCs
-//! come from, those over IPv6 included.
+//! Frames that scapy's RoCE layer built (`scapy.contrib.roce`). scapy computed the ICRCs, over IPv4 and IPv6.
 
 /// RC RDMA WRITE Only of "hello", 3 bytes of padding, over IPv4 with DF.
 pub(super) const WRITE_ONLY: &str = "
@@ -35,7 +34,7 @@ pub(super) const WRITE_ONLY_IPV6: &str = "
     c00112b700300000
     0ab0ffff0000001180abcdef 7f00123456789000 01020304 00000005 68656c6c6f 000000 4d22c711";
 
-/// The bytes that hexadecimal digits stand for.
+/// Returns the bytes of hexadecimal digits.
 pub(super) fn bytes(hex: &str) -> std::vec::Vec<u8> {
     let digits: std::vec::Vec<u8> = hex
         .chars()
@@ -48,7 +47,7 @@ pub(super) fn bytes(hex: &str) -> std::vec::Vec<u8> {
     pairs.iter().map(|[high, low]| high << 4 | low).collect()
 }
 
-/// The SEND Middle as one frame.
+/// Returns the SEND Middle as one frame.
 pub(super) fn send_middle() -> std::vec::Vec<u8> {
     let mut frame = bytes(SEND_MIDDLE_HEADERS);
     frame.extend(0..=255);
@@ -56,7 +55,7 @@ pub(super) fn send_middle() -> std::vec::Vec<u8> {
     frame
 }
 
-/// Every golden frame.
+/// Returns all golden frames.
 pub(super) fn frames() -> [std::vec::Vec<u8>; 5] {
     [bytes(WRITE_ONLY), bytes(ACKNOWLEDGE), bytes(SEND_EMPTY), send_middle(), bytes(WRITE_ONLY_IPV6)]
 }

@@ -5,7 +5,7 @@ use crate::{
     Msn, NakCode, Opcode, PartitionKey, Psn, QKey, Qpn, RKey, RethRepr, Syndrome, SyndromeKind,
 };
 
-/// Tests a header against golden bytes four ways, its array form, and too short buffers.
+/// Tests a header with golden bytes in four ways, its array form, and buffers that are too short.
 macro_rules! golden {
     ($module:ident, $bytes:expr, $repr:expr, { $($get:ident, $set:ident: $value:expr;)* }) => {
         mod $module {
@@ -61,7 +61,7 @@ macro_rules! golden {
     };
 }
 
-// The fields of two BTHs that scapy built, `golden::ACKNOWLEDGE` and `golden::WRITE_ONLY`.
+// Fields of two BTHs that scapy built, `golden::ACKNOWLEDGE` and `golden::WRITE_ONLY`.
 golden! {
     bth,
     [0x0a, 0xf0, 0xff, 0xfe, 0xc0, 0x12, 0x34, 0x56, 0x80, 0xab, 0xcd, 0xef],
@@ -231,7 +231,7 @@ fn syndromes() {
 }
 
 proptest! {
-    /// Fields survive a trip through bytes, and reserved bits do not.
+    /// Emitting and parsing preserves the fields and clears reserved bits.
     #[test]
     fn bth_round_trip(bytes: [u8; 12]) {
         let repr = BthRepr::read(&bytes);

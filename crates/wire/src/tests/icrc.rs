@@ -6,7 +6,7 @@ use std::vec::Vec;
 use super::golden;
 use crate::{Check, Flow, ICRC_LEN, Icrc, crc, explain_difference, parse_frame, split_mix};
 
-/// CRC-32 one bit at a time.
+/// Computes CRC-32 one bit at a time.
 fn slow_crc(bytes: &[u8]) -> u32 {
     let mut register = !0_u32;
     for byte in bytes {
@@ -22,7 +22,7 @@ fn slow_crc(bytes: &[u8]) -> u32 {
     !register
 }
 
-/// Annex A17 word for word: lay out the pseudo packet, set the changeable fields to ones.
+/// Computes the ICRC as Annex A17 describes it: builds the pseudo packet and sets its mutable fields to ones.
 fn slow_icrc(
     (src, dst): (IpAddr, IpAddr),
     (src_port, dst_port): (u16, u16),
@@ -138,7 +138,7 @@ fn small_errors_are_never_explained() {
     }
 }
 
-/// 2^17 of 2^32 differences are explained by 16 bits of identification and DF.
+/// 16 bits of identification and DF explain 2^17 of 2^32 differences.
 #[test]
 fn one_random_error_in_32768_is_explained() {
     let mut state = 1;
@@ -153,7 +153,7 @@ fn one_random_error_in_32768_is_explained() {
     assert!((expected / 2..expected * 2).contains(&explained), "{explained} of {expected}");
 }
 
-/// The same for packets with replaced bytes behind the BTH; four times the rate is luck enough.
+/// Packets with replaced bytes after the BTH have the same rate. Four times that rate is the limit of the test.
 #[test]
 fn corrupted_packets_are_refused() {
     let flow = ipv4_flow();
@@ -256,7 +256,7 @@ proptest! {
         prop_assert_eq!(flow.icrc(0, true, &packet), slow);
     }
 
-    /// Parts of any size, also such that split the BTH.
+    /// Parts of any size, also parts that split the BTH.
     #[test]
     fn in_parts(
         packet in prop::collection::vec(any::<u8>(), 0..200),

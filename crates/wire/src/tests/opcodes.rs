@@ -3,8 +3,8 @@ use std::string::ToString;
 
 use crate::{Opcode, Operation, Transport};
 
-/// What the table must say: value, transport, operation, place in the message, the extension
-/// headers with their bytes, whether a payload may follow.
+/// Expected rows of the table: value, transport, operation, position in the message, extension headers with their
+/// bytes, whether a payload may follow.
 type Row = (u8, Transport, Operation, Place, &'static [(&'static str, usize)], bool);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -153,7 +153,7 @@ fn the_others_are_unknown() {
     assert_eq!([0xc0, 0xe1, 0xff].map(|value| Opcode(value).transport()), [Transport::Vendor; 3]);
 }
 
-/// The names say the same as the flags.
+/// Names and flags agree.
 #[test]
 fn names() {
     for opcode in Opcode::KNOWN {

@@ -78,7 +78,7 @@ fn rnr_timers() {
     assert_eq!(rnr_timer_ns(14), 1_280_000);
     assert_eq!(rnr_timer_ns(31), 491_520_000);
     assert_eq!(rnr_timer_ns(32), rnr_timer_ns(0));
-    // From the sixth on the delays double every second code.
+    // From code 6 on, the delays double with every second code.
     for code in 6..=31 {
         assert_eq!(rnr_timer_ns(code), 2 * rnr_timer_ns(code - 2), "{code}");
     }

@@ -1,4 +1,4 @@
-//! Statistics of network interfaces, as `ethtool -S` shows them.
+//! Statistics of network interfaces, as in `ethtool -S`.
 
 #[allow(unsafe_code)]
 mod sys;
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 use crate::source::regular;
 
-/// Most bytes of a record: large adapters have some thousands of statistics, each in a line of some dozens of bytes.
+/// Maximum bytes of a record. Large adapters have some thousands of statistics of some dozens of bytes each.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
 
-/// Gives the statistics of network interfaces.
+/// Source of the statistics of network interfaces.
 pub trait Ethtool: Send {
-    /// Names and values of an interface; none if its driver has none.
+    /// Returns the names and values of an interface's statistics; none if its driver has none.
     ///
     /// # Errors
     ///
-    /// There is no such interface, or its statistics cannot be read. A driver without statistics is no error.
+    /// The interface does not exist, or its statistics are unreadable. A driver without statistics is no error.
     fn statistics(&self, netdev: &str) -> io::Result<Vec<(String, u64)>>;
 }
 
-/// The kernel's.
+/// Statistics from the kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelEthtool;
 
@@ -31,12 +31,12 @@ impl Ethtool for KernelEthtool {
     }
 }
 
-/// What `ethtool -S` printed: a copied tree of devices has it in `ethtool/INTERFACE`.
+/// Recorded output of `ethtool -S`. A copied tree of devices has it in `ethtool/INTERFACE`.
 #[derive(Clone, Debug)]
 pub struct RecordedEthtool(PathBuf);
 
 impl RecordedEthtool {
-    /// What was recorded below `root`.
+    /// Creates a source for the records below `root`.
     pub fn new(root: &Path) -> Self {
         Self(root.join("ethtool"))
     }
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(recorded.statistics("eth3").unwrap(), []);
     }
 
-    /// Whatever interfaces this machine has: names differ and none is empty.
+    /// On all interfaces of this machine, the names of statistics are unique and not empty.
     #[test]
     fn what_interfaces_have_is_understood() {
         for entry in std::fs::read_dir("/sys/class/net").unwrap() {

@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes, which make files that another process may have written, and change them
-//! between looks. A stable test runs them over a corpus and for a bounded time of mutation.
+//! Fuzz bodies: functions of bytes that create files as another process may write them, and change them between
+//! looks. A stable test runs them over a corpus, and for a bounded time of mutation.
 
 #[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
 pub mod choices;
@@ -18,10 +18,10 @@ pub use published::fuzz_published;
 pub use sysfs::fuzz_sysfs;
 use tempfile::TempDir;
 
-/// Most steps of one input.
+/// Maximum of steps for one input.
 const MOST_STEPS: usize = 24;
 
-/// A directory for this user alone; in memory where there is such a place, for the many that come and go.
+/// Creates a directory for this user alone, in memory if possible, since the bodies create many.
 fn directory() -> TempDir {
     let alone = Permissions::from_mode(0o700);
     let memory = Path::new("/dev/shm");
@@ -29,18 +29,18 @@ fn directory() -> TempDir {
     tempfile::Builder::new().permissions(alone).tempdir_in(within).expect("a temporary directory")
 }
 
-/// Whatever is there goes.
+/// Removes any file or directory at the path.
 fn remove(path: &Path) {
-    // What is no file is a directory, or not there.
+    // The path is a directory, or does not exist.
     if std::fs::remove_file(path).is_err() {
         let _ = std::fs::remove_dir_all(path);
     }
 }
 
-/// Puts a new file in the place of whatever is there.
+/// Replaces any file or directory at the path with a new file.
 fn write(path: &Path, bytes: &[u8]) {
     remove(path);
-    // Where the directory is gone, or a file is in its place, there is nothing to write.
+    // If the directory does not exist, or is a file, no file is written.
     if path.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok()) {
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         made.and_then(|mut file| file.write_all(bytes)).expect("room for a file");
@@ -49,7 +49,7 @@ fn write(path: &Path, bytes: &[u8]) {
 
 /// Changes a regular file that a reader may have open.
 fn change(path: &Path, choices: &mut Choices<'_>) {
-    // A pipe would keep us waiting, and what a link points to is not ours.
+    // A pipe would block, and the target of a link may be another file of the machine.
     if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
         return;
     }
@@ -67,7 +67,7 @@ fn change(path: &Path, choices: &mut Choices<'_>) {
     .expect("room for a file");
 }
 
-/// Puts what is no regular file, or has no end, in the place of whatever is there.
+/// Replaces any file at the path with a file that is not regular or never ends.
 fn replace(path: &Path, choices: &mut Choices<'_>) {
     remove(path);
     let parent = path.parent().expect("all have one");
@@ -84,7 +84,7 @@ fn replace(path: &Path, choices: &mut Choices<'_>) {
     .expect("room for it");
 }
 
-/// A word that stands at some bound, or any.
+/// Returns a word at some boundary, or an arbitrary word.
 fn word(choices: &mut Choices<'_>) -> u64 {
     match choices.below(8) {
         0 => u64::from(choices.byte()),
@@ -96,7 +96,7 @@ fn word(choices: &mut Choices<'_>) -> u64 {
     }
 }
 
-/// What holds of whatever was found.
+/// Checks the properties of every look.
 fn check(look: &Look) {
     for note in &look.notes {
         check_text(note, 4096);
@@ -118,7 +118,7 @@ fn check(look: &Look) {
     }
 }
 
-/// It neither says anything to a terminal nor fills it.
+/// Checks that a text is short and has no control characters.
 fn check_text(text: &str, most: usize) {
     assert!(!text.contains(char::is_control), "{text:?} is no line of text");
     assert!(text.len() <= most, "a text of {} B", text.len());
@@ -135,7 +135,7 @@ fn check_rates(rates: &Rates) {
     rates.remarks.iter().for_each(|remark| check_text(remark, 1024));
 }
 
-/// The place below `root` that the input chooses among some.
+/// Returns one of the places below `root`, as the input chooses.
 fn place(root: &Path, places: &[&str], choices: &mut Choices<'_>) -> PathBuf {
     root.join(places[choices.below(places.len())])
 }

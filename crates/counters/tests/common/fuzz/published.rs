@@ -1,4 +1,4 @@
-//! A directory of published files beside which a sound one is published all the time.
+//! Directory of published files, with a valid file that a publisher updates all the time.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -7,18 +7,18 @@ use doorbell_counters::{Common, Kind, Monitor, Name, PublishedSource, Set, monot
 
 use super::{Choices, MOST_STEPS, change, check, directory, place, remove, replace, word, write};
 
-/// What is in the directory beside the sound file. A file that begins with `.new-` is not complete; no process has
-/// the first one's number, and the second one's is none.
+/// Files next to the valid file. A file that begins with `.new-` is not complete. The process of the first one does
+/// not exist, and the second one has no process number.
 const PLACES: [&str; 6] = ["0.counters", "1.counters", "\x1b[2J.counters", ".new-4294967295-0-0", ".new-x", "another"];
 
-/// The sound file: it is listed after those that the input makes first.
+/// The valid file. It is listed after the first files of the input.
 const SOUND: &str = "00.counters";
 const SOUND_NAME: &str = "sound";
 const COUNTER: &str = "tx_vport_rdma_unicast_packets";
 
 const WORDS: usize = 8;
 
-/// Files that the bytes make and change, and looks at them.
+/// Creates and changes files as the bytes say, and looks at them.
 pub fn fuzz_published(data: &[u8]) {
     let mut choices = Choices(data);
     let root = directory();
@@ -50,7 +50,7 @@ pub fn fuzz_published(data: &[u8]) {
     look();
 }
 
-/// Publishes a value in the sound file, and looks: the others do not hide it.
+/// Publishes a value in the valid file, and looks. The other files do not hide it.
 fn look(monitor: &mut Monitor, root: &Path, published: u64) {
     let sound = root.join(SOUND);
     let lines = format!("name {SOUND_NAME}\ncounter {COUNTER}\n");
@@ -74,14 +74,14 @@ fn look(monitor: &mut Monitor, root: &Path, published: u64) {
     }
 }
 
-/// A file as a publisher lays it out, in which the input changes what it likes.
+/// Returns a file in the publisher's layout, which the input modifies.
 fn file(choices: &mut Choices<'_>) -> Vec<u8> {
     let mut text = String::new();
     for _ in 0..choices.below(12) {
         text.push_str(&line(choices));
     }
     let mut values: Vec<u64> = (0..choices.below(8)).map(|_| word(choices)).collect();
-    // While the sequence number is odd a reader waits, which takes time.
+    // A reader waits while the sequence number is odd, which takes time.
     if let Some(sequence) = values.first_mut().filter(|_| choices.below(8) > 0) {
         *sequence &= !1;
     }
@@ -93,7 +93,7 @@ fn file(choices: &mut Choices<'_>) -> Vec<u8> {
     bytes
 }
 
-/// A line of a file's text.
+/// Returns a line of a file's text.
 fn line(choices: &mut Choices<'_>) -> String {
     let length = choices.below(24);
     let any = |choices: &mut Choices<'_>| String::from_utf8_lossy(&choices.bytes(length)).into_owned();
@@ -106,7 +106,7 @@ fn line(choices: &mut Choices<'_>) -> String {
         4 => format!("udp_port {}\n", choices.short()),
         5 => format!("program {}\n", any(choices)),
         6 => format!("born_ns {}\n", word(choices)),
-        // Of a process that never was: it is gone, and its file with it.
+        // A process that never existed counts as gone, and its file is removed.
         7 => format!("start_ticks {}\npid_namespace {}\n", word(choices), namespace()),
         8 => format!("counter {COUNTER}\n"),
         9 => format!("counter {}\n", any(choices)),
@@ -115,7 +115,7 @@ fn line(choices: &mut Choices<'_>) -> String {
     }
 }
 
-/// The words that a file begins with, its text and its values: sequence number, moment, and one for each counter.
+/// Returns the first words of a file, its text and its values: sequence number, time, and one value for each counter.
 fn laid_out(text: &str, values: &[u64]) -> Vec<u8> {
     let text_at = 8 * WORDS;
     let values_at = (text_at + text.len()).next_multiple_of(8);

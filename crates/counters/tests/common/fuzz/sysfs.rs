@@ -1,4 +1,4 @@
-//! A tree of devices as the kernel shows them, or as somebody has copied it.
+//! Tree of devices, as the kernel shows them or as a copy.
 
 use std::os::unix::fs::symlink;
 
@@ -32,7 +32,7 @@ const PLACES: [&str; 23] = [
     "elsewhere",
 ];
 
-/// Trees that the bytes make and change, and looks at them.
+/// Creates and changes trees as the bytes say, and looks at them.
 pub fn fuzz_sysfs(data: &[u8]) {
     let mut choices = Choices(data);
     let root = directory();
@@ -60,7 +60,7 @@ pub fn fuzz_sysfs(data: &[u8]) {
                 remove(&driver);
                 let length = choices.below(16);
                 let name = String::from_utf8_lossy(&choices.bytes(length)).replace('\0', "0");
-                // Where there is no such device there is no driver.
+                // Without such a device, there is no driver.
                 let _ = symlink(format!("drivers/{name}"), driver);
             }
             _ => look(&mut monitor),
