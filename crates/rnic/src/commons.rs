@@ -1,5 +1,5 @@
-//! What the queue pairs of one engine share: memory, counters, completions on their way to their
-//! queues, and the windows towards other devices.
+//! State shared by the queue pairs of one engine: memory, counters, completions on their way to their queues, and the
+//! windows towards other devices.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::policy::Policy;
 use crate::qp::Acknowledgement;
 use crate::transmit::Path;
 
-/// Bytes of a frame that are not in the packet: Ethernet, IP and UDP headers, and the ICRC.
+/// Returns the bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.
 pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
     let ip = match address {
         IpAddr::V4(_) => outer::IPV4_LEN,
@@ -33,12 +33,12 @@ struct CqPort {
     overran: bool,
 }
 
-/// Acknowledgements that queue pairs leave behind when they are reset or destroyed, at most: more than that
-/// wait only while the link takes nothing at all.
+/// Maximum acknowledgements left by queue pairs that were reset or destroyed. More wait only while the link accepts
+/// nothing.
 const MAX_FAREWELLS: usize = 1024;
 
-/// An acknowledgement that a queue pair owed when it was reset or destroyed. The program has seen the
-/// message complete, so the peer is told.
+/// Acknowledgement that a queue pair owed when it was reset or destroyed. The program has seen the message complete,
+/// so the engine still sends the acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Farewell {
     pub(crate) path: Path,
@@ -47,12 +47,12 @@ pub(crate) struct Farewell {
     pub(crate) frame_overhead: u64,
 }
 
-/// What a packet that goes out is counted as.
+/// Kind of an outgoing packet, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// A request packet, for the first time.
     Request,
-    /// One that carries nothing but immediate data.
+    /// A request packet that carries only immediate data.
     ImmediateAlone,
     /// A request packet that was sent before.
     Again,
@@ -71,16 +71,16 @@ pub(crate) struct Commons {
     pub(crate) destinations: Slab<Destination>,
     /// READ and atomic responses on their way to this device.
     pub(crate) inbound: Window,
-    /// READs whose response counts for more than this are asked for in pieces, because nothing
-    /// but the requester can bound how much of a response is in flight.
+    /// Response cost above which a READ is requested in pieces, because only the requester can bound how much of a
+    /// response is in flight.
     pub(crate) read_piece_cost: u64,
     /// Queue pairs (slots) with something to send.
     pub(crate) ready: VecDeque<u32>,
     /// Acknowledgements of queue pairs that are gone.
     pub(crate) farewells: VecDeque<Farewell>,
-    /// Acknowledgements may wait for the answer of a program that has answered before.
+    /// Whether acknowledgements may wait for the answer of a program that has answered before.
     pub(crate) acks_may_wait: bool,
-    /// A staged completion is of a receive whose acknowledgement has not been handed to the link.
+    /// Whether a completion is staged for a receive whose acknowledgement has not been handed to the link.
     awaits_link: bool,
     cqs: Slab<CqPort>,
     dirty: Vec<u32>,
@@ -131,8 +131,8 @@ impl Commons {
         self.cqs.len()
     }
 
-    /// Stages a completion: it reaches its queue with [`publish`](Self::publish), so that a row
-    /// of packets takes the queue's lock once.
+    /// Stages a completion until [`publish`](Self::publish) moves it to its queue, so that a row of packets takes the
+    /// queue's lock once.
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, completion: Completion) {
         let port = &mut self.cqs[cq as usize];
@@ -142,20 +142,20 @@ impl Commons {
         port.staged.push(Completion { timestamp_ns: self.now_ns, ..completion });
     }
 
-    /// How often the program has found nothing in a completion queue.
+    /// Returns how often the program has found a completion queue empty.
     #[inline]
     pub(crate) fn empty_polls(&self, cq: u32) -> u64 {
         self.cqs[cq as usize].sink.empty_polls()
     }
 
-    /// Completions stay staged until [`transmitted`](Self::transmitted): that of a receive whose
-    /// acknowledgement is still to leave is among them.
+    /// Keeps completions staged until [`transmitted`](Self::transmitted), because the acknowledgement of one receive
+    /// among them has not left.
     #[inline]
     pub(crate) fn await_link(&mut self) {
         self.awaits_link = true;
     }
 
-    /// Everything that was to be sent has been handed to the link.
+    /// Releases the staged completions: the driver has handed everything to the link.
     #[inline]
     pub(crate) fn transmitted(&mut self) {
         self.awaits_link = false;
@@ -176,8 +176,8 @@ impl Commons {
         self.farewells.push_back(farewell);
     }
 
-    /// Hands staged completions to their queues, until one is found to have overrun: its port and
-    /// number. Completions for a queue that overran before are dropped, as the overrun told.
+    /// Moves staged completions to their queues. Returns the port and the number of the first queue that overran.
+    /// Drops completions for a queue that overran before, since the overrun was already reported.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<(u32, u32)> {
         if self.awaits_link {
@@ -195,7 +195,7 @@ impl Commons {
         None
     }
 
-    /// Counts a packet that goes out, of `frame_bytes`, for the device and for its queue pair.
+    /// Counts an outgoing packet of `frame_bytes`, for the device and for its queue pair.
     #[inline]
     pub(crate) fn count_sent(&mut self, qp: &mut QpCounters, sent: Sent, frame_bytes: u64) {
         let own = &mut self.counters;
@@ -220,7 +220,7 @@ impl Commons {
         *of_qp += 1;
     }
 
-    /// Bytes (as the kernel counts them) that wait for an acknowledgement or response.
+    /// Returns the bytes (as the kernel counts them) that wait for an acknowledgement or response.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight
     }

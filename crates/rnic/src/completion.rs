@@ -1,6 +1,6 @@
 //! The queues from which programs reap completions.
 //!
-//! `tests/completion.rs` has a model checker go through all interleavings of the threads that use a queue.
+//! In `tests/completion.rs` a model checker explores all interleavings of the threads that use a queue.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -9,28 +9,28 @@ use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Orderin
 use doorbell_verbs_core::{Completion, Notifier, Notify, Overrun};
 use doorbell_wire::Qpn;
 
-/// Where engines put completions.
+/// Destination of the completions of an engine.
 pub trait CompletionSink: Send + Sync {
     /// Adds completions in order.
     ///
     /// # Errors
     ///
-    /// The queue has no room for all of them. Those that fit are in the queue; the others are lost.
+    /// The queue has no room for all of them. It keeps those that fit and loses the others.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
 
-    /// How often the program has looked and found nothing; only changes of it mean something.
+    /// Returns how often the program has found the queue empty; only changes of the number matter.
     fn empty_polls(&self) -> u64;
 }
 
 /// A completion queue. Any thread reaps it without exclusive access to an engine.
 pub struct CompletionQueue {
-    // What an empty poll reads, so that polling an empty queue takes no lock.
+    // An empty poll reads only this, so polling an empty queue takes no lock.
     length: AtomicUsize,
     overrun: AtomicBool,
     empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
-    /// Called whenever completions came, whether a notification is armed or not.
+    /// Called for all new completions, whether a notification is armed or not.
     observer: Option<Notifier>,
 }
 
@@ -38,7 +38,7 @@ struct Inner {
     depth: usize,
     entries: VecDeque<Completion>,
     armed: Option<Notify>,
-    /// This many of the oldest entries were there when the last notification fired.
+    /// Number of the oldest entries that were present when the last notification fired.
     announced: usize,
 }
 
@@ -52,7 +52,7 @@ impl std::fmt::Debug for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// A queue of exactly `depth` entries; `notifier` is called when an armed notification is due.
+    /// Creates a queue of exactly `depth` entries; `notifier` is called when an armed notification is due.
     pub fn new(depth: usize, notifier: Option<Notifier>) -> Self {
         Self {
             length: AtomicUsize::new(0),
@@ -64,7 +64,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The same, with an `observer` that is called whenever completions came: for a driver that knows who polls.
+    /// Creates the same queue with an `observer` called for all new completions: for a driver that knows who polls.
     pub fn observed(depth: usize, notifier: Option<Notifier>, observer: Notifier) -> Self {
         Self { observer: Some(observer), ..Self::new(depth, notifier) }
     }
@@ -73,13 +73,13 @@ impl CompletionQueue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Entries it holds at most.
+    /// Returns the maximum number of entries.
     pub fn depth(&self) -> usize {
         self.lock().depth
     }
 
-    /// Changes how many entries it holds at most (IBTA Vol 1, 11.2.8.4). False, and nothing has
-    /// changed, if more than that wait to be reaped.
+    /// Changes the maximum number of entries (IBTA Vol 1, 11.2.8.4). Returns false and changes nothing if more
+    /// entries wait to be reaped.
     pub fn resize(&self, depth: usize) -> bool {
         let mut inner = self.lock();
         let fits = inner.entries.len() <= depth;
@@ -89,17 +89,17 @@ impl CompletionQueue {
         fits
     }
 
-    /// Completions that wait to be reaped.
+    /// Returns the number of completions that wait to be reaped.
     pub fn len(&self) -> usize {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Does none wait?
+    /// Returns whether no completion waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reaps up to `out.len()` completions. What was in the queue before it overran can still be reaped.
+    /// Reaps up to `out.len()` completions. Completions from before an overrun can still be reaped.
     ///
     /// # Errors
     ///
@@ -125,19 +125,19 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Notes that a poll by the program found nothing, after the engine was driven: whatever the program
-    /// wanted to do about what it reaped before, it has done.
+    /// Records that a poll by the program found nothing, after the engine was driven. By then the program has done
+    /// everything that it wanted to do about earlier completions.
     #[inline]
     pub fn note_empty_poll(&self) {
-        // Not exact where several threads poll: a change is all that matters.
+        // The count is not exact if several threads poll, but only its changes matter.
         self.empty_polls.store(self.empty_polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Arms one notification. It fires at once if a completion that it asks for came after the last notification fired
-    /// and waits to be reaped. IBTA promises nothing for completions that came before (Vol 1, 11.4.2.2), and
-    /// `rdma_rxe` tells of none; but adapters do, and UCX sleeps without polling once more. Completions that a
-    /// notification told of already raise no second one: perftest arms before it reaps them, and takes each
-    /// notification for one completion. True if none was armed before.
+    /// Arms one notification. It fires at once if a matching completion waits to be reaped that came after the last
+    /// notification fired. IBTA promises nothing for completions that came before (Vol 1, 11.4.2.2), and `rdma_rxe`
+    /// does not announce them. But adapters do, and UCX sleeps without another poll. Completions that a notification
+    /// has already announced raise no second one: perftest arms before it reaps them, and counts one completion per
+    /// notification. Returns whether none was armed before.
     pub fn request_notification(&self, notify: Notify) -> bool {
         let mut inner = self.lock();
         let newly = inner.armed.is_none();
@@ -152,7 +152,7 @@ impl CompletionQueue {
         newly
     }
 
-    /// Tells the program by the notification that is armed.
+    /// Fires the armed notification.
     fn fire(&self, mut inner: MutexGuard<'_, Inner>) {
         inner.armed = None;
         inner.announced = inner.entries.len();
@@ -162,13 +162,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Is a notification armed?
+    /// Returns whether a notification is armed.
     pub fn is_armed(&self) -> bool {
         self.lock().armed.is_some()
     }
 
-    /// Takes out the completions of a queue pair that is destroyed or reset (IBTA Vol 1, 11.2.4.4 leaves
-    /// them undefined; programs expect them gone).
+    /// Removes the completions of a queue pair that is destroyed or reset. IBTA Vol 1, 11.2.4.4 leaves them
+    /// undefined, but programs expect that they are gone.
     pub fn purge(&self, qpn: Qpn) {
         let mut inner = self.lock();
         inner.announced = inner.entries.iter().take(inner.announced).filter(|completion| completion.qpn != qpn).count();

@@ -10,7 +10,7 @@ fn numbered(wr_id: u64) -> Completion {
     Completion { wr_id, ..Completion::default() }
 }
 
-/// Returns a notifier, and its number of calls.
+/// Returns a notifier and the counter of its calls.
 fn counting() -> (Notifier, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
@@ -54,7 +54,7 @@ fn notifications_fire_once_and_only_for_what_was_asked() {
     assert_eq!(count.load(Ordering::Relaxed), 1);
     queue.request_notification(Notify::Solicited);
     queue.request_notification(Notify::Next);
-    queue.request_notification(Notify::Solicited); // does not weaken what is armed
+    queue.request_notification(Notify::Solicited); // does not weaken the armed notification
     queue.push_all(&[numbered(4)]).unwrap();
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }

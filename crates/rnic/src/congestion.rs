@@ -1,21 +1,21 @@
-//! How much may be in flight to one device.
+//! Limit of the bytes in flight to one device.
 //!
-//! What overflows on a software path is the receiving socket's buffer, so bytes are counted as
-//! the kernel counts them there, and the bound moves as TCP's does (RFC 5681): additive growth,
-//! halved on loss. So N senders to one receiver settle without knowing of each other.
+//! On a software path the receive buffer of the socket overflows. So the window counts bytes as the kernel counts
+//! them in that buffer. The limit moves as that of TCP does (RFC 5681): it grows additively and halves on loss. So N
+//! senders to one receiver settle without knowledge of each other.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-/// What the kernel charges for a datagram beside its payload: its bookkeeping (`struct sk_buff`
-/// and shared info) and the headers before the BTH. Measured: a buffer of 212,992 B holds about
-/// 250 datagrams of 36 B and 43 of 4112 B.
+/// Bytes that the kernel charges for a datagram beside its payload: its bookkeeping (`struct sk_buff` and shared
+/// info) and the headers before the BTH. Measured: a buffer of 212,992 B holds about 250 datagrams of 36 B and 43 of
+/// 4112 B.
 pub(crate) const DATAGRAM_OVERHEAD_BYTES: u64 = 832;
 
 /// Headers within the datagram, rounded up: BTH, RETH, ICRC.
 const HEADERS_BYTES: u64 = 32;
 
-/// What packets with `payload_bytes` of payload in all count for.
+/// Returns the cost of packets with `payload_bytes` of payload in total.
 pub(crate) fn in_flight_cost(packets: u64, payload_bytes: u64) -> u64 {
     packets * (DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES) + payload_bytes
 }
@@ -28,16 +28,16 @@ pub(crate) struct Window {
     threshold: u64,
     most: u64,
     recover_until_ns: u64,
-    /// Queue pairs (slots) that wait for room, and for how much.
+    /// Queue pairs (slots) that wait for room, and the room that each needs.
     pub(crate) waiting: VecDeque<(u32, u64)>,
 }
 
-/// Never below one packet of the largest size.
+/// Minimum of the limit: one packet of the largest size.
 const LEAST_BYTES: u64 = 4096 + DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES;
 
 impl Window {
-    /// A window into a receive buffer of `buffer_bytes`, which never grows beyond `largest_bytes`; without bound if that
-    /// is [`u64::MAX`].
+    /// Creates a window into a receive buffer of `buffer_bytes` that never grows beyond `largest_bytes`. [`u64::MAX`]
+    /// means unlimited.
     pub(crate) fn new(buffer_bytes: u64, largest_bytes: u64) -> Self {
         if largest_bytes == u64::MAX {
             let all = u64::MAX;
@@ -55,22 +55,22 @@ impl Window {
         Self { in_flight: 0, limit, threshold: most, most, recover_until_ns: 0, waiting: VecDeque::new() }
     }
 
-    /// May `cost` more be sent? One packet always may, whatever its size.
+    /// Returns whether `cost` more may be sent. One packet always may, whatever its size.
     #[inline]
     pub(crate) fn has_room(&self, cost: u64) -> bool {
         self.in_flight == 0 || self.in_flight + cost <= self.limit
     }
 
-    /// Has a queue pair with `own` in flight used up its part of the window? One alone does not
-    /// take all of a wide window, so that another finds room at once. A narrow one it may take:
-    /// the last packet of a window has none behind it that would show its loss.
+    /// Returns whether a queue pair with `own` in flight has used up its share of the window. One queue pair does not
+    /// take all of a wide window, so that another finds room at once. It may take all of a narrow one, because no
+    /// packet follows the last packet of a window and would show its loss.
     #[inline]
     pub(crate) fn exceeds_share(&self, own: u64, cost: u64) -> bool {
         let kept_back = if self.limit >= WIDE_BYTES { self.limit / 4 } else { 0 };
         own > 0 && own + cost > self.limit - kept_back
     }
 
-    /// Would a packet of this cost leave no room for another like it?
+    /// Returns whether a packet of this cost would leave no room for a second one.
     #[inline]
     pub(crate) fn is_nearly_full(&self, cost: u64) -> bool {
         self.in_flight + 2 * cost > self.limit
@@ -81,15 +81,15 @@ impl Window {
         self.in_flight += cost;
     }
 
-    /// Takes back what was charged, without growth: it was lost or is to be sent again.
+    /// Takes back a charge without growth, after a loss or before a retransmission.
     pub(crate) fn refund(&mut self, cost: u64) {
         self.in_flight -= cost;
     }
 
-    /// `cost` arrived.
+    /// Takes back the charge of packets that arrived.
     #[inline]
     pub(crate) fn delivered(&mut self, cost: u64) {
-        // Growth only where the window is what limits (RFC 7661 in spirit).
+        // Grow only if the window is the limit (RFC 7661 in spirit).
         if self.limit < self.most && 2 * self.in_flight >= self.limit {
             let step = if self.limit < self.threshold { cost } else { cost * LEAST_BYTES / self.limit };
             self.limit = (self.limit + step).min(self.most);
@@ -97,7 +97,7 @@ impl Window {
         self.in_flight -= cost;
     }
 
-    /// Something was lost. Losses within one round trip are one event.
+    /// Shrinks the window after a loss. Losses within one round trip are one event.
     pub(crate) fn lost(&mut self, now_ns: u64, round_trip_ns: u64) {
         if now_ns < self.recover_until_ns || self.most == u64::MAX {
             return;
@@ -107,7 +107,7 @@ impl Window {
         self.limit = self.threshold;
     }
 
-    /// The next that waits, if there is room for what it waits for.
+    /// Returns the next waiting queue pair, if the window has the room that it needs.
     #[inline]
     pub(crate) fn next_waiting(&mut self) -> Option<u32> {
         let &(slot, cost) = self.waiting.front()?;
@@ -118,7 +118,7 @@ impl Window {
         Some(slot)
     }
 
-    /// Strikes a queue pair off those that wait.
+    /// Removes a queue pair from the waiting ones.
     pub(crate) fn forget(&mut self, slot: u32) {
         self.waiting.retain(|&(waiting, _)| waiting != slot);
     }
@@ -128,7 +128,7 @@ impl Window {
     }
 }
 
-/// From here on a window is wide enough that one queue pair leaves some of it to others.
+/// Minimum limit at which one queue pair leaves a part of the window to others.
 const WIDE_BYTES: u64 = 8 * LEAST_BYTES;
 
 /// One device that queue pairs send to.

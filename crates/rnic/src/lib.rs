@@ -73,12 +73,12 @@
 //! # }
 //! ```
 //!
-//! [`Rnic`] is one device. A driver feeds it packets, time and the programs' work requests, and
-//! takes packets from it in runs; the order in which to call it is documented on the type. What
-//! carries the packets, and what makes and checks their ICRC, is somebody else's business.
+//! [`Rnic`] is one device. A driver feeds it packets, time and the programs' work requests, and takes packets from it
+//! in runs; the order in which to call it is documented on the type. The driver carries the packets, and computes and
+//! checks their ICRC.
 //!
-//! Limits are those asked for at creation and are enforced exactly. Bytes from the network cause
-//! NAKs, error completions or silent drops, each counted; never a panic, never growth.
+//! The device enforces exactly the limits asked for at creation. Bytes from the network cause NAKs, error completions
+//! or silent drops, each counted. They cause neither a panic nor growth.
 #![deny(unsafe_code)]
 
 mod commons;

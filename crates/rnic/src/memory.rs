@@ -1,9 +1,9 @@
 //! Registered memory: regions, their keys, and every access an RNIC makes to them.
 //!
-//! Beside the registration in `engine/objects.rs`, which passes its caller's promise on, this is the only
-//! module of the crate with `unsafe` code. The program and its peers reach a region at any time, so no Rust
-//! reference to its bytes is ever made here: `guarded.rs` copies bytes in and out through raw pointers, and
-//! stores the bytes that programs poll with release ordering.
+//! Beside the registration in `engine/objects.rs`, which passes on the promise of its caller, this is the only module
+//! of the crate with `unsafe` code. The program and its peers may access a region at any time. So this module never
+//! creates a Rust reference to its bytes: `guarded.rs` copies bytes through raw pointers, and stores with release
+//! ordering the bytes that programs poll.
 
 mod guarded;
 mod payload;
@@ -35,9 +35,10 @@ pub struct Through {
     pub qpn: Qpn,
 }
 
-/// Knows which memory is there. It is asked before each access, so it also hears of all of them.
+/// Provider of memory that is paged on demand. A region calls its pager before each access, so the pager sees all of
+/// them.
 pub trait Pager: Send + Sync {
-    /// Brings memory in, so that it can be read, or also written. False if that is not possible.
+    /// Brings memory in for reading, or also for writing. Returns false if that is not possible.
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
@@ -50,15 +51,15 @@ pub struct Region {
     length: usize,
     access: Access,
     valid: AtomicBool,
-    /// Memory windows that are bound to it.
+    /// Number of memory windows bound to it.
     windows: AtomicUsize,
-    /// The window that it stands for, if it does.
+    /// The bound window that the region represents, if any.
     bound: Option<Bound>,
-    /// Asked before each access, if it is paged on demand.
+    /// Called before each access, if the region is paged on demand.
     pager: Option<Arc<dyn Pager>>,
-    /// There is no memory behind it: it reads as zeros, and what is written is lost.
+    /// Whether the region has no memory: reads return zeros, and writes are lost.
     is_null: bool,
-    /// Keeps memory that the provider allocated alive for as long as an engine may touch it.
+    /// Keeps memory that the provider allocated alive while an engine may touch it.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -81,7 +82,7 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Memory that nothing is bound to, that is there, and that its registrant keeps alive.
+    /// Creates a region without windows, pager and owner, whose registrant keeps the memory alive.
     fn new(pd: PdId, key: u32, address: u64, base: *mut u8, length: usize, access: Access) -> Self {
         Self {
             pd,
@@ -99,32 +100,32 @@ impl Region {
         }
     }
 
-    /// Local key.
+    /// Returns the local key.
     pub fn lkey(&self) -> LKey {
         LKey(self.key)
     }
 
-    /// Remote key. It is the same number as the local key.
+    /// Returns the remote key. It is the same number as the local key.
     pub fn rkey(&self) -> RKey {
         RKey::new(self.key)
     }
 
-    /// Address of the first byte, as work requests and peers name it.
+    /// Returns the address of the first byte, as work requests and peers name it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// What it may be used for.
+    /// Returns the access rights.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The protection domain it belongs to.
+    /// Returns the protection domain.
     pub fn pd(&self) -> PdId {
         self.pd
     }
@@ -147,7 +148,7 @@ impl Region {
         }
     }
 
-    /// Checks an access and says at which offset it starts.
+    /// Checks an access and returns the offset at which it starts.
     #[inline]
     fn check(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
         if self.pd != pd {
@@ -169,7 +170,7 @@ impl Region {
         Ok(offset as usize)
     }
 
-    /// Checks an access that happens now, and brings in its memory.
+    /// Checks an access that happens now, and brings its memory in.
     #[inline]
     fn reach(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
         let offset = self.check(pd, address, length, needed)?;
@@ -182,12 +183,12 @@ impl Region {
         Ok(offset)
     }
 
-    /// Brings in memory before a local access to it, if it is paged on demand.
+    /// Brings memory in before a local access to it, if the region is paged on demand.
     ///
     /// # Errors
     ///
-    /// The region belongs to another protection domain, does not allow the access or does not reach that far, or no
-    /// memory is there.
+    /// The region belongs to another protection domain, does not allow the access or does not reach that far, or the
+    /// memory is gone.
     pub fn prefetch(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<(), MemoryError> {
         let offset = self.reach(pd, address, length, needed)?;
         if self.pager.is_some() || !self.access.contains(Access::ON_DEMAND) {
@@ -210,7 +211,7 @@ impl Region {
         }
     }
 
-    /// Copies out of the region. The range was checked.
+    /// Copies bytes out of the region. The caller has checked the range.
     #[inline(always)]
     fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
         assert!(offset <= self.length && out.len() <= self.length - offset);
@@ -231,9 +232,9 @@ impl Region {
         copied.map_err(|_| self.not_there(offset, length))
     }
 
-    /// Copies into the region; the last byte is stored last, with release ordering, because
-    /// programs wait for a message by reading its last byte. An aligned u64 is stored at once, as
-    /// RNICs do: programs keep counters in such words.
+    /// Copies bytes into the region. Stores the last byte last, with release ordering, because programs wait for a
+    /// message by reading its last byte. Stores an aligned u64 at once, as RNICs do, because programs keep counters
+    /// in such words.
     #[inline(always)]
     fn copy_in(&self, offset: usize, data: Payload<'_>) -> Result<(), MemoryError> {
         assert!(offset <= self.length && data.len() <= self.length - offset);
@@ -255,9 +256,9 @@ impl Region {
         copied.map_err(|_| self.not_there(offset, data.len()))
     }
 
-    /// Runs an atomic operation on the u64 at `offset`. The range was checked.
+    /// Runs an atomic operation on the u64 at `offset`. The caller has checked the range.
     fn atomic(&self, offset: usize, operation: WordOperation) -> Result<u64, MemoryError> {
-        // Unaligned: a region registered under an address that differs in its low bits.
+        // The word is misaligned if the region is registered under an address that differs in its low bits.
         let address = self.address.wrapping_add(offset as u64);
         let word = self.word(offset).ok_or(MemoryError::Misaligned { address })?;
         // SAFETY: eight aligned bytes inside the region; local code is documented to use atomics on words that peers
@@ -265,7 +266,7 @@ impl Region {
         unsafe { guarded::operate(word, operation) }.map_err(|_| self.not_there(offset, 8))
     }
 
-    /// Returns the u64 at `offset`, if it is aligned and the region has memory. The range was checked.
+    /// Returns the u64 at `offset`, if it is aligned and the region has memory. The caller has checked the range.
     #[inline]
     fn word(&self, offset: usize) -> Option<*mut u64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
@@ -274,17 +275,17 @@ impl Region {
     }
 }
 
-/// Finds regions by key. Engines look here when their own cache does not know a key.
+/// Index of regions by key. Engines look here when their own cache does not know a key.
 pub trait RegionDirectory: Send + Sync {
-    /// The region, or the bound window, with exactly this key.
+    /// Returns the region, or the bound window, with exactly this key.
     fn find(&self, key: u32) -> Option<Arc<Region>>;
 
     /// Binds a memory window (IBTA Vol 1, 10.6.7.2).
     ///
     /// # Errors
     ///
-    /// There is no such memory window or region, one of them belongs to another protection domain, the region is too
-    /// short or its rights do not allow the binding, or windows of this type are not bound so.
+    /// There is no such memory window or region, or one of them belongs to another protection domain. The region is
+    /// too short, or its rights do not allow the binding. Windows of this type do not allow such a binding.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
     /// Invalidates the key of a bound memory window of type 2, for the owner of the window or for its peer.
@@ -292,7 +293,7 @@ pub trait RegionDirectory: Send + Sync {
     /// # Errors
     ///
     /// No bound memory window has this key, or the window belongs to another protection domain, is of type 1, or was
-    /// bound through another queue pair. The key of a region is no key of a window.
+    /// bound through another queue pair. The key of a region is not the key of a window.
     fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError>;
 }
 
@@ -309,7 +310,8 @@ impl std::fmt::Debug for RegionTable {
     }
 }
 
-/// By the upper 24 bits: the lower 8 are the consumer's to change. What one has the other has not.
+/// Regions and windows by the upper 24 bits of their keys; the consumer may change the lower 8. No key is in both
+/// maps.
 #[derive(Debug, Default)]
 struct Keys {
     regions: FxHashMap<u32, Arc<Region>>,
@@ -321,7 +323,7 @@ impl Keys {
         loop {
             let key = random();
             let name = key >> 8;
-            // Key 0 and its like are what buggy programs send: never hand them out.
+            // Never use keys below 256: buggy programs send key 0 and similar ones.
             if name != 0 && !self.regions.contains_key(&name) && !self.windows.contains_key(&name) {
                 return key;
             }
@@ -335,8 +337,8 @@ fn is_possible(address: u64, length: usize, access: Access) -> bool {
 }
 
 impl RegionTable {
-    /// Who is asked before each access to regions that are registered with [`Access::ON_DEMAND`]
-    /// from now on. Without one they are as any other. Only the first call has an effect.
+    /// Sets the pager of regions registered with [`Access::ON_DEMAND`] from now on. Without a pager they behave like
+    /// all other regions. Only the first call has an effect.
     pub fn page_with(&self, pager: Arc<dyn Pager>) {
         let _ = self.pager.set(pager);
     }
@@ -345,17 +347,16 @@ impl RegionTable {
         self.pager.get().filter(|_| access.contains(Access::ON_DEMAND)).cloned()
     }
 
-    /// Registers `length` bytes at `base` under the address `address`, with a key that `random`
-    /// supplies. `None` if the device is full or the range is impossible.
+    /// Registers `length` bytes at `base` under the address `address`, with a key that `random` supplies. Returns
+    /// `None` if the device is full or the range is impossible.
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, and writable if `access` allows writing, until
-    /// [`remove`](Self::remove) has returned *and* every engine has forgotten the key, or for as
-    /// long as `owner` lives if it owns the memory. Memory that is paged on demand must stay only from
-    /// the pager's answer to the end of the access. If the process lands faults in [`GuardedCode`], or has a
-    /// [`Copier`], no memory has to stay. Nothing may hold a Rust reference to bytes
-    /// of it at a time when a work request or a peer may write them.
+    /// The memory must stay mapped, and writable if `access` allows writing, until [`remove`](Self::remove) has
+    /// returned *and* every engine has forgotten the key. If `owner` owns the memory, it must instead stay so as long
+    /// as `owner` lives. Memory that is paged on demand must stay only from the pager's answer to the end of the
+    /// access. If the process lands faults in [`GuardedCode`], or has a [`Copier`], the memory may go at any time. No
+    /// Rust reference to bytes of the memory may exist while a work request or a peer may write them.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]
     pub unsafe fn insert(
         &self,
@@ -378,8 +379,8 @@ impl RegionTable {
         })
     }
 
-    /// Enters a region without memory, for local use: it reads as zeros, and what is written to it is
-    /// lost. It takes every address. `None` if the device is full.
+    /// Enters a region without memory, for local use. Reads return zeros, and writes are lost. It accepts every
+    /// address. Returns `None` if the device is full.
     pub fn insert_null(&self, pd: PdId, random: impl FnMut() -> u32) -> Option<Arc<Region>> {
         self.enter(random, |key| Region {
             is_null: true,
@@ -398,17 +399,17 @@ impl RegionTable {
         Some(region)
     }
 
-    /// Puts other memory under the key of a region: the keys stay good. Engines that cached the old one refuse it from
-    /// now on.
+    /// Puts other memory under the key of a region, so that its keys stay valid. Engines that cached the old region
+    /// reject it from now on.
     ///
     /// # Errors
     ///
-    /// The range is impossible or too long, no region has this key, or a memory window is bound to the region. Then the
-    /// region stays as it was.
+    /// The range is impossible or too long, no region has this key, or a memory window is bound to the region. Then
+    /// the region stays unchanged.
     ///
     /// # Safety
     ///
-    /// As for [`insert`](Self::insert); the old memory may go once every engine has forgotten the key.
+    /// As for [`insert`](Self::insert). The old memory may go once every engine has forgotten the key.
     pub unsafe fn replace(
         &self,
         key: u32,
@@ -432,7 +433,7 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// Takes a region out. Engines that cached it refuse it from now on.
+    /// Removes a region. Engines that cached it reject it from now on.
     ///
     /// # Errors
     ///
@@ -447,12 +448,12 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// How many regions of a protection domain there are.
+    /// Returns the number of regions of a protection domain.
     pub fn count_of(&self, pd: PdId) -> usize {
         self.read().regions.values().filter(|region| region.pd == pd).count()
     }
 
-    /// How many regions and windows there are.
+    /// Returns the numbers of regions and windows.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let keys = self.read();
         (keys.regions.len(), keys.windows.len())

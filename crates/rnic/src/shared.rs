@@ -1,6 +1,6 @@
 //! Shared receive queues.
 //!
-//! `tests/shared.rs` has a model checker go through all interleavings of the threads that use a queue.
+//! In `tests/shared.rs` a model checker explores all interleavings of the threads that use a queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -9,35 +9,35 @@ use super::sync::{ArrayQueue, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::work::RecvWqe;
 use doorbell_verbs_core::{AsyncEvent, EventQueue, PdId, PostErrorKind};
 
-/// Where queue pairs that share receives take them from.
+/// Source of the receives that queue pairs share.
 pub trait ReceiveSource: Send + Sync {
-    /// The oldest receive.
+    /// Takes the oldest receive.
     fn take(&self) -> Option<RecvWqe>;
 
-    /// Puts a receive back that a message took and did not use.
+    /// Returns a receive that a message took and did not use.
     fn give_back(&self, wqe: RecvWqe);
 
-    /// A message uses the receive that was taken: from now on it does not count any more.
+    /// Stops counting a receive that was taken, since a message uses it.
     fn used(&self);
 }
 
-/// A shared receive queue. Several threads fill it, every engine takes from it.
+/// A shared receive queue. Several threads fill it, and every engine takes from it.
 pub struct SharedReceiveQueue {
     id: u32,
     pd: PdId,
     max_sges: usize,
     posted: ArrayQueue<RecvWqe>,
-    /// This many of the newest are posted, but the device has not been told of them.
+    /// Number of the newest receives whose doorbell was not rung.
     unrung: AtomicUsize,
-    /// Receives that came back from messages which were dropped, and go before those that were posted. One
-    /// for each queue pair at most; the lock is only taken where there are some.
+    /// Receives of dropped messages, which precede the posted ones: at most one per queue pair. The lock is taken
+    /// only if there are any.
     returned: Mutex<VecDeque<RecvWqe>>,
     returned_len: AtomicUsize,
-    /// Number of remaining receives below which the limit event is raised; 0 is disarmed. A program writes the limit and
-    /// then reads the length; an engine lowers the length and then reads the limit. One of the two must see the other's
-    /// change, so these accesses have one order (`SeqCst`).
+    /// Number of remaining receives below which the limit event is raised; 0 means disarmed. A program writes the
+    /// limit and then reads the length; an engine lowers the length and then reads the limit. One of the two must see
+    /// the change of the other, so these accesses have one order (`SeqCst`).
     limit: AtomicUsize,
-    /// It was destroyed, and its number may be another's: it raises no event any more.
+    /// Whether the queue was destroyed. Its number may be reused, so it raises no more events.
     retired: AtomicBool,
     events: Arc<EventQueue>,
 }
@@ -64,38 +64,38 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// The number that its events carry.
+    /// Returns the number that the queue's events carry.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// The protection domain of its receives.
+    /// Returns the protection domain of the queue's receives.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Receives it holds at most.
+    /// Returns the maximum number of receives.
     pub fn depth(&self) -> usize {
         self.posted.capacity()
     }
 
-    /// Receives that wait for messages. More than the depth only if the program posted into the room of
-    /// receives that then came back.
+    /// Returns the number of receives that wait for messages. It exceeds the depth only if the program posted into
+    /// the room of receives that were returned later.
     pub fn len(&self) -> usize {
         self.posted.len() + self.returned_len.load(Ordering::SeqCst)
     }
 
-    /// Does no receive wait?
+    /// Returns whether no receive waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Scatter-gather elements a receive may have.
+    /// Returns the maximum number of scatter-gather elements of a receive.
     pub fn max_sges(&self) -> usize {
         self.max_sges
     }
 
-    /// The limit that is armed; 0 if none is.
+    /// Returns the armed limit; 0 if none is armed.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Acquire)
     }
@@ -106,7 +106,7 @@ impl SharedReceiveQueue {
         self.check_limit();
     }
 
-    /// Posts receives; memory was checked by the caller.
+    /// Posts one receive; the caller has checked its memory.
     pub(crate) fn push(&self, wqe: RecvWqe, unrung: bool) -> Result<(), PostErrorKind> {
         let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: self.depth() };
         if self.len() >= self.depth() {
@@ -118,7 +118,7 @@ impl SharedReceiveQueue {
         self.posted.push(wqe).map_err(|_| full)
     }
 
-    /// The device is told of so many more of the receives that were posted.
+    /// Makes the given number of posted receives visible to the device.
     pub(crate) fn ring(&self, receives: usize) {
         let rung = |unrung: usize| Some(unrung.saturating_sub(receives));
         let _ = self.unrung.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rung);

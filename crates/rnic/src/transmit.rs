@@ -1,8 +1,7 @@
-//! What an RNIC hands to its driver: packets, laid out as *runs*.
+//! Packets that an RNIC hands to its driver, laid out as *runs*.
 //!
-//! A run is a row of equal-sized packets to one destination, of which only the last may be
-//! shorter. A UDP driver hands a run to the kernel as one segmented send, which is what makes
-//! millions of small packets a second possible at all.
+//! A run is a row of equal-sized packets to one destination, of which only the last may be shorter. A UDP driver
+//! hands a run to the kernel as one segmented send. Only so can it send millions of small packets a second.
 
 use core::net::IpAddr;
 
@@ -10,18 +9,18 @@ use doorbell_wire::{Opcode, Qpn};
 
 use crate::engine::EngineId;
 
-/// The most packets in one run: what Linux accepts in one segmented send (`UDP_MAX_SEGMENTS`).
+/// Maximum packets in one run: the limit of Linux for one segmented send (`UDP_MAX_SEGMENTS`).
 pub const MAX_RUN_PACKETS: usize = 64;
 
-/// The most bytes in one run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
+/// Maximum bytes in one run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
 pub const MAX_RUN_BYTES: usize = 65_507;
 
-/// Where a packet goes and how the outer headers are to be made.
+/// Destination of a packet and values of its outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// The engine that sends.
     pub engine: EngineId,
-    /// The address of the device that the packet is for.
+    /// The address of the destination device.
     pub destination: IpAddr,
     /// Traffic class (IPv6) or type of service (IPv4).
     pub traffic_class: u8,
@@ -29,14 +28,14 @@ pub struct Path {
     pub hop_limit: u8,
 }
 
-/// What is known of a packet beside its bytes. A simulator decides from it when things happen.
+/// Facts about a packet beside its bytes. A simulator derives the times of its events from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransmitInfo {
     /// The queue pair that sends.
     pub qpn: Qpn,
     /// The opcode.
     pub opcode: Opcode,
-    /// The work request that the packet belongs to; `None` for what a responder sends.
+    /// The work request that the packet belongs to; `None` for packets of a responder.
     pub work_request: Option<u64>,
     /// First packet of its message.
     pub first: bool,
@@ -53,7 +52,7 @@ pub struct TransmitInfo {
 /// A row of equal-sized packets to one destination; the last may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where all of them go.
+    /// Path of all packets.
     pub path: Path,
     /// Offset of the first packet in the batch's bytes.
     pub start: usize,
@@ -63,23 +62,23 @@ pub struct Run {
     pub total_bytes: usize,
     /// Index of the first packet in [`TransmitBatch::infos`].
     pub first_packet: usize,
-    /// How many packets.
+    /// Number of packets.
     pub packets: usize,
     open: bool,
 }
 
 impl Run {
-    /// The byte ranges of the packets, in order, relative to the batch's bytes.
+    /// Returns the byte ranges of the packets, in order, relative to the batch's bytes.
     pub fn segments(&self) -> impl Iterator<Item = core::ops::Range<usize>> + use<> {
         let (start, end, segment) = (self.start, self.start + self.total_bytes, self.segment_bytes);
         (start..end).step_by(segment).map(move |at| at..(at + segment).min(end))
     }
 }
 
-/// Packets on their way out, in one buffer that is used again and again.
+/// Outgoing packets, in one buffer that is reused.
 ///
-/// Behind each packet lie [`trailer_bytes`](Self::trailer_bytes) that belong to the
-/// encapsulation: over UDP the ICRC is sealed into them in place.
+/// After each packet lie [`trailer_bytes`](Self::trailer_bytes) that belong to the encapsulation: over UDP the driver
+/// seals the ICRC into them in place.
 #[derive(Debug)]
 pub struct TransmitBatch {
     bytes: Box<[u8]>,
@@ -91,7 +90,7 @@ pub struct TransmitBatch {
 }
 
 impl TransmitBatch {
-    /// A batch that holds up to `capacity_bytes`, with `trailer_bytes` behind each packet.
+    /// Creates a batch that holds up to `capacity_bytes`, with `trailer_bytes` after each packet.
     pub fn new(capacity_bytes: usize, trailer_bytes: usize) -> Self {
         Self {
             bytes: vec![0; capacity_bytes].into(),
@@ -103,7 +102,7 @@ impl TransmitBatch {
         }
     }
 
-    /// Forgets everything, keeps the buffers.
+    /// Removes all packets and keeps the buffers.
     pub fn clear(&mut self) {
         self.used = 0;
         self.limit = self.bytes.len();
@@ -111,62 +110,63 @@ impl TransmitBatch {
         self.infos.clear();
     }
 
-    /// Is there nothing to send?
+    /// Returns whether the batch has no packets.
     pub fn is_empty(&self) -> bool {
         self.infos.is_empty()
     }
 
-    /// The runs, in the order in which they are to leave.
+    /// Returns the runs, in the order in which they must leave.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// What is known of each packet, in order.
+    /// Returns the facts about each packet, in order.
     pub fn infos(&self) -> &[TransmitInfo] {
         &self.infos
     }
 
-    /// The bytes of all packets with their trailers.
+    /// Returns the bytes of all packets with their trailers.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.used]
     }
 
-    /// The bytes of all packets with their trailers, to seal them in place.
+    /// Returns the bytes of all packets with their trailers, for sealing in place.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.used]
     }
 
-    /// The runs beside the bytes that they describe, to seal them in place.
+    /// Returns the runs and the bytes that they describe, for sealing in place.
     pub fn runs_and_bytes_mut(&mut self) -> (&[Run], &mut [u8]) {
         (&self.runs, &mut self.bytes[..self.used])
     }
 
-    /// Bytes that the encapsulation owns behind each packet.
+    /// Returns the number of bytes after each packet that belong to the encapsulation.
     pub fn trailer_bytes(&self) -> usize {
         self.trailer_bytes
     }
 
-    /// Does a packet of `len` bytes still fit?
+    /// Returns whether a packet of `len` bytes fits.
     pub fn has_room(&self, len: usize) -> bool {
         self.used + len + self.trailer_bytes <= self.limit
     }
 
-    /// Lets the batch grow by at most `bytes` from here.
+    /// Limits further growth of the batch to `bytes`.
     pub(crate) fn limit_growth(&mut self, bytes: usize) {
         self.limit = self.used.saturating_add(bytes).min(self.bytes.len());
     }
 
-    /// Adds a packet of `len` bytes (BTH to padding) and returns the place to write it to.
-    /// The place holds arbitrary old bytes: all of it must be written.
+    /// Adds a packet of `len` bytes (BTH to padding) and returns its place in the buffer. The place holds arbitrary
+    /// old bytes: the caller must write all of it.
     ///
     /// # Panics
     ///
-    /// If there is no room: ask [`has_room`](Self::has_room) first.
+    /// If there is no room: check [`has_room`](Self::has_room) first.
     #[inline(always)]
     pub fn push(&mut self, path: &Path, len: usize, info: TransmitInfo) -> &mut [u8] {
         let start = self.used;
         self.extend_runs(path, len + self.trailer_bytes);
-        // Here, so that it is written where it stays: a copy of what was just written in pieces waits for them.
+        // Push the value here, where it stays. A copy of a value that was just written in pieces would wait for these
+        // writes.
         self.infos.push(info);
         &mut self.bytes[start..start + len]
     }
@@ -204,7 +204,7 @@ impl TransmitBatch {
         }
     }
 
-    /// Takes back the packet that was pushed last, because it could not be filled.
+    /// Removes the packet that was pushed last, because it could not be filled.
     pub(crate) fn retract(&mut self, len: usize) {
         let segment = len + self.trailer_bytes;
         self.used -= segment;
@@ -219,33 +219,33 @@ impl TransmitBatch {
     }
 }
 
-/// How much one call of `poll_transmit` may add to a batch.
+/// Limits of one call of `poll_transmit`.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Packets at most.
+    /// Maximum packets.
     pub packets: usize,
-    /// Bytes at most, trailers included.
+    /// Maximum bytes, trailers included.
     pub bytes: usize,
 }
 
 impl Budget {
-    /// As much as the batch holds.
+    /// Limited only by the room of the batch.
     pub const UNLIMITED: Budget = Budget { packets: usize::MAX, bytes: usize::MAX };
 }
 
-/// Which queue pairs one call of `poll_transmit` serves.
+/// Queue pairs that one call of `poll_transmit` serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// All of them.
+    /// All queue pairs.
     All,
-    /// One.
+    /// One queue pair.
     QueuePair(Qpn),
-    /// Those of one engine.
+    /// The queue pairs of one engine.
     Engine(EngineId),
 }
 
 impl Filter {
-    /// Does it name this queue pair?
+    /// Returns whether the filter selects this queue pair.
     pub(crate) fn wants(self, qpn: Qpn, engine: EngineId) -> bool {
         match self {
             Self::All => true,

@@ -15,8 +15,7 @@ pub(crate) struct SendWqe {
     pub(crate) inline: bool,
     pub(crate) sges: u8,
     pub(crate) length: u32,
-    /// Sequence numbers that it takes: request packets, or response packets of a READ; none if it
-    /// concerns only this device.
+    /// Sequence numbers of the request: request packets, or response packets of a READ; 0 for a local operation.
     pub(crate) packets: u32,
     /// Valid once the first packet was sent.
     pub(crate) first_psn: Psn,
@@ -25,7 +24,7 @@ pub(crate) struct SendWqe {
 }
 
 impl SendWqe {
-    /// What stands in a place that no request has taken.
+    /// Content of an unused place.
     const EMPTY: Self = Self {
         wr_id: 0,
         operation: SendOperation::Send,
@@ -39,10 +38,10 @@ impl SendWqe {
     };
 }
 
-/// The send queue: a ring with places for exactly as many requests as were asked for.
+/// The send queue: a ring with exactly the requested number of places.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// Those between `head` and `tail` mean something.
+    /// Only entries between `head` and `tail` are valid.
     wqes: Box<[SendWqe]>,
     mask: usize,
     depth: usize,
@@ -53,7 +52,7 @@ pub(crate) struct SendQueue {
     destinations: Box<[Option<UdDestination>]>,
     /// The oldest request that is not done.
     pub(crate) head: u64,
-    /// Where the next request goes.
+    /// Index of the next request to be posted.
     pub(crate) tail: u64,
     /// The doorbell index: the device knows of the requests below.
     pub(crate) rung: u64,
@@ -113,13 +112,13 @@ impl SendQueue {
         self.tail += 1;
     }
 
-    /// Takes back the requests that were pushed last.
+    /// Removes the requests that were pushed last.
     pub(crate) fn take_back(&mut self, count: usize) {
         debug_assert!(count <= self.len());
         self.tail -= count as u64;
     }
 
-    /// The request with this index, which must lie between head and tail.
+    /// Returns the request with this index, which must lie between head and tail.
     #[inline]
     pub(crate) fn get(&self, index: u64) -> &SendWqe {
         debug_assert!((self.head..self.tail).contains(&index));
@@ -172,7 +171,7 @@ pub struct RecvWqe {
 }
 
 impl Default for RecvWqe {
-    /// What stands in a place that no receive has taken.
+    /// Returns the content of an unused place.
     fn default() -> Self {
         Self { wr_id: 0, pd: PdId(0), length: 0, sges: SgeList::new() }
     }
@@ -185,12 +184,12 @@ impl RecvWqe {
         wqe
     }
 
-    /// Becomes another one, in the place of an old one.
+    /// Overwrites this place with another receive.
     #[inline]
     pub(crate) fn fill(&mut self, pd: PdId, request: &RecvRequest<'_>) {
         self.wr_id = request.wr_id;
         self.pd = pd;
-        // No message is longer, whatever room there is (IBTA Vol 1, 9.4.1).
+        // No message is longer, even if the receive has more room (IBTA Vol 1, 9.4.1).
         self.length = request.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>().min(MAX_MESSAGE_BYTES);
         self.sges.clear();
         match request.sges {

@@ -1,5 +1,5 @@
-//! All interleavings of an engine that adds completions and of threads that reap them. Each completion is reaped once, and
-//! a program that sleeps until a notification wakes up.
+//! All interleavings of an engine that adds completions and of threads that reap them. Each completion is reaped
+//! once, and a program that sleeps until a notification wakes up.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
 #[path = "../src/completion.rs"]

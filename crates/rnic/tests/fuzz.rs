@@ -1,7 +1,7 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation.
 //!
-//! The corpus in `tests/corpus/<body>/` is what `cargo xtask fuzz` found, reduced to the fewest inputs that reach all the
-//! code that all of them reach; inputs that failed once belong there, too, under a name.
+//! The corpus in `tests/corpus/<body>/` comes from `cargo xtask fuzz`. It is reduced to the fewest inputs that reach
+//! all the code that all inputs reach. Inputs that failed once belong there too, under a name.
 
 mod common;
 #[path = "common/fuzz/runner.rs"]

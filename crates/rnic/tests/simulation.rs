@@ -1,5 +1,4 @@
-//! Thousands of seeded runs of two and more RNICs under faults. A seed that fails is printed and
-//! replays exactly.
+//! Thousands of seeded runs of two and more RNICs under faults. A failing seed is printed and replays exactly.
 
 mod common;
 
@@ -40,7 +39,7 @@ fn run(seed: u64) {
     workload.check_memory();
 }
 
-/// Tries seeds that are the same each time.
+/// Runs a fixed set of seeds.
 fn for_seeds(test: &str, fixed: u64, body: impl Fn(u64) + Sync) {
     seeds::for_seeds(test, Plan { fixed, fresh: 0, stored: &[] }, |seed| {
         body(seed);
@@ -48,7 +47,7 @@ fn for_seeds(test: &str, fixed: u64, body: impl Fn(u64) + Sync) {
     });
 }
 
-/// The peer vanishes before step 0, 1, 2, ... of the same run.
+/// Runs a seed repeatedly; the peer vanishes before step 0, 1, 2, ...
 fn vanish(seed: u64) {
     let mut rng = Rng::new(seed ^ 0x7661_6e69);
     let nodes = rng.within(2, 3) as usize;
@@ -80,7 +79,7 @@ fn a_peer_that_vanishes_at_any_step_is_reported_and_holds_nothing() {
     for_seeds("a_peer_that_vanishes", 40, vanish);
 }
 
-/// Bytes flip in packets, and no ICRC is there to catch it.
+/// Flips bytes in packets without an ICRC that would catch it.
 fn flips(seed: u64) {
     let (mut world, _secrets) = stage();
     world.rng = Rng::new(seed);

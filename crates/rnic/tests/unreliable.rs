@@ -1,4 +1,4 @@
-//! UC and UD under faults: messages are whole or absent.
+//! UC and UD under faults: messages arrive completely or not at all.
 
 mod common;
 
@@ -12,12 +12,13 @@ use doorbell_wire::PathMtu;
 
 const SLOT: usize = 1 << 15;
 const MESSAGES: u32 = 48;
-/// Where receives may put messages, and how many are posted at most.
+/// Number of places for received messages.
 const RECEIVE_SLOTS: u64 = 16;
+/// Maximum posted receives.
 const MOST_RECEIVES: u64 = 4;
 
-/// Sends numbered messages on a UC queue pair, and returns the numbers that arrived and how many
-/// were counted as dropped.
+/// Sends numbered messages on a UC queue pair. Returns the numbers that arrived, and how many were counted as
+/// dropped.
 fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
     let mut rng = Rng::new(seed);
     let mut world = World::new(seed, 2, 8 << 20, 1024, link);
@@ -26,12 +27,12 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
     let (a, b) = world.connect(QpKind::Uc, mtu, (0, &end), (1, &end));
     let mut arrived = Vec::new();
     let (mut next, mut lengths) = (0, Vec::new());
-    // No two receives that are posted name the same memory: a message in it is checked before the next may come there.
+    // No two posted receives name the same memory: a message is checked before the next one may overwrite it.
     let mut free: Vec<u64> = (0..RECEIVE_SLOTS).map(|slot| slot * SLOT as u64).collect();
     let base = world.nodes[1].memory.address();
     let (targets, rkey) = (4 << 20, world.nodes[1].region.rkey());
     loop {
-        // Receives are sometimes short, so messages find none.
+        // There are sometimes too few receives, so messages find none.
         while free.len() as u64 > RECEIVE_SLOTS - MOST_RECEIVES && rng.chance(700) {
             let slot = free.swap_remove(rng.below(free.len() as u64) as usize);
             let sge = world.nodes[1].sge(slot as usize, SLOT);
@@ -89,7 +90,7 @@ fn uc_messages_are_whole_and_in_order_or_absent_when_packets_are_lost() {
     for seed in 0..300 {
         let link = Link { loss: seed % 7 * 50, ..Link::default() };
         let (arrived, dropped) = unreliable_connection(seed, link);
-        // Half of one message and half of the next may be taken for one, but not the other way.
+        // Half of one message and half of the next may count as one message, but one message never counts as two.
         assert!(dropped + arrived.len() as u64 <= u64::from(MESSAGES), "seed {seed}: none is counted twice");
         assert!(arrived.is_sorted_by(|a, b| a < b), "seed {seed}: messages arrive in order: {arrived:?}");
         total += arrived.len();
@@ -124,7 +125,7 @@ fn ud_messages_come_with_their_routing_header_or_not_at_all() {
             let bytes = pattern(number.into(), length);
             world.nodes[from].memory.write(number as usize * SLOT, &bytes);
             let sge = [world.nodes[from].sge(number as usize * SLOT, length)];
-            // Every eighth shows a wrong key.
+            // Every eighth message has a wrong key.
             let qkey = if number % 8 == 7 { doorbell_wire::QKey::new(1) } else { QKEY };
             let address = AddressVector::to(world.nodes[2].address);
             let request = SendRequest {

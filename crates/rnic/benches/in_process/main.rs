@@ -1,5 +1,5 @@
-//! CPU time per message for both sides together: two RNICs in one thread, from post to both
-//! completions. Every packet's ICRC is made and checked; nothing else of a link is there.
+//! CPU time per message for both sides together: two RNICs in one thread, from post to both completions. The
+//! benchmark seals and checks the ICRC of every packet, and has no other part of a link.
 
 mod pair;
 mod words {
@@ -56,7 +56,7 @@ fn send(c: &mut Criterion<CpuTime>) {
         let id = BenchmarkId::new(format!("{bytes} B"), format!("{per_post} per post"));
         group.bench_function(id, |bencher| bencher.iter(|| pair.round(per_post)));
         let packets_per_ack = pair.packets_per_ack();
-        // A bench that another one was asked for has sent nothing.
+        // A benchmark that the filter skipped has sent nothing.
         let is_enough = packets_per_ack == 0 || packets_per_ack >= BURST as u64;
         assert!(is_enough, "an acknowledgement for {packets_per_ack} packets");
     }

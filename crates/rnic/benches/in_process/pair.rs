@@ -1,4 +1,4 @@
-//! Two RNICs in one thread, and what carries packets between them.
+//! Two RNICs in one thread, and the loop that carries packets between them.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::hint::black_box;
@@ -8,18 +8,18 @@ use std::sync::Arc;
 use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Rnic, TransmitBatch};
 use doorbell_wire::{Check, Flow, ICRC_LEN, Outer, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 
-// Where these are depends on who builds this.
+// The including program decides where this module lies.
 use super::words::{
     Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
     SendFlags, SendOperation, SendRequest, Sge,
 };
 
 const WINDOW: usize = 64;
-/// Messages that the receiver takes at a time; it acknowledges them once.
+/// Messages that the receiver takes at a time and acknowledges once.
 pub(crate) const BURST: usize = 16;
 
-/// What an `Rnic` of older revisions lacks: `cargo xtask compare` builds this with those, too. A method of the type
-/// itself goes before one of a trait.
+/// Methods that an `Rnic` of older revisions lacks: `cargo xtask compare` builds this file with those revisions, too.
+/// An inherent method takes precedence over one of a trait.
 #[allow(dead_code)]
 trait Later {
     fn transmitted(&mut self) {}
@@ -108,7 +108,7 @@ fn connect(own: &mut Side, peer: &Side) {
 }
 
 impl Side {
-    /// Sends what there is: seals it, and hands it to the peer in bursts. Returns packets.
+    /// Sends all waiting packets: seals them, and hands them to the peer in bursts. Returns the number of packets.
     fn transmit(&mut self, peer: &mut Side, now_ns: u64, mut after: impl FnMut(&mut Side)) -> usize {
         self.batch.clear();
         let packets = self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch);
@@ -182,7 +182,7 @@ impl Pair {
         if self.bytes > 4096 { 8 } else { WINDOW }
     }
 
-    /// Sends a window of messages, so many with each post, and waits until both sides are done with them.
+    /// Sends a window of messages, `per_post` with each post, and waits until both sides are done with them.
     pub(crate) fn round(&mut self, per_post: usize) {
         let window = self.window();
         let Self { a, b, now_ns, .. } = self;

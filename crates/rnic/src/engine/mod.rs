@@ -28,11 +28,11 @@ use crate::shared::SharedReceiveQueue;
 
 pub use pull::{Part, Pulled, Ready};
 
-/// Names one engine of a device: the upper four bits of its QPNs.
+/// Identifier of one engine of a device: the upper four bits of its QPNs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EngineId(pub u8);
 
-/// What every device is limited to.
+/// Limits of every device.
 pub const LIMITS: Limits = Limits {
     max_qps: 1 << 16,
     max_queue_depth: 1 << 15,
@@ -49,54 +49,53 @@ pub const LIMITS: Limits = Limits {
     max_groups: 64,
 };
 
-/// Entries of the timer list per queue pair, on average: more than one is left behind when a
-/// deadline moves forward, and beyond this they are cleared away.
+/// Average timer list entries per queue pair. A deadline that moves forward leaves its old entry in the list; above
+/// this average the device removes such entries.
 const TIMERS_PER_QP: usize = 8;
 
 // Queue pair numbers 0 and 1 are special, and an engine has 20 bits for its own.
 const ENGINE_SHIFT: u32 = 20;
 const _: () = assert!(LIMITS.max_qps * 4 < 1 << ENGINE_SHIFT, "random numbers must be easy to find");
 
-/// What a device is made with.
+/// Options of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Its address (the GID, unmapped).
+    /// Address of the device (the GID, unmapped).
     pub address: IpAddr,
     /// Largest path MTU that its port carries.
     pub active_mtu: PathMtu,
-    /// The receive buffer that packets to it land in, as granted. Peers are assumed to have the
-    /// same until loss shows otherwise.
+    /// Granted size of the receive buffer for packets to this device. Peers are assumed to have the same until loss
+    /// shows otherwise.
     pub receive_buffer_bytes: u64,
-    /// Seeds keys, queue pair numbers and sequence numbers: separate streams of one generator.
-    /// On a network it must come from the operating system's randomness.
+    /// Seed of keys, queue pair numbers and sequence numbers: separate streams of one generator. On a network it must
+    /// come from the operating system's randomness.
     pub seed: [u8; 32],
 }
 
-/// How long the lists are that a device keeps for itself. None grows with traffic: each is
-/// bounded by the number of its objects and by what they were created for.
+/// Lengths of a device's own lists. None grows with traffic: each is bounded by the number of objects and their
+/// capacities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Queue pairs with something to send.
     pub ready: usize,
     /// Queue pairs that wait for room in a window.
     pub waiting: usize,
-    /// Those among them that wait for room for READ responses.
+    /// Queue pairs among them that wait for room for READ responses.
     pub waiting_for_responses: usize,
     /// Queue pairs whose acknowledgement is held back.
     pub held_acks: usize,
-    /// Deadlines, those included that were left behind.
+    /// Deadlines, including outdated ones.
     pub timers: usize,
-    /// Answers to READs and atomics, and NAKs, that wait to be sent, and results that are kept for
-    /// repetitions.
+    /// Answers to READs and atomics, and NAKs, that wait to be sent, and results kept for repeated requests.
     pub answers: usize,
     /// Acknowledgements that queue pairs left behind when they were reset or destroyed.
     pub farewells: usize,
-    /// Completions that are not seen before the link has what must leave first.
+    /// Completions that stay invisible until the link has the packets that must leave first.
     pub staged: usize,
 }
 
-/// How many objects a device has, and what it keeps for each. Everything returns to what it was when
-/// the objects are destroyed that caused it.
+/// Numbers of a device's objects and of the entries kept for them. Each returns to its earlier value when the objects
+/// that caused it are destroyed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Protection domains.
@@ -109,7 +108,7 @@ pub struct Objects {
     pub srqs: usize,
     /// Queue pairs.
     pub qps: usize,
-    /// Their numbers.
+    /// Queue pair numbers in use.
     pub qpns: usize,
     /// Memory regions.
     pub regions: usize,
@@ -117,11 +116,11 @@ pub struct Objects {
     pub windows: usize,
     /// Windows towards other devices.
     pub destinations: usize,
-    /// The addresses under which these are found.
+    /// Addresses in the index of these windows.
     pub addresses: usize,
     /// Multicast groups that queue pairs are attached to.
     pub groups: usize,
-    /// Regions and bound windows that an engine remembers and that are gone.
+    /// Destroyed regions and bound windows that an engine still caches.
     pub stale_keys: usize,
     /// Asynchronous events that were not taken.
     pub events: usize,
@@ -140,24 +139,23 @@ struct Srq {
 
 /// An RNIC.
 ///
-/// It holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that
-/// never goes back. A driver calls it so:
+/// The device holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that never goes
+/// back. A driver calls it in this order:
 ///
-/// 1. **Input**, in any order and number: [`handle_packets`](Self::handle_packets) for what
-///    arrived, [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout)
-///    has passed, and the programs' `post_*`.
-/// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds nothing more, each time
-///    sending the batch, and then [`transmitted`](Self::transmitted). Acknowledgements that are due wait
-///    for company up to [`Policy::ack_hold_ns`]; a driver that has nothing else to do calls
-///    [`release_acks`](Self::release_acks) first.
-/// 3. **Waiting**: until something arrives or [`poll_timeout`](Self::poll_timeout) passes, which
-///    must be asked again after every input and output.
+/// 1. **Input**, in any order and number: [`handle_packets`](Self::handle_packets) for packets that arrived,
+///    [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout) has passed, and the programs'
+///    `post_*`.
+/// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds nothing more, sending the batch each time, and
+///    then [`transmitted`](Self::transmitted). A due acknowledgement waits up to [`Policy::ack_hold_ns`] for packets to
+///    leave with. A driver that has nothing else to do calls [`release_acks`](Self::release_acks) first.
+/// 3. **Waiting**: until a packet arrives or [`poll_timeout`](Self::poll_timeout) passes, which the driver must read
+///    again after every input and output.
 ///
-/// Completions are in their queues when a call returns, with one exception: where a message on a reliable
-/// connection completed a receive, nothing more is seen until `transmitted` says that the link has its
-/// acknowledgement. So a program that has seen it may end at once, and its peer learns all the same. Queues
-/// ([`completion_queue`](Self::completion_queue)) are reaped without the RNIC;
-/// [`poll_event`](Self::poll_event) yields asynchronous events.
+/// Completions are in their queues when a call returns, with one exception. After a message on a reliable connection
+/// completed a receive, completions stay invisible until `transmitted` reports that the link has the acknowledgement.
+/// So a program that has seen the completion may end at once, and its peer still gets the acknowledgement. Programs
+/// reap queues ([`completion_queue`](Self::completion_queue)) without the RNIC; [`poll_event`](Self::poll_event)
+/// yields asynchronous events.
 pub struct Rnic {
     config: Config,
     core: Commons,
@@ -171,7 +169,7 @@ pub struct Rnic {
     /// Queue pairs (slots) that are attached to multicast groups.
     groups: FxHashMap<IpAddr, Vec<u32>>,
     timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
-    /// Acknowledgements that are held back: when they became due, in order.
+    /// Acknowledgements that are held back, ordered by the times at which they became due.
     held_acks: VecDeque<(u64, u32, Qpn)>,
     key_rng: ChaCha12Rng,
     qpn_rng: ChaCha12Rng,
@@ -184,7 +182,7 @@ impl std::fmt::Debug for Rnic {
     }
 }
 
-/// One of the streams of the device's generator.
+/// Returns one stream of the device's generator.
 fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::from_seed(config.seed);
     rng.set_stream(number);
@@ -192,12 +190,12 @@ fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
 }
 
 impl Rnic {
-    /// A device without any objects. `notifier` is called for each asynchronous event.
+    /// Creates a device without any objects. `notifier` is called for each asynchronous event.
     pub fn new(config: Config, notifier: Option<Notifier>) -> Self {
         Self::with_policy(config, Policy::default(), notifier)
     }
 
-    /// The same, where the choices that IBTA leaves to a device are others than the default.
+    /// Creates a device with a policy other than the default.
     pub fn with_policy(config: Config, policy: Policy, notifier: Option<Notifier>) -> Self {
         let regions = Arc::new(RegionTable::default());
         let inbound = Window::new(config.receive_buffer_bytes, policy.max_window_bytes);
@@ -225,32 +223,32 @@ impl Rnic {
         }
     }
 
-    /// What it was made with.
+    /// Returns the options of the device.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What it chooses where IBTA leaves it the choice.
+    /// Returns the device's choices that IBTA leaves open.
     pub fn policy(&self) -> &Policy {
         &self.core.policy
     }
 
-    /// The oldest asynchronous event.
+    /// Returns the oldest asynchronous event.
     pub fn poll_event(&mut self) -> Option<AsyncEvent> {
         self.core.events.pop()
     }
 
-    /// The queue of asynchronous events, to be read without the RNIC.
+    /// Returns the queue of asynchronous events, for reading without the RNIC.
     pub fn events(&self) -> &Arc<EventQueue> {
         &self.core.events
     }
 
-    /// What the device counted.
+    /// Returns the counters of the device.
     pub fn counters(&self) -> &Counters {
         &self.core.counters
     }
 
-    /// How long the device's own lists are.
+    /// Returns the lengths of the device's own lists.
     pub fn backlog(&self) -> Backlog {
         let destinations = self.core.destinations.iter().map(|(_, destination)| destination.window.waiting.len());
         Backlog {
@@ -265,7 +263,7 @@ impl Rnic {
         }
     }
 
-    /// How many objects there are.
+    /// Returns the numbers of the device's objects.
     pub fn objects(&self) -> Objects {
         let (regions, windows) = self.regions.counts();
         Objects {
@@ -285,9 +283,8 @@ impl Rnic {
         }
     }
 
-    /// Hands numbers and keys out from the first one on again, so that those of objects that are gone
-    /// come again at once: for tests of what outlives its object. On a network it would make them
-    /// guessable.
+    /// Restarts the streams of numbers and keys, so that the next objects get those of destroyed objects. For tests
+    /// of state that outlives its object; on a network it would make the numbers guessable.
     #[doc(hidden)]
     pub fn repeat_numbers(&mut self) {
         self.key_rng = stream_of(&self.config, 0);
@@ -298,7 +295,7 @@ impl Rnic {
         self.by_number.get(&qpn.get()).copied()
     }
 
-    /// Books what changed for a queue pair: is it ready, what are its deadlines, who may go on?
+    /// Updates the device's lists after a change of a queue pair: ready queue pairs, deadlines and waiters.
     #[inline]
     fn settle(&mut self, slot: u32) {
         let qp = &mut self.qps[slot as usize];
@@ -314,7 +311,8 @@ impl Rnic {
             && !qp.ack_held
         {
             qp.ack_held = true;
-            // Nearly always the latest: an older one was answered meanwhile and is due again.
+            // Nearly always the place is the end. Otherwise the entry of an older acknowledgement was answered and is
+            // due again.
             let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
             self.held_acks.insert(place, (since, slot, qp.qpn));
         }
@@ -339,7 +337,7 @@ impl Rnic {
         }
     }
 
-    /// Lets the next queue pair go on that waits for room in the windows of this one.
+    /// Wakes the next queue pair that waits for room in the windows of this one.
     #[inline]
     fn wake_waiters_of(&mut self, slot: u32) {
         if let Some(destination) = self.qps[slot as usize].destination {
@@ -360,8 +358,8 @@ impl Rnic {
         }
     }
 
-    /// Hands completions to their queues. A queue pair whose completions are lost is of no use
-    /// any more (IBTA Vol 1, 11.6.3.1).
+    /// Moves completions to their queues. Puts each queue pair whose completions are lost into the error state (IBTA
+    /// Vol 1, 11.6.3.1).
     #[inline]
     fn publish(&mut self) {
         while let Some((port, id)) = self.core.publish() {

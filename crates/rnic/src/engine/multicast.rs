@@ -9,12 +9,12 @@ use super::LIMITS;
 use super::Rnic;
 use crate::memory::Packet;
 
-/// Datagrams to a group name this queue pair (IBTA Vol 1, 9.2.6).
+/// Destination queue pair number of datagrams to a group (IBTA Vol 1, 9.2.6).
 pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
 
 impl Rnic {
-    /// Attaches a UD queue pair to a multicast group, once however often it is asked for. True if
-    /// it is the first: then the link must join the group.
+    /// Attaches a UD queue pair to a multicast group. Repeated calls attach it once. Returns true for the first queue
+    /// pair of the group: then the link must join the group.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl Rnic {
         Ok(is_first)
     }
 
-    /// Detaches a queue pair from a group. True if it was the last: then the link may leave the group.
+    /// Detaches a queue pair from a group. Returns true for the last queue pair: then the link may leave the group.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Rnic {
         Ok(was_last)
     }
 
-    /// A queue pair is about to go.
+    /// Detaches a queue pair that is being destroyed from all groups.
     pub(super) fn detach_from_all(&mut self, slot: u32) {
         self.groups.retain(|_, attached| {
             attached.retain(|&other| other != slot);
@@ -65,8 +65,7 @@ impl Rnic {
         });
     }
 
-    /// Takes a packet that was sent to a group: each queue pair that is attached gets it, also the
-    /// one that sent it.
+    /// Takes a packet to a group: each attached queue pair gets it, including the one that sent it.
     pub(super) fn handle_multicast(&mut self, outer: &Outer, bth: BthRepr, rest: Packet<'_>) {
         let attached = match self.groups.get(&outer.dst) {
             Some(attached) if bth.dest_qpn == MULTICAST_QPN => attached.clone(),

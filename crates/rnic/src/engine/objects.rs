@@ -1,4 +1,4 @@
-//! A device's objects: how they are made, changed and destroyed.
+//! Objects of a device: creation, modification and destruction.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::shared::{ReceiveSource, SharedReceiveQueue};
 use crate::transmit::Path;
 use crate::work::SendQueue;
 
-/// Refuses a region without bytes, as the kernel does for every RNIC: it has no page to pin.
+/// Rejects a region without bytes, as the kernel does for every RNIC: it has no page to pin.
 fn expect_bytes(length: usize) -> Result<(), ObjectError> {
     check_range("the length of a memory region", length, 1, usize::MAX)
 }
@@ -33,7 +33,7 @@ impl Rnic {
         PdId(self.pds.insert(()) as u32)
     }
 
-    /// Destroys a protection domain that nothing uses.
+    /// Destroys an unused protection domain.
     ///
     /// # Errors
     ///
@@ -72,10 +72,9 @@ impl Rnic {
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, and writable if `access` allows writing, until
-    /// [`deregister`](Self::deregister) returns, or for as long as `owner` lives where it owns
-    /// the memory; and no Rust reference may exist to bytes of it that a work request or a peer
-    /// may write.
+    /// The memory must stay mapped, and writable if `access` allows writing, until [`deregister`](Self::deregister)
+    /// returns. If `owner` owns the memory, it must instead stay so as long as `owner` lives. No Rust reference may
+    /// exist to bytes of it that a work request or a peer may write.
     pub unsafe fn register(
         &mut self,
         pd: PdId,
@@ -89,11 +88,11 @@ impl Rnic {
         unsafe { self.register_paged(pd, base, length, address, access, owner, None) }
     }
 
-    /// Registers memory, with somebody of its own who is asked before each access to it.
+    /// Registers memory with its own pager, which the device calls before each access to it.
     ///
     /// # Errors
     ///
-    /// As [`register`](Self::register).
+    /// The errors of [`register`](Self::register).
     ///
     /// # Safety
     ///
@@ -117,8 +116,8 @@ impl Rnic {
             .ok_or(ObjectError::Region { address, length })
     }
 
-    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
-    /// is lost. It takes every address.
+    /// Registers a region without memory, for local use. Reads return zeros, and writes are lost. It accepts every
+    /// address.
     ///
     /// # Errors
     ///
@@ -129,18 +128,18 @@ impl Rnic {
         self.regions.insert_null(pd, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory regions"))
     }
 
-    /// Registers a region anew, with other memory, rights or protection domain. Its keys stay good
-    /// (IBTA Vol 1, 11.2.8.5 leaves that open; programs expect it).
+    /// Registers a region anew, with other memory, rights or protection domain. Its keys stay valid. IBTA Vol 1,
+    /// 11.2.8.5 leaves that open, but programs expect it.
     ///
     /// # Errors
     ///
-    /// There is no such protection domain or region, the new region has no bytes, is longer than the device allows or goes
-    /// beyond the last address, or a memory window is bound to the region. Then the region stays as it was.
+    /// There is no such protection domain or region, or a memory window is bound to the region. Or the new region has
+    /// no bytes, is longer than the device allows or goes beyond the last address. Then the old region stays
+    /// unchanged.
     ///
     /// # Safety
     ///
-    /// As for [`register`](Self::register). What the region was registered with before may go when
-    /// this returns.
+    /// As for [`register`](Self::register). The memory of the old region may be unmapped when this function returns.
     pub unsafe fn reregister(
         &mut self,
         region: &Region,
@@ -159,25 +158,25 @@ impl Rnic {
         renewed
     }
 
-    /// Whether the acknowledgement of a receive may wait for the program's answer once it has answered
-    /// enough of them (the default), or always leaves before the completion is seen.
+    /// Sets whether the acknowledgement of a receive may wait for the program's answer after the program has answered
+    /// enough receives (the default). Otherwise it always leaves before the completion is visible.
     pub fn let_acks_wait(&mut self, may_wait: bool) {
         self.core.acks_may_wait = may_wait;
     }
 
-    /// From now on scatter-gather elements are checked when they are used, and bad ones end their
-    /// work request with an error completion, as RNICs do it; otherwise posting refuses them.
+    /// Makes the device check scatter-gather elements when it uses them. Bad ones then end their work request with an
+    /// error completion, as on other RNICs. By default posting rejects them.
     pub fn check_elements_late(&mut self) {
         self.core.memory.checks_late = true;
     }
 
-    /// Who knows which memory is there, for regions that are registered with [`Access::ON_DEMAND`]
-    /// from now on. Without one they are as any other.
+    /// Sets the pager of regions registered with [`Access::ON_DEMAND`] from now on. Without a pager they behave like
+    /// all other regions.
     pub fn page_with(&mut self, pager: Arc<dyn Pager>) {
         self.regions.page_with(pager);
     }
 
-    /// Deregisters memory. When this returns, the RNIC does not touch it any more.
+    /// Deregisters memory. The RNIC does not access it after this call returns.
     ///
     /// # Errors
     ///
@@ -188,7 +187,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// Creates a memory window that is not bound. Its key names it.
+    /// Creates an unbound memory window and returns its key.
     ///
     /// # Errors
     ///
@@ -199,8 +198,8 @@ impl Rnic {
         self.regions.insert_window(pd, kind, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory windows"))
     }
 
-    /// Destroys a memory window, by any key that it had. When this returns, no peer reaches memory
-    /// through it.
+    /// Destroys a memory window, given any key that it had. No peer reaches memory through it after this call
+    /// returns.
     ///
     /// # Errors
     ///
@@ -224,11 +223,11 @@ impl Rnic {
         self.enter_cq(depth, |depth| CompletionQueue::new(depth, notifier))
     }
 
-    /// The same, with an `observer` that is called whenever completions came.
+    /// Creates a completion queue with an `observer` that is called for all new completions.
     ///
     /// # Errors
     ///
-    /// As [`create_cq`](Self::create_cq).
+    /// The errors of [`create_cq`](Self::create_cq).
     pub fn create_observed_cq(
         &mut self,
         depth: usize,
@@ -255,17 +254,17 @@ impl Rnic {
         Ok((CqId(id), queue))
     }
 
-    /// The queue itself, to be reaped without the RNIC.
+    /// Returns the queue itself, for reaping without the RNIC.
     pub fn completion_queue(&self, cq: CqId) -> Option<&Arc<CompletionQueue>> {
         self.cqs.get(cq.0 as usize).map(|cq| &cq.queue)
     }
 
-    /// Changes how many entries a completion queue holds at most.
+    /// Changes the maximum number of entries of a completion queue.
     ///
     /// # Errors
     ///
-    /// There is no such completion queue, `depth` is 0 or more than [`LIMITS`] allow, or more completions than that
-    /// wait to be reaped. Then nothing has changed.
+    /// There is no such completion queue, `depth` is 0 or more than [`LIMITS`] allow, or more completions wait to be
+    /// reaped. Then nothing changes.
     pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), ObjectError> {
         let queue = self.completion_queue(cq).ok_or(ObjectError::Unknown("completion queue"))?;
         check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
@@ -296,11 +295,11 @@ impl Rnic {
         Ok(())
     }
 
-    /// Reaps completions. The same as [`CompletionQueue::poll`].
+    /// Reaps completions, like [`CompletionQueue::poll`].
     ///
     /// # Errors
     ///
-    /// As [`CompletionQueue::poll`]. A queue that does not exist is no error: nothing is reaped.
+    /// The errors of [`CompletionQueue::poll`]. A nonexistent queue is no error: the call reaps nothing.
     pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, Overrun> {
         self.cqs.get(cq.0 as usize).map_or(Ok(0), |cq| cq.queue.poll(out))
     }
@@ -349,8 +348,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, completion queue or shared receive queue; the shared receive queue belongs
-    /// to another protection domain; a capacity is more than [`LIMITS`] allow; or the device has no more queue pairs.
+    /// There is no such protection domain, completion queue or shared receive queue. The shared receive queue belongs
+    /// to another protection domain. A capacity is more than [`LIMITS`] allow. The device has no more queue pairs.
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, ObjectError> {
         let c = init.capacities;
         self.check_pd(init.pd)?;
@@ -438,7 +437,7 @@ impl Rnic {
         Ok(qpn)
     }
 
-    /// Destroys a queue pair. Completions that were not reaped are gone with it.
+    /// Destroys a queue pair, and with it its completions that were not reaped.
     ///
     /// # Errors
     ///
@@ -474,7 +473,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// A queue pair starts anew: whoever uses it again does not want to hear of its former life.
+    /// Removes the old completions of a queue pair that is reset.
     fn purge_completions(&mut self, slot: u32) {
         let qp = &self.qps[slot as usize];
         self.core.purge(qp.qpn);
@@ -483,7 +482,7 @@ impl Rnic {
         }
     }
 
-    /// A queue pair, which has nothing in flight any more, no longer sends to a destination.
+    /// Removes a queue pair without packets in flight from the users of a destination.
     fn leave_destination(&mut self, index: usize, slot: u32) {
         let destination = &mut self.core.destinations[index];
         destination.window.forget(slot);
@@ -511,8 +510,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such queue pair; [`check_transition`] refuses the modification; the path MTU is larger than the
-    /// device's active MTU; or the peer's address is of another family than the device's. Then nothing has changed.
+    /// There is no such queue pair, or [`check_transition`] rejects the modification. The path MTU is larger than the
+    /// device's active MTU. The peer's address is of another family than the device's. Then nothing changes.
     pub fn modify_qp(&mut self, qpn: Qpn, attributes: &QpAttributes) -> Result<(), ModifyError> {
         let slot = *self.by_number.get(&qpn.get()).ok_or(ModifyError::UnknownQp(qpn))?;
         let qp = &self.qps[slot as usize];
@@ -534,7 +533,7 @@ impl Rnic {
         };
         let qp = &mut self.qps[slot as usize];
         if joins.is_some() || to == QpState::Reset {
-            // What is in flight is taken back from the window that it was charged to.
+            // Refund the bytes in flight to the window that they were charged to.
             qp.rewind(&mut self.core);
             qp.blocked = false;
             self.core.inbound.forget(slot);
@@ -551,7 +550,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// What is known of a queue pair.
+    /// Returns the state and the attributes of a queue pair.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpInfo> {
         let qp = &self.qps[*self.by_number.get(&qpn.get())? as usize];
         let s = &qp.settings;
@@ -585,7 +584,7 @@ impl Rnic {
         })
     }
 
-    /// A random first sequence number.
+    /// Returns a random first sequence number.
     pub fn random_psn(&mut self) -> Psn {
         Psn::new(self.psn_rng.next_u32())
     }

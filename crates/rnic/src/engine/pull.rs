@@ -1,5 +1,4 @@
-//! Taking packets queue pair by queue pair, and telling the device of posts: for a driver that decides when each
-//! happens.
+//! Packets of single queue pairs, and doorbells of posts: for a driver that decides when each happens.
 
 use doorbell_verbs_core::SrqId;
 use doorbell_wire::Qpn;
@@ -11,47 +10,48 @@ use crate::transmit::{Budget, Filter, TransmitBatch};
 /// One of the two streams of packets of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What its own work requests send.
+    /// Packets of the queue pair's own work requests.
     Requests,
-    /// What it answers its peer: acknowledgements, and responses to READs and atomics.
+    /// Answers to the peer: acknowledgements, and responses to READs and atomics.
     Answers,
 }
 
 /// A queue pair with something to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// Its number.
+    /// Number of the queue pair.
     pub qpn: Qpn,
-    /// It has requests.
+    /// Whether it has requests.
     pub requests: bool,
-    /// It has answers.
+    /// Whether it has answers.
     pub answers: bool,
 }
 
-/// What one pull brought.
+/// Result of one pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
     /// Packets that were added to the batch.
     pub packets: usize,
-    /// More of this part could be sent now.
+    /// Whether more of this part could be sent now.
     pub more: bool,
 }
 
-/// Posts that wait for their doorbell ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and packets
-/// queue pair by queue pair, instead of [`poll_transmit`](Rnic::poll_transmit).
+/// Doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and packets of one queue
+/// pair at a time, in place of [`poll_transmit`](Rnic::poll_transmit).
 impl Rnic {
-    /// The doorbell index that covers every send that is posted on a queue pair: how many were posted in its life.
+    /// Returns the doorbell index that covers every posted send: the number of sends posted since the creation of the
+    /// queue pair.
     pub fn posted_sends(&self, qpn: Qpn) -> u64 {
         self.slot(qpn).map_or(0, |slot| self.qps[slot as usize].sq.tail)
     }
 
-    /// The index of the work request that a queue pair sends from next, and the packet within it.
+    /// Returns the index of the work request that a queue pair sends from next, and the packet within it.
     pub fn next_send(&self, qpn: Qpn) -> Option<(u64, u32)> {
         self.slot(qpn).map(|slot| self.qps[slot as usize].send_cursor())
     }
 
-    /// Tells the device of the sends up to a [doorbell index](Self::posted_sends). One that was rung already, or of a
-    /// queue pair that is gone, has no effect.
+    /// Makes the sends up to a [doorbell index](Self::posted_sends) visible to the device. An index that was rung
+    /// already, or a queue pair that was destroyed, has no effect.
     pub fn ring_sends(&mut self, now_ns: u64, qpn: Qpn, index: u64) {
         self.core.now_ns = now_ns;
         let Some(slot) = self.slot(qpn) else { return };
@@ -60,9 +60,10 @@ impl Rnic {
         self.settle(slot);
     }
 
-    /// Tells the device that sends up to a [doorbell index](Self::posted_sends) have left, of those that were pulled. Those
-    /// of UC and UD complete if they wait for that
-    /// ([`Policy::waits_for_departures`](crate::Policy::waits_for_departures)). A queue pair that is gone is none.
+    /// Reports to the device that the pulled sends up to a [doorbell index](Self::posted_sends) have left. Sends of
+    /// UC and UD then complete if the policy makes them wait for it
+    /// ([`Policy::waits_for_departures`](crate::Policy::waits_for_departures)). A queue pair that was destroyed has
+    /// no effect.
     pub fn sends_departed(&mut self, now_ns: u64, qpn: Qpn, index: u64) {
         self.core.now_ns = now_ns;
         let Some(slot) = self.slot(qpn) else { return };
@@ -71,7 +72,7 @@ impl Rnic {
         self.publish();
     }
 
-    /// Tells the device of the oldest `receives` that it does not know of.
+    /// Makes the oldest `receives` hidden receives visible to the device.
     pub fn ring_receives(&mut self, qpn: Qpn, receives: usize) {
         let Some(slot) = self.slot(qpn) else { return };
         if let ReceiveQueue::Own { ring, .. } = &mut self.qps[slot as usize].rq {
@@ -79,15 +80,15 @@ impl Rnic {
         }
     }
 
-    /// The same of a shared receive queue.
+    /// Makes the oldest hidden receives of a shared receive queue visible to the device.
     pub fn ring_shared_receives(&mut self, srq: SrqId, receives: usize) {
         if let Some(srq) = self.srqs.get(srq.0 as usize) {
             srq.queue.ring(receives);
         }
     }
 
-    /// The next queue pair with something to send. It is named once, until it is [pulled](Self::pull) from or
-    /// something happens to it.
+    /// Returns the next queue pair with something to send. The device returns it once, until the driver
+    /// [pulls](Self::pull) from it or its state changes.
     pub fn take_ready(&mut self) -> Option<Ready> {
         let slot = self.core.ready.pop_front()?;
         let qp = &mut self.qps[slot as usize];
@@ -117,7 +118,8 @@ impl Rnic {
         Pulled { packets: batch.infos().len() - before, more }
     }
 
-    /// Adds the acknowledgements of queue pairs that were reset or destroyed to `batch`. Returns how many.
+    /// Adds the acknowledgements of queue pairs that were reset or destroyed to `batch`. Returns the number of
+    /// packets.
     pub fn pull_farewells(&mut self, batch: &mut TransmitBatch) -> usize {
         let mut left = usize::MAX;
         self.transmit_farewells(Filter::All, &mut left, batch);

@@ -1,4 +1,4 @@
-//! Work requests and packets in, packets out, and what is due.
+//! Work requests, packets and timeouts.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -16,15 +16,16 @@ use crate::work::RecvWqe;
 
 /// Work, packets and time.
 impl Rnic {
-    /// Posts a list of send work requests, up to the first that is not acceptable.
+    /// Posts a list of send work requests, up to the first that is rejected.
     ///
     /// # Errors
     ///
-    /// There is no such queue pair, its state does not allow the request, its send queue is full,
-    /// [`SendRules::check`](doorbell_verbs_core::SendRules::check) refuses the request, or a scatter-gather element is
-    /// not in memory that the queue pair may use so (checked now unless
-    /// [`check_elements_late`](Self::check_elements_late) was called). The error says which request it was; those
-    /// before it were accepted.
+    /// - There is no such queue pair, its state does not allow the request, or its send queue is full.
+    /// - [`SendRules::check`](doorbell_verbs_core::SendRules::check) rejects the request.
+    /// - The queue pair may not use the memory of a scatter-gather element in this way. The check happens now unless
+    ///   [`check_elements_late`](Self::check_elements_late) was called.
+    ///
+    /// The error names the request. The requests before it were accepted.
     pub fn post_send(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.post_sends(now_ns, qpn, list, false)
     }
@@ -33,7 +34,7 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// As [`post_send`](Self::post_send), but no request of the list was accepted.
+    /// The errors of [`post_send`](Self::post_send), but then no request of the list was accepted.
     pub fn post_all_sends(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.post_sends(now_ns, qpn, list, true)
     }
@@ -71,13 +72,15 @@ impl Rnic {
         result
     }
 
-    /// Posts a list of receive work requests, up to the first that is not acceptable.
+    /// Posts a list of receive work requests, up to the first that is rejected.
     ///
     /// # Errors
     ///
-    /// There is no such queue pair, it is in the reset state or takes its receives from a shared receive queue, its
-    /// receive queue is full, or a request has too many scatter-gather elements or one that is not in memory that may
-    /// be written. The error says which request it was; those before it were accepted.
+    /// - There is no such queue pair, or it is in the reset state or takes its receives from a shared receive queue.
+    /// - Its receive queue is full.
+    /// - A request has too many scatter-gather elements, or one outside writable memory.
+    ///
+    /// The error names the request. The requests before it were accepted.
     pub fn post_recv(&mut self, qpn: Qpn, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
@@ -96,8 +99,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such shared receive queue, it is full, or a request has too many scatter-gather elements or one that
-    /// is not in memory that may be written. The error says which request it was; those before it were accepted.
+    /// There is no such shared receive queue, it is full, or a request has too many scatter-gather elements or one
+    /// outside writable memory. The error names the request. The requests before it were accepted.
     pub fn post_srq_recv(&mut self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let Some(srq) = self.srqs.get(srq.0 as usize) else {
             return Err(PostError { index: 0, kind: PostErrorKind::UnknownSrq(srq) });
@@ -112,8 +115,8 @@ impl Rnic {
         Ok(())
     }
 
-    /// Takes packets that arrived together from one sender: each from the BTH to the padding, as bytes or as a
-    /// [`Packet`].
+    /// Takes packets that arrived together from one sender. Each reaches from the BTH to the padding, as bytes or as
+    /// a [`Packet`].
     pub fn handle_packets<'a, P: Into<Packet<'a>>>(
         &mut self,
         now_ns: u64,
@@ -225,12 +228,12 @@ impl Rnic {
         self.core.counters.rx_icrc_encapsulated += packets;
     }
 
-    /// Counts packets that the encapsulation dropped because they were no packets.
+    /// Counts malformed packets that the encapsulation dropped.
     pub fn count_malformed(&mut self, packets: u64) {
         self.core.counters.rx_malformed += packets;
     }
 
-    /// Does what is due.
+    /// Handles all deadlines that have passed.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.core.now_ns = now_ns;
         while let Some(&Reverse((at, slot, qpn))) = self.timers.peek()
@@ -251,8 +254,8 @@ impl Rnic {
         self.publish();
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) (and then
-    /// [`poll_transmit`](Self::poll_transmit)) is to be called at the latest.
+    /// Returns the latest time for the next call of [`handle_timeout`](Self::handle_timeout), followed by
+    /// [`poll_transmit`](Self::poll_transmit).
     pub fn poll_timeout(&self) -> Option<u64> {
         let timer = self.timers.peek().map(|&Reverse((at, ..))| at);
         let ack = self.held_ack_since_ns().map(|since| since + self.core.policy.ack_hold_ns);
@@ -264,7 +267,7 @@ impl Rnic {
         self.release_held_acks(u64::MAX);
     }
 
-    /// Since when an acknowledgement has been held back, if one is.
+    /// Returns the time since which the oldest held acknowledgement has been held back, if there is one.
     pub fn held_ack_since_ns(&self) -> Option<u64> {
         self.held_acks.front().map(|&(since, ..)| since)
     }
@@ -283,8 +286,8 @@ impl Rnic {
         }
     }
 
-    /// Adds packets to `batch`, from the queue pairs that `filter` names, in turn, within
-    /// `budget`. Returns how many.
+    /// Adds packets to `batch` within `budget`, from the queue pairs that `filter` selects, in turn. Returns the
+    /// number of packets.
     pub fn poll_transmit(&mut self, now_ns: u64, budget: Budget, filter: Filter, batch: &mut TransmitBatch) -> usize {
         self.core.now_ns = now_ns;
         self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
@@ -302,12 +305,12 @@ impl Rnic {
                 continue;
             }
             qp.queued = false;
-            // Requests first, so that an acknowledgement leaves behind the reply and both in one
-            // run; but what is to be answered keeps its share.
+            // Requests come first, so that an acknowledgement leaves after the reply and both in one run. Answers
+            // keep their share.
             let quantum = left.min(MAX_RUN_PACKETS);
             let share = match qp.resp.has_answers() {
                 false => quantum,
-                // Packet by packet they take turns.
+                // With one packet at a time, requests and answers take turns.
                 true if quantum == 1 => {
                     qp.answers_turn = !qp.answers_turn;
                     usize::from(!qp.answers_turn)
@@ -335,7 +338,7 @@ impl Rnic {
         batch.infos().len() - before
     }
 
-    /// Sends the acknowledgements of queue pairs that are gone.
+    /// Sends the acknowledgements of queue pairs that were reset or destroyed.
     pub(super) fn transmit_farewells(&mut self, filter: Filter, left: &mut usize, batch: &mut TransmitBatch) {
         let core = &mut self.core;
         let mut passed_over = 0;
@@ -353,37 +356,38 @@ impl Rnic {
         }
     }
 
-    /// Everything that [`poll_transmit`](Self::poll_transmit) added has been handed to the link, and it
-    /// adds nothing more; or the link is broken, and nothing ever leaves again. Completions that waited for
-    /// that are seen now.
+    /// Publishes the completions that waited for the link. The driver calls it when
+    /// [`poll_transmit`](Self::poll_transmit) adds nothing more and everything it added has been handed to the link,
+    /// or when the link is broken for good.
     pub fn transmitted(&mut self) {
         self.core.transmitted();
         self.publish();
     }
 
-    /// Is there anything to send?
+    /// Returns whether there is anything to send.
     pub fn wants_transmit(&self) -> bool {
         !self.core.ready.is_empty() || !self.core.farewells.is_empty()
     }
 
-    /// Is there anything to send to another device than this one? Of a queue pair of datagrams the next one counts.
+    /// Returns whether there is anything to send to another device than this one. For a UD queue pair only its next
+    /// packet counts.
     pub fn wants_transmit_beside(&self, destination: IpAddr) -> bool {
         let queue_pairs = self.core.ready.iter().filter_map(|&slot| self.qps[slot as usize].next_destination());
         let farewells = self.core.farewells.iter().map(|farewell| farewell.path.destination);
         queue_pairs.chain(farewells).any(|next| next != destination)
     }
 
-    /// How many packets without payload count as much as what is in flight.
+    /// Returns the bytes in flight as a number of packets without payload.
     pub fn in_flight_packets(&self) -> usize {
         (self.core.in_flight() / in_flight_cost(1, 0)) as usize
     }
 
-    /// Work requests of a queue pair that are posted and not yet sent.
+    /// Returns the number of posted work requests of a queue pair that are not yet sent.
     pub fn pending_work(&self, qpn: Qpn) -> usize {
         self.slot(qpn).map_or(0, |slot| self.qps[slot as usize].unsent_requests())
     }
 
-    /// Queue pairs that exist.
+    /// Returns the number of queue pairs.
     pub fn qp_count(&self) -> usize {
         self.qps.len()
     }

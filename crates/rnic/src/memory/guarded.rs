@@ -1,28 +1,28 @@
 //! Accesses to memory of programs. If the memory is gone, an access ends with an error.
 //!
-//! A program may unmap, protect or truncate memory while it is registered. An adapter holds the pages, so nothing
-//! happens there. This RNIC has only the program's own mapping, and an access to it may fault. On x86-64 the routines below
-//! make every access. They are leaves without a stack frame. So a handler of SIGSEGV and SIGBUS can check whether the
-//! program counter is inside [`GuardedCode`], and continue at its landing: the routine then returns an error. Without such
-//! a handler a fault ends the process, as any other fault does.
+//! A program may unmap, protect or truncate memory while it is registered. An adapter holds the pages, so its
+//! accesses still succeed. This RNIC has only the program's own mapping, and an access to it may fault. On x86-64 the
+//! routines below make every access. They are leaf functions without a stack frame. So a handler of SIGSEGV and
+//! SIGBUS can check whether the program counter is inside [`GuardedCode`] and continue at its landing; the routine
+//! then returns an error. Without such a handler a fault ends the process, like any other fault.
 //!
-//! If a process cannot have that handler, [`copy_through`] replaces the routines.
+//! A process that cannot install the handler uses [`copy_through`] instead of the routines.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Payload;
 
-/// Error of an access whose memory is gone.
+/// Error of an access to memory that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
-/// Another way to reach memory of this process, for processes without a handler of faults.
+/// Another way to reach memory of this process, for processes without a fault handler.
 pub trait Copier: Send + Sync {
-    /// Copies bytes in the order of their addresses. Returns false if one of the ranges is not there.
+    /// Copies bytes in the order of their addresses. Returns false if one of the ranges is not mapped.
     fn copy(&self, from: *const u8, to: *mut u8, length: usize) -> bool;
 
-    /// Brings memory in, so that it can be read, or also written. Returns false if that is not possible.
+    /// Brings memory in for reading, or also for writing. Returns false if that is not possible.
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
@@ -66,8 +66,8 @@ pub(crate) enum WordOperation {
 ///
 /// # Safety
 ///
-/// `from` is memory of a program, which may be gone if a handler lands faults or a [`Copier`] is set, and which other
-/// threads may write. `out` is private.
+/// `from` is memory of a program, which other threads may write. It may be unmapped if a handler lands faults or a
+/// [`Copier`] is set. `out` is private.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
     if uses_copier() {
@@ -123,7 +123,8 @@ pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
 
 /// Runs an atomic operation on an aligned word and returns the previous value.
 ///
-/// A [`Copier`] has no atomic operations. With a copier, the function brings the word in and then operates on it directly.
+/// A [`Copier`] has no atomic operations. With a copier, the function brings the word in and then operates on it
+/// directly.
 ///
 /// # Safety
 ///
@@ -135,7 +136,7 @@ pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result
     code::operate(word, operation)
 }
 
-/// Brings in the pages of a program's memory, so that they can be read, or also written.
+/// Brings in the pages of a program's memory for reading, or also for writing.
 ///
 /// # Safety
 ///

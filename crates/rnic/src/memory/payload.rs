@@ -1,9 +1,9 @@
-//! Packets that arrived, in memory of this process or in memory that their sender may write meanwhile.
+//! Packets that arrived, in memory of this process or in memory that their sender may write concurrently.
 
 use std::marker::PhantomData;
 use std::ptr;
 
-/// Bytes that are copied to where they belong and are never looked at, since somebody may change them meanwhile.
+/// Bytes that are only copied and never inspected, since their sender may change them concurrently.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     start: *const u8,
@@ -19,7 +19,7 @@ impl<'a> From<&'a [u8]> for Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Bytes of memory that another process may write at any time.
+    /// Creates a payload from memory that another process may write at any time.
     ///
     /// # Safety
     ///
@@ -29,19 +29,19 @@ impl Payload<'_> {
         Self { start, length, lives: PhantomData }
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(self) -> usize {
         self.length
     }
 
-    /// Are there none?
+    /// Returns whether there are no bytes.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.length == 0
     }
 
-    /// The bytes before a place, and those from there on.
+    /// Returns the bytes before `at`, and the bytes from `at` on.
     ///
     /// # Panics
     ///
@@ -64,22 +64,22 @@ impl Payload<'_> {
         unsafe { ptr::copy_nonoverlapping(self.start, out.as_mut_ptr(), self.length) }
     }
 
-    /// The first byte, for raw copies.
+    /// Returns the address of the first byte, for raw copies.
     #[inline]
     pub(super) fn start(self) -> *const u8 {
         self.start
     }
 }
 
-/// How many bytes of a packet hold all headers that an RNIC reads, with some to spare: AtomicETH behind the BTH is 40.
+/// Bytes of a packet that hold all headers that an RNIC reads, with some to spare: BTH and AtomicETH take 40.
 pub const HEADERS_BYTES_MAX: usize = 64;
 
-/// A packet, or what is left of it behind headers that were read.
+/// A packet, or the rest of it after headers that were read.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// Its first bytes in private memory.
     headers: &'a [u8],
-    /// All of it.
+    /// All remaining bytes.
     bytes: Payload<'a>,
 }
 
@@ -91,25 +91,25 @@ impl<'a> From<&'a [u8]> for Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// A packet in memory that somebody may write meanwhile, with a copy of its first [`HEADERS_BYTES_MAX`] bytes, or
-    /// of all where it is shorter. Headers are read from the copy alone.
+    /// Creates a packet from memory that its sender may write concurrently. `headers` is a copy of its first
+    /// [`HEADERS_BYTES_MAX`] bytes, or of all bytes if there are fewer. Headers are read from the copy alone.
     ///
     /// # Panics
     ///
-    /// If `headers` has not as many bytes as [`HEADERS_BYTES_MAX`] or, where that is less, as the packet.
+    /// If the length of `headers` is neither [`HEADERS_BYTES_MAX`] nor that of a shorter packet.
     #[inline]
     pub fn with_headers(headers: &'a [u8], bytes: Payload<'a>) -> Self {
         assert_eq!(headers.len(), bytes.len().min(HEADERS_BYTES_MAX));
         Self { headers, bytes }
     }
 
-    /// All bytes that are left.
+    /// Returns all remaining bytes.
     #[inline]
     pub fn bytes(self) -> Payload<'a> {
         self.bytes
     }
 
-    /// How many bytes are left.
+    /// Returns the number of remaining bytes.
     #[inline]
     pub(crate) fn len(self) -> usize {
         self.bytes.len()
@@ -123,7 +123,7 @@ impl<'a> Packet<'a> {
         Some(header)
     }
 
-    /// What is left but for padding of this length, if there is as much.
+    /// Returns the remaining bytes without padding of this length, or `None` if there are fewer.
     #[inline]
     pub(crate) fn payload(self, padding: u8) -> Option<Payload<'a>> {
         let length = self.bytes.len().checked_sub(padding.into())?;

@@ -1,5 +1,4 @@
-//! One engine's view of the device's memory: a cache of keys, and the accesses of work requests and
-//! peers.
+//! One engine's view of the device's memory: a cache of keys, and the accesses of work requests and peers.
 
 use std::sync::Arc;
 
@@ -8,13 +7,13 @@ use doorbell_wire::RKey;
 
 use super::{Payload, Region, RegionDirectory, Through, WordOperation};
 
-/// How many keys an engine remembers, so that the data path takes no lock.
+/// Number of keys that an engine caches, so that the data path takes no lock.
 const CACHE_SLOTS: usize = 256;
 
 /// One engine's view of the device's memory.
 pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
-    /// Elements of work requests are checked when they are used, not when they are posted.
+    /// Whether elements of work requests are checked when they are used, not when they are posted.
     pub(crate) checks_late: bool,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }
@@ -24,8 +23,8 @@ impl Memory {
         Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
     }
 
-    /// Drops what is gone from the cache: when this returns, this engine neither touches it nor keeps it
-    /// alive. A window that was bound to a region holds the region, so it goes as well, whatever its key.
+    /// Drops destroyed regions from the cache. After this call the engine neither accesses them nor keeps them alive.
+    /// A bound window keeps its region alive, so the cache drops it as well.
     pub(crate) fn forget_gone(&mut self) {
         for slot in self.cache.iter_mut() {
             if slot.as_ref().is_some_and(|region| !region.is_valid()) {
@@ -34,7 +33,7 @@ impl Memory {
         }
     }
 
-    /// Keys in the cache whose region is gone.
+    /// Returns the number of cached keys whose region is gone.
     pub(crate) fn stale_keys(&self) -> usize {
         self.cache.iter().flatten().filter(|region| !region.is_valid()).count()
     }
@@ -53,14 +52,14 @@ impl Memory {
         self.cache[slot].as_deref()
     }
 
-    /// Asks the directory, which takes a lock.
+    /// Looks a key up in the directory, which takes a lock.
     #[cold]
     #[inline(never)]
     fn look_up(&mut self, key: u32) {
         self.cache[Self::slot(key)] = self.directory.find(key).filter(|region| region.is_valid());
     }
 
-    /// A region by its local key, which bound windows do not have.
+    /// Returns a region by its local key. Bound windows have no local key.
     #[inline]
     fn local_region(&mut self, LKey(key): LKey) -> Result<&Region, MemoryError> {
         match self.region(key) {
@@ -111,7 +110,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `data` to where `sges` say that byte `skip` of the message goes.
+    /// Copies `data` to the places in `sges` that hold the message from byte `skip` on.
     #[inline]
     pub(crate) fn scatter(
         &mut self,
@@ -141,7 +140,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Checks an access by a peer. One of no bytes needs no valid key (IBTA Vol 1, 9.7.4.1.4).
+    /// Checks an access by a peer. An access to zero bytes needs no valid key (IBTA Vol 1, 9.7.4.1.4).
     #[inline]
     pub(crate) fn check_remote(
         &mut self,
@@ -158,7 +157,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Places a peer's bytes.
+    /// Writes a peer's bytes.
     #[inline]
     pub(crate) fn write_remote(
         &mut self,

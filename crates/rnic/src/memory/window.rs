@@ -1,5 +1,4 @@
-//! Memory windows: remote keys for parts of a region, which work requests bind and take back
-//! (IBTA Vol 1, 10.6.7).
+//! Memory windows: remote keys for parts of a region, which work requests bind and invalidate (IBTA Vol 1, 10.6.7).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +17,7 @@ pub(super) struct Window {
     pub(super) bound: Option<Arc<Region>>,
 }
 
-/// How a region came to be that stands for a bound window.
+/// The bound window that a region represents.
 #[derive(Debug)]
 pub(super) struct Bound {
     region: Arc<Region>,
@@ -27,14 +26,14 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    /// Do peers reach it through this queue pair?
+    /// Returns whether peers reach the window through this queue pair.
     pub(super) fn serves(&self, qpn: Qpn) -> bool {
         self.kind == WindowKind::Type1 || self.qpn == qpn
     }
 }
 
 impl Window {
-    /// Takes the key back: engines that cached it refuse it from now on.
+    /// Invalidates the key: engines that cached it reject it from now on.
     fn unbind(&mut self) {
         let Some(old) = self.bound.take() else { return };
         old.valid.store(false, Ordering::Release);
@@ -45,7 +44,7 @@ impl Window {
 }
 
 impl RegionTable {
-    /// Creates a window, which is not bound. The key that it has so far serves only to name it.
+    /// Creates an unbound window. Until the window is bound, its key only names it.
     pub fn insert_window(&self, pd: PdId, kind: WindowKind, random: impl FnMut() -> u32) -> Option<RKey> {
         let mut keys = self.write();
         if keys.windows.len() >= LIMITS.max_windows {
@@ -56,7 +55,7 @@ impl RegionTable {
         Some(RKey::new(key))
     }
 
-    /// Takes a window out, bound or not, by any of its keys.
+    /// Removes a window, bound or unbound, given any of its keys.
     ///
     /// # Errors
     ///
@@ -67,7 +66,7 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Invalidates the keys of type 2 windows that were bound through a queue pair, which is destroyed.
+    /// Invalidates the keys of type 2 windows that were bound through a queue pair that is destroyed.
     pub fn unbind_windows_of(&self, qpn: Qpn) {
         let is_its_own = |window: &Window| {
             let bound = window.bound.as_ref().and_then(|region| region.bound.as_ref());
@@ -78,7 +77,7 @@ impl RegionTable {
         }
     }
 
-    /// How many windows of a protection domain there are.
+    /// Returns the number of windows of a protection domain.
     pub fn count_windows_of(&self, pd: PdId) -> usize {
         self.read().windows.values().filter(|window| window.pd == pd).count()
     }
@@ -110,7 +109,7 @@ impl RegionTable {
         let region = regions.get(&(lkey >> 8)).filter(|region| region.key == lkey);
         let region = region.ok_or(MemoryError::UnknownKey { key: lkey })?;
         let mut needed = Access::WINDOW_BIND;
-        // IBTA Vol 1, 10.6.7.2.2: what peers write must be writable here.
+        // IBTA Vol 1, 10.6.7.2.2: memory that peers write must be writable locally.
         needed.set(Access::LOCAL_WRITE, binding.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC));
         let offset = region.check(pd, binding.address, binding.length, needed)?;
         window.unbind();
@@ -127,7 +126,7 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Takes the key of a bound window of type 2 back (IBTA Vol 1, 10.6.7.2.6).
+    /// Invalidates the key of a bound window of type 2 (IBTA Vol 1, 10.6.7.2.6).
     pub(super) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
         let mut keys = self.write();
         let key = rkey.get();

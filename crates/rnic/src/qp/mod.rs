@@ -1,7 +1,7 @@
-//! A queue pair: its attributes, its queues, and the two halves that do the work.
+//! A queue pair: its attributes, its queues, and its two halves.
 //!
-//! The requester (`requester`) sends requests and takes responses, the responder (`responder`)
-//! the other way round; `post` takes work from programs.
+//! The requester (`requester`) sends requests and takes responses; the responder (`responder`) takes requests and
+//! sends responses. `post` takes work requests from programs.
 
 mod post;
 mod receives;
@@ -27,13 +27,13 @@ pub(crate) use receives::ReceiveRing;
 pub(crate) use requester::{Requester, Stop};
 pub(crate) use responder::{Acknowledgement, Responder};
 
-/// Where receives come from.
+/// Source of receives.
 pub(crate) enum ReceiveQueue {
     Own { ring: ReceiveRing, depth: usize, max_sges: usize },
     Shared(Arc<dyn ReceiveSource>),
 }
 
-/// What modify sets and query shows.
+/// Attributes that modify sets and query returns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: Access,
@@ -69,26 +69,26 @@ pub(crate) struct Qp {
     /// Index of the peer's window, from RTR on (RC).
     pub(crate) destination: Option<usize>,
     pub(crate) path: Path,
-    /// Ethernet, IP and UDP headers and ICRC: what a frame has beside the packet.
+    /// Bytes of a frame outside the packet: Ethernet, IP and UDP headers and ICRC.
     pub(crate) frame_overhead: u64,
-    /// Waits in the engine's ready list.
+    /// Whether it is in the engine's ready list.
     pub(crate) queued: bool,
-    /// Answers went first the last time that only one packet could be sent.
+    /// Whether answers went first the last time that only one packet could be sent.
     pub(crate) answers_turn: bool,
-    /// Waits for room in a window.
+    /// Whether it waits for room in a window.
     pub(crate) blocked: bool,
-    /// Stands in the engine's list of acknowledgements that are held back.
+    /// Whether it is in the engine's list of held acknowledgements.
     pub(crate) ack_held: bool,
-    /// When the engine's timer list looks at this queue pair next.
+    /// Time of its current entry in the engine's timer list.
     pub(crate) timer_queued_ns: u64,
-    /// The communication-established event was raised.
+    /// Whether the communication-established event was raised.
     pub(crate) established: bool,
-    /// What it was created with.
+    /// Options of its creation.
     pub(crate) init: QpInit,
 }
 
 impl Qp {
-    /// Books why the requester stopped sending.
+    /// Records why the requester stopped sending.
     #[inline]
     pub(crate) fn note_stop(&mut self, core: &mut Commons, slot: u32, stop: Stop) {
         match stop {
@@ -106,7 +106,7 @@ impl Qp {
         }
     }
 
-    /// Takes the oldest receive, for a message that uses it if its packets arrive.
+    /// Takes the oldest receive and counts it as used by a message.
     #[inline]
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
         let wqe = self.try_receive()?;
@@ -114,7 +114,7 @@ impl Qp {
         Some(wqe)
     }
 
-    /// Takes the oldest receive, for a message of which is not known yet whether it fits.
+    /// Takes the oldest receive for a message that may not fit into it.
     #[inline]
     pub(crate) fn try_receive(&mut self) -> Option<RecvWqe> {
         match &mut self.rq {
@@ -123,16 +123,16 @@ impl Qp {
         }
     }
 
-    /// The message that [`try_receive`](Self::try_receive) was called for uses the receive.
+    /// Counts the receive of [`try_receive`](Self::try_receive) as used by its message.
     pub(crate) fn used_receive(&self) {
         if let ReceiveQueue::Shared(source) = &self.rq {
             source.used();
         }
     }
 
-    /// Puts a receive back where it came from, for the next message: the one that took it is dropped
-    /// (IBTA Vol 1, 9.9.3, class D). A receive of a shared receive queue goes back as well. Class E completes it
-    /// with an error, but then whoever knows a Q_Key can use up the receives of all queue pairs.
+    /// Returns a receive to its queue for the next message, since the message that took it is dropped (IBTA Vol 1,
+    /// 9.9.3, class D). This includes receives of a shared receive queue. Class E would complete them with an error,
+    /// but then any sender that knows a Q_Key could use up the receives of all queue pairs.
     pub(crate) fn give_back_receive(&mut self, wqe: RecvWqe) {
         match &mut self.rq {
             ReceiveQueue::Own { ring, .. } => ring.give_back(wqe),
@@ -140,25 +140,25 @@ impl Qp {
         }
     }
 
-    /// Gives up the message that is being received, and puts its receive back. What a shared receive queue
-    /// lent is not lost with the queue pair, nor when that is reset.
+    /// Abandons the message that is being received and returns its receive. So a shared receive queue loses no
+    /// receive when a queue pair is destroyed or reset.
     pub(crate) fn return_receive(&mut self) {
         if let Some(wqe) = self.resp.abandon_receive() {
             self.give_back_receive(wqe);
         }
     }
 
-    /// Does this state accept requests from the peer?
+    /// Returns whether this state accepts requests from the peer.
     pub(crate) fn responds(&self) -> bool {
         matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SqDrain | QpState::SqError)
     }
 
-    /// Does this state send requests and take responses?
+    /// Returns whether this state sends requests and takes responses.
     pub(crate) fn requests(&self) -> bool {
         matches!(self.state, QpState::ReadyToSend | QpState::SqDrain)
     }
 
-    /// Through what peers reach memory here.
+    /// Returns the queue pair and the protection domain through which peers reach memory of this device.
     pub(crate) fn through(&self) -> Through {
         Through { pd: self.pd, qpn: self.qpn }
     }
@@ -198,7 +198,7 @@ impl Qp {
         self.complete_receive(core, completion);
     }
 
-    /// Goes to the error state: everything posted is flushed, in order.
+    /// Enters the error state and flushes all posted work requests in order.
     pub(crate) fn enter_error(&mut self, core: &mut Commons) {
         if self.state == QpState::Error {
             return;
@@ -217,7 +217,7 @@ impl Qp {
     }
 
     pub(crate) fn flush_sends(&mut self, core: &mut Commons) {
-        // What nobody acknowledges is done once it is sent, even if its driver has not said yet that it has left.
+        // Unacknowledged sends are done once they are sent, even if the driver has not reported their departure.
         self.sends_departed(core, u64::MAX);
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.pop();
@@ -234,7 +234,7 @@ impl Qp {
         }
     }
 
-    /// Back to where it was created: what is posted vanishes without completions.
+    /// Returns to the state after creation. Posted work requests vanish without completions.
     pub(crate) fn reset(&mut self, core: &mut Commons) {
         self.release_in_flight(core);
         self.say_farewell(core);
@@ -270,7 +270,7 @@ impl Qp {
         s.min_rnr_timer = set.min_rnr_timer.unwrap_or(s.min_rnr_timer);
         s.receive_psn = set.receive_psn.unwrap_or(s.receive_psn);
         s.send_psn = set.send_psn.unwrap_or(s.send_psn);
-        // It is asked for anew with each move to SQD.
+        // Each move to SQD requests the event anew.
         s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify && to == from);
         if set.address.is_some() {
             self.path.destination = s.peer.destination;
@@ -296,7 +296,7 @@ impl Qp {
         }
     }
 
-    /// Raises the drained event once nothing that was started is left (IBTA Vol 1, 10.3.1.5).
+    /// Raises the drained event once all started requests are done (IBTA Vol 1, 10.3.1.5).
     pub(crate) fn report_drained(&mut self, core: &mut Commons) {
         if self.state == QpState::SqDrain
             && self.settings.sqd_notify
@@ -309,8 +309,7 @@ impl Qp {
     }
 }
 
-/// The base transport header that all packets have, where nothing else is said: of the default partition, on the primary path,
-/// without congestion marks.
+/// Returns a base transport header with common values: the default partition, the primary path, no congestion marks.
 #[inline]
 fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
     BthRepr {
@@ -328,7 +327,7 @@ fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
     }
 }
 
-/// What a completion of an operation is called.
+/// Returns the completion opcode of an operation.
 pub(crate) fn completion_opcode(operation: SendOperation) -> CompletionOpcode {
     match operation {
         SendOperation::Send | SendOperation::SendImmediate(_) | SendOperation::SendInvalidate(_) => {

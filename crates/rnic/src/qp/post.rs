@@ -1,4 +1,4 @@
-//! Taking work from programs: every limit is checked here, before anything is queued.
+//! Acceptance of work requests. All limits are checked here, before anything is queued.
 
 use doorbell_verbs_core::{
     Access, Payload, PdId, PostErrorKind, QpState, RecvRequest, SendOperation, SendRequest, SendRules, Sge, check_sges,
@@ -21,7 +21,7 @@ pub(crate) fn check_receive(
 }
 
 impl Qp {
-    /// Accepts one send work request, or says why not.
+    /// Accepts one send work request, or returns the reason for the rejection.
     #[inline]
     pub(crate) fn post_send(&mut self, core: &mut Commons, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
         use SendOperation as Op;
@@ -70,7 +70,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Accepts one receive work request, or says why not.
+    /// Accepts one receive work request, or returns the reason for the rejection.
     #[inline]
     pub(crate) fn post_recv(&mut self, core: &mut Commons, request: &RecvRequest<'_>) -> Result<(), PostErrorKind> {
         if self.state == QpState::Reset {

@@ -4,15 +4,16 @@ use doorbell_verbs_core::{PdId, RecvRequest};
 
 use crate::work::RecvWqe;
 
-/// Receives in the order in which messages take them. A place is filled where it lies. A message of one packet on a reliable
-/// connection uses its receive there, and the place is filled again, with whatever it has allocated; others take it out.
+/// Receives in the order in which messages take them. A post fills a receive in its place. A message of one packet on
+/// a reliable connection uses its receive there, and a later post reuses the place and its allocation. Other messages
+/// take the receive out.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveRing {
-    /// None, or a power of two of them.
+    /// The length is 0 or a power of two.
     places: Vec<RecvWqe>,
     head: usize,
     len: usize,
-    /// This many of the newest are posted, but the device has not been told of them.
+    /// Number of the newest receives whose doorbell was not rung.
     unrung: usize,
 }
 
@@ -25,7 +26,7 @@ impl ReceiveRing {
         (self.head + index) & (self.places.len() - 1)
     }
 
-    /// Makes room for one more.
+    /// Makes room for one more receive.
     #[inline]
     fn reserve(&mut self) {
         if self.len == self.places.len() {
@@ -40,7 +41,7 @@ impl ReceiveRing {
         self.places.resize_with((2 * self.len).max(1), RecvWqe::default);
     }
 
-    /// Adds one of which the device is told now, or [later](Self::ring).
+    /// Adds a receive that the device sees now, or after a [doorbell](Self::ring) if hidden.
     #[inline]
     pub(crate) fn push(&mut self, pd: PdId, request: &RecvRequest<'_>, is_hidden: bool) {
         self.reserve();
@@ -50,18 +51,18 @@ impl ReceiveRing {
         self.unrung += usize::from(is_hidden);
     }
 
-    /// The device is told of so many more.
+    /// Makes the given number of receives visible to the device.
     pub(crate) fn ring(&mut self, receives: usize) {
         self.unrung = self.unrung.saturating_sub(receives);
     }
 
-    /// The oldest that the device knows of.
+    /// Returns the oldest visible receive.
     #[inline]
     pub(crate) fn front(&self) -> Option<&RecvWqe> {
         if self.len > self.unrung { self.places.get(self.head) } else { None }
     }
 
-    /// Strikes off the oldest, which there is.
+    /// Removes the oldest visible receive, which must exist.
     #[inline]
     pub(crate) fn drop_front(&mut self) {
         debug_assert!(self.len > self.unrung);
@@ -69,7 +70,7 @@ impl ReceiveRing {
         self.len -= 1;
     }
 
-    /// Takes the oldest that the device knows of.
+    /// Takes the oldest visible receive.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<RecvWqe> {
         if self.len <= self.unrung {
@@ -80,7 +81,8 @@ impl ReceiveRing {
         Some(wqe)
     }
 
-    /// Puts a receive back that its message has not used. The program may have posted another one into its room meanwhile.
+    /// Returns a receive that its message has not used. The program may have posted another receive into its room
+    /// meanwhile.
     pub(crate) fn give_back(&mut self, wqe: RecvWqe) {
         self.reserve();
         self.head = self.place(self.places.len() - 1);
@@ -88,7 +90,7 @@ impl ReceiveRing {
         self.len += 1;
     }
 
-    /// Forgets all of them, and hands them out.
+    /// Removes all receives and returns them.
     pub(crate) fn drain(&mut self) -> Vec<RecvWqe> {
         self.unrung = 0;
         std::iter::from_fn(|| self.pop()).collect()
@@ -111,7 +113,7 @@ mod tests {
         ring.push(PdId(1), &RecvRequest { wr_id, sges: &sges(wr_id) }, is_hidden);
     }
 
-    /// All that can happen to it, beside a list that does the same.
+    /// Compares random operations on the ring with a list.
     #[test]
     fn receives_are_taken_in_order_however_places_are_used_again() {
         let (mut ring, mut list) = (ReceiveRing::default(), VecDeque::new());
@@ -136,7 +138,7 @@ mod tests {
                 11..=13 => {
                     let taken = ring.pop();
                     assert_eq!(taken.as_ref().map(|wqe| wqe.wr_id), list.front().copied());
-                    // Some come back.
+                    // Some receives are returned.
                     match taken {
                         Some(wqe) if random & 1 << 40 != 0 => ring.give_back(wqe),
                         _ => drop(list.pop_front()),

@@ -1,4 +1,4 @@
-//! Making queue pairs and bringing them up.
+//! Creation and connection of queue pairs.
 
 use doorbell_verbs_core::{
     Access, AddressVector, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId, transition,
@@ -7,7 +7,7 @@ use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
 use super::world::World;
 
-/// How one end of a connection is made.
+/// Options of one end of a connection.
 #[derive(Clone, Debug)]
 pub struct End {
     pub capacities: QpCapacities,
@@ -132,7 +132,7 @@ impl World {
         );
     }
 
-    /// Brings up two queue pairs that were created, connected with each other.
+    /// Connects two existing queue pairs with each other.
     pub fn connect_ends(&mut self, kind: QpKind, mtu: PathMtu, a: (usize, Qpn, &End), b: (usize, Qpn, &End)) {
         for (own, peer) in [(&a, &b), (&b, &a)] {
             self.bring_to_init(own.0, own.1, kind, own.2);
@@ -150,7 +150,7 @@ impl World {
         qpns
     }
 
-    /// A UD queue pair, ready to send.
+    /// Creates a UD queue pair that is ready to send.
     pub fn datagram_qp(&mut self, node: usize, end: &End) -> Qpn {
         let qpn = self.create_qp(node, QpKind::Ud, end);
         self.bring_to_init(node, qpn, QpKind::Ud, end);
@@ -159,7 +159,7 @@ impl World {
         qpn
     }
 
-    /// Takes a queue pair back to reset, or to error.
+    /// Returns a queue pair to the reset state, or moves it to the error state.
     pub fn bring_to(&mut self, node: usize, qpn: Qpn, state: QpState) {
         self.modify(node, qpn, QpAttributes { state: Some(state), ..QpAttributes::default() });
     }

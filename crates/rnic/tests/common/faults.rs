@@ -1,19 +1,19 @@
-//! What seeded runs do to a link.
+//! Faults of the link in seeded runs.
 
 use super::rng::Rng;
 use super::world::Link;
 
-/// How bad the faults of a link become at most: rates are per mille of packets.
+/// Maximum faults of a link: rates are per mille of packets.
 pub struct Worst {
     pub loss: u64,
-    /// Of the receive buffer that overflows.
+    /// Size of the receive buffer that overflows.
     pub buffer_bytes: u64,
-    /// How often the link is full; if never, "mixed" leaves that out.
+    /// Rate at which the link is full; if 0, "mixed" leaves that fault out.
     pub full: u64,
 }
 
 impl Link {
-    /// Gives the link the fault of this name, all of them if that is "mixed", and none if it is a name of something else.
+    /// Gives the link the fault of this name, or all faults if the name is "mixed". Any other name gives none.
     pub fn disturb(&mut self, fault: &str, worst: &Worst, rng: &mut Rng) {
         let all = fault == "mixed";
         if fault == "loss" || all {

@@ -1,8 +1,8 @@
-//! Memory that RNICs write behind the test's back: only ever reached through raw copies.
+//! Memory that RNICs write concurrently with the test; all accesses are raw copies.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// A block of zeroed memory. Only its touched pages cost anything.
+/// A block of zeroed memory. Only touched pages use physical memory.
 pub struct Block {
     base: *mut u8,
     layout: Layout,

@@ -1,4 +1,4 @@
-//! One RNIC against a peer that is played by hand, packet by packet.
+//! One RNIC against a scripted peer, packet by packet.
 
 use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Completion, Counters, Payload, PostError, QpKind, QpState, RecvRequest,
@@ -23,7 +23,7 @@ pub const PEER_PSN: Psn = Psn::new(5000);
 /// The first sequence number of our requests, unless an `End` says otherwise.
 pub const OWN_PSN: Psn = Psn::new(100);
 
-/// A packet, from its headers and payload, padded.
+/// Returns a packet built from its headers and payload, padded.
 pub fn packet(bth: BthRepr, extension: &[u8], payload: &[u8]) -> Vec<u8> {
     let pad = payload.len().wrapping_neg() & 3;
     let mut header = [0; BTH_LEN];
@@ -115,7 +115,7 @@ impl Script {
         script
     }
 
-    /// Without a queue pair.
+    /// Creates a script without a queue pair.
     pub fn silent(mtu: PathMtu) -> Self {
         let mut world = World::new(1, 2, 1 << 20, 1 << 12, Link { latency_ns: 1000, ..Link::default() });
         world.nodes[PEER].alive = false;
@@ -161,7 +161,7 @@ impl Script {
         unsafe { node.rnic.register(node.pd, base, length, address, access, None) }.expect("room for a region")
     }
 
-    /// What the peer says, to be filled in: from PSN 5000 on, with an acknowledgement asked for.
+    /// Returns a packet of the peer for the test to fill in: with PSN 5000, and with an acknowledgement request.
     pub fn say(&self, opcode: Opcode) -> Say {
         let bth = BthRepr {
             opcode,
@@ -198,7 +198,7 @@ impl Script {
         self.acknowledge(psn, Syndrome::rnr_nak(timer));
     }
 
-    /// A READ response packet.
+    /// Sends a READ response packet to the RNIC.
     pub fn respond(&mut self, opcode: Opcode, psn: Psn, payload: &[u8]) {
         let mut said = self.say(opcode).psn(psn).quiet().payload(payload);
         if opcode.has_aeth() {
@@ -219,24 +219,24 @@ impl Script {
         self.hear(&said);
     }
 
-    /// What the RNIC sends now.
+    /// Returns the packets that the RNIC sends now.
     pub fn sent(&mut self) -> Vec<Sent> {
         self.world.transmit();
         std::mem::take(&mut self.world.log)
     }
 
-    /// Opcodes and sequence numbers of what the RNIC sends now.
+    /// Returns the opcodes and sequence numbers of the packets that the RNIC sends now.
     pub fn shapes(&mut self) -> Vec<(Opcode, Psn)> {
         self.sent().iter().map(|sent| (sent.opcode(), sent.psn())).collect()
     }
 
-    /// Lets time pass, and the RNIC do what is due on the way.
+    /// Advances the time, and lets the RNIC handle the deadlines on the way.
     pub fn pass(&mut self, ns: u64) {
         let until_ns = self.world.now_ns + ns;
         self.world.run_until(until_ns);
     }
 
-    /// Posts `length` bytes from the start of memory (or to there) and returns the number.
+    /// Posts `length` bytes at the start of memory as source or destination, and returns the number.
     pub fn post_flagged(&mut self, operation: SendOperation, length: usize, flags: SendFlags) -> u64 {
         let wr_id = self.next_send;
         self.try_post(operation, length, flags).expect("there is room in the queue");
@@ -272,19 +272,20 @@ impl Script {
         self.rnic().post_recv(qpn, &[request]).expect("there is room in the queue");
     }
 
-    /// What completed. The RNIC sends what it has first: a receive is seen behind its acknowledgement.
+    /// Returns the new completions. The RNIC sends its packets first, since a receive is visible only after its
+    /// acknowledgement.
     pub fn reap(&mut self) -> Vec<Completion> {
         self.world.transmit();
         self.world.nodes[OWN].reap()
     }
 
-    /// Numbers and statuses of what completed.
+    /// Returns the numbers and statuses of the new completions.
     pub fn ends(&mut self) -> Vec<(u64, Status)> {
         self.reap().iter().map(|completion| (completion.wr_id, completion.status)).collect()
     }
 
-    /// The program answers as many messages as let the acknowledgement of the next one wait for its answer;
-    /// the next request has the number that this returns. The receives lie at the end of memory.
+    /// Answers enough messages that the acknowledgement of the next one may wait for its answer. Returns the number
+    /// of the next request. The receives lie at the end of memory.
     pub fn answer_often(&mut self) -> Psn {
         for index in 0..8 {
             let offset = self.world.nodes[OWN].memory.len() - 8;
@@ -307,7 +308,7 @@ impl Script {
     }
 }
 
-/// The NAK code of a packet, if it is a NAK.
+/// Returns the NAK code of a packet, if it is a NAK.
 pub fn nak_of(sent: &Sent) -> Option<NakCode> {
     match syndrome_of(sent) {
         Some(SyndromeKind::Nak(code)) => Some(code),
@@ -315,7 +316,7 @@ pub fn nak_of(sent: &Sent) -> Option<NakCode> {
     }
 }
 
-/// What an ACK or response says.
+/// Returns the syndrome of an ACK or response.
 pub fn syndrome_of(sent: &Sent) -> Option<SyndromeKind> {
     let bytes = sent.opcode().has_aeth().then(|| &sent.bytes[BTH_LEN..])?;
     Some(AethPacket::new_checked(bytes).expect("whole").syndrome().kind())

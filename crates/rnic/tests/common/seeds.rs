@@ -1,11 +1,11 @@
-//! Which seeds a test tries, on all cores, and how one that fails is replayed.
+//! Choice of the seeds of a test, their distribution to all cores, and the replay of a failing seed.
 //!
 //! - `SEED=n` replays one seed.
 //! - `DOORBELL_SEEDS=n` tries n fixed seeds, and a fifth as many fresh ones where a test has any.
 //! - `DOORBELL_SEEDS_FROM=n` with `DOORBELL_SEEDS_S=s` tries seeds from n on for s seconds, as
 //!   `cargo xtask seeds` does.
-//! - `DOORBELL_TRACE=n` prints the last n events of a seed that failed.
-//! - `DOORBELL_COMMIT=id` derives the fresh seeds from this instead of from the commit.
+//! - `DOORBELL_TRACE=n` prints the last n events of a failing seed.
+//! - `DOORBELL_COMMIT=id` derives the fresh seeds from this id instead of the commit.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +18,8 @@ use super::rng::Rng;
 use super::tally::Tally;
 use super::trace;
 
-/// Writes to standard error past the capture of the test harness: what a run met is to be seen also
-/// where it succeeded.
+/// Writes to standard error past the capture of the test harness, so that the counts of successful runs are visible
+/// too.
 pub fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -29,21 +29,21 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| wrong(&text)))
 }
 
-/// How many events of a seed that failed are printed.
+/// Number of printed events of a failing seed.
 const LAST_EVENTS: usize = 100;
 
-/// How many seeds a test tries.
+/// Number of seeds that a test tries.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// The same ones each time.
+    /// Seeds that are always the same.
     pub fixed: u64,
-    /// Others with each commit.
+    /// Seeds that change with each commit.
     pub fresh: u64,
-    /// Seeds that failed once. They are tried first.
+    /// Seeds that failed in the past. They are tried first.
     pub stored: &'static [u64],
 }
 
-/// The first of the fresh seeds, and from what it is derived.
+/// Returns the first of the fresh seeds, and its source.
 fn fresh_base() -> (u64, String) {
     let from_git = || {
         let out =
@@ -75,7 +75,7 @@ impl Shared<'_> {
                 self.met.lock().unwrap_or_else(|broken| broken.into_inner()).plus(&tally);
             }
             Err(why) => {
-                // The same run once more, now with its events kept: a seed replays exactly.
+                // Repeat the run, now with its events kept: a seed replays exactly.
                 trace::start(number("DOORBELL_TRACE").map_or(LAST_EVENTS, |most| most as usize));
                 let again = catch_unwind(AssertUnwindSafe(|| body(seed)));
                 let mut text = format!("\nthe last events of seed {seed}:\n");
@@ -98,7 +98,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Tries `count` seeds from `first` on, or as many of them as there is time for. The largest is followed by 0.
+    /// Tries `count` seeds from `first` on, or as many as the time allows. The largest is followed by 0.
     fn run(&self, first: u64, count: u64, until: Option<Instant>, body: &(impl Fn(u64) -> Tally + Sync)) {
         let next = AtomicU64::new(0);
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
@@ -118,8 +118,8 @@ impl Shared<'_> {
     }
 }
 
-/// Runs seeds on all cores; the first that fails is printed with its last events, and fails the test.
-/// Returns what all runs met, if as many ran as planned at least.
+/// Runs seeds on all cores. The first failing seed is printed with its last events, and fails the test. Returns the
+/// counts of all runs, if at least the planned number of seeds ran.
 pub fn for_seeds(test: &str, plan: Plan, body: impl Fn(u64) -> Tally + Sync) -> Option<Tally> {
     let shared =
         Shared { test, failed: AtomicBool::new(false), met: Mutex::new(Tally::default()), tried: AtomicU64::new(0) };

@@ -1,10 +1,10 @@
-//! What happened in runs, and how often: a simulation in which something never happens does not test it.
+//! Counts of the events in runs: a simulation does not test an event that never happens.
 
 use doorbell_verbs_core::{Access, AsyncEvent, Counters, Status};
 
 macro_rules! hits {
     ($($name:ident = $text:literal,)*) => {
-        /// Something that a run of seeds must have met.
+        /// Event that a run of all seeds must contain.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Hit {
             $($name,)*
@@ -104,7 +104,7 @@ hits! {
     RnrRetryExceeded = "status: RNR retries exceeded",
 }
 
-/// How often each happened.
+/// Number of occurrences of each event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tally(Vec<u64>);
 
@@ -165,7 +165,7 @@ impl Tally {
         });
     }
 
-    /// Adds what a device counted in its whole life.
+    /// Adds the counters of a device's whole life.
     pub fn counters(&mut self, counters: &Counters) {
         let c = counters;
         for (hit, count) in [
@@ -194,12 +194,12 @@ impl Tally {
         }
     }
 
-    /// One line for each.
+    /// Returns a table with one line for each event.
     pub fn table(&self) -> String {
         NAMES.iter().zip(&self.0).map(|(name, count)| format!("{count:>12}  {name}\n")).collect()
     }
 
-    /// What never happened.
+    /// Returns the events that never happened.
     pub fn missing(&self) -> Vec<&'static str> {
         NAMES.iter().zip(&self.0).filter(|&(_, &count)| count == 0).map(|(&name, _)| name).collect()
     }

@@ -1,4 +1,4 @@
-//! The last events of a run, kept only while somebody asks for them.
+//! The last events of a run, kept only while a test asks for them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,12 +12,12 @@ thread_local! {
     static EVENTS: RefCell<Option<Events>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread keeps its last `most` events.
+/// Makes this thread keep its last `most` events from now on.
 pub fn start(most: usize) {
     EVENTS.with_borrow_mut(|events| *events = Some(Events { kept: VecDeque::new(), most }));
 }
 
-/// The last events since [`start`], the oldest first; keeping ends.
+/// Returns the last events since [`start`], the oldest first, and stops keeping events.
 pub fn stop() -> Vec<String> {
     EVENTS.with_borrow_mut(Option::take).map_or(Vec::new(), |events| events.kept.into())
 }

@@ -1,9 +1,8 @@
-//! Random work over RC between the RNICs of a world, beside a model of what it must do.
+//! Random work over RC between the RNICs of a world, and a model of its effects.
 //!
-//! Every SEND has bytes of its own, WRITEs overlap in an area that the model writes in the same
-//! order, READs fetch bytes that nobody changes (or a snapshot that a fence protects), atomics
-//! count. So a message that is lost, repeated, reordered or torn shows. `post.rs` makes the work, `check.rs` holds what
-//! comes of it against the model.
+//! Every SEND has bytes of its own, and atomics count. WRITEs overlap in an area that the model writes in the same
+//! order. READs fetch constant bytes (or a snapshot that a fence protects). So a lost, repeated, reordered or torn
+//! message shows. `post.rs` creates the work, `check.rs` compares its results with the model.
 
 mod check;
 mod post;
@@ -19,10 +18,10 @@ use super::{Acks, End, Link, Rng, World};
 const MEMORY_BYTES: usize = 8 << 20;
 const AREA_BYTES: usize = 8 << 10;
 const CQ_DEPTH: usize = 1 << 14;
-/// Windows of each side of a connection that the peer may invalidate.
+/// Windows on each side of a connection that the peer may invalidate.
 const WINDOWS: usize = 6;
 
-/// What one seed runs.
+/// Options of one seed.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub nodes: usize,
@@ -34,7 +33,7 @@ pub struct Options {
     pub retry_count: u8,
 }
 
-/// The message with this number: no two look alike.
+/// Returns the message with this number. All messages differ.
 pub fn pattern(tag: u64, length: usize) -> Vec<u8> {
     let mut rng = Rng::new(tag);
     let mut bytes = vec![0; length];
@@ -47,7 +46,7 @@ pub fn pattern(tag: u64, length: usize) -> Vec<u8> {
 #[derive(Clone, Debug)]
 enum Check {
     Nothing,
-    /// The READ brought these bytes.
+    /// A READ of these bytes.
     Read {
         offset: usize,
         expected: Vec<u8>,
@@ -69,7 +68,7 @@ struct Posted {
     check: Check,
 }
 
-/// What the peer's next receive completion must show.
+/// Expected contents of the peer's next receive completion.
 struct Expected {
     tag: u64,
     length: usize,
@@ -89,7 +88,7 @@ pub struct Side {
     pub to_post: usize,
     posted: VecDeque<Posted>,
     expected: VecDeque<Expected>,
-    /// Receives of its own queue that are posted, in order: number and offset.
+    /// Posted receives of its own queue, in order: number and offset.
     receives: VecDeque<(u64, usize)>,
     slots: Vec<usize>,
     write_area: usize,
@@ -239,7 +238,7 @@ impl Workload {
         self.world.nodes[side.node].rnic.query_qp(side.qpn).expect("the queue pair exists").outstanding_sends
     }
 
-    /// The programs do something, at random; if `eager`, all that they can.
+    /// Performs random actions of the programs; if `eager`, all possible ones.
     pub fn act(&mut self, eager: bool) {
         for node in 0..self.world.nodes.len() {
             if self.world.nodes[node].alive && (eager || self.rng.chance(700)) {
@@ -272,7 +271,7 @@ impl Workload {
         }
     }
 
-    /// Is all work done?
+    /// Returns whether all work is done.
     pub fn is_done(&self) -> bool {
         self.sides.iter().all(|side| {
             let gone = !self.world.nodes[side.node].alive || side.failed;
@@ -282,7 +281,7 @@ impl Workload {
         })
     }
 
-    /// One step of the programs and of the world.
+    /// Runs one step of the programs and of the world.
     pub fn step(&mut self) {
         self.act(false);
         if !self.world.step() {
@@ -290,7 +289,7 @@ impl Workload {
         }
     }
 
-    /// Runs until all work is done, and checks what the programs cannot see on the way.
+    /// Runs until all work is done, and checks on the way facts that the programs cannot see.
     pub fn finish(&mut self) {
         let mut steps = 0;
         while !self.is_done() {

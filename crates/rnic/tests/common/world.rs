@@ -19,26 +19,26 @@ use super::trace::trace;
 /// Linux's default socket receive buffer.
 pub const DEFAULT_BUFFER_BYTES: u64 = 212_992;
 
-/// What the kernel charges for a datagram beside its bytes.
+/// Bytes that the kernel charges for a datagram beside its contents.
 pub const DATAGRAM_COST_BYTES: u64 = 832;
 
-/// What the link does to packets. Rates are per mille of packets, times in nanoseconds.
+/// Faults and delays of the link. Rates are per mille of packets, times in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub latency_ns: u64,
-    /// Added at random, which reorders.
+    /// Random additional delay, which reorders packets.
     pub jitter_ns: u64,
     pub loss: u64,
     pub duplicate: u64,
-    /// A packet now and then takes this much longer.
+    /// Rate of packets that take `delay` longer.
     pub delay: u64,
     pub delay_ns: u64,
-    /// Bytes are flipped in packets, and no ICRC catches it.
+    /// Rate of packets with flipped bytes that no ICRC catches.
     pub flip: u64,
-    /// How long packets wait in the receive buffer until they are taken, at most.
+    /// Maximum time that packets wait in the receive buffer.
     pub service_ns: u64,
     pub buffer_bytes: u64,
-    /// How often a link that took a batch is full behind it, and for how long at most.
+    /// Rate at which a link that took a batch is full afterwards, and the maximum time.
     pub full: u64,
     pub full_ns: u64,
 }
@@ -61,7 +61,7 @@ impl Default for Link {
     }
 }
 
-/// When due acknowledgements are released before their time.
+/// Time at which due acknowledgements are released early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
     Released,
@@ -69,7 +69,7 @@ pub enum Acks {
     AtRandom,
 }
 
-/// A packet on its way, or recorded.
+/// A packet in flight, or a recorded one.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub at_ns: u64,
@@ -102,7 +102,7 @@ pub struct Node {
     pub cq: CqId,
     pub queue: Arc<CompletionQueue>,
     pub alive: bool,
-    /// The node's link takes no packets until then.
+    /// Time until which the node's link takes no packets.
     full_until_ns: u64,
     received: VecDeque<(usize, Vec<u8>)>,
     received_cost: u64,
@@ -134,8 +134,8 @@ impl Node {
         }
     }
 
-    /// The device dies, and a new one takes its address: nothing is left but the memory and what the
-    /// network still carries.
+    /// Kills the device and creates a new one with its address. Only the memory and the packets in the network
+    /// remain.
     pub fn restart(&mut self, seed: [u8; 32]) {
         let index = match self.address {
             IpAddr::V4(address) => usize::from(address.octets()[3]) - 1,
@@ -143,7 +143,7 @@ impl Node {
         };
         let (depth, buffer_bytes) = (self.queue.depth(), self.rnic.config().receive_buffer_bytes);
         let memory = std::mem::replace(&mut self.memory, Block::new(1));
-        // What waits in the receive buffer waits for the address, not for the device.
+        // The packets in the receive buffer belong to the address, not to the device.
         let received = std::mem::take(&mut self.received);
         let (cost, due) = (self.received_cost, self.service_due);
         *self = Self::new(index, memory, depth, buffer_bytes, seed);
@@ -168,7 +168,7 @@ impl Node {
     }
 }
 
-/// Says of each packet whether it arrives.
+/// Function that decides for each packet whether it arrives.
 pub type Gate = Box<dyn FnMut(&Sent) -> bool>;
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -183,24 +183,23 @@ enum What {
     Drained,
 }
 
-/// What a test of promises needs to know of the packets.
+/// Facts about the packets for a test of promises.
 #[derive(Default)]
 pub struct Watch {
-    /// The sequence numbers of the first and of the last packet of each work request that were sent.
+    /// The sequence numbers of the first and of the last sent packet of each work request.
     pub first_psns: HashMap<u64, Psn>,
     pub last_psns: HashMap<u64, Psn>,
-    /// Responses that the network lost, or that overtook others, by the node and the queue pair that they
-    /// were for.
+    /// Responses that the network lost, or that overtook others, by the node and the queue pair of their destination.
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
-    /// The same of requests: a copy that others overtook may arrive after all.
+    /// Requests that the network lost or that were overtaken: a copy may arrive after all.
     pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
-    /// Number of times that each packet of a work request was sent, copies that the network made included.
+    /// Number of times that each packet of a work request was sent, including copies that the network made.
     pub tries: HashMap<(u64, Psn), u32>,
     /// Responses that the network copied.
     pub copied_responses: HashMap<(usize, Qpn), Vec<Psn>>,
 }
 
-/// Every access a region can grant.
+/// Returns every access that a region can grant.
 pub fn full_access() -> Access {
     Access::all()
 }
@@ -212,14 +211,14 @@ pub struct World {
     pub acks: Acks,
     pub budget: Budget,
     pub rng: Rng,
-    /// Everything that was sent, if `recording`.
+    /// All packets that were sent, if `recording`.
     pub log: Vec<Sent>,
     pub recording: bool,
-    /// Asked for each packet: does it arrive?
+    /// Called for each packet; returns whether the packet arrives.
     pub gate: Option<Gate>,
     pub tally: Tally,
     pub watch: Option<Watch>,
-    /// When the packet arrives, from each node to each, that was sent last.
+    /// Arrival time of the last packet sent from each node to each other.
     latest_ns: HashMap<(usize, usize), u64>,
     agenda: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,
@@ -271,7 +270,7 @@ impl World {
         self.agenda.push(Reverse((at_ns, self.order, what)));
     }
 
-    /// Lets everybody send what they have.
+    /// Lets all nodes send their packets.
     pub fn transmit(&mut self) {
         for index in 0..self.nodes.len() {
             if self.nodes[index].alive && self.nodes[index].full_until_ns <= self.now_ns {
@@ -280,7 +279,7 @@ impl World {
         }
     }
 
-    /// The node's link takes no packets for this long.
+    /// Makes the node's link take no packets for this long.
     pub fn fill_link(&mut self, index: usize, for_ns: u64) {
         let until_ns = self.now_ns + for_ns;
         let node = &mut self.nodes[index];
@@ -394,7 +393,7 @@ impl World {
             *latest_ns = at_ns.max(*latest_ns);
             if overtakes {
                 self.tally.hit(Hit::Reordered);
-                // Of the answer to a READ, what arrives before its turn is of no use.
+                // The requester ignores READ responses that arrive before their turn.
                 self.note_lost(sent.to, &sent.bytes);
             }
             self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });
@@ -424,7 +423,7 @@ impl World {
         }
     }
 
-    /// Puts a packet on the link by hand: it arrives at once.
+    /// Puts a packet on the link; it arrives at once.
     pub fn inject(&mut self, from: usize, to: usize, bytes: &[u8]) {
         let outer = self.outer(from, to);
         self.nodes[to].rnic.handle_packet(self.now_ns, &outer, bytes);
@@ -465,13 +464,13 @@ impl World {
         }
     }
 
-    /// When something happens next.
+    /// Returns the time of the next event.
     pub fn next_event_ns(&self) -> Option<u64> {
         let timeouts = self.nodes.iter().filter(|node| node.alive).filter_map(|node| node.rnic.poll_timeout());
         timeouts.chain(self.agenda.peek().map(|Reverse((at_ns, ..))| *at_ns)).min()
     }
 
-    /// Sends what is to be sent, and jumps to what happens next. False if nothing ever does.
+    /// Sends all waiting packets, and jumps to the next event. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         self.transmit();
         let Some(next_ns) = self.next_event_ns() else { return false };
@@ -494,7 +493,7 @@ impl World {
         true
     }
 
-    /// Runs until nothing happens any more.
+    /// Runs until no events remain.
     pub fn settle(&mut self) {
         let mut steps = 0;
         while self.step() {
@@ -503,7 +502,7 @@ impl World {
         }
     }
 
-    /// Runs until `until_ns`, and no further.
+    /// Runs until exactly `until_ns`.
     pub fn run_until(&mut self, until_ns: u64) {
         loop {
             self.transmit();
@@ -515,7 +514,7 @@ impl World {
         self.now_ns = until_ns;
     }
 
-    /// Nothing that a rested world may hold: no bytes in flight, no timer, nothing to send.
+    /// Asserts that the world is at rest: no bytes in flight, no timer, nothing to send.
     pub fn assert_at_rest(&self) {
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             assert_eq!(node.rnic.in_flight_packets(), 0, "node {index} has nothing in flight");
@@ -524,7 +523,7 @@ impl World {
         }
     }
 
-    /// The packets of one direction that were recorded.
+    /// Returns the recorded packets of one direction.
     pub fn sent(&self, from: usize, to: usize) -> impl Iterator<Item = &Sent> {
         self.log.iter().filter(move |sent| sent.from == from && sent.to == to)
     }

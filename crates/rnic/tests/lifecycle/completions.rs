@@ -1,4 +1,4 @@
-//! What completions and events must be.
+//! Checks of completions and events.
 
 use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, QpKind, QpState, Status};
 use doorbell_wire::{Opcode, Psn};
@@ -22,7 +22,7 @@ impl Life {
                 }
                 match entry.queue.poll(&mut out) {
                     Ok(0) => {
-                        // A program that found something goes to work, and looks again later.
+                        // A program that found a completion does its work, and polls again later.
                         if !found {
                             entry.queue.note_empty_poll();
                         }
@@ -98,14 +98,14 @@ impl Life {
             self.check_reason(index, completion);
             let cause = completion.status != Status::WorkRequestFlushed && self.qps[index].kind == QpKind::Rc;
             let first = *self.qps[index].first_failure.get_or_insert(completion.wr_id);
-            // A send that fails for want of local memory waits for those before it.
+            // A send that fails because its local memory is gone waits for those before it.
             assert!(!cause || first == completion.wr_id, "work request {first} was flushed before what failed");
             self.end_work(completion.wr_id, Fate::Done(completion.status));
             self.check_promise(completion.wr_id);
         }
     }
 
-    /// A send succeeded: what it brought is checked before its buffer is used again.
+    /// Checks the effects of a successful send before its buffer is used again.
     pub(crate) fn succeeded(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let (node, slot) = (work.node, work.slot.expect("an open send has its buffer"));
@@ -154,21 +154,21 @@ impl Life {
         self.end_work(wr, Fate::Done(Status::Success));
     }
 
-    /// Does the peer of an end still answer?
+    /// Returns whether the peer of an end still answers.
     fn peer_answers(&self, conn: usize, end: usize) -> bool {
         let c = &self.conns[conn];
         let peer = &self.qps[c.ends[1 - end]];
         c.alive[1 - end] && self.is_alive(peer.node) && self.state(c.ends[1 - end]) != QpState::Error
     }
 
-    /// An error has a cause that the run knows of.
+    /// Checks that an error has a cause known to the run.
     fn check_reason(&mut self, index: usize, completion: &Completion) {
         let (status, wr) = (completion.status, completion.wr_id);
         let qp = &self.qps[index];
         let in_error = matches!(self.state(index), QpState::Error | QpState::SqError) || qp.was_sq_error;
         assert!(in_error, "work request {wr} failed with {status:?}, and its queue pair is not in error");
         let Some((conn, end)) = qp.conn else {
-            // UD: only its own memory can fail it.
+            // UD: a send fails only because of its own memory.
             assert!(
                 matches!(status, Status::LocalProtection | Status::WorkRequestFlushed),
                 "work request {wr} of a UD queue pair failed with {status:?}"
@@ -192,19 +192,19 @@ impl Life {
         assert!(known, "work request {wr} failed with {status:?}, for no reason: {reasons:?}");
     }
 
-    /// A receive that completed implies a send that succeeds: the responder hands its ACK to the link before
-    /// the program sees the completion, so if the network does not lose it, the requester knows.
+    /// Checks that the send of a completed receive succeeds. The responder hands its ACK to the link before the
+    /// program sees the completion. So the requester knows, unless the network loses the ACK.
     ///
     /// There are four exceptions:
     ///
-    /// - The requester's queue pair ends before the ACK arrives. Its own program may end it, and may also take the memory
-    ///   of outstanding sends away. A request of the peer that it refuses ends it too.
+    /// - The requester's queue pair ends before the ACK arrives. Its own program may end it, and may also take the
+    ///   memory of outstanding sends away. A rejected request of the peer ends it too.
     /// - A device dies suddenly, and its acknowledgements may still wait.
-    /// - A request found no receive, and more copies of it were on their way than it has tries. The responder answers each
-    ///   copy with an RNR NAK, and the requester counts each NAK that it receives (IBTA Vol 1, 9.7.5.2.8). It cannot tell
-    ///   which copy a NAK answers, so it may give up while its last try is on its way to a receive.
-    /// - A READ or atomic was carried out in order, and its answer then finds no memory, at either end. Then the requests
-    ///   after it fail as well, although they were carried out.
+    /// - A request found no receive, and more copies of it were on their way than it has tries. The responder answers
+    ///   each copy with an RNR NAK, and the requester counts each NAK that it receives (IBTA Vol 1, 9.7.5.2.8). It
+    ///   cannot tell which copy a NAK answers, so it may give up while its last try is on its way to a receive.
+    /// - A READ or atomic was executed in order, and its answer then finds no memory, at either end. Then the
+    ///   requests after it fail as well, although they were executed.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let send = work.send.as_ref().expect("a send");
@@ -216,7 +216,7 @@ impl Life {
             return;
         }
         let watch = self.world.watch.as_ref().expect("a run watches its packets");
-        // A READ or atomic without its answer holds up what is behind it.
+        // A READ or atomic without its answer holds up all later requests.
         let is_answered = |wr: &u64| {
             let send = self.wrs[*wr as usize].send.as_ref();
             send.is_some_and(|send| matches!(send.check, Check::Read { .. } | Check::FetchAdd))
@@ -237,7 +237,8 @@ impl Life {
         );
     }
 
-    /// Returns whether the requester gave up for lack of a receive, after copies of one packet may have counted as retries.
+    /// Returns whether the requester gave up for lack of a receive, after copies of one packet may have counted as
+    /// retries.
     fn gave_up_early(&self, requester: usize, responder: usize) -> bool {
         let (qp, peer) = (&self.qps[requester], &self.qps[responder]);
         let is_without_receive = |wr: &u64| self.wrs[*wr as usize].fate == Fate::Done(Status::RnrRetryExceeded);
@@ -258,14 +259,14 @@ impl Life {
         requests.chain(copied).chain(late).any(is_of_it)
     }
 
-    /// Was it the responder half of the queue pair that ended it, or its own memory that was gone, or a READ or
-    /// atomic that ended badly in itself, although what was behind it had been carried out?
+    /// Returns whether the queue pair ended for another reason, although later requests had been executed. Its
+    /// responder half ended it, its own memory was gone, or a READ or atomic failed.
     fn ended_otherwise(&self, index: usize) -> bool {
         let Some(first) = self.qps[index].first_failure.map(|wr| &self.wrs[wr as usize]) else { return false };
         let answered = |send: &SendWork| matches!(send.check, Check::Read { .. } | Check::FetchAdd);
         match first.fate {
             Fate::Done(Status::RemoteAccess | Status::RemoteOperation) => first.send.as_ref().is_some_and(answered),
-            // Its memory went, maybe before it had to be sent again.
+            // Its memory was deregistered, maybe before it had to be sent again.
             Fate::Done(Status::LocalProtection | Status::WorkRequestFlushed) => true,
             _ => false,
         }
@@ -319,8 +320,8 @@ impl Life {
         }
     }
 
-    /// The next message of a reliable connection. None where completions are lost: which message this is
-    /// cannot be told.
+    /// Returns the next message of a reliable connection; `None` if completions are lost, since the message is then
+    /// unknown.
     fn reliable_message(&mut self, index: usize) -> Option<u64> {
         let (conn, end) = self.qps[index].conn.expect("a queue pair that receives is connected");
         let expected = &mut self.conns[conn].directions[1 - end].expected;
@@ -351,7 +352,7 @@ impl Life {
         }
     }
 
-    /// Takes the events of a node, and checks that each names a live object that can have caused it.
+    /// Takes the events of a node, and checks that each names a live object that may have caused it.
     pub(crate) fn take_events(&mut self, node: usize) {
         while let Some(event) = self.world.nodes[node].rnic.poll_event() {
             trace(|| format!("{:>10} node {node}: {event:x?}", self.world.now_ns));
@@ -421,14 +422,14 @@ impl Life {
         }
     }
 
-    /// Request packets that a queue pair sent.
+    /// Returns the number of request packets that a queue pair sent.
     pub(crate) fn sent_packets(&self, index: usize) -> u64 {
         let qp = &self.qps[index];
         let info = self.world.nodes[qp.node].rnic.query_qp(qp.qpn).expect("a live queue pair");
         info.counters.tx_data_packets + info.counters.tx_retransmitted_packets
     }
 
-    /// What the area of a connection holds where nothing went wrong.
+    /// Checks the contents of the areas of all connections without errors.
     pub(crate) fn check_areas(&self) {
         for (conn, c) in self.conns.iter().enumerate() {
             for from in 0..2 {

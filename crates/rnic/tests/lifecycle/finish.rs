@@ -1,4 +1,4 @@
-//! The run and its end: the work is done, everything is destroyed, and nothing is left.
+//! The run and its end: the work finishes, and all objects are destroyed without a remainder.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::common::fuzz::check_bounds;
 use crate::common::tally::{Hit, Tally};
 use doorbell_verbs_core::{QpKind, QpState, Status};
 
-/// Beyond so many steps no work is begun any more.
+/// Number of steps after which the programs start no new work.
 const STEPS: usize = 3_000;
 
-/// One seed, from the first object to the last.
+/// Runs one seed, from the first object to the last.
 pub(crate) fn run(seed: u64, options: &Options) -> (Tally, u64) {
     let mut life = Life::new(seed, options);
     for _ in 0..STEPS {
@@ -55,7 +55,7 @@ impl Life {
         })
     }
 
-    /// Nothing is begun any more, and what was begun ends.
+    /// Starts nothing new, and finishes all started work.
     fn come_to_rest(&mut self) {
         (self.posts_left, self.operations_left) = (0, 0);
         let mut steps = 0;
@@ -72,7 +72,7 @@ impl Life {
         self.world.assert_at_rest();
     }
 
-    /// What must be true where nothing goes on.
+    /// Checks a run at rest.
     fn check_rest(&mut self) {
         for index in 0..self.qps.len() {
             let qp = &self.qps[index];
@@ -112,7 +112,7 @@ impl Life {
         }
     }
 
-    /// Nothing is outstanding on a queue pair: what has no completion was unsignalled, and succeeded.
+    /// Checks that nothing is outstanding on a queue pair. Work without a completion was unsignalled and succeeded.
     fn expect_done(&mut self, index: usize) {
         for wr in self.qps[index].sends.drain(..).collect::<Vec<_>>() {
             let signaled = self.wrs[wr as usize].send.as_ref().is_some_and(|send| send.signaled);
@@ -131,7 +131,7 @@ impl Life {
             }
         }
         for _ in 0..2 {
-            // Windows in the first round, and whatever they kept in the second.
+            // The first round closes windows, the second round everything that they held.
             (0..self.conns.len()).for_each(|conn| self.close_connection(conn));
         }
         for &node in &alive {
@@ -162,7 +162,7 @@ impl Life {
             assert_eq!(open, None, "every work request of node {node} has its end");
             assert_eq!(program.free_slots.len(), super::model::SLOTS, "node {node} has all buffers back");
         }
-        // A device that vanished takes what it holds with it.
+        // A vanished device takes its objects with it.
         for node in 0..self.programs.len() {
             if !self.is_alive(node) {
                 self.programs[node].buffers = None;
@@ -175,7 +175,7 @@ impl Life {
         assert_eq!(Arc::strong_count(&self.owner), 1, "nothing keeps memory that was deregistered");
     }
 
-    /// A queue pair ends in one of the ways there are.
+    /// Ends a queue pair in one of the possible ways.
     fn end_qp(&mut self, node: usize, index: usize) {
         let state = self.state(index);
         match self.rng.below(3) {

@@ -1,4 +1,4 @@
-//! One run: nodes, their programs, and how connections come and go.
+//! One run: nodes, their programs, and the life of connections.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use crate::common::workload::pattern;
 use crate::common::world::Watch;
 use crate::common::{Acks, End, Link, Rng, World};
 
-/// What a seed runs.
+/// Options of a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) nodes: usize,
     pub(crate) reliable: usize,
     pub(crate) unreliable: bool,
     pub(crate) posts: usize,
-    /// Lifecycle operations.
+    /// Number of lifecycle operations.
     pub(crate) operations: usize,
     pub(crate) link: Link,
     pub(crate) acks: Acks,
-    /// No acknowledgement of a receive waits for the program's answer.
+    /// Whether acknowledgements of receives never wait for the program's answer.
     pub(crate) strict: bool,
     /// Whether programs send messages that ask to invalidate the keys of regions, which no device may do.
     pub(crate) takes_regions_back: bool,
 }
 
-/// Sequence numbers of connections lie so far apart that no late packet of one looks like one of
-/// another: what IBTA's TIMEWAIT is for (Vol 1, 12.9.8.4), in a world that reuses numbers at once.
+/// Distance of the sequence numbers of connections, so that no late packet of one looks like one of another. This
+/// replaces IBTA's TIMEWAIT (Vol 1, 12.9.8.4) in a world that reuses numbers at once.
 const PSN_RANGE: u32 = 1 << 16;
 const PSN_RANGES: u32 = 254;
-/// They are taken in an order in which later ones lie on either side of earlier ones.
+/// Stride between the ranges of successive connections, so that later ranges lie on either side of earlier ones.
 const PSN_STRIDE: u32 = 101;
 
 pub(crate) struct Life {
@@ -57,11 +57,11 @@ pub(crate) struct Life {
     psn_ranges_left: u32,
     strict: bool,
     pub(crate) takes_regions_back: bool,
-    /// What each device held when its program began.
+    /// Objects and backlog of each device when its program began.
     pub(crate) at_start: Vec<(Objects, Backlog)>,
-    /// Everything that programs saw, mixed.
+    /// Digest of everything that programs saw.
     pub(crate) print: u64,
-    /// Kept by each region of peers: when all are gone, nothing holds it.
+    /// Owner held by each region of peers: if it has no other holders, all are gone.
     pub(crate) owner: Arc<()>,
 }
 
@@ -108,7 +108,7 @@ impl Life {
         life
     }
 
-    /// What every program makes first.
+    /// Creates the first objects of a program.
     pub(crate) fn start_program(&mut self, node: usize) {
         self.world.nodes[node].rnic.let_acks_wait(!self.strict);
         self.make_buffers(node);
@@ -173,7 +173,7 @@ impl Life {
         program.cqs.len() - 1
     }
 
-    /// A completion queue with room for this many more, made if there is none.
+    /// Returns a completion queue with this much room, and creates one if necessary.
     fn pick_cq(&mut self, node: usize, room: usize) -> usize {
         let cqs = &self.programs[node].cqs;
         let fits: Vec<usize> =
@@ -278,7 +278,7 @@ impl Life {
         self.world.state_of(self.qps[index].node, self.qps[index].qpn)
     }
 
-    /// A range of numbers that no connection of this run has used.
+    /// Returns a range of numbers that no connection of this run has used.
     fn next_psn(&mut self) -> Option<Psn> {
         if self.psn_ranges_left == 0 {
             return None;
@@ -297,7 +297,7 @@ impl Life {
         self.connect(kind, ends);
     }
 
-    /// Is there what a connection takes?
+    /// Returns whether the nodes have the objects that a connection needs.
     pub(crate) fn may_connect(&self, nodes: [usize; 2]) -> bool {
         self.psn_ranges_left >= 2
             && nodes.iter().all(|&node| self.is_alive(node) && self.programs[node].next_area + 2 <= AREAS)
@@ -412,7 +412,7 @@ impl Life {
         }
     }
 
-    /// A queue pair leaves its connection: nothing that it has outstanding gets a completion.
+    /// Drops the outstanding work of a queue pair that leaves its connection: none of it gets a completion.
     pub(crate) fn forget_work(&mut self, index: usize) {
         let qp = &mut self.qps[index];
         let open: Vec<u64> = qp.sends.drain(..).chain(qp.receives.drain(..)).collect();
@@ -428,7 +428,7 @@ impl Life {
         self.qps[index].drained_at = None;
     }
 
-    /// A work request ended, and its buffer is free.
+    /// Ends a work request and frees its buffer.
     pub(crate) fn end_work(&mut self, wr: u64, fate: Fate) {
         let work = &mut self.wrs[wr as usize];
         assert_eq!(work.fate, Fate::Open, "work request {wr} ends once");
@@ -442,7 +442,7 @@ impl Life {
         !self.qps[index].sends.is_empty() || !self.qps[index].receives.is_empty()
     }
 
-    /// Counts what a reset or a destruction meets, and what may still be told of the queue pair.
+    /// Counts the work that a reset or a destruction interrupts, and the events that may still come.
     fn note_end(&mut self, index: usize, destroyed: bool) {
         let busy = self.has_work(index);
         let peer_busy = self.qps[index].conn.is_some_and(|(conn, end)| {
@@ -482,7 +482,7 @@ impl Life {
     /// Resets or destroys a queue pair.
     fn end_life(&mut self, index: usize, destroyed: bool) {
         let (node, qpn, _) = self.named(index);
-        // Completions that wait go with it; some programs look first.
+        // Waiting completions vanish with the queue pair; some programs look first.
         if self.rng.chance(500) {
             self.reap(node);
         }
@@ -506,7 +506,7 @@ impl Life {
         self.forget_work(index);
     }
 
-    /// A device dies suddenly, and with it the acknowledgements that waited for answers of its program.
+    /// Records that a device dies suddenly, with the acknowledgements that waited for answers of its program.
     pub(crate) fn note_death(&mut self, node: usize) {
         for conn in 0..self.conns.len() {
             if self.conns[conn].ends.iter().any(|&end| self.qps[end].node == node) {
@@ -516,7 +516,7 @@ impl Life {
         }
     }
 
-    /// Takes a queue pair out of what its program knows.
+    /// Removes a queue pair from the knowledge of its program.
     pub(crate) fn bury_qp(&mut self, index: usize) {
         let room = self.qps[index].end.capacities.max_send_wr + self.qps[index].end.capacities.max_recv_wr + 24;
         let qp = &mut self.qps[index];
@@ -534,7 +534,7 @@ impl Life {
         }
     }
 
-    /// The device changes what its peers name: nothing reaches what is gone any more.
+    /// Stores the contents of an area whose region or key goes away: no peer may change it any more.
     pub(crate) fn freeze(&mut self, conn: usize, from: usize) {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let direction = &mut self.conns[conn].directions[from];

@@ -1,9 +1,9 @@
-//! Seeded runs of RNICs whose objects come and go under traffic and faults: queue pairs are reset,
-//! drained, destroyed and connected anew, memory and windows go while peers use them, queues are shared,
-//! resized and replaced, numbers are given again at once, links are full, devices vanish and restart.
+//! Seeded runs of RNICs whose objects come and go under traffic and faults. Queue pairs are reset, drained, destroyed
+//! and connected anew. Memory and windows go while peers use them. Queues are shared, resized and replaced, numbers
+//! are reused at once, links are full, and devices vanish and restart.
 //!
-//! What must be true is in `completions` and `finish`; what happens is counted, and a run of all seeds
-//! fails if anything in the table of [`Tally`](common::tally::Tally) never happened.
+//! `completions` and `finish` hold the checks. The runs count events, and a run of all seeds fails if an event in the
+//! table of [`Tally`](common::tally::Tally) never happened.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -49,7 +49,7 @@ fn options(seed: u64) -> Options {
     }
 }
 
-/// Seeds that failed once.
+/// Seeds that failed in the past.
 ///
 /// - 953419300848: a peer invalidated the key of a region that had gone, which another region had got meanwhile.
 /// - 700000152160: late copies of one RNR NAK were counted as retries.
@@ -59,7 +59,7 @@ fn one(seed: u64) -> Tally {
     run(seed, &options(seed)).0
 }
 
-/// 10,000 seeds that are always the same, and 2,000 that are others with each commit.
+/// Runs 10,000 seeds that are always the same, and 2,000 that change with each commit.
 #[test]
 fn what_completed_stays_true_whatever_objects_do() {
     let test = "what_completed_stays_true";

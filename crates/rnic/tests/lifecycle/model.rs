@@ -1,4 +1,4 @@
-//! What the programs of a run know: their objects, their work, and what each may still come to.
+//! Knowledge of the programs of a run: their objects, their work, and the possible outcomes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -9,29 +9,28 @@ use doorbell_wire::{PathMtu, Qpn, RKey};
 
 use crate::common::End;
 
-/// Buffers of messages: what a receive holds.
+/// Size of the buffer of a message or receive.
 pub(crate) const SLOT_BYTES: usize = 2048;
 pub(crate) const SLOTS: usize = 320;
-/// What one direction of a connection opens to its peer: bytes to WRITE, bytes to READ, a counter.
+/// Size of the area that one direction of a connection opens to its peer: bytes to WRITE, bytes to READ, a counter.
 pub(crate) const AREA_BYTES: usize = 2048;
 pub(crate) const WRITE_BYTES: usize = 1024;
 pub(crate) const READ_AT: usize = WRITE_BYTES;
 pub(crate) const READ_BYTES: usize = AREA_BYTES - WRITE_BYTES - 8;
 pub(crate) const COUNTER_AT: usize = AREA_BYTES - 8;
 pub(crate) const AREAS: usize = 128;
-/// Where UC WRITEs go: nobody reads it.
+/// Offset of the destination of UC WRITEs, which no program reads.
 pub(crate) const SCRATCH_AT: usize = SLOTS * SLOT_BYTES + AREAS * AREA_BYTES;
 pub(crate) const MEMORY_BYTES: usize = SCRATCH_AT + SLOT_BYTES;
 
-/// How a work request ended, as far as its program knows.
+/// Outcome of a work request, as far as its program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Open,
     Done(Status),
-    /// Its queue pair was reset or destroyed, or its device died: no completion comes
-    /// (IBTA Vol 1, 10.3.1.1).
+    /// Its queue pair was reset or destroyed, or its device died, so it has no completion (IBTA Vol 1, 10.3.1.1).
     Dropped,
-    /// Its completion queue overran, which was told.
+    /// Its completion queue overran, and the program saw the error.
     Lost,
 }
 
@@ -51,22 +50,22 @@ pub(crate) struct SendWork {
     pub(crate) opcode: CompletionOpcode,
     pub(crate) length: usize,
     pub(crate) signaled: bool,
-    /// It takes a receive of the peer.
+    /// Whether it uses a receive of the peer.
     pub(crate) message: bool,
     pub(crate) attachment: Attachment,
-    /// The peer's program saw the completion of its receive.
+    /// Whether the peer's program saw the completion of its receive.
     pub(crate) received: bool,
     pub(crate) check: Check,
-    /// The connection, and which end of it posted.
+    /// The connection, and the end that posted.
     pub(crate) conn: Option<(usize, usize)>,
-    /// It was posted with a key that was dead already: it must not succeed.
+    /// Whether its key was dead already when it was posted: then it must not succeed.
     pub(crate) dead_key: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     Nothing,
-    /// The READ brought bytes of the area from this offset on.
+    /// A READ of the area from this offset on.
     Read {
         at: usize,
     },
@@ -94,19 +93,19 @@ pub(crate) struct Qp {
     pub(crate) sends: VecDeque<u64>,
     pub(crate) receives: VecDeque<u64>,
     pub(crate) conn: Option<(usize, usize)>,
-    /// Events that may still come, because something happened that causes each.
+    /// Events that may still come, because an event in the run caused each.
     pub(crate) may_establish: u32,
     pub(crate) may_drain: u32,
     pub(crate) errors: u32,
     /// Request packets that were sent when the drained event came, until the next move to RTS.
     pub(crate) drained_at: Option<u64>,
-    /// A UC or UD queue pair was in SQE in this life.
+    /// Whether a UC or UD queue pair was in SQE in this life.
     pub(crate) was_sq_error: bool,
-    /// Its program moved it to error in this life.
+    /// Whether its program moved it to error in this life.
     pub(crate) moved_to_error: bool,
     /// The send that ended this life of the queue pair.
     pub(crate) first_failure: Option<u64>,
-    /// Completions get lost, because its queue is too small.
+    /// Whether completions get lost, because its queue is too small.
     pub(crate) overruns: bool,
 }
 
@@ -114,31 +113,31 @@ pub(crate) struct Cq {
     pub(crate) id: CqId,
     pub(crate) queue: Arc<CompletionQueue>,
     pub(crate) live: bool,
-    /// Made too small, so that it overruns.
+    /// Whether the queue is too small on purpose, so that it overruns.
     pub(crate) tiny: bool,
     pub(crate) overran: bool,
-    /// Work requests that may complete here.
+    /// Number of work requests that may complete here.
     pub(crate) reserved: usize,
 }
 
 pub(crate) struct Srq {
     pub(crate) id: SrqId,
     pub(crate) queue: Arc<SharedReceiveQueue>,
-    /// Receives that were posted and have no completion.
+    /// Posted receives without a completion.
     pub(crate) open: BTreeSet<u64>,
     pub(crate) may_reach_limit: u32,
-    /// Completions that went with their queue pair before their program saw them: each may have been one
-    /// of these receives.
+    /// Completions that vanished with their queue pair before their program saw them: each may belong to one of these
+    /// receives.
     pub(crate) unseen: usize,
 }
 
-/// A window of type 2 over an area, owned by whom the area belongs to.
+/// A window of type 2 over an area, with the same owner as the area.
 pub(crate) struct Window {
     pub(crate) name: RKey,
     pub(crate) bound: Option<RKey>,
 }
 
-/// One direction of a connection: what one end sends, and what the other opens to it.
+/// One direction of a connection: the messages of one end, and the area that the other end opens to it.
 pub(crate) struct Direction {
     /// Messages that the peer has not seen yet, in order.
     pub(crate) expected: VecDeque<u64>,
@@ -146,17 +145,17 @@ pub(crate) struct Direction {
     pub(crate) region: Option<Arc<Region>>,
     pub(crate) rkey: RKey,
     pub(crate) window: Option<Window>,
-    /// Keys under which a window was to be bound to the area.
+    /// Keys of requested bindings of a window to the area.
     pub(crate) window_keys: BTreeSet<u32>,
-    /// What the area held when its region went: nothing may change it any more.
+    /// Contents of the area when its region was deregistered: they must not change any more.
     pub(crate) frozen: Option<Vec<u8>>,
-    /// WRITEs that were posted, in order.
+    /// Posted WRITEs, in order.
     pub(crate) written: Vec<u8>,
     pub(crate) counted: Option<u64>,
     pub(crate) adds: u64,
 }
 
-/// What may have gone wrong with a connection.
+/// Possible causes of errors of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reasons {
     pub(crate) key_dead: bool,
@@ -176,17 +175,17 @@ impl Reasons {
     }
 }
 
-/// Two queue pairs that were connected once. Connected anew they are another one.
+/// Two queue pairs that were connected once. A reconnection is another `Conn`.
 pub(crate) struct Conn {
     pub(crate) kind: QpKind,
     pub(crate) mtu: PathMtu,
     pub(crate) ends: [usize; 2],
-    /// The end is still in this connection: neither reset, destroyed nor restarted.
+    /// Whether the end is still in this connection: neither reset, destroyed nor restarted.
     pub(crate) alive: [bool; 2],
     pub(crate) ready: [bool; 2],
-    /// What it opened is closed: it is over for both ends.
+    /// Whether its areas are closed, since it is over for both ends.
     pub(crate) closed: bool,
-    /// The device of an end died, in a run in which acknowledgements may wait.
+    /// Whether the device of an end died, in a run in which acknowledgements may wait.
     pub(crate) died: bool,
     pub(crate) reasons: Reasons,
     pub(crate) directions: [Direction; 2],
@@ -198,19 +197,19 @@ impl Conn {
     }
 }
 
-/// What the program of one node has.
+/// Objects of the program of one node.
 pub(crate) struct Program {
     pub(crate) seed: [u8; 32],
     pub(crate) free_slots: Vec<usize>,
     pub(crate) next_area: usize,
     pub(crate) cqs: Vec<Cq>,
     pub(crate) srq: Option<Srq>,
-    /// All memory under another key, which goes under traffic.
+    /// All memory under another key, which is deregistered under traffic.
     pub(crate) buffers: Option<Arc<Region>>,
-    /// Such a region went: receives of a shared queue may still name it.
+    /// Whether such a region was deregistered: receives of a shared queue may still name it.
     pub(crate) lost_buffers: bool,
     pub(crate) datagram_qp: Option<usize>,
-    /// Numbers that objects had which are gone.
+    /// Numbers of destroyed objects.
     pub(crate) dead_qpns: BTreeSet<u32>,
     pub(crate) dead_keys: BTreeSet<u32>,
     pub(crate) dead_cqs: BTreeSet<u32>,

@@ -1,4 +1,4 @@
-//! What happens to objects at random times.
+//! Random operations on objects.
 
 use super::life::Life;
 use super::model::{Fate, Program, Qp};
@@ -7,8 +7,8 @@ use crate::common::trace::trace;
 use doorbell_verbs_core::{ObjectError, QpAttributes, QpKind, QpState};
 
 impl Life {
-    /// The programs do something, at random; if `eager`, all that they can. In the end nothing is
-    /// begun any more.
+    /// Performs random actions of the programs; if `eager`, all possible ones. At the end of a run it starts nothing
+    /// new.
     pub(crate) fn act(&mut self, eager: bool) {
         for node in 0..self.programs.len() {
             if !self.is_alive(node) {
@@ -40,7 +40,7 @@ impl Life {
         }
     }
 
-    /// One queue pair goes on.
+    /// Continues the work of one queue pair.
     fn go_on(&mut self, index: usize, eager: bool) {
         if let Some((conn, 1)) = self.qps[index].conn
             && !self.conns[conn].ready[1]
@@ -94,7 +94,7 @@ impl Life {
         (!candidates.is_empty()).then(|| *self.rng.pick(&candidates))
     }
 
-    /// One random operation on objects.
+    /// Performs one random operation on objects.
     fn operate(&mut self) {
         match self.rng.below(100) {
             0..12 => {
@@ -159,7 +159,7 @@ impl Life {
         self.world.bring_to(node, qpn, QpState::Error);
     }
 
-    /// SQD, with the event.
+    /// Moves a queue pair to SQD, with the event.
     fn drain(&mut self) {
         let Some(index) = self.pick_qp(|life, at| life.state(at) == QpState::ReadyToSend) else { return };
         let (node, qpn, _) = self.named(index);
@@ -174,7 +174,7 @@ impl Life {
         self.modify(index, attributes);
     }
 
-    /// A region that peers use goes.
+    /// Deregisters a region that peers use.
     fn close_area(&mut self) {
         let wanted = |life: &Self, at: usize, from: usize| {
             let c = &life.conns[at];
@@ -188,7 +188,7 @@ impl Life {
         self.deregister_area(conn, from, false);
     }
 
-    /// Deregisters the region of one direction, and with it its window if that must be.
+    /// Deregisters the region of one direction, and its window first if necessary.
     pub(crate) fn deregister_area(&mut self, conn: usize, from: usize, with_window: bool) {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let Some(region) = self.conns[conn].directions[from].region.clone() else { return };
@@ -237,7 +237,7 @@ impl Life {
         self.drop_window(conn, from);
     }
 
-    /// The region that some elements name goes, and another one takes its place.
+    /// Deregisters the region that some elements name, and registers another one in its place.
     fn lose_buffers(&mut self) {
         let Some(node) = self.pick_node() else { return };
         let Some(region) = self.programs[node].buffers.take() else { return };
@@ -307,13 +307,14 @@ impl Life {
         let Some(node) = self.pick_node() else { return };
         let Some(srq) = &mut self.programs[node].srq else { return self.make_srq(node) };
         if self.rng.chance(600) {
-            // At once, or when receives are taken; an armed limit that is armed anew counts once more at most.
+            // The event comes at once, or when receives are taken. An armed limit that is armed again counts at most
+            // once more.
             let limit = self.rng.within(1, srq.queue.depth() as u64) as usize;
             srq.may_reach_limit += 1;
             srq.queue.arm_limit(limit);
             return;
         }
-        // Its queue pairs go first, or it stays.
+        // Its queue pairs are destroyed first; otherwise the queue stays.
         if self.rng.chance(700) {
             for index in self.live_qps(|life, at| life.qps[at].node == node && life.qps[at].shares) {
                 self.destroy_qp(index);
@@ -350,7 +351,7 @@ impl Life {
         true
     }
 
-    /// The device dies, and another takes its place: with the same numbers, or with others.
+    /// Replaces a device that dies by another one, with the same numbers or with others.
     fn restart(&mut self, node: usize, alike: bool) {
         trace(|| format!("{:>10} node {node} restarts, alike: {alike}", self.world.now_ns));
         self.world.tally.hit(if alike { Hit::RestartedAlike } else { Hit::Restarted });
@@ -385,7 +386,7 @@ impl Life {
         self.start_program(node);
     }
 
-    /// Connections that broke are made anew, and queues that nothing uses go.
+    /// Reconnects broken connections, and destroys unused queues.
     fn repair(&mut self) {
         if let Some(node) = self.pick_node() {
             for cq in 0..self.programs[node].cqs.len() {
@@ -432,8 +433,8 @@ impl Life {
         }
         self.close_connection(conn);
         for (end, &index) in ends.iter().enumerate() {
-            // The same queue pair, if it is there and not in another connection. After its completion queue
-            // overran it is of no use: nobody learns which receives are gone.
+            // Use the same queue pair again, if it exists and is not in another connection. After an overrun of its
+            // completion queue it is unusable, because the lost receives are unknown.
             let qp = &self.qps[index];
             let usable = qp.live && qp.conn.is_none() && !qp.overruns;
             if !usable || self.state(index) != QpState::Reset || (end == 1 && again[0] == index) {
@@ -443,7 +444,7 @@ impl Life {
         self.connect(kind, again);
     }
 
-    /// What a connection that is over opened to its peers goes.
+    /// Closes the areas that a finished connection opened to its peers.
     pub(crate) fn close_connection(&mut self, conn: usize) {
         self.conns[conn].closed = true;
         for from in 0..2 {

@@ -1,4 +1,4 @@
-//! What programs post.
+//! Work that programs post.
 
 use doorbell_verbs_core::{
     Access, AddressVector, Attachment, CompletionOpcode, Payload, PostError, PostErrorKind, QpKind, QpState,
@@ -32,7 +32,7 @@ impl Life {
         (sges, buffers.is_some())
     }
 
-    /// Posts receives of a queue pair's own.
+    /// Posts receives to a queue pair's own queue.
     pub(crate) fn post_receives(&mut self, index: usize, most: usize) {
         let (node, qpn, end) = self.named(index);
         for _ in 0..most {
@@ -112,7 +112,7 @@ impl Life {
         let window = d.window.as_ref().and_then(|window| window.bound);
         let region_gone = d.region.is_none();
         let (area, rkey) = (d.area, d.rkey);
-        // What the other end opened to this one; and what this one opened to the other.
+        // The area that the other end opened to this one, and the area that this one opened to the other.
         let own_window = self.conns[conn].directions[1 - end].window.as_ref().map(|window| (window.name, window.bound));
         let choice = self.rng.below(100);
         let (dead_key, rkey) = match window {
@@ -214,7 +214,8 @@ impl Life {
     }
 
     /// Posts a SEND that asks to invalidate a key of the peer. The peer invalidates a window that it bound for this
-    /// connection, and refuses any other key. A refusal ends the connection, and has no other effect (IBTA Vol 1, 9.9.3).
+    /// connection, and rejects any other key. A rejection ends the connection, and has no other effect (IBTA Vol 1,
+    /// 9.9.3).
     fn take_back(&mut self, index: usize, key: RKey, length: usize) {
         let (conn, _) = self.qps[index].conn.expect("a queue pair in RTS is connected");
         // Later requests that use the key fail too.
@@ -241,7 +242,7 @@ impl Life {
         let (conn, end) = self.qps[index].conn.expect("a queue pair in RTS is connected");
         let peer_node = self.qps[self.conns[conn].ends[1 - end]].node;
         let (mtu, tag) = (self.conns[conn].mtu.bytes(), self.wrs.len() as u32);
-        // Beyond the receive now and then: it is dropped, and may not take the receive with it.
+        // Sometimes the message exceeds the receive: it is dropped, and must not use the receive up.
         let most = if self.rng.chance(100) { SLOT_BYTES + 600 } else { SLOT_BYTES };
         let length = if most > SLOT_BYTES { most } else { self.length(mtu, most) };
         let operation = if self.rng.chance(200) && length <= SLOT_BYTES {
@@ -256,7 +257,7 @@ impl Life {
 
     fn post_datagram(&mut self, index: usize) {
         let node = self.rng.below(self.world.nodes.len() as u64) as usize;
-        // A queue pair that is there, or one that was.
+        // An existing queue pair, or a destroyed one.
         let candidates: Vec<usize> = (0..self.qps.len())
             .filter(|&at| self.qps[at].node == node && self.qps[at].kind == QpKind::Ud)
             .filter(|&at| self.qps[at].live || at % 3 == 0)
@@ -327,7 +328,7 @@ impl Life {
     }
 }
 
-/// How much a work request moves, and what it shows.
+/// Size of a work request, and the check of its effects.
 struct Sizes {
     length: usize,
     message: bool,

@@ -1,4 +1,4 @@
-//! When acknowledgements leave, and what a program sees before (IBTA Vol 1, 9.7.5).
+//! Times at which acknowledgements leave, and the completions that a program sees before (IBTA Vol 1, 9.7.5).
 
 use super::common::script::{OWN, PEER_PSN, Script};
 use super::common::{Acks, End};
@@ -76,8 +76,8 @@ fn an_acknowledgement_rides_behind_the_reply() {
     assert_eq!(shapes, [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]);
 }
 
-/// Hears one more message, of which the program would see the completion now, and returns what was sent before
-/// that without anybody releasing acknowledgements.
+/// Receives one more message whose completion the program would see now. Returns the packets that the RNIC sent
+/// before that, without a call that releases acknowledgements.
 fn heard_alone(script: &mut Script, psn: Psn) -> Vec<(Opcode, Psn)> {
     script.receive(0, 8);
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
@@ -95,7 +95,7 @@ fn a_receive_is_seen_once_its_acknowledgement_has_left() {
         let psn = PEER_PSN.add(index);
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
     }
-    // Whatever the peer asks for: the completion says that it is done.
+    // Also without an acknowledgement request of the peer, since the completion shows that the message is done.
     script.receive(0, 8);
     script.hear(
         &script.say(Opcode::RC_WRITE_ONLY_IMM).psn(PEER_PSN.add(20)).reth(1, RKey::new(0), 0).immediate(4).quiet(),
@@ -112,11 +112,11 @@ fn an_acknowledgement_waits_for_the_answer_of_a_program_that_has_answered_eight_
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
     assert_eq!(script.world.nodes[OWN].reap().len(), 1, "it is seen at once");
     assert_eq!(script.shapes(), [], "and its acknowledgement waits");
-    // The program looks for more and finds nothing: it is not going to answer.
+    // An empty poll of the program: it is not going to answer.
     script.world.nodes[OWN].queue.note_empty_poll();
     assert_eq!(heard_alone(&mut script, psn.next()), [(Opcode::RC_ACKNOWLEDGE, psn.next())]);
 
-    // Seven answers more are not enough, since they begin to count anew.
+    // Seven more answers are not enough, since the count starts anew.
     let mut psn = psn.add(2);
     for _ in 0..7 {
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
@@ -129,7 +129,7 @@ fn an_acknowledgement_waits_for_the_answer_of_a_program_that_has_answered_eight_
 
 #[test]
 fn an_acknowledgement_does_not_wait_while_receives_before_it_are_unanswered() {
-    // As of a receiver that grants credits now and then.
+    // Like a receiver that grants credits now and then.
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     let mut psn = script.answer_often();
@@ -137,7 +137,7 @@ fn an_acknowledgement_does_not_wait_while_receives_before_it_are_unanswered() {
         script.receive(0, 8);
         script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
         let sent = script.shapes();
-        // The first finds all before it answered; from then on at least one is not.
+        // Before the first message all are answered; from then on at least one is not.
         assert_eq!(sent.contains(&(Opcode::RC_ACKNOWLEDGE, psn)), round > 0, "message {round}: {sent:?}");
         if round % 4 == 3 {
             script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
@@ -206,7 +206,7 @@ fn in_error_a_completed_receive_is_acknowledged_behind_the_answers_before_it() {
     let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);
     script.hear(&read(&script));
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)).payload(&[7; 8]));
-    // Its answer would acknowledge the SEND as well, but does not leave any more.
+    // Its answer would acknowledge the SEND as well, but no longer leaves.
     script.hear(&read(&script).psn(PEER_PSN.add(2)));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

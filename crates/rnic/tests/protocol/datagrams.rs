@@ -1,4 +1,4 @@
-//! What stands in the headers of datagrams.
+//! Contents of the headers of datagrams.
 
 use super::common::script::{OWN, PEER_QPN, Script};
 use super::common::{End, QKEY};
@@ -15,7 +15,7 @@ fn post(script: &mut Script, to: Qpn, qkey: QKey) {
     script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
 }
 
-/// The Q_Key of the one datagram that is sent now.
+/// Returns the Q_Key of the one datagram that is sent now.
 fn sent_qkey(script: &mut Script) -> QKey {
     let sent = script.sent();
     assert_eq!(sent.len(), 1);
@@ -33,7 +33,7 @@ fn a_qkey_with_its_highest_bit_set_is_the_queue_pairs_own() {
         post(&mut script, PEER_QPN, given);
         assert_eq!(sent_qkey(&mut script), QKEY, "{given}");
     }
-    // The one that it has when the datagram leaves.
+    // The Q_Key at the time when the datagram leaves counts.
     post(&mut script, PEER_QPN, QKey::new(0x8000_0000));
     let (qpn, renewed) = (script.qpn, QKey::new(77));
     let state = Some(QpState::ReadyToSend);
@@ -47,7 +47,7 @@ fn a_receiver_compares_the_whole_qkey() {
     let sges = [script.world.nodes[OWN].sge(0, 64)];
     let qpn = script.qpn;
     script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
-    // On the wire the bit means nothing but itself.
+    // On the wire the top bit has no special meaning.
     for wrong in [0x8000_0000, 0x8000_0000 | QKEY.get()].map(QKey::new) {
         let said = script.say(doorbell_wire::Opcode::UD_SEND_ONLY).quiet().deth(wrong, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);

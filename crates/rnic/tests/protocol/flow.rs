@@ -7,14 +7,14 @@ use doorbell_rnic::{Budget, EngineId, Filter, MAX_RUN_BYTES, TransmitBatch};
 use doorbell_verbs_core::{Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};
 
-/// What a packet without much payload counts for.
+/// Cost of a packet without much payload.
 const PACKET_COST: u64 = 832 + 32;
 
 fn psn(index: u32) -> Psn {
     OWN_PSN.add(index)
 }
 
-/// Several queue pairs to the same silent peer.
+/// Creates several queue pairs to the same silent peer.
 fn crowd(count: usize) -> (Script, Vec<Qpn>) {
     let mut script = Script::silent(PathMtu::Mtu256);
     let qpns = (0..count).map(|_| script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default())).collect();
@@ -39,7 +39,7 @@ fn the_window_to_a_destination_is_shared_and_those_that_wait_are_woken() {
     assert_eq!(first.len() as u64, window / (PACKET_COST + 8), "a quarter of the receive buffer to begin with");
     assert!(script.rnic().in_flight_packets() > 0);
     assert_eq!(script.shapes(), []);
-    // Each acknowledgement lets others go on, until all are done.
+    // Each acknowledgement lets other queue pairs continue, until all are done.
     let mut queue: std::collections::VecDeque<_> = first.into();
     let mut in_flight = queue.len();
     let mut total = in_flight;
@@ -94,7 +94,7 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     let sent = script.sent();
     let senders: std::collections::HashSet<_> = sent.iter().map(|sent| sent.info.qpn.get()).collect();
     assert!(senders.len() < 40, "some wait for the window");
-    // Those with packets in flight and those that wait, in one way or the other.
+    // Queue pairs with packets in flight and queue pairs that wait, in one way or the other.
     for (index, &qpn) in qpns.iter().enumerate() {
         match index % 4 {
             0 => script.rnic().destroy_qp(qpn).expect("it exists"),
@@ -116,7 +116,7 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     }
     assert_eq!(script.reap().len(), 40, "the ten that are left sent their four each");
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // One that waited when it was reset works again.
+    // A queue pair that waited when it was reset works again.
     let again = qpns[38];
     let end = End::default();
     script.world.bring_to_init(OWN, again, QpKind::Rc, &end);
@@ -154,7 +154,7 @@ fn a_queue_pair_that_is_reset_while_it_waits_works_again() {
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
 }
 
-/// Queue pairs of which the first two fill the window for READ responses, and all but the first wait for it.
+/// Creates queue pairs of which the first two fill the window for READ responses, and all but the first wait for it.
 fn crowd_of_readers(count: usize) -> (Script, Vec<Qpn>) {
     let (mut script, qpns) = crowd(count);
     for &qpn in &qpns {
@@ -175,7 +175,7 @@ fn queue_pairs_that_go_while_they_wait_to_read_wait_no_more() {
     assert_eq!(script.rnic().backlog().waiting, 3);
     script.world.bring_to(OWN, fourth, QpState::Reset);
     assert_eq!(script.rnic().backlog().waiting, 2);
-    // One that goes by way of the error state.
+    // This queue pair goes through the error state.
     script.world.bring_to(OWN, second, QpState::Error);
     script.rnic().destroy_qp(second).expect("it exists");
     assert_eq!(script.rnic().backlog().waiting, 0, "the room that it leaves wakes the next");
@@ -212,7 +212,7 @@ fn a_queue_pair_that_is_reset_while_it_waits_to_read_reads_again() {
 
 #[test]
 fn responses_are_bounded_by_the_receive_buffer_too() {
-    // 20 queue pairs read 8 kB each from one peer: never more on the way than the buffer holds.
+    // 20 queue pairs read 8 kB each from one peer. The bytes in flight never exceed the buffer.
     let link = Link { buffer_bytes: 60_000, service_ns: 5_000, ..Link::default() };
     let mut world = World::new(5, 2, 1 << 20, 1 << 10, link);
     let end = End::default();
@@ -303,7 +303,7 @@ fn a_batch_may_be_of_one_engine_only() {
         assert!(batch.runs().iter().all(|run| run.path.engine == EngineId(engine)));
         batch.infos().iter().map(|info| info.qpn).collect::<Vec<_>>()
     };
-    // None of these is of another engine: nothing leaves, and nothing is lost or loses its turn.
+    // No queue pair belongs to these engines: no packet leaves, and none is lost or loses its turn.
     for engine in [1, 7, u8::MAX] {
         assert_eq!(poll(&mut script, Budget::UNLIMITED, engine), []);
         assert!(script.rnic().wants_transmit() && script.rnic().in_flight_packets() == 0);
@@ -382,7 +382,7 @@ fn a_budget_of_bytes_is_kept() {
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, Filter::All, &mut batch), 5);
     assert_eq!(batch.bytes().len(), 5 * packet);
     assert!(script.rnic().wants_transmit());
-    // The next call has a budget of its own, behind what is there.
+    // The next call has its own budget, after the packets already in the batch.
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, Filter::All, &mut batch), 5);
     batch.clear();
     assert_eq!(script.rnic().poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut batch), 10);

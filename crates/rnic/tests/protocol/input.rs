@@ -5,14 +5,14 @@ use super::common::{End, QKEY};
 use doorbell_verbs_core::{Counters, QpKind, QpState};
 use doorbell_wire::{Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
-/// What changed beside the count of all packets.
+/// Returns the counters that changed, without the count of all packets.
 fn counted(script: &Script, before: &Counters) -> Vec<(&'static str, u64)> {
     let since = script.counters().since(before);
     let all = Counters::NAMES.iter().copied().zip(since.values());
     all.filter(|&(name, count)| count > 0 && !name.starts_with("rx_vport")).collect()
 }
 
-/// The packet changes nothing but one counter, and is not answered.
+/// Checks that the packet changes only one counter, and gets no answer.
 fn dropped(script: &mut Script, bytes: &[u8], counter: &'static str) {
     let before = script.counters();
     script.world.inject(PEER, OWN, bytes);
@@ -44,7 +44,7 @@ fn strangers_and_strange_headers_are_dropped() {
     dropped(&mut script, &with(&|said| said.bth.opcode = Opcode::CNP), "rx_cnp");
     dropped(&mut script, &[], "rx_malformed");
     dropped(&mut script, &[4; 11], "rx_malformed");
-    // A limited member of the same partition is welcome.
+    // A limited member of the same partition is accepted.
     let limited = with(&|said| said.bth.partition_key = PartitionKey::new(0x7fff));
     script.world.inject(PEER, OWN, &limited);
     assert_eq!(script.reap().len(), 1);
@@ -78,7 +78,7 @@ fn states_that_do_not_receive_drop() {
     dropped(&mut script, &send, "rx_foreign_source");
     script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
     script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
-    // In RTR responses make no sense.
+    // In RTR responses are invalid.
     let mut ack = script.say(Opcode::RC_ACKNOWLEDGE);
     ack.extension = vec![0; 4];
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
@@ -87,7 +87,7 @@ fn states_that_do_not_receive_drop() {
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
 }
 
-/// Each packet is cut at each length. Nothing panics, nothing is taken that is not whole.
+/// Cuts each packet at each length. Nothing panics, and the device accepts only complete packets.
 #[test]
 fn truncated_packets_are_malformed_or_refused() {
     for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud] {
@@ -141,7 +141,7 @@ fn answers_to_nothing_are_counted() {
     let before = script.counters();
     script.hear(&unknown);
     assert_eq!(counted(&script, &before), [("rx_malformed", 1)], "a syndrome that IBTA reserves");
-    // A response to a SEND is none.
+    // A READ response to a SEND is invalid.
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, Psn::new(100), &[0; 8]);
     script.respond_atomic(Psn::new(100), 1);
     assert_eq!(script.reap().len(), 0);
@@ -238,7 +238,7 @@ fn uc_drops_what_it_cannot_place_without_a_word() {
     script.receive(300, 300);
     let middle = script.say(Opcode::UC_SEND_MIDDLE).payload(&[1; 256]).psn(Psn::new(9)).bytes();
     dropped(&mut script, &middle, "rx_dropped_messages");
-    // The rest of the same message is counted with it.
+    // The rest of the same message is not counted again.
     let before = script.counters();
     script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(10)).payload(&[1; 8]));
     assert_eq!(counted(&script, &before), []);
@@ -257,7 +257,7 @@ fn uc_drops_what_it_cannot_place_without_a_word() {
     let length = script.world.nodes[OWN].memory.len();
     assert_eq!(script.world.nodes[OWN].memory.read(length - 256, 256), [0; 256]);
     assert_eq!(script.state(), QpState::ReadyToSend);
-    // Error gives the kept receive back, once.
+    // The error state returns the taken receive, once.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

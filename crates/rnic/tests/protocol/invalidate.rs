@@ -1,5 +1,5 @@
-//! SEND with invalidate: a peer invalidates the key of a type 2 window that was bound through the queue pair that receives
-//! the message, and no other key (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
+//! SEND with invalidate. A peer may invalidate only the key of a type 2 window that was bound through the queue pair
+//! that receives the message (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
 
 use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
 use super::common::{End, QKEY};
@@ -167,7 +167,7 @@ fn a_window_that_the_peer_took_back_is_taken_back_once() {
             own.script.hear(&own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets - 1)).invalidate(key));
             assert_eq!(nak_of(&own.script.sent()[0]), None);
             assert_eq!(own.script.state(), QpState::ReadyToSend);
-            // Another message with the key is refused.
+            // Another message with the key is rejected.
             let again = own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets)).invalidate(key);
             own.script.hear(&again);
             assert_eq!(nak_of(&own.script.sent()[0]), Some(NakCode::REMOTE_ACCESS_ERROR));
@@ -187,7 +187,8 @@ fn a_refused_message_ends_the_requester_with_a_remote_access_error() {
     assert_eq!(script.counters().req_remote_access_errors, 1);
 }
 
-/// UC and UD have no SEND with invalidate (IBTA Vol 1, 9.4.1, the table of opcodes): the packet is malformed, and dropped.
+/// UC and UD have no SEND with invalidate (IBTA Vol 1, 9.4.1, the table of opcodes): the packet is malformed and
+/// dropped.
 #[test]
 fn unreliable_transports_invalidate_nothing() {
     for (kind, opcodes) in [(QpKind::Uc, [Opcode(0x36), Opcode(0x37)]), (QpKind::Ud, [Opcode(0x76), Opcode(0x77)])] {
@@ -207,7 +208,7 @@ fn unreliable_transports_invalidate_nothing() {
             own.script.hear(&said.invalidate(key).payload(&[7; 8]));
             assert_eq!(own.script.counters().rx_malformed, 1, "{kind:?} {opcode:?}");
             assert_eq!((own.script.ends(), own.script.state()), (vec![], QpState::ReadyToSend), "{kind:?} {opcode:?}");
-            // The window is still there: a second binding is refused.
+            // The window is still bound: a second binding is rejected.
             own.script.qpn = bound_on;
             let binding = own.binding();
             assert_eq!(own.bind(binding), Status::MemoryWindowBind, "{kind:?} {opcode:?}: the window is still bound");

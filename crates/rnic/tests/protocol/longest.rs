@@ -8,7 +8,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{BTH_LEN, NakCode, Opcode, Outer, PathMtu, RKey, RethPacket};
 
-/// A queue pair with a path MTU of 4096, and two elements that hold so many bytes, without memory behind them.
+/// Creates a queue pair with a path MTU of 4096, and two elements of `bytes` in total, without memory.
 fn with_room(kind: QpKind, bytes: u64) -> (Script, [Sge; 2]) {
     let mut script = Script::with(kind, PathMtu::Mtu4096, &End::default());
     let pd = script.world.nodes[OWN].pd;
@@ -30,7 +30,7 @@ fn what_is_longer_than_the_longest_message_is_refused_with_what_is_allowed() {
         let (given, allowed) = (MAX_MESSAGE_BYTES + 1, MAX_MESSAGE_BYTES);
         assert_eq!(error.kind, PostErrorKind::MessageTooLong { given, allowed });
         assert!(error.to_string().contains("2147483649") && error.to_string().contains("2147483648"), "{error}");
-        // The longest is taken, and begins as it should.
+        // The longest message is accepted, and its first packet is correct.
         let (mut script, sges) = with_room(QpKind::Rc, MAX_MESSAGE_BYTES);
         let qpn = script.qpn;
         let request = SendRequest { payload: Payload::Sges(&sges), ..request };
@@ -40,13 +40,13 @@ fn what_is_longer_than_the_longest_message_is_refused_with_what_is_allowed() {
         match operation {
             Op::Send => assert_eq!(sent[0].opcode(), Opcode::RC_SEND_FIRST),
             Op::Write { .. } => assert_eq!((sent[0].opcode(), length()), (Opcode::RC_WRITE_FIRST, 1 << 31)),
-            // A piece of it: what the window has room for.
+            // A piece of it that fits into the window.
             _ => assert!(sent[0].opcode() == Opcode::RC_READ_REQUEST && (4096..1 << 20).contains(&length())),
         }
     }
 }
 
-/// The peer sends so many whole packets of one message, and then one more.
+/// Sends `packets` full packets of one message from the peer, and then one more.
 fn hear_message(script: &mut Script, opcodes: [Opcode; 3], packets: u64) {
     let outer = Outer {
         src: script.world.nodes[PEER].address,

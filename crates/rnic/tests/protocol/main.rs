@@ -1,4 +1,4 @@
-//! Directed tests, packet by packet, against a peer played by hand.
+//! Directed tests, packet by packet, against a scripted peer.
 
 #[path = "../common/mod.rs"]
 mod common;

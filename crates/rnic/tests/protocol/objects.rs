@@ -78,7 +78,7 @@ fn a_list_that_is_to_be_taken_whole_is_taken_whole_or_not_at_all() {
     }
     script.rnic().post_all_sends(now_ns, qpn, &list[..3]).expect("three fit");
     assert_eq!(script.sent().len(), 3);
-    // Nor is anything flushed that was not taken.
+    // In the error state, only accepted requests are flushed.
     script.world.bring_to(OWN, qpn, QpState::Error);
     assert_eq!(script.ends().len(), 3);
     list[1].payload = Payload::Inline(&[0; 9]);
@@ -127,10 +127,10 @@ fn work_requests_are_refused_for_the_right_reason() {
     let empty = [Sge { address: 5, length: 0, lkey: LKey(9) }];
     script.rnic().post_send(now_ns, qpn, &[request(Op::Send, Payload::Sges(&empty))]).expect("nothing is named");
 
-    // The elements together may be longer than any message.
+    // The elements together are longer than any message.
     let mut script = Script::new();
     let pd = script.world.nodes[OWN].pd;
-    // SAFETY: never touched: the request is refused.
+    // SAFETY: never touched: the request is rejected.
     let huge = unsafe { script.rnic().register(pd, std::ptr::null_mut(), 1 << 31, 0, Access::all(), None) };
     let huge = huge.expect("room for a region");
     let sges =
@@ -336,11 +336,11 @@ fn objects_have_limits_and_owners() {
     rnic.deregister(&region).expect("it was registered");
     assert!(unknown(rnic.deregister(&region).expect_err("once is enough")));
     rnic.destroy_pd(pd).expect("nothing uses it");
-    // SAFETY: refused before the pointer is used.
+    // SAFETY: rejected before the pointer is used.
     let error = unsafe { rnic.register(other, std::ptr::null_mut(), 1, 0, Access::all(), None) };
     assert!(unknown(error.expect_err("the domain is gone")));
     let pd = rnic.create_pd();
-    // SAFETY: refused before the pointer is used.
+    // SAFETY: rejected before the pointer is used.
     let error = unsafe { rnic.register(pd, std::ptr::null_mut(), 9, u64::MAX - 8, Access::all(), None) };
     assert!(matches!(error, Err(ObjectError::Region { .. }) | Ok(_)));
     // SAFETY: as above.
@@ -391,7 +391,7 @@ fn a_region_that_is_registered_anew_keeps_its_keys() {
     assert_eq!(second.read(0, 8), [2; 8]);
     assert_eq!(first.read(0, 8), [1; 8], "the memory that was given up is left alone");
 
-    // SAFETY: refused before the pointer is used.
+    // SAFETY: rejected before the pointer is used.
     let error = unsafe { script.rnic().reregister(&region, pd, second.base(), 9, u64::MAX - 8, Access::all()) };
     assert!(matches!(error, Err(ObjectError::Region { .. })));
     write(&mut script, second.address() + 8, 3);

@@ -1,4 +1,4 @@
-//! Memory that is paged on demand: it may be gone when it is needed.
+//! Memory that is paged on demand and may be missing when it is needed.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu};
 
-/// Bytes from the start of a node's memory on that are there, and whether they may be written.
+/// Number of present bytes at the start of a node's memory, and whether they are writable.
 #[derive(Default)]
 struct Present {
     base: usize,
@@ -32,7 +32,7 @@ impl Pager for Pages {
 
 const LENGTH: usize = 1024;
 
-/// A queue pair and a region of which the first half can be read, and the first quarter written.
+/// Creates a queue pair and a region of which the first half is readable and the first quarter writable.
 fn start() -> (Script, Arc<doorbell_rnic::Region>, Arc<Mutex<Present>>) {
     let mut script = Script::new();
     let base = script.world.nodes[OWN].memory.base() as usize;
@@ -74,7 +74,7 @@ fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
 
 #[test]
 fn what_peers_reach_is_refused_where_it_is_gone() {
-    // That memory cannot be read shows when the READ, which was in order, is being answered.
+    // The READ is in order; the unreadable memory shows only when the answer is built.
     let cases = [
         (Opcode::RC_WRITE_ONLY, 248, None),
         (Opcode::RC_WRITE_ONLY, 256, Some(NakCode::REMOTE_ACCESS_ERROR)),
@@ -181,7 +181,7 @@ fn a_datagram_for_memory_that_is_gone_ends_its_receive_with_an_error() {
         let sges = [Sge { address: region.address() + offset, length: 64, lkey: region.lkey() }];
         let qpn = script.qpn;
         script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
-        // With the 40 bytes of a routing header it fills 48.
+        // With the 40 bytes of a routing header the datagram fills 48 bytes.
         let said = script.say(Opcode::UD_SEND_ONLY).quiet().deth(QKEY, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);
         assert_eq!(script.ends(), [(5, status)], "{offset}");

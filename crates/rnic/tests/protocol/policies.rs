@@ -1,5 +1,5 @@
-//! What a driver may choose where the specification leaves it the choice: doorbells, pulls of one part of one queue
-//! pair, and a device without the policies that were made for UDP.
+//! Choices of a driver that the specification leaves open: doorbells, pulls of one part of one queue pair, and a
+//! device without the policies for UDP.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -173,12 +173,12 @@ fn sends_of_unreliable_connections_complete_when_they_have_left() {
     assert_eq!(a.reap(), [(1, Status::Success)]);
     a.rnic.sends_departed(0, a.qpn, 1);
     assert_eq!(a.reap(), [], "once");
-    // What was taken is done, and only what was not is flushed.
+    // The pulled sends are done, and only the others are flushed.
     a.rnic
         .modify_qp(a.qpn, &QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })
         .expect("a transition");
     assert_eq!(a.reap(), [(1, Status::Success), (1, Status::WorkRequestFlushed)]);
-    // With acknowledgements nothing waits for that.
+    // With acknowledgements no send waits for its departure.
     let (mut a, mut b) = pair(Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
     b.post_receive();
     a.post(SendOperation::Send, 16);

@@ -1,4 +1,4 @@
-//! What an overdue answer brings before the configured timeout does.
+//! Probes for an overdue answer before the configured timeout.
 
 use super::common::End;
 use super::common::script::{OWN_PSN, Script};
@@ -11,12 +11,12 @@ fn psn(index: u32) -> Psn {
     OWN_PSN.add(index)
 }
 
-/// Numbers of the packets that left, counted from the first that ever did.
+/// Returns the numbers of the packets that left, counted from the first one of the test.
 fn numbers(script: &mut Script) -> Vec<u32> {
     script.sent().iter().map(|packet| packet.psn().distance_from(OWN_PSN)).collect()
 }
 
-/// Posts one packet more. Did it leave?
+/// Posts one more packet, and returns whether it left.
 fn is_window_open(script: &mut Script) -> bool {
     script.post(Op::Send, 256);
     script.world.transmit();
@@ -38,7 +38,7 @@ fn the_oldest_and_the_newest_are_sent_again_and_nothing_between() {
     assert_eq!(probes[0].opcode(), Opcode::RC_SEND_FIRST);
     assert_eq!(probes[1].opcode(), Opcode::RC_SEND_LAST);
     assert_eq!(script.counters().tx_retransmitted_packets, 2);
-    // The peer only had no CPU: all that was sent is done.
+    // The peer only had no CPU: all sent messages are done.
     script.ack(psn(23));
     assert_eq!(script.ends().len(), 8);
     script.world.settle();
@@ -55,7 +55,7 @@ fn a_gap_that_a_probe_finds_is_filled() {
     script.sent();
     script.pass(EARLIEST_NS);
     assert_eq!(numbers(&mut script), [0, 11]);
-    // The peer had lost everything; the oldest was what it waited for, the newest is ahead of it.
+    // The peer had lost everything: it expects the oldest packet, so the newest is ahead of it.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(numbers(&mut script), (1..12).collect::<Vec<_>>());
     script.ack(psn(11));
@@ -145,7 +145,7 @@ fn of_a_read_only_what_is_missing_is_asked_for_again() {
     script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &payload);
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(4), &payload);
     script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(5), &payload);
-    // The answers to the probes: of no use, and harmless.
+    // The answers to the probes have no effect.
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &payload);
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(4), &payload);
     assert_eq!(script.ends(), [(0, Status::Success), (1, Status::Success)]);

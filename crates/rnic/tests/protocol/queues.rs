@@ -51,7 +51,7 @@ fn a_completion_queue_of_one_works_and_overruns_at_two() {
     assert_eq!(queue.poll(&mut out), Err(Overrun));
     assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "receives of the other queue come back");
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // More of the same is silent, and bounded.
+    // Further overruns are silent and bounded.
     script.post(Op::Send, 8);
     assert_eq!(script.events(), []);
     assert!(queue.len() <= 1);
@@ -81,7 +81,7 @@ fn events_of_a_destroyed_completion_queue_do_not_name_its_successor() {
     script.qpn = other;
     let said = script.say(Opcode::RC_WRITE_ONLY).reth(0, doorbell_wire::RKey::new(1), 8).payload(&[0; 8]);
     script.hear(&said);
-    // Nobody has asked for the overrun's event when its queue goes and the number is given away again.
+    // The program has not read the overrun's event when its queue is destroyed and the number is reused.
     script.rnic().destroy_qp(qpn).expect("it exists");
     script.rnic().destroy_cq(cq).expect("nothing uses it");
     let (successor, _) = script.rnic().create_cq(1, None).expect("room");
@@ -101,7 +101,7 @@ fn events_of_a_destroyed_shared_receive_queue_do_not_name_its_successor() {
     let (successor, _) = script.rnic().create_srq(pd, 4, 1).expect("room");
     assert_eq!(successor, srq, "numbers are used again at once");
     assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(kept.0)], "those of others stay");
-    // Whoever still holds the queue that is gone raises no event of its number's next owner.
+    // A holder of the destroyed queue raises no event of the next owner of its number.
     queue.arm_limit(1);
     assert_eq!(script.events(), []);
 }
@@ -119,7 +119,7 @@ fn solicited_and_other_notifications() {
         let mut said = script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(index));
         said.bth.solicited = solicited;
         script.hear(&said);
-        script.sent(); // what completed is seen behind its acknowledgement
+        script.sent(); // a completion is visible only after its acknowledgement
     };
     let mut out = [Completion::default(); 8];
     send(&mut script, 0, true);
@@ -181,7 +181,7 @@ fn a_shared_receive_queue_serves_all_in_turn_and_tells_of_its_limit() {
     queue.arm_limit(2);
     assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(queue.id())], "it is below already");
 
-    // A message that is being received when its queue pair fails gives its receive back.
+    // A message that is being received when its queue pair fails returns its receive.
     script.hear(&script.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(2)).payload(&[0; 256]));
     assert_eq!(script.state(), QpState::Error, "the receive is too short");
     assert_eq!(script.ends(), [(3, Status::LocalLength)]);

@@ -12,7 +12,7 @@ fn psn(index: u32) -> Psn {
     OWN_PSN.add(index)
 }
 
-/// When packets left, counted from the first.
+/// Returns the times at which packets left, counted from the first.
 fn times(script: &mut Script) -> Vec<u64> {
     let sent = script.sent();
     sent.iter().map(|packet| packet.at_ns - sent[0].at_ns).collect()
@@ -32,7 +32,7 @@ fn a_lost_request_is_sent_again_early_with_doubling_delays_that_do_not_count() {
     assert_eq!((counters.tx_data_packets, counters.tx_retransmitted_packets), (1, 5));
     script.ack(psn(0));
     assert_eq!(script.ends(), [(0, Status::Success)]);
-    // Whoever answers starts afresh.
+    // An answer of the peer resets the retries.
     script.post(Op::Send, 8);
     script.pass(EARLIEST_NS);
     assert_eq!(times(&mut script), [0, EARLIEST_NS]);
@@ -40,13 +40,13 @@ fn a_lost_request_is_sent_again_early_with_doubling_delays_that_do_not_count() {
 
 #[test]
 fn a_short_configured_timeout_is_kept() {
-    // 4.096 us * 2^4 is below the earliest early timeout, and wins.
+    // 4.096 us * 2^4 is below the minimum early timeout, and takes precedence.
     let timeout_ns = ack_timeout_ns(4).expect("finite");
     let mut script = Script::rc(&End { timeout: 4, retry_count: 3, ..End::default() });
     let start_ns = script.world.now_ns;
     script.post(Op::Send, 8);
     script.world.settle();
-    // Once, twice, and from then on four times as long.
+    // One timeout, then two, and from then on four.
     assert_eq!(times(&mut script), [0, timeout_ns, 3 * timeout_ns, 7 * timeout_ns]);
     assert_eq!(script.world.now_ns, start_ns + 11 * timeout_ns);
     assert_eq!(script.ends(), [(0, Status::RetryExceeded)]);
@@ -189,7 +189,7 @@ fn rnr_retries_are_counted_and_progress_gives_them_back() {
 fn seven_rnr_retries_are_without_end_and_the_timer_list_does_not_grow() {
     let mut script = Script::rc(&End { rnr_retry: 7, timeout: 0, ..End::default() });
     script.post(Op::Send, 8);
-    // The peer is silent until tries are a second apart: each of those deadlines is overtaken.
+    // The peer is silent until tries are a second apart, and each deadline is replaced by an earlier one.
     script.pass(1_200_000_000);
     for _ in 0..10_000 {
         script.sent();
@@ -215,7 +215,7 @@ fn waiting_for_a_window_does_not_count_against_the_peer() {
     script.post(Op::Send, 8);
     script.sent();
     script.pass(300_000);
-    // Others fill the window, so a repetition has to wait.
+    // Other queue pairs fill the window, so a repetition has to wait.
     for qpn in busy {
         script.qpn = qpn;
         for _ in 0..64 {

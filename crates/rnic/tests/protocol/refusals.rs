@@ -1,4 +1,4 @@
-//! Requests that the responder refuses with a NAK that ends the connection (IBTA Vol 1, 9.7.5.2, 9.9.3).
+//! Requests that the responder rejects with a NAK that ends the connection (IBTA Vol 1, 9.7.5.2, 9.9.3).
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
@@ -108,7 +108,7 @@ fn more_reads_than_agreed_are_an_invalid_request() {
     assert_eq!(script.counters().tx_response_packets, 2, "what was carried out before is answered before");
     assert_eq!(script.state(), QpState::Error);
     script.ends();
-    // A repetition that waits gives way to a new request: the peer waits for two at most.
+    // A waiting repeated answer is dropped for a new request: the peer waits for at most two answers.
     let mut script = Script::rc(&end);
     let (base, rkey) = (script.base(), script.rkey());
     let read =
@@ -173,7 +173,7 @@ fn every_remote_access_is_checked() {
             assert_eq!(script.world.nodes[OWN].memory.read(0, 8), [0; 8], "{operation}: {fault}: nothing was written");
             assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "{operation}: {fault}");
         }
-        // The queue pair must allow it too.
+        // The queue pair must allow the access, too.
         let end = End { access: Access::LOCAL_WRITE, ..End::default() };
         let (code, ..) = refused(&end, |script| {
             let (address, key) = (script.base(), script.rkey());
@@ -186,7 +186,7 @@ fn every_remote_access_is_checked() {
 
 #[test]
 fn memory_that_goes_away_meanwhile_is_an_operational_error() {
-    // A receive whose region is gone when the message comes.
+    // The region of a receive is gone when the message arrives.
     let mut script = Script::new();
     let region = script.region(0, 64, Access::LOCAL_WRITE);
     let sge = Sge { address: region.address(), length: 64, lkey: region.lkey() };
@@ -199,7 +199,7 @@ fn memory_that_goes_away_meanwhile_is_an_operational_error() {
     assert_eq!(script.counters().resp_remote_operational_errors, 1);
     assert_eq!(script.events(), [AsyncEvent::QpFatal(qpn)]);
 
-    // A READ whose region goes away before the answer leaves.
+    // The region of a READ goes away before the answer leaves.
     let mut script = Script::new();
     let region = script.region(0, 600, Access::REMOTE_READ);
     script.hear(&script.say(Opcode::RC_READ_REQUEST).reth(region.address(), region.rkey(), 600));

@@ -1,4 +1,4 @@
-//! What the requester sends, and what it makes of answers (IBTA Vol 1, 9.7.3, 9.7.5.1).
+//! Packets of the requester, and its processing of answers (IBTA Vol 1, 9.7.3, 9.7.5.1).
 
 use super::common::End;
 use super::common::script::{OWN, OWN_PSN, Script};
@@ -25,7 +25,7 @@ fn add() -> Op {
     Op::FetchAdd { remote_address: 0x10_0000, rkey: RKey::new(0x1234), add: 1 }
 }
 
-/// Address and length that a packet's RETH names.
+/// Returns the address and the length in a packet's RETH.
 fn reth(bytes: &[u8]) -> (u64, u32) {
     let reth = RethPacket::new_checked(&bytes[BTH_LEN..]).expect("a whole header");
     (reth.virtual_address(), reth.dma_length())
@@ -86,7 +86,7 @@ fn one_acknowledgement_completes_all_before_it_and_unsignalled_ones_in_silence()
     script.ack(psn(3));
     assert_eq!(script.ends(), [(0, Status::Success), (2, Status::Success)]);
     assert!(script.rnic().in_flight_packets() > 0);
-    // Half of it, half of the rest: a message is done with its last packet.
+    // Acknowledge half, then half of the rest: a message is done with its last packet.
     script.ack(psn(4));
     assert_eq!(script.ends(), [(3, Status::Success)]);
     assert_eq!(script.rnic().in_flight_packets(), 0);
@@ -107,7 +107,7 @@ fn acknowledgements_of_what_was_done_or_never_sent_change_nothing() {
     assert_eq!(script.counters().rx_unexpected_response, 3);
     script.ack(psn(0));
     assert_eq!(script.ends().len(), 1);
-    // Late and doubled ones: also NAKs that were overtaken.
+    // Late and doubled answers, including NAKs that were overtaken.
     script.ack(psn(0));
     script.nak(psn(0), NakCode::REMOTE_ACCESS_ERROR);
     script.ack(OWN_PSN.sub(1));
@@ -187,7 +187,7 @@ fn a_read_gathers_its_response_packets() {
     let bytes = script.world.nodes[OWN].memory.read(0, 600);
     assert_eq!(bytes, [&[1; 256][..], &[2; 256], &[3; 88]].concat(), "a packet that comes twice is placed once");
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // The next request follows the response in number.
+    // The number of the next request follows that of the response.
     script.post(Op::Send, 0);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(4))]);
 }
@@ -255,7 +255,7 @@ fn a_response_of_the_wrong_length_is_a_bad_response() {
 
 #[test]
 fn a_long_read_is_asked_for_in_pieces_and_repeated_within_them() {
-    // A buffer of 64 kB makes a window of 16 kB, and pieces that count for 4 kB: three packets.
+    // A buffer of 64 kB gives a window of 16 kB, and pieces with a cost of 4 kB: three packets.
     let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
     let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
     let end = End { max_rd_atomic: 2, ..End::default() };
@@ -304,7 +304,7 @@ fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
     assert_eq!(script.shapes().len(), 2, "what is behind waits too: requests are sent in order");
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[0; 16]);
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(2)), (Opcode::RC_SEND_ONLY, psn(3))]);
-    // Also after everything was sent again, when answers to the first try come late.
+    // The same after everything was sent again, when answers to the first try arrive late.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes().len(), 3);
     script.post_read(16);
@@ -352,8 +352,8 @@ fn inline_data_is_copied_when_it_is_posted() {
     assert_eq!(sent[0].bytes[BTH_LEN..], [7; 64]);
 }
 
-/// Posts a SEND whose second packet lies in a region of its own, and another SEND behind it, and takes the region
-/// away. They have the numbers 7 and 8.
+/// Posts a SEND whose second packet lies in its own region, and then another SEND, and deregisters the region. Their
+/// numbers are 7 and 8.
 fn send_from_nowhere(script: &mut Script) {
     let length = 64;
     let region = script.region(0, length, doorbell_verbs_core::Access::empty());
@@ -379,12 +379,12 @@ fn a_request_whose_memory_is_gone_fails_once_those_before_it_are_done() {
     script.post(Op::Send, 64);
     script.post(read(), 256);
     send_from_nowhere(&mut script);
-    // The first packet of the request that fails is whole.
+    // The first packet of the failing request is complete.
     let expected = [(Opcode::RC_SEND_ONLY, psn(0)), (Opcode::RC_READ_REQUEST, psn(1)), (Opcode::RC_SEND_FIRST, psn(2))];
     assert_eq!(script.shapes(), expected, "only what could be filled leaves");
     assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 3);
     assert_eq!((script.ends(), script.state()), (vec![], QpState::ReadyToSend), "the peer may have the first");
-    // Something was lost: it is sent again meanwhile.
+    // A packet was lost: it is sent again meanwhile.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes(), expected);
     script.ack(psn(0));
@@ -432,7 +432,7 @@ fn draining_finishes_what_was_begun_and_says_so() {
     script.world.modify(OWN, qpn, drain);
     script.post(Op::Send, 8);
     assert_eq!(script.shapes(), [], "nothing new is begun");
-    // Everything is to be sent again when the first is acknowledged: the second is not done yet.
+    // All packets are about to be sent again when the first is acknowledged: the second is not done yet.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     script.ack(psn(0));
     assert_eq!(script.events(), [], "one is left");
@@ -442,7 +442,7 @@ fn draining_finishes_what_was_begun_and_says_so() {
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the rest goes on");
     script.ack(psn(2));
-    // Drained already, and asked without the event.
+    // The queue is drained already, and the move does not request the event.
     script.world.modify(OWN, qpn, drain);
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);

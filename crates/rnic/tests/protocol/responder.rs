@@ -1,4 +1,4 @@
-//! What the responder answers (IBTA Vol 1, 9.7.4, 9.7.5.2, 9.7.7).
+//! Answers of the responder (IBTA Vol 1, 9.7.4, 9.7.5.2, 9.7.7).
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Script, nak_of, syndrome_of};
@@ -72,7 +72,7 @@ fn a_repeated_read_is_carried_out_again_from_where_it_is_asked_for() {
     assert_eq!(script.counters().rx_read_requests, 1, "a repetition is not counted as a READ");
     assert_eq!(script.counters().duplicate_request, 1);
 
-    // What reaches beyond what was asked for before is no repetition.
+    // A READ beyond the range of the earlier request is not a repetition.
     script.hear(&read(&script).psn(PEER_PSN.add(1)).reth(base + 256, rkey, 600));
     assert_eq!(script.shapes(), []);
     assert_eq!(script.state(), QpState::ReadyToSend);
@@ -90,13 +90,13 @@ fn a_read_that_is_repeated_after_its_region_went_is_refused_and_ends_nothing() {
         if is_gone {
             script.hear(&read);
         } else {
-            // Between the request and its answer.
+            // This happens between the request and its answer.
             script.rnic().deregister(&region).expect("no window is bound to it");
         }
         let sent = script.sent();
         assert_eq!(sent.len(), 1, "the peer is told, once");
         assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_ACCESS_ERROR), PEER_PSN));
-        // The request may have been a late copy, of which the peer knows nothing.
+        // The request may have been a late copy that the peer knows nothing about.
         assert_eq!(script.state(), QpState::ReadyToSend);
         assert_eq!(script.events(), []);
     }
@@ -128,7 +128,7 @@ fn a_repeated_atomic_is_answered_from_memory_of_the_first() {
     );
     assert_eq!(script.world.nodes[OWN].memory.word(0), 104, "each was carried out once");
     assert_eq!(script.counters().rx_atomic_requests, 3);
-    // The first is older than what the resources remember: no answer is better than a wrong one.
+    // The first is older than the stored results. No answer is better than a wrong one.
     script.hear(&add);
     assert_eq!(script.shapes(), []);
 }
@@ -143,7 +143,7 @@ fn a_repetition_leaves_the_answers_that_wait_and_their_order_alone() {
     script.hear(&add(&script, 0));
     script.hear(&read);
     script.hear(&add(&script, 4));
-    // The peer asks for one of them again, before any has left.
+    // The peer repeats some requests before any answer has left.
     for repeated in [&add(&script, 0), &read, &add(&script, 4), &read] {
         script.hear(repeated);
     }

@@ -1,5 +1,5 @@
-//! What becomes of a receive that a message took from a shared receive queue and did not fill: it
-//! goes back to the queue, or completes; it is never lost, and never kept from other queue pairs.
+//! Receives that a message took from a shared receive queue and did not fill. Each returns to the queue or completes.
+//! None is lost, and none is withheld from other queue pairs.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl Shared {
         self.script.rnic().post_srq_recv(self.id, &[RecvRequest { wr_id: number, sges: &sges }]).expect("room");
     }
 
-    /// The peer sends a packet to one of the queue pairs.
+    /// Sends a packet of the peer to one of the queue pairs.
     fn hear(&mut self, index: usize, opcode: Opcode, psn: u32, length: usize) {
         self.script.qpn = self.qpns[index];
         let said = self.script.say(opcode).psn(PEER_PSN.add(psn)).quiet();
@@ -44,14 +44,14 @@ impl Shared {
         self.script.hear(&said.payload(&vec![3; length]));
     }
 
-    /// Which receives completed, for which queue pair, and how.
+    /// Returns the completed receives, with their queue pairs and statuses.
     fn ends(&mut self) -> Vec<(u64, Qpn, Status)> {
         let end = |completion: &Completion| (completion.wr_id, completion.qpn, completion.status);
         self.script.reap().iter().map(end).collect()
     }
 }
 
-/// How a queue pair goes while a message arrives.
+/// End of a queue pair while a message arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gone {
     Reset,
@@ -62,12 +62,12 @@ enum Gone {
 fn an_oversized_datagram_leaves_the_receive_to_the_others() {
     let mut shared = Shared::new(QpKind::Ud, 3);
     shared.post(0);
-    // With the routing header it is longer than the receive, which is the only one.
+    // With the routing header the datagram is longer than the only receive.
     for oversized in 0..3 {
         shared.hear(0, Opcode::UD_SEND_ONLY, oversized, LENGTH - 40 + 1);
         assert_eq!(shared.queue.len(), 1, "the receive is where it was");
     }
-    // Longer than the path carries.
+    // This datagram is longer than the path MTU.
     shared.hear(1, Opcode::UD_SEND_ONLY, 0, 4097);
     assert_eq!(shared.ends(), []);
     assert_eq!(shared.script.counters().rx_dropped_messages, 4);
@@ -94,8 +94,6 @@ fn a_dropped_datagram_neither_reorders_receives_nor_uses_up_the_limit() {
 
 #[test]
 fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
-    // The last packet of a message is lost and the next message begins; a packet in the middle is
-    // lost; a packet has a length that its place does not allow; the message is too long.
     type Packets = &'static [(Opcode, u32, usize)];
     let cases: [(&str, Packets); 4] = [
         ("lost middle", &[(Opcode::UC_SEND_FIRST, 0, 256), (Opcode::UC_SEND_LAST, 2, 8)]),
@@ -117,7 +115,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
         shared.hear(1, Opcode::UC_SEND_ONLY, 0, 8);
         assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)], "{what}");
     }
-    // Where the next message begins, it takes the receive of the one that never ended.
+    // The next message uses the receive of the unfinished one when it begins.
     let mut shared = Shared::new(QpKind::Uc, 1);
     shared.post(0);
     shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
@@ -213,7 +211,7 @@ fn a_receive_that_goes_back_finds_its_place_though_the_queue_was_filled_again() 
     let qpn = shared.qpns[0];
     shared.script.rnic().destroy_qp(qpn).expect("it exists");
     assert_eq!(shared.queue.len(), DEPTH + 1);
-    // Full is full, though, until they are taken.
+    // The queue stays full until messages take receives.
     let sges = [shared.script.world.nodes[OWN].sge(0, LENGTH)];
     let id = shared.id;
     shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 9, sges: &sges }]).expect_err("it is full");

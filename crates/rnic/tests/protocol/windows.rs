@@ -13,7 +13,7 @@ use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 
 const LENGTH: usize = 256;
 
-/// A queue pair, a region that only windows open to peers, and a window that is not bound.
+/// A queue pair, a region that peers reach only through windows, and an unbound window.
 pub(super) struct Windows {
     pub(super) script: Script,
     pub(super) region: Arc<Region>,
@@ -48,7 +48,7 @@ impl Windows {
         Self { script, region, key, heard: 0, shared }
     }
 
-    /// What binds the first half of the region, for everything.
+    /// Returns a binding of the first half of the region with all rights.
     pub(super) fn binding(&self) -> WindowBinding {
         WindowBinding {
             rkey: next(self.key),
@@ -76,7 +76,7 @@ impl Windows {
         status
     }
 
-    /// Is a WRITE of the peer to these bytes accepted?
+    /// Returns whether the device accepts a WRITE of the peer to these bytes.
     pub(super) fn write(&mut self, key: RKey, address: u64, length: usize) -> bool {
         let said = self.script.say(Opcode::RC_WRITE_ONLY).psn(PEER_PSN.add(self.heard));
         self.heard += 1;
@@ -117,7 +117,7 @@ fn a_bound_window_opens_its_bytes_and_no_others() {
         let (mut own, bound) = start(true);
         let rkey = own.region.rkey();
         assert!(!own.write(rkey, bound.address, 8), "the region itself is not open");
-        // And only to what it was bound for.
+        // The window allows only the bound accesses.
         let mut own = Windows::new(kind);
         let binding = WindowBinding { access: Access::REMOTE_READ, ..own.binding() };
         assert_eq!(own.bind(binding), Status::Success);
@@ -161,7 +161,7 @@ fn type_1_is_bound_anew_at_any_time_and_to_nothing() {
     assert_ne!(second.rkey, first.rkey);
     assert_eq!(own.bind(second), Status::Success);
     assert!(own.write(second.rkey, second.address, 8));
-    // Under the same key it is another place all the same.
+    // The same key now names another range.
     assert_eq!(own.bind(WindowBinding { address: first.address, ..second }), Status::Success);
     assert!(own.write(second.rkey, first.address, 8));
     let nothing = WindowBinding { length: 0, lkey: LKey(0), ..own.binding() };
@@ -245,7 +245,7 @@ fn bindings_that_are_not_allowed_fail_and_so_does_the_connection() {
         assert_eq!(own.bind(binding), Status::MemoryWindowBind, "{what}");
         assert_eq!(own.script.state(), QpState::Error, "{what}");
     }
-    // What is not to be invalidated.
+    // Keys that must not be invalidated.
     type Key = fn(&Windows) -> RKey;
     let take: [(WindowKind, &str, Key); 4] = [
         (Type1, "type 1", |own| own.key),
@@ -288,7 +288,7 @@ fn windows_wait_for_what_is_before_them_and_hold_up_what_is_behind() {
     let bind = own.script.post(Op::BindWindow(bound), 0);
     let behind = own.script.post(Op::Send, 8);
     assert_eq!(own.script.sent().len(), 1);
-    // What is before them may have to be sent again.
+    // Earlier requests may have to be sent again.
     own.script.nak(super::common::script::OWN_PSN, NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
     assert!(own.script.reap().is_empty());
@@ -298,7 +298,7 @@ fn windows_wait_for_what_is_before_them_and_hold_up_what_is_behind() {
     assert_eq!((done[0].wr_id, done[0].status), (before, Status::Success));
     assert_eq!((done[1].wr_id, done[1].opcode), (bind, CompletionOpcode::BindWindow));
     assert!(own.write(bound.rkey, bound.address, 8));
-    // Going back does not bind again.
+    // Go-back-N does not bind the window again.
     own.script.nak(super::common::script::OWN_PSN.next(), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
     own.script.ack(super::common::script::OWN_PSN.next());
@@ -320,7 +320,7 @@ fn windows_are_of_connections_and_move_no_bytes() {
     let error = script.try_post(Op::LocalInvalidate(key), 0, SendFlags::empty()).expect_err("UD has no windows");
     assert!(matches!(error.kind, PostErrorKind::UnsupportedOperation { transport: "UD", .. }));
 
-    // UC has them.
+    // UC supports windows.
     let mut own = Windows::new(WindowKind::Type1);
     own.script.qpn = own.script.add_qp(QpKind::Uc, PathMtu::Mtu256, &End::default());
     let bound = own.binding();
@@ -379,7 +379,7 @@ fn what_windows_need_stays_while_they_are_there() {
 
 #[test]
 fn memory_is_let_go_with_its_region_though_a_window_to_it_was_used() {
-    // However the window goes: taken back by its owner, or destroyed.
+    // Both ways to end the window: its owner invalidates or destroys it.
     for is_destroyed in [false, true] {
         let mut own = Windows::new(WindowKind::Type2);
         let memory = Arc::new(());

@@ -1,4 +1,4 @@
-//! A capture of rxe and our software RNIC, taken apart: packets, connections, messages.
+//! A parsed capture of rxe and our software RNIC: packets, connections, messages.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,19 +9,19 @@ use doorbell_wire::{
 };
 use pcap_file::pcap::PcapReader;
 
-/// The end of the cable that was rxe's.
+/// Address of rxe's end of the cable.
 pub(crate) const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// The end of the cable that was our software RNIC's.
+/// Address of our software RNIC's end of the cable.
 pub(crate) const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
 /// One packet on the cable.
 #[derive(Clone)]
 pub(crate) struct Packet {
-    /// When, since the capture's first packet.
+    /// Time since the capture's first packet.
     pub(crate) at_ns: u64,
     pub(crate) outer: Outer,
     pub(crate) bth: BthRepr,
-    /// From the BTH to the ICRC.
+    /// Bytes from the BTH to the ICRC.
     pub(crate) datagram: Vec<u8>,
     source_port: u16,
     destination_port: u16,
@@ -32,12 +32,12 @@ impl Packet {
         self.outer.src == RXE
     }
 
-    /// From the BTH to the padding.
+    /// Returns the bytes from the BTH to the padding.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.datagram[..self.datagram.len() - ICRC_LEN]
     }
 
-    /// What a UDP socket's link asks of an arriving packet.
+    /// Returns whether the packet passes the checks of a UDP socket's link.
     pub(crate) fn is_intact(&self) -> bool {
         let flow = Flow::new(self.outer.src, self.outer.dst, self.source_port, self.destination_port);
         matches!(flow.check(0, &self.datagram), Check::Valid { .. })
@@ -51,12 +51,12 @@ impl Packet {
         self.bth.opcode.operation().expect("an opcode of IBTA's")
     }
 
-    /// The first headers of its kind behind the BTH; DETH comes before all others, RETH before immediate data.
+    /// Returns the first headers of its kind after the BTH; DETH comes before all others, RETH before immediate data.
     pub(crate) fn header<const N: usize>(&self) -> &[u8; N] {
         self.bytes()[BTH_LEN..].first_chunk().expect("the packet is long enough for its opcode")
     }
 
-    /// The header that ends the extensions.
+    /// Returns the last extension header.
     fn last_header<const N: usize>(&self) -> &[u8; N] {
         let extensions = &self.bytes()[BTH_LEN..BTH_LEN + self.bth.opcode.extension_len()];
         extensions.last_chunk().expect("the opcode has this header")
@@ -79,38 +79,38 @@ impl Packet {
         self.bth.opcode.has_deth().then(|| DethRepr::read(self.header::<DETH_LEN>()))
     }
 
-    /// The syndrome, of acknowledgements and other answers.
+    /// Returns the syndrome of an acknowledgement or another answer.
     pub(crate) fn syndrome(&self) -> Option<doorbell_wire::Syndrome> {
         self.bth.opcode.has_aeth().then(|| doorbell_wire::AethRepr::read(self.header::<AETH_LEN>()).syndrome)
     }
 
-    /// A READ or atomic response.
+    /// Returns whether the packet is a READ or atomic response.
     pub(crate) fn is_response(&self) -> bool {
         matches!(self.operation(), Operation::ReadResponse | Operation::AtomicAcknowledge)
     }
 
-    /// A request that such a response answers.
+    /// Returns whether the packet is a request that such a response answers.
     pub(crate) fn is_answered(&self) -> bool {
         matches!(self.operation(), Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
     }
 
-    /// An acknowledgement, or a NAK.
+    /// Returns whether the packet is an acknowledgement or a NAK.
     pub(crate) fn is_acknowledgement(&self) -> bool {
         self.operation() == Operation::Acknowledge
     }
 
-    /// An acknowledgement that is neither a NAK nor the answer to a READ or an atomic.
+    /// Returns whether the packet is an acknowledgement, but neither a NAK nor the answer to a READ or an atomic.
     pub(crate) fn is_plain_ack(&self) -> bool {
         self.is_acknowledgement() && self.syndrome() == Some(doorbell_wire::Syndrome::ACK_UNLIMITED)
     }
 
-    /// The remote key that a request names, and the range.
+    /// Returns the remote key and the range of a request.
     pub(crate) fn remote(&self) -> Option<(RKey, u64, u64)> {
         let by_reth = self.reth().map(|reth| (reth.rkey, reth.virtual_address, u64::from(reth.dma_length)));
         by_reth.or_else(|| self.atomic().map(|atomic| (atomic.rkey, atomic.virtual_address, 8)))
     }
 
-    /// Sequence numbers that it takes: a READ request takes those of its answer.
+    /// Returns the number of sequence numbers used: a READ request uses those of its answer.
     fn sequence_numbers(&self, mtu: PathMtu) -> u32 {
         match (self.operation(), self.reth()) {
             (Operation::ReadRequest, Some(reth)) => (reth.dma_length as usize).div_ceil(mtu.bytes()).max(1) as u32,
@@ -119,7 +119,7 @@ impl Packet {
     }
 }
 
-/// What a file holds. Every packet was captured as a whole and is intact.
+/// Reads the packets of a capture file. Every packet must be complete and intact.
 pub(crate) fn read(file: &[u8]) -> Vec<Packet> {
     let mut reader = PcapReader::new(file).expect("a capture file");
     let (mut packets, mut start) = (Vec::new(), None);
@@ -142,7 +142,7 @@ pub(crate) fn read(file: &[u8]) -> Vec<Packet> {
     packets
 }
 
-/// What two queue pairs sent each other.
+/// Packets between two queue pairs.
 pub(crate) struct Connection {
     pub(crate) kind: QpKind,
     pub(crate) packets: Vec<Packet>,
@@ -152,7 +152,8 @@ pub(crate) struct Connection {
     pub(crate) peer_qpn: Option<Qpn>,
 }
 
-/// Programs ran one after the other, so a new number of a queue pair begins a new connection.
+/// Splits packets into connections. Programs ran one after the other, so a new queue pair number begins a new
+/// connection.
 pub(crate) fn connections(packets: Vec<Packet>) -> Vec<Connection> {
     let mut found: Vec<Connection> = Vec::new();
     for packet in packets {
@@ -184,7 +185,7 @@ pub(crate) fn connections(packets: Vec<Packet>) -> Vec<Connection> {
 #[derive(Clone)]
 pub(crate) struct Message {
     pub(crate) first: Packet,
-    /// The packet that ends it: what it carries beside the payload, and whether the event was solicited.
+    /// The last packet, which shows its immediate data or invalidated key, and whether it solicits an event.
     pub(crate) last: Packet,
     pub(crate) packets: u32,
     pub(crate) payload: Vec<u8>,
@@ -203,7 +204,7 @@ impl Message {
         self.last.bth.opcode.has_ieth() && self.last.last_header::<IETH_LEN>().len() == IETH_LEN
     }
 
-    /// Does it take a receive?
+    /// Returns whether the message uses a receive.
     pub(crate) fn takes_receive(&self) -> bool {
         self.operation() == Operation::Send || self.immediate().is_some()
     }
@@ -215,15 +216,15 @@ impl Message {
 }
 
 impl Connection {
-    /// The path MTU: what the first of several packets carries. Where each message had one packet, the largest.
+    /// Returns the path MTU: the payload of the first of several packets. If each message had one packet, the largest
+    /// counts.
     pub(crate) fn mtu(&self) -> PathMtu {
         let parts = self.packets.iter().filter(|packet| packet.bth.opcode.is_first() && !packet.bth.opcode.is_only());
         let bytes = parts.map(|packet| packet.payload().len()).max();
         bytes.map_or(PathMtu::Mtu4096, |bytes| PathMtu::from_bytes(bytes).expect("packets of several are full"))
     }
 
-    /// What one side asked of the other, in the order of the sequence numbers. What was sent more than once
-    /// counts once.
+    /// Returns the requests of one side, in the order of the sequence numbers. Repeated requests count once.
     pub(crate) fn messages(&self, of_rxe: bool) -> Vec<Message> {
         let mut packets: Vec<&Packet> =
             self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.is_request()).collect();
@@ -253,20 +254,20 @@ impl Connection {
         messages
     }
 
-    /// Was this request's sequence number among those of an earlier one of that side?
+    /// Returns whether the request's sequence number was among those of an earlier request of the same side.
     pub(crate) fn is_repeated(&self, packet: &Packet) -> bool {
         let earlier = self.packets.iter().take_while(|other| !std::ptr::eq(*other, packet));
         let mut same_side = earlier.filter(|other| other.is_request() && other.is_of_rxe() == packet.is_of_rxe());
         same_side.any(|other| packet.bth.psn.distance_from(other.bth.psn) < other.sequence_numbers(self.mtu()))
     }
 
-    /// The sequence number that a side's requests began with.
+    /// Returns the sequence number of a side's first request.
     pub(crate) fn first_psn(&self, of_rxe: bool) -> Option<Psn> {
         let own = self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.is_request());
         own.map(|packet| packet.bth.psn).reduce(|first, psn| if psn.is_before(first) { psn } else { first })
     }
 
-    /// The answer of a side with this sequence number: a READ response or that of an atomic.
+    /// Returns the answer of a side with this sequence number: a READ or atomic response.
     pub(crate) fn answer(&self, of_rxe: bool, psn: Psn) -> &Packet {
         let mut packets = self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.bth.psn == psn);
         packets.find(|packet| packet.is_response()).expect("what was asked for was answered")

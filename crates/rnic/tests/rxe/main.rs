@@ -1,5 +1,6 @@
-//! Linux's rdma_rxe, captured on a cable with our software RNIC at the other end (`cargo xtask capture-rxe`):
-//! our state machine hears what rxe sent then, and sends what was sent then, byte for byte.
+//! Replay of captures of Linux's rdma_rxe on a cable with our software RNIC at the other end (`cargo xtask
+//! capture-rxe`). Our state machine receives the captured packets of rxe, and must send its captured packets, byte
+//! for byte.
 
 #[path = "../common/mod.rs"]
 mod common;

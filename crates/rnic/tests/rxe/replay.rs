@@ -1,10 +1,10 @@
-//! Our RNIC in place of the one that was captured: it hears what rxe sent, is asked for what it was asked for,
-//! and has to send what it sent.
+//! Our RNIC in place of the captured one. It receives rxe's packets and the same work requests, and must send the
+//! same packets.
 //!
-//! An RNIC draws the numbers of its queue pairs and its keys itself. So these, and nothing else, are translated:
-//! the destination queue pair and the remote key of what it hears, the source queue pair of datagrams that it
-//! sends. Addresses, sequence numbers, and what names things of rxe's are those of the capture. The ICRC is
-//! checked before that, as by a link.
+//! An RNIC chooses the numbers of its queue pairs and its keys itself. So the replay translates these and nothing
+//! else: the destination queue pair and the remote key of received packets, and the source queue pair of sent
+//! datagrams. Addresses, sequence numbers and the numbers of rxe's objects are those of the capture. The replay
+//! checks the ICRC before that, like a link.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::common::Block;
 const GRH_LEN: usize = 40;
 const QUEUE_DEPTH: usize = 1024;
 
-/// Memory that rxe reaches, and what it has to hold in the end.
+/// Memory that rxe reaches, and its expected contents at the end.
 struct Remote {
     region: Arc<Region>,
     memory: Block,
@@ -42,38 +42,38 @@ impl Remote {
 
 pub(crate) struct Replay<'a> {
     connection: &'a Connection,
-    /// What we ask of rxe.
+    /// Our requests to rxe.
     asks: Vec<Message>,
-    /// What rxe asks of us.
+    /// Requests of rxe to us.
     asked: Vec<Message>,
     pub(crate) rnic: Rnic,
     qpn: Qpn,
     queue: Arc<CompletionQueue>,
     now_ns: u64,
     batch: TransmitBatch,
-    /// Our side sent requests again.
+    /// Whether our side sent requests again.
     was_repeating: bool,
-    /// rxe did that with READs or atomics.
+    /// Whether rxe sent READs or atomics again.
     was_asked_again: bool,
     remote: BTreeMap<u32, Remote>,
-    /// Payload of what we ask for, or where the answer goes, one after the other.
+    /// Payload of our requests, or room for their answers, one after the other.
     local: Block,
     local_region: Arc<Region>,
     /// Receives, each with room for the longest message.
     receives: Block,
     receive_bytes: usize,
     posted: usize,
-    /// Captured, not yet heard.
+    /// Captured packets that were not received yet.
     arriving: VecDeque<&'a Packet>,
-    /// Sent, not yet compared: requests for the first time.
+    /// Sent requests that were not compared yet, each at its first transmission.
     requests: VecDeque<Vec<u8>>,
-    /// READ and atomic responses.
+    /// Sent READ and atomic responses that were not compared yet.
     responses: VecDeque<Vec<u8>>,
     naks: VecDeque<Vec<u8>>,
     acknowledgements: VecDeque<Vec<u8>>,
     /// Sequence numbers of requests that were sent again.
     repeated: Vec<Psn>,
-    /// NAKs of rxe after which everything from there on was sent again.
+    /// Number of NAKs of rxe that made our side send everything again from there on.
     pub(crate) naks_heeded: usize,
 }
 
@@ -145,7 +145,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The next packet of the capture: rxe's arrives, and ours has to be sent now.
+    /// Processes the next packet of the capture: one of rxe's arrives, and one of ours has to be sent now.
     pub(crate) fn step(&mut self, packet: &'a Packet) {
         if packet.is_of_rxe() {
             self.arriving.push_back(packet);
@@ -161,7 +161,7 @@ impl<'a> Replay<'a> {
             }
         }
         loop {
-            // It covers what had been taken until then, together; what was captured before it may not have been.
+            // It covers all requests received until then. Packets captured before it may have been received later.
             if packet.is_plain_ack() {
                 while self.expected_psn() != psn.next()
                     && let Some(arrived) = self.arriving.pop_front()
@@ -189,8 +189,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The acknowledgement that was captured, if it was sent. Where several requests had been heard together,
-    /// one packet acknowledged them all; here each has one.
+    /// Returns the captured acknowledgement, if it was sent. In the capture, one packet acknowledged several requests
+    /// that were received together; here each request has its own.
     fn acknowledgement_up_to(&mut self, psn: Psn) -> Option<Vec<u8>> {
         while let Some(sent) = self.acknowledgements.pop_front() {
             if !BthPacket::new_unchecked(&sent).psn().is_before(psn) {
@@ -200,12 +200,12 @@ impl<'a> Replay<'a> {
         None
     }
 
-    /// What was ever answered under this number.
+    /// Returns any earlier answer with this number.
     fn response_to(&self, psn: Psn) -> Option<Vec<u8>> {
         self.responses.iter().rfind(|sent| BthPacket::new_unchecked(sent).psn() == psn).cloned()
     }
 
-    /// What was captured arrives, or else the next deadline passes, if it had passed then too.
+    /// Receives the next captured packet, or else handles the next deadline, if it had passed in the capture too.
     fn go_on(&mut self, until_ns: u64) -> bool {
         if let Some(arrived) = self.arriving.pop_front() {
             self.hear(arrived);
@@ -217,8 +217,8 @@ impl<'a> Replay<'a> {
         true
     }
 
-    /// Our side sent a request again. When it did is a matter of round trips, which are not those of the capture;
-    /// so our RNIC gets the chance to do the same, if what it heard has not told it that there is no need.
+    /// Handles a request that our side sent again in the capture. Its time depended on round trips, which differ from
+    /// those of the replay. So our RNIC gets the chance to do the same, unless received packets made it unnecessary.
     fn repeat(&mut self, packet: &Packet) {
         let psn = packet.bth.psn;
         self.transmit();
@@ -235,14 +235,15 @@ impl<'a> Replay<'a> {
             DethPacket::new_unchecked(&mut sent[BTH_LEN..]).set_source_qpn(own);
         }
         if self.was_repeating && !captured.bth.opcode.is_last() {
-            // Within a message it is asked for when the window fills, which was cut by what seemed lost.
+            // Within a message the acknowledgement request depends on the window, which the apparent loss had
+            // reduced.
             for bytes in [&mut sent, &mut expected] {
                 BthPacket::new_unchecked(bytes).set_ack_request(false);
             }
         }
         if self.was_asked_again && captured.is_response() {
-            // What is asked for again before it was answered is answered once, with the MSN of then, and a READ
-            // may be answered in two parts.
+            // A request that was repeated before its answer is answered once, with the MSN of that time. A READ may
+            // be answered in two parts.
             let content = |bytes: &[u8]| {
                 let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
                 let skip = if bth.opcode.has_aeth() { BTH_LEN + AETH_LEN } else { BTH_LEN };
@@ -260,7 +261,7 @@ impl<'a> Replay<'a> {
         self.rnic.query_qp(self.qpn).and_then(|info| info.attributes.receive_psn).expect("a queue pair that receives")
     }
 
-    /// A packet of rxe's arrives: one that is not intact is counted and dropped, as a link does it.
+    /// Receives a packet of rxe. A damaged one is counted and dropped, as a link does.
     pub(crate) fn hear(&mut self, packet: &Packet) {
         if !packet.is_intact() {
             self.rnic.count_icrc_errors(1);
@@ -280,7 +281,7 @@ impl<'a> Replay<'a> {
         let repeated = self.repeated.len();
         self.rnic.handle_packet(self.now_ns, &packet.outer, &bytes);
         if is_nak {
-            // Everything from there on again (IBTA Vol 1, 9.7.5.2.8), unless that is on its way already.
+            // Sends everything again from there on (IBTA Vol 1, 9.7.5.2.8), unless it is on its way already.
             self.transmit();
             if let Some(first) = self.repeated.get(repeated) {
                 assert_eq!(*first, packet.bth.psn, "what the NAK names is sent again first");
@@ -289,7 +290,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// All that is captured arrives, and all that is due leaves.
+    /// Receives all captured packets, and sends all due ones.
     pub(crate) fn finish(&mut self) {
         while let Some(packet) = self.arriving.pop_front() {
             self.hear(packet);
@@ -381,13 +382,13 @@ impl<'a> Replay<'a> {
         self.posted += 1;
     }
 
-    /// What the NAKs name that were sent and not yet compared.
+    /// Returns the sequence numbers of the sent NAKs that were not compared yet.
     pub(crate) fn naks(&self) -> Vec<Psn> {
         self.naks.iter().map(|sent| BthPacket::new_unchecked(sent).psn()).collect()
     }
 
-    /// Nothing is left but acknowledgements of what rxe repeated: how many of those become one is a matter of
-    /// when they were heard.
+    /// Asserts that only acknowledgements of rxe's repeated requests are left. Their number depends on the times of
+    /// receipt.
     pub(crate) fn assert_nothing_else_is_sent(&self) {
         let headers = |packets: &VecDeque<Vec<u8>>| -> Vec<BthRepr> {
             packets.iter().map(|bytes| BthRepr::read(bytes.first_chunk().expect("a BTH"))).collect()
@@ -403,7 +404,7 @@ impl<'a> Replay<'a> {
         assert!(more.len() <= repeated, "acknowledgements that were not captured: {more:?}");
     }
 
-    /// All work requests of both sides ended well, with the bytes that the capture shows.
+    /// Asserts that all work requests of both sides succeeded, with the bytes that the capture shows.
     pub(crate) fn assert_done(&self) {
         let mut completions = [Completion::default(); QUEUE_DEPTH];
         let count = self.queue.poll(&mut completions).expect("the queue is deep enough");
@@ -443,7 +444,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// What rxe answered to a READ or an atomic, as memory has it.
+    /// Returns rxe's answer to a READ or an atomic, as it appears in memory.
     fn expected_answer(&self, message: &Message) -> Option<Vec<u8>> {
         match message.operation() {
             Operation::Send | Operation::Write => None,
@@ -455,7 +456,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Bytes that a work request of ours needs.
+/// Returns the number of bytes that a work request of ours needs.
 fn room_of(message: &Message) -> usize {
     match message.operation() {
         Operation::Send | Operation::Write => message.payload.len(),
@@ -463,13 +464,13 @@ fn room_of(message: &Message) -> usize {
     }
 }
 
-/// The word that an atomic found, as its answer says.
+/// Returns the word that an atomic found, according to its answer.
 fn original_of(answer: &Packet) -> u64 {
     let (_, rest) = answer.bytes().split_at(answer.bytes().len() - 8);
     u64::from_be_bytes(rest.try_into().expect("eight bytes"))
 }
 
-/// Registers what rxe reaches, filled with what our answers said was there, and says what is to become of it.
+/// Registers the memory that rxe reaches, filled according to our answers, and returns it with its expected contents.
 fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Message]) -> BTreeMap<u32, Remote> {
     let mut ranges = BTreeMap::<u32, (u64, u64)>::new();
     for (rkey, address, length) in asked.iter().filter_map(|message| message.first.remote()) {
@@ -489,7 +490,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     let of = |remote: &mut BTreeMap<u32, Remote>, rkey: RKey, write: &mut dyn FnMut(&mut Remote)| {
         write(remote.get_mut(&rkey.get()).expect("every key was registered"));
     };
-    // Later answers first, so that what a word was in the beginning stays.
+    // Later answers come first, so that the initial value of each word remains.
     for message in asked.iter().rev() {
         let Some((rkey, address, _)) = message.first.remote() else { continue };
         let found = match message.operation() {
@@ -530,7 +531,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     remote
 }
 
-/// Brings the queue pair to where it was when the first packet was captured.
+/// Brings the queue pair to its state at the first captured packet.
 fn bring_up(rnic: &mut Rnic, qpn: Qpn, connection: &Connection) {
     let (rc, connected) = (connection.kind == QpKind::Rc, connection.kind != QpKind::Ud);
     let qkey = connection.packets.iter().find_map(|packet| packet.deth()).map(|deth| deth.qkey);

@@ -1,5 +1,5 @@
-//! The requester: sends requests, takes acknowledgements and responses, and sends again what was
-//! lost (IBTA Vol 1, 9.7.2, 9.7.3, 9.7.5).
+//! The requester: sends requests, takes acknowledgements and responses, and retransmits lost packets (IBTA Vol 1,
+//! 9.7.2, 9.7.3, 9.7.5).
 
 mod response;
 mod transmit;
@@ -15,42 +15,41 @@ use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
 use crate::policy::Policy;
 
-/// How long early retransmissions back off to where the configured timeout is infinite.
+/// Maximum backoff of early retransmissions if the configured timeout is infinite.
 const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// The early timeout in measured round trips.
 const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 
-/// How long the longest round trip is remembered at least. RFC 6298 adds four times the variance
-/// for what takes longer now and then; but a window is acknowledged thousands of times a second
-/// here, and a variance forgets within ten samples that a peer's process had lost its CPU.
+/// Minimum time for which the longest round trip is remembered. RFC 6298 adds four times the variance for occasional
+/// longer round trips. But here a window is acknowledged thousands of times a second. Within ten samples a variance
+/// forgets that a peer's process had lost its CPU.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
 
-/// Sequence numbers outstanding at most: half the number space less some slack, so that old and
-/// new never look alike (IBTA Vol 1, 9.7.1).
+/// Maximum outstanding sequence numbers: below half the number space, so that old and new numbers stay distinct (IBTA
+/// Vol 1, 9.7.1).
 const MAX_OUTSTANDING_PSNS: u32 = 1 << 22;
 
-/// Why the requester stopped sending.
+/// Reason why the requester stopped sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Nothing to send, or it waits for an answer or a timer.
+    /// There is nothing to send, or the requester waits for an answer or a timer.
     Idle,
     /// The budget or the batch is exhausted.
     Budget,
     /// The window towards the destination has no room for the next packet.
     Window { cost: u64 },
-    /// The window for READ responses has no room for what the next request brings.
+    /// The window for READ responses has no room for the response to the next request.
     Inbound { cost: u64 },
 }
 
-/// What is sent when an answer is overdue, and the configured timeout has not passed.
+/// Packet to send when an answer is overdue and the configured timeout has not passed.
 ///
-/// Not everything again: most of the time the peer only has no CPU, or an acknowledgement was
-/// lost. The oldest request and the newest tell what is the case: a responder that has both
-/// acknowledges them (IBTA Vol 1, 9.7.5.1.3), and one that lacks something between answers the
-/// newest with a NAK "PSN sequence error", which brings go-back-N. (The same idea for TCP: the
-/// tail loss probe of RFC 8985, section 7. The oldest has to be there as well, since a responder
-/// that has sent a NAK stays silent until that arrives.)
+/// The requester does not send everything again: usually the peer only has no CPU, or an acknowledgement was lost.
+/// The oldest and the newest request show which. A responder that has both acknowledges them (IBTA Vol 1, 9.7.5.1.3).
+/// A responder that lacks a packet between them answers the newest with a NAK "PSN sequence error", which starts
+/// go-back-N. TCP has the same idea in the tail loss probe of RFC 8985, section 7. The oldest is also needed, since a
+/// responder that has sent a NAK stays silent until the oldest arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
     /// The request packet with the oldest number that is not acknowledged, and then the newest.
@@ -59,7 +58,7 @@ enum Probe {
     Newest,
 }
 
-/// So many probes in a row may go unanswered before everything is sent again.
+/// Maximum unanswered probes in a row before everything is sent again.
 const MAX_PROBES: u8 = 3;
 
 #[derive(Debug)]
@@ -74,11 +73,11 @@ pub(crate) struct Requester {
     high_psn: Psn,
     /// Requests below this index have their sequence numbers.
     assigned: u64,
-    /// What is sent next: a request, and a packet within it.
+    /// The request that is sent next; `cursor_packet` is the packet within it.
     cursor: u64,
     cursor_packet: u32,
-    /// READs and atomics (of a long READ: pieces) that are sent and not wholly answered: one past
-    /// the last sequence number of each. Never more than `max_rd_atomic`.
+    /// READs (or pieces of a long READ) and atomics that are sent and not completely answered: one past the last
+    /// sequence number of each. At most `max_rd_atomic`.
     reads: VecDeque<Psn>,
     in_flight: u64,
     inbound_in_flight: u64,
@@ -90,18 +89,18 @@ pub(crate) struct Requester {
     /// Start of the early timeout.
     sent_ns: u64,
     early_timeout_ns: u64,
-    /// Smoothed.
+    /// Smoothed round trip.
     round_trip_ns: u64,
-    /// The longest round trip lately, and when it was seen.
+    /// The longest recent round trip; `longest_seen_ns` is the time of its measurement.
     longest_round_trip_ns: u64,
     longest_seen_ns: u64,
-    /// What is to be sent because an answer is overdue.
+    /// The probe to send because an answer is overdue.
     probe: Option<Probe>,
-    /// Probes since the peer was last heard of.
+    /// Probes since the last answer of the peer.
     probes: u8,
     timed: Option<(Psn, u64)>,
     since_ack_request: u32,
-    /// A lost response was asked for again from here.
+    /// The sequence number from which a lost response was requested again.
     implied_nak: Option<Psn>,
     pub(super) drain_reported: bool,
 }
@@ -147,7 +146,7 @@ impl Requester {
         self.rnr_left = rnr_retries;
     }
 
-    /// Forgets everything that was posted: the queue was flushed.
+    /// Discards the positions of all posted requests, since the queue was flushed.
     pub(crate) fn reset_cursor(&mut self, head: u64) {
         self.assigned = head;
         self.cursor = head;
@@ -161,12 +160,12 @@ impl Requester {
         self.probe = None;
     }
 
-    /// Is everything done that was begun?
+    /// Returns whether all started requests are done.
     pub(crate) fn is_idle(&self, head: u64) -> bool {
         self.assigned == head
     }
 
-    /// The number that the next request will get.
+    /// Returns the sequence number of the next request.
     pub(crate) fn next_psn(&self) -> Psn {
         self.next_psn
     }
@@ -175,7 +174,7 @@ impl Requester {
         self.una != self.cursor_psn
     }
 
-    /// [`u64::MAX`] where nothing is sent again early.
+    /// Returns the initial early timeout; [`u64::MAX`] if the policy has none.
     #[inline]
     fn base_early_timeout_ns(&self, policy: &Policy) -> u64 {
         let Some(least_ns) = policy.least_early_timeout_ns else { return u64::MAX };
@@ -197,13 +196,13 @@ impl Requester {
     }
 }
 
-/// Bytes of payload in packet `index` of a message.
+/// Returns the payload bytes of packet `index` of a message.
 #[inline]
 fn payload_of(length: u32, mtu: usize, index: u32) -> usize {
     (length as usize - index as usize * mtu).min(mtu)
 }
 
-/// What packets `from..to` of a message count for.
+/// Returns the cost of packets `from..to` of a message.
 #[inline]
 fn cost_of(length: u32, mtu: usize, from: u32, to: u32) -> u64 {
     let upto = |packet: u32| (packet as usize * mtu).min(length as usize) as u64;
@@ -216,7 +215,7 @@ fn is_answered(operation: SendOperation) -> bool {
 }
 
 impl Qp {
-    /// Is there a request that could be sent now, as far as is known of the windows?
+    /// Returns whether a request could be sent now, as far as the queue pair knows the windows.
     #[inline]
     pub(crate) fn has_request_to_send(&self) -> bool {
         let req = &self.req;
@@ -229,21 +228,21 @@ impl Qp {
         if self.blocked || req.cursor == self.sq.rung {
             return false;
         }
-        // In SQD, messages that were begun are finished and nothing new is begun.
+        // In SQD the requester finishes started messages and starts no new ones.
         self.state == QpState::ReadyToSend || req.cursor < req.assigned
     }
 
-    /// The work request that is sent from next, and the packet within it.
+    /// Returns the work request that is sent from next, and the packet within it.
     pub(crate) fn send_cursor(&self) -> (u64, u32) {
         (self.req.cursor, self.req.cursor_packet)
     }
 
-    /// Work requests that are posted and not yet sent, or not wholly.
+    /// Returns the number of posted work requests that are not completely sent.
     pub(crate) fn unsent_requests(&self) -> usize {
         (self.sq.tail - self.req.cursor) as usize
     }
 
-    /// Where the next packet goes. A queue pair of datagrams without one to send has no such place.
+    /// Returns the destination of the next packet; `None` for a UD queue pair without a request to send.
     pub(crate) fn next_destination(&self) -> Option<IpAddr> {
         match self.kind {
             QpKind::Ud => self.sq.destination_of(self.req.cursor).map(|to| to.address.destination),
@@ -251,7 +250,7 @@ impl Qp {
         }
     }
 
-    /// The peer answered: retries start afresh, and the round trip is measured.
+    /// Resets the retries and measures the round trip after an answer of the peer.
     #[inline]
     fn progress(&mut self, core: &mut Commons) {
         let (retries, rnr_retries) = (self.settings.retry_count, self.settings.rnr_retry);
@@ -283,7 +282,7 @@ impl Qp {
         }
     }
 
-    /// Go-back-N: everything from the oldest unacknowledged packet on is sent again.
+    /// Rewinds to the oldest unacknowledged packet, so that it and all later packets are sent again (go-back-N).
     pub(crate) fn rewind(&mut self, core: &mut Commons) {
         self.release_in_flight(core);
         let head = self.sq.head;
@@ -298,7 +297,7 @@ impl Qp {
         req.sent_ns = core.now_ns;
     }
 
-    /// Takes back what this queue pair has in flight.
+    /// Takes back the bytes that this queue pair has in flight.
     pub(crate) fn release_in_flight(&mut self, core: &mut Commons) {
         if let Some(destination) = self.destination {
             core.refund(destination, std::mem::take(&mut self.req.in_flight));
@@ -306,8 +305,7 @@ impl Qp {
         core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
     }
 
-    /// The oldest request failed: those before it succeeded, it fails, everything behind is flushed
-    /// (IBTA Vol 1, 10.3.1.7; UC and UD go to SQE instead).
+    /// Fails the oldest request and flushes all later ones (IBTA Vol 1, 10.3.1.7). UC and UD go to SQE instead.
     fn fail_oldest(&mut self, core: &mut Commons, status: Status) {
         if self.sq.head == self.sq.tail {
             return self.enter_error(core);
@@ -322,7 +320,7 @@ impl Qp {
         }
     }
 
-    /// Sends before this index have left. Those that no peer acknowledges are done.
+    /// Records that the sends before this index have left. Unacknowledged sends (UC and UD) then complete.
     #[inline]
     pub(crate) fn sends_departed(&mut self, core: &mut Commons, index: u64) {
         if self.kind == QpKind::Rc {
@@ -336,7 +334,7 @@ impl Qp {
         self.report_drained(core);
     }
 
-    /// When the requester wants to be called again.
+    /// Returns the next deadline of the requester.
     #[inline]
     pub(crate) fn requester_deadline_ns(&self) -> Option<u64> {
         let req = &self.req;
@@ -351,15 +349,15 @@ impl Qp {
         Some(early.min(configured))
     }
 
-    /// How long the peer may be silent before that counts as a retry: what was configured the first time, then twice,
-    /// then four times that, which is the most allowed (IBTA Vol 1, 9.9.2.1.1). A peer whose processor is busy with
-    /// others is not to be taken for dead, and what got lost is sent again early in any case.
+    /// Returns how long the peer may be silent before a retry is counted. This is the configured timeout first, then
+    /// twice, then four times that, which is the maximum allowed (IBTA Vol 1, 9.9.2.1.1). A peer whose processor is
+    /// busy must not count as dead, and lost packets are sent again early in any case.
     fn counted_timeout_ns(&self) -> Option<u64> {
         let counted = self.settings.retry_count.saturating_sub(self.req.retry_left);
         ack_timeout_ns(self.settings.timeout).map(|ns| ns << counted.min(2))
     }
 
-    /// A deadline passed.
+    /// Handles a deadline that may have passed.
     pub(crate) fn handle_requester_timeout(&mut self, core: &mut Commons) {
         if let Some(until) = self.req.rnr_until_ns {
             if until <= core.now_ns {
@@ -396,7 +394,7 @@ impl Qp {
         req.probes += 1;
         req.probe = Some(Probe::Oldest);
         req.sent_ns = core.now_ns;
-        // What is sent twice is not measured (Karn, RFC 6298 section 3).
+        // Packets that are sent twice are not measured (Karn, RFC 6298 section 3).
         let newest = req.cursor_psn.sub(1);
         req.timed = req.timed.filter(|&(psn, _)| psn != req.una && psn != newest);
     }

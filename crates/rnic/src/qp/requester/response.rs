@@ -1,4 +1,4 @@
-//! What the requester makes of answers (IBTA Vol 1, 9.7.5).
+//! Processing of answers by the requester (IBTA Vol 1, 9.7.5).
 
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{
@@ -44,14 +44,14 @@ impl Qp {
         }
     }
 
-    /// Does an answer with this number answer something?
+    /// Returns whether this sequence number is outstanding.
     #[inline]
     fn is_outstanding(&mut self, core: &mut Commons, psn: Psn) -> bool {
         let outstanding = self.req.high_psn.distance_from(self.req.una);
         if psn.distance_from(self.req.una) < outstanding {
             return true;
         }
-        // Older than what is outstanding: a duplicate, of no use but harmless. Newer: wrong.
+        // An older number is a harmless duplicate. A newer number is an error.
         if !psn.is_before(self.req.una) {
             core.counters.rx_unexpected_response += 1;
         }
@@ -170,7 +170,7 @@ impl Qp {
         self.answered(core, &SendWqe { received: 1, ..wqe }, cost);
     }
 
-    /// Books one response packet of the request at the head of the queue.
+    /// Counts one response packet of the request at the head of the queue.
     fn answered(&mut self, core: &mut Commons, wqe: &SendWqe, cost: u64) {
         let cost = cost.min(self.req.inbound_in_flight);
         core.delivered_inbound(cost);
@@ -183,14 +183,14 @@ impl Qp {
         }
         self.pull_cursor();
         if !self.req.has_outstanding() {
-            // Responses that crossed a repeated request leave a rest.
+            // Responses that crossed a repeated request may leave a charge behind.
             core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
         }
         self.report_drained(core);
     }
 
-    /// Everything before `to` is acknowledged. True if a READ or atomic before it was answered,
-    /// but the answer has not arrived: it is lost (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
+    /// Acknowledges everything before `to`. Returns true if a READ or atomic before it was answered but the answer
+    /// has not arrived: it is lost (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
     #[inline]
     fn advance(&mut self, core: &mut Commons, to: Psn) -> bool {
         let before = self.req.una;
@@ -206,7 +206,7 @@ impl Qp {
             }
             let from = self.req.una.distance_from(wqe.first_psn);
             let upto = to.distance_from(wqe.first_psn).min(wqe.packets);
-            // Packets that were rewound over were taken back already.
+            // Charges of packets behind the cursor were already taken back by the rewind.
             let charged = if head < self.req.cursor {
                 upto
             } else if head == self.req.cursor {
@@ -237,7 +237,7 @@ impl Qp {
         lost
     }
 
-    /// After a rewind, acknowledgements of what was sent before it spare sending again.
+    /// Moves the cursor over packets that were acknowledged after a rewind, so that they are not sent again.
     #[inline]
     fn pull_cursor(&mut self) {
         let req = &mut self.req;
@@ -249,7 +249,7 @@ impl Qp {
         }
     }
 
-    /// A response is missing: asks for it again, once until something moves.
+    /// Requests a missing response again, once until the oldest outstanding number changes.
     fn ask_again(&mut self, core: &mut Commons) {
         if self.req.implied_nak == Some(self.req.una) {
             return;

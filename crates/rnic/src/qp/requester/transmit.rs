@@ -1,4 +1,4 @@
-//! What the requester sends (IBTA Vol 1, 9.7.2, 9.7.3).
+//! Packets that the requester sends (IBTA Vol 1, 9.7.2, 9.7.3).
 
 use doorbell_verbs_core::{QpKind, SendFlags, SendOperation, Status};
 use doorbell_wire::{
@@ -13,12 +13,12 @@ use crate::qp::{Qp, plain_bth};
 use crate::transmit::{TransmitBatch, TransmitInfo};
 use crate::work::SendWqe;
 
-/// The opcode of one packet of a SEND or WRITE.
+/// Returns the opcode of one packet of a SEND or WRITE.
 #[inline]
 fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: bool) -> Opcode {
     use SendOperation as Op;
-    // First, middle, last, only: the columns of IBTA's opcode table, which are the same for RC
-    // and UC apart from the transport bits.
+    // First, middle, last, only: the columns of IBTA's opcode table. They are equal for RC and UC apart from the
+    // transport bits.
     let row = match operation {
         Op::Send => [0x00, 0x01, 0x02, 0x04],
         Op::SendImmediate(_) => [0x00, 0x01, 0x03, 0x05],
@@ -41,7 +41,7 @@ fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: boo
         QpKind::Uc => 0x20,
         QpKind::Ud => 0x60,
     };
-    // In a register: a byte of memory that was written as a part of a word is there only later.
+    // Select the byte in a register: a load from memory would wait for the store of the whole word.
     Opcode(transport | (u32::from_le_bytes(row) >> (8 * column)) as u8)
 }
 
@@ -53,12 +53,12 @@ fn take<'a, const N: usize>(out: &mut &'a mut [u8]) -> &'a mut [u8; N] {
     head
 }
 
-/// Which packet is to be written, and how.
+/// Packet to write, and its parameters.
 #[derive(Clone, Copy)]
 struct Place {
     /// The work request.
     index: u64,
-    /// The packet within it, and how many it stands for (of a READ, those that answer it).
+    /// The packet within it, and the number of packets that it represents (for a READ, those of the response).
     packet: u32,
     packets: u32,
     psn: Psn,
@@ -66,8 +66,8 @@ struct Place {
     ack_request: bool,
 }
 
-/// The header of the packets in the midst of a message, which differ in their sequence numbers and in whether they ask for an
-/// acknowledgement.
+/// The header of the middle packets of a message, which differ only in their sequence numbers and acknowledgement
+/// requests.
 #[derive(Clone, Copy)]
 struct MiddleHeader {
     /// The work request.
@@ -134,8 +134,8 @@ impl Qp {
         Stop::Idle
     }
 
-    /// Binds or invalidates a window, once everything before it is done: what was sent through the
-    /// window may have to be sent again, and nothing behind it begins earlier (IBTA Vol 1, 10.8.3.3).
+    /// Binds or invalidates a window, once all earlier requests are done. Packets that used the window may have to be
+    /// sent again, and no later request starts earlier (IBTA Vol 1, 10.8.3.3).
     fn manage_window(&mut self, core: &mut Commons, index: u64) -> Result<(), Stop> {
         if index != self.sq.head {
             return Err(Stop::Idle);
@@ -157,7 +157,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Starts the clocks when something becomes outstanding.
+    /// Starts the timers when the first packet becomes outstanding.
     #[inline]
     fn sent(&mut self, core: &mut Commons, was_outstanding: bool, psn: Psn, retransmission: bool) {
         let req = &mut self.req;
@@ -175,7 +175,7 @@ impl Qp {
         }
     }
 
-    /// Sends a request packet again, to see whether something was lost.
+    /// Sends a request packet again, to find out whether a packet was lost.
     fn transmit_probe(&mut self, core: &mut Commons, probe: Probe, batch: &mut TransmitBatch) -> Result<(), Stop> {
         let req = &self.req;
         let index = match probe {
@@ -205,7 +205,7 @@ impl Qp {
         Ok(())
     }
 
-    /// One packet of a SEND or WRITE.
+    /// Sends one packet of a SEND or WRITE.
     #[inline]
     fn transmit_packet(
         &mut self,
@@ -230,8 +230,8 @@ impl Qp {
                 return Err(Stop::Idle);
             }
         }
-        // Ask for an acknowledgement at the end of a message, now and then within one, and with
-        // the packet that fills the window: otherwise nothing would ever open it again.
+        // Request an acknowledgement at the end of a message, now and then within a message, and with the packet that
+        // fills the window. Otherwise nothing would open the window again.
         let since_ack_request = self.req.since_ack_request + 1;
         let ack_request = rc
             && (last
@@ -261,7 +261,7 @@ impl Qp {
             }
             self.sent(core, was_outstanding, psn, retransmission);
         } else {
-            // Unreliable: sent is done.
+            // Unreliable: a packet is done once it is sent.
             self.req.una = self.req.cursor_psn;
             self.req.high_psn = self.req.cursor_psn;
             if last && !core.policy.waits_for_departures {
@@ -271,8 +271,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Writes one packet of a SEND or WRITE. The header of one in the midst of a message is made once for all of them that leave
-    /// together.
+    /// Writes one packet of a SEND or WRITE. All middle packets of a message that leave together share one prepared
+    /// header.
     #[inline]
     fn write_packet(
         &mut self,
@@ -356,9 +356,9 @@ impl Qp {
         } else if payload > 0 {
             let skip = u64::from(packet) * mtu as u64;
             if core.memory.gather(self.pd, self.sq.sges_of(index), skip, body).is_err() {
-                // The region went away between posting and sending. The peer may have what was sent before, so the
-                // request fails only once all that is acknowledged: work requests complete in order (IBTA Vol 1,
-                // 10.8.5). Until then nothing behind it is sent, and each acknowledgement leads here again.
+                // The region went away between posting and sending. The peer may have earlier packets, so the request
+                // fails only after all of them are acknowledged: work requests complete in order (IBTA Vol 1,
+                // 10.8.5). Until then no later packet is sent, and each acknowledgement leads here again.
                 batch.retract(len);
                 if index == self.sq.head {
                     self.fail_oldest(core, Status::LocalProtection);
@@ -377,7 +377,7 @@ impl Qp {
         Ok(())
     }
 
-    /// A READ request (or a piece of one), or an atomic request.
+    /// Sends a READ request (or a piece of one), or an atomic request.
     fn transmit_read_or_atomic(
         &mut self,
         core: &mut Commons,
@@ -419,15 +419,14 @@ impl Qp {
         Ok(())
     }
 
-    /// READs are asked for in pieces of so many packets. The answer flows into our own receive
-    /// buffer, so it is our window that bounds it.
+    /// Returns the packets per piece of a READ. The response flows into the receive buffer of this device, so the
+    /// window of this device bounds it.
     fn packets_per_piece(&self, core: &Commons) -> u32 {
         (core.read_piece_cost / in_flight_cost(1, self.mtu() as u64)).max(1).min(u32::MAX.into()) as u32
     }
 
-    /// Packets that are asked for together, from this one on. Pieces end where they ended the
-    /// first time: what is asked for again must be part of one request that the responder knows
-    /// (IBTA Vol 1, 9.7.4.4).
+    /// Returns the number of packets to request together, starting at `packet`. Pieces end at the same places each
+    /// time: a repeated request must be part of one request that the responder knows (IBTA Vol 1, 9.7.4.4).
     fn piece_from(&self, core: &Commons, wqe: &SendWqe, packet: u32) -> u32 {
         let most = self.packets_per_piece(core);
         (wqe.packets - packet).min(most - packet % most)

@@ -1,4 +1,4 @@
-//! Answers on their way out: READ and atomic responses, NAKs, and the acknowledgement that is due.
+//! Outgoing answers: READ and atomic responses, NAKs, and due acknowledgements.
 
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, Msn, NakCode, Opcode, Psn, Qpn, Syndrome,
@@ -10,8 +10,7 @@ use crate::qp::{Qp, plain_bth};
 use crate::transmit::{Path, TransmitBatch, TransmitInfo};
 
 impl Qp {
-    /// Sends answers, then the acknowledgement that is due. True if more is left than the budget
-    /// allowed.
+    /// Sends answers, then the due acknowledgement. Returns true if the budget left some unsent.
     pub(crate) fn transmit_answers(
         &mut self,
         core: &mut Commons,
@@ -63,7 +62,7 @@ impl Qp {
                 AethRepr { syndrome, msn }.write(aeth);
                 out = rest;
             }
-            // A NAK names the packet that it is about, and acknowledges those before it.
+            // A NAK names the packet in question and acknowledges all packets before it.
             let acknowledges = if matches!(answer, Answer::Nak { .. }) { psn.sub(1) } else { psn };
             let frame = len as u64 + self.frame_overhead;
             let mut refused = None;
@@ -113,7 +112,7 @@ impl Qp {
         self.transmit_ack(core, budget, batch)
     }
 
-    /// The acknowledgement that is due, which covers everything received so far.
+    /// Sends the due acknowledgement, which covers everything received so far.
     #[inline]
     pub(crate) fn transmit_ack(&mut self, core: &mut Commons, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
         if self.resp.ack_due_ns.is_none() {
@@ -132,7 +131,7 @@ impl Qp {
         false
     }
 
-    /// What acknowledges everything received so far.
+    /// Returns the acknowledgement of everything received so far.
     pub(super) fn acknowledgement(&self) -> Acknowledgement {
         Acknowledgement { dest_qpn: self.settings.dest_qpn, psn: self.resp.expected.sub(1), msn: self.resp.msn }
     }

@@ -1,4 +1,4 @@
-//! Requests on a reliable connection that are carried out, in order (IBTA Vol 1, 9.7.4).
+//! Execution of requests on a reliable connection, in order (IBTA Vol 1, 9.7.4).
 
 use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
 use doorbell_wire::{NakCode, Operation};
@@ -9,10 +9,10 @@ use crate::memory::WordOperation;
 use crate::qp::{Qp, ReceiveQueue};
 use crate::work::RecvWqe;
 
-/// How a receive fails, and what the peer is told.
+/// Status of a failed receive, and the NAK code for the peer.
 struct Failure(Status, NakCode);
 
-/// Places a packet of a SEND, before which `done` bytes of the message were placed. Returns the bytes that were placed with it.
+/// Places a packet of a SEND after `done` bytes of the message. Returns the number of bytes placed so far.
 #[inline]
 fn place(core: &mut Commons, wqe: &RecvWqe, done: u64, request: &Request<'_>) -> Result<u64, Failure> {
     let total = done + request.payload.len() as u64;
@@ -25,12 +25,12 @@ fn place(core: &mut Commons, wqe: &RecvWqe, done: u64, request: &Request<'_>) ->
 }
 
 impl Qp {
-    /// Carries out the expected request.
+    /// Executes the expected request.
     #[inline]
     pub(super) fn execute(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
         let invalid = Refusal(NakCode::INVALID_REQUEST);
-        // IBTA Vol 1, 9.7.4.1.3: what may follow what.
+        // IBTA Vol 1, 9.7.4.1.3: valid sequences of packets.
         let in_sequence = match (&self.resp.current, request.operation) {
             (Current::None, _) => opcode.is_first(),
             (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => !opcode.is_first(),
@@ -50,7 +50,7 @@ impl Qp {
         Ok(())
     }
 
-    /// A receive failed on our side: it completes with an error, and so does the peer's request.
+    /// Completes a receive with an error and returns the refusal of the peer's request.
     fn fail_receive(&mut self, core: &mut Commons, wr_id: u64, Failure(status, code): Failure) -> Refusal {
         let opcode = CompletionOpcode::Receive;
         self.complete_receive(core, Completion { wr_id, status, opcode, ..Completion::default() });
@@ -60,7 +60,7 @@ impl Qp {
     #[inline]
     fn execute_send(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
-        // The receive of a message of one packet is used where it lies.
+        // The receive of a message of one packet is used in its place.
         if opcode.is_first()
             && opcode.is_last()
             && let ReceiveQueue::Own { ring, .. } = &mut self.rq
@@ -92,7 +92,8 @@ impl Qp {
         }
     }
 
-    /// The last packet of a SEND was placed, and the message has this number of bytes; or one could not be.
+    /// Ends a message after its last packet was placed, with its number of bytes, or after a packet could not be
+    /// placed.
     #[inline]
     fn end_send(
         &mut self,
@@ -106,10 +107,10 @@ impl Qp {
             Err(failure) => return Err(self.fail_receive(core, wr_id, failure)),
         };
         // A peer may invalidate only the key of a type 2 window that was bound through this queue pair (IBTA Vol 1,
-        // 9.4.1.1.3, 10.6.7.2.6). Any other key is an R_Key violation, a class C error (9.9.3): the NAK is "remote
-        // access error", the receive that was used completes with an error, and both queue pairs go to the error
-        // state. Linux's rdma_rxe refuses regions and type 1 windows as well, but it acknowledges the message and
-        // fails the receive with "remote invalid request".
+        // 9.4.1.1.3, 10.6.7.2.6). Any other key is an R_Key violation, a class C error (9.9.3). The NAK is "remote
+        // access error", the used receive completes with an error, and both queue pairs go to the error state.
+        // Linux's rdma_rxe rejects regions and type 1 windows as well, but it acknowledges the message and fails the
+        // receive with "remote invalid request".
         if let Attachment::Invalidated(rkey) = request.attachment
             && core.memory.invalidate_window(self.through(), rkey).is_err()
         {
@@ -149,7 +150,7 @@ impl Qp {
             _ => return Err(Refusal(NakCode::INVALID_REQUEST)),
         };
         let total = done + request.payload.len() as u64;
-        // The last packet, and only it, ends what the RETH announced.
+        // The last packet, and no other, completes the length of the RETH.
         if total > length || opcode.is_last() != (total == length) {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }
@@ -219,7 +220,7 @@ impl Qp {
         });
         let packets = length.div_ceil(self.mtu() as u64).max(1);
         self.resp.expected = self.resp.expected.add(packets as u32);
-        self.resp.ack_due_ns = None; // the response acknowledges what came before
+        self.resp.ack_due_ns = None; // the response acknowledges all earlier requests
         Ok(())
     }
 

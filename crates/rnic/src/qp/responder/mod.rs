@@ -1,5 +1,4 @@
-//! The responder: carries out requests in order and answers them (IBTA Vol 1, 9.7.4, 9.7.7; for
-//! UC 9.8.2, for UD 9.8.3).
+//! The responder: executes requests in order and answers them (IBTA Vol 1, 9.7.4, 9.7.7; for UC 9.8.2, for UD 9.8.3).
 
 mod answer;
 mod execute;
@@ -51,42 +50,41 @@ impl Answer {
 pub(crate) struct Responder {
     expected: Psn,
     msn: Msn,
-    /// A NAK was sent, and what arrives ahead is dropped until the expected packet comes
-    /// (IBTA Vol 1, 9.7.5.2.1).
+    /// Whether a NAK was sent. Later packets are then dropped until the expected packet arrives (IBTA Vol 1,
+    /// 9.7.5.2.1).
     nak_sent: bool,
     current: Current,
-    /// The UC message that is arriving was counted as dropped.
+    /// Whether the arriving UC message was counted as dropped.
     dropping: bool,
     /// Results of the last atomics, for duplicates (IBTA Vol 1, 9.7.4.4).
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<Answer>,
-    /// When an acknowledgement became due.
+    /// Time at which an acknowledgement became due.
     ack_due_ns: Option<u64>,
-    /// It may not be held back.
+    /// Whether the due acknowledgement must not be held back.
     ack_urgent: bool,
-    /// The last receive that completed and that nothing sent has acknowledged yet: the number of its packet.
+    /// Packet number of the last completed receive, if no packet has acknowledged it yet.
     unacknowledged_receive: Option<Psn>,
     answers_of: Answering,
 }
 
-/// After the program has answered this many receives in a row, the acknowledgement of the next one may wait for
-/// its answer.
+/// Receives that the program must answer in a row before the acknowledgement of the next one may wait for its answer.
 const ANSWERED_RECEIVES: u8 = 8;
 
-/// Whether the program answers what it receives: with a send on the same queue pair, before it looks for
-/// more and finds nothing.
+/// Record of whether the program answers its receives: with a send on the same queue pair, before its next empty
+/// poll.
 #[derive(Debug, Default)]
 struct Answering {
-    /// Receives that it answered in a row, up to [`ANSWERED_RECEIVES`].
+    /// Receives that the program answered in a row, up to [`ANSWERED_RECEIVES`].
     answered: u8,
-    /// Receives that it has not answered yet.
+    /// Receives that the program has not answered yet.
     open: u32,
-    /// The empty polls of the receive queue's completion queue when the first of those completed.
+    /// Empty polls of the receive completion queue when the first unanswered receive completed.
     empty_polls: u64,
 }
 
 impl Answering {
-    /// A receive completes: may its acknowledgement wait for the answer?
+    /// Records a completed receive. Returns whether its acknowledgement may wait for the answer.
     #[inline]
     fn receive(&mut self, empty_polls: impl Fn() -> u64) -> bool {
         let all_are_answered = self.open == 0;
@@ -97,7 +95,7 @@ impl Answering {
         all_are_answered && self.answered == ANSWERED_RECEIVES
     }
 
-    /// The program posts sends.
+    /// Records sends that the program posts.
     #[inline]
     fn post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         if self.open == 0 {
@@ -109,7 +107,7 @@ impl Answering {
         self.answered = (u32::from(self.answered) + answers).min(ANSWERED_RECEIVES.into()) as u8;
     }
 
-    /// Receives that were not answered before an empty poll never will be.
+    /// Discards receives that were not answered before an empty poll.
     #[inline]
     fn look(&mut self, empty_polls: impl Fn() -> u64) {
         if self.empty_polls != empty_polls() {
@@ -128,7 +126,7 @@ impl Responder {
         self.expected
     }
 
-    /// Gives up the message that is being received, and hands out the receive it had taken.
+    /// Abandons the message that is being received, and returns its receive.
     pub(crate) fn abandon_receive(&mut self) -> Option<RecvWqe> {
         match std::mem::take(&mut self.current) {
             Current::Send { wqe, .. } => Some(wqe),
@@ -136,9 +134,9 @@ impl Responder {
         }
     }
 
-    /// In the error state nothing is answered any more but the NAK that tells the peer, behind
-    /// what was carried out before it. Where there is none, a receive that completed is acknowledged still,
-    /// behind the answers to READs and atomics before it, without which the peer takes no ACK for it.
+    /// Keeps only the answers up to the NAK, since the error state sends nothing else. Without a NAK, a completed
+    /// receive is still acknowledged, after the answers to earlier READs and atomics; without these answers the peer
+    /// accepts no ACK for the receive.
     pub(crate) fn keep_up_to_nak(&mut self) {
         let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { again: false, .. }));
         if let Some(at) = nak {
@@ -146,7 +144,7 @@ impl Responder {
             self.ack_due_ns = None;
         } else if let Some(receive) = self.unacknowledged_receive {
             self.answers.retain(|answer| answer.psn().is_before(receive));
-            // The answer to a READ behind it would have acknowledged it.
+            // The answer to a later READ would have acknowledged the receive.
             self.ack_due_ns.get_or_insert(0);
         } else {
             self.answers.clear();
@@ -164,12 +162,12 @@ impl Responder {
         self.ack_due_ns.filter(|_| !self.ack_urgent)
     }
 
-    /// Answers that wait, and results that are kept.
+    /// Returns the number of waiting answers and stored results.
     pub(crate) fn backlog(&self) -> usize {
         self.answers.len() + self.atomics.len()
     }
 
-    /// The acknowledgement that is due may not be held back any longer.
+    /// Ends the holding back of the due acknowledgement.
     pub(crate) fn release_ack(&mut self) {
         self.ack_urgent = self.ack_due_ns.is_some();
     }
@@ -179,7 +177,7 @@ impl Responder {
         self.ack_due_ns.get_or_insert(now_ns);
     }
 
-    /// A packet leaves that acknowledges everything up to `psn`.
+    /// Records that a packet leaves that acknowledges everything up to `psn`.
     #[inline]
     fn acknowledged(&mut self, psn: Psn) {
         if self.unacknowledged_receive.is_some_and(|receive| !psn.is_before(receive)) {
@@ -187,25 +185,25 @@ impl Responder {
         }
     }
 
-    /// The program posts sends on this queue pair.
+    /// Records sends that the program posts on this queue pair.
     #[inline]
     pub(crate) fn note_post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         self.answers_of.post(sends, empty_polls);
     }
 
-    /// An answer with numbers from `psn` up to `end` is asked for again: what waits of it would be
-    /// sent twice.
+    /// Drops waiting answers with numbers from `psn` up to `end`. The peer requests them again, so they would be sent
+    /// twice.
     fn drop_answer(&mut self, psn: Psn, end: Psn) {
         self.answers.retain(|answer| answer.psn().is_before(psn) || !answer.psn().is_before(end));
     }
 
-    /// Queues an answer that was asked for again, before those to later requests.
+    /// Queues a repeated answer before those to later requests.
     fn insert_answer(&mut self, answer: Answer) {
         let place = self.answers.partition_point(|other| other.psn().is_before(answer.psn()));
         self.answers.insert(place, answer);
     }
 
-    /// Queues a NAK, in place of one that waits still.
+    /// Queues a NAK and replaces a waiting one.
     fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
         self.drop_naks();
         self.answers.push_back(Answer::Nak { psn, msn: self.msn, syndrome, again: false });
@@ -216,7 +214,7 @@ impl Responder {
     }
 }
 
-/// What the headers of a request say beside the BTH.
+/// Contents of the headers of a request, beside the BTH.
 struct Request<'a> {
     bth: BthRepr,
     operation: Operation,
@@ -227,7 +225,7 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// `None` if the packet is too short for its headers or its padding.
+    /// Returns `None` if the packet is too short for its headers or its padding.
     #[inline]
     fn parse(bth: BthRepr, operation: Operation, mut rest: Packet<'a>) -> Option<Self> {
         let opcode = bth.opcode;
@@ -245,7 +243,8 @@ impl<'a> Request<'a> {
         Some(Self { bth, operation, reth, atomic, attachment, payload })
     }
 
-    /// IBTA Vol 1, 9.7.4.1.6: first and middle packets are full, last ones are not empty.
+    /// Returns whether the length is valid: first and middle packets are full, last ones are not empty (IBTA Vol 1,
+    /// 9.7.4.1.6).
     #[inline]
     fn has_valid_length(&self, mtu: usize) -> bool {
         let (length, opcode) = (self.payload.len(), self.bth.opcode);
@@ -257,14 +256,14 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Why a request is answered with a NAK; it ends the queue pair.
+/// Reason for the NAK to a request; it ends the queue pair.
 struct Refusal(NakCode);
 
 impl Qp {
-    /// Completes a receive of a reliable connection, and sees to it that the peer learns of it first: the
-    /// completion stays staged until the acknowledgement has been handed to the link, so that nothing the
-    /// program does next can lose it. Only if the program has answered what it received lately, the
-    /// acknowledgement waits for the next answer.
+    /// Completes a receive of a reliable connection, so that the peer learns of it first. The completion stays staged
+    /// until the acknowledgement has been handed to the link. So no later action of the program can lose the
+    /// acknowledgement. If the program has recently answered its receives, the acknowledgement waits for the next
+    /// answer instead.
     #[inline(always)]
     fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
         let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
@@ -277,7 +276,7 @@ impl Qp {
         self.complete_receive(core, completion);
     }
 
-    /// Leaves the acknowledgement that is due to the engine, since this queue pair is about to forget it.
+    /// Hands the due acknowledgement to the engine, since this queue pair is being reset or destroyed.
     pub(crate) fn say_farewell(&mut self, core: &mut Commons) {
         let is_due = self.resp.ack_due_ns.take().is_some();
         if self.resp.unacknowledged_receive.take().is_some() || is_due {
@@ -310,7 +309,7 @@ impl Qp {
             return self.handle_out_of_order(core, &request);
         }
         if std::mem::take(&mut self.resp.nak_sent) {
-            self.resp.drop_naks(); // what has not left yet asks for what is here now
+            self.resp.drop_naks(); // waiting NAKs ask for the packet that has arrived
         }
         match self.execute(core, &request) {
             Ok(()) => {}
@@ -318,7 +317,7 @@ impl Qp {
         }
     }
 
-    /// Tells the peer, and goes to the error state.
+    /// Sends a NAK to the peer and enters the error state.
     fn refuse(&mut self, core: &mut Commons, psn: Psn, code: NakCode) {
         let event = match code {
             NakCode::INVALID_REQUEST => {
@@ -335,12 +334,12 @@ impl Qp {
             }
         };
         self.resp.push_nak(psn, Syndrome::nak(code));
-        core.await_link(); // the program may end once it sees what is flushed
+        core.await_link(); // the program may end once it sees flushed completions
         core.events.push(event);
         self.enter_error(core);
     }
 
-    /// A request that is not the expected one: lost before it, or a duplicate.
+    /// Handles a request that is not the expected one: an earlier packet was lost, or it is a duplicate.
     fn handle_out_of_order(&mut self, core: &mut Commons, request: &Request<'_>) {
         let psn = request.bth.psn;
         if !psn.is_before(self.resp.expected) {
@@ -370,8 +369,8 @@ impl Qp {
                             Access::REMOTE_READ,
                         )
                         .is_ok();
-                // IBTA Vol 1, 9.7.4.4: a repeated READ is carried out again; one that was never
-                // carried out in this form is not a repetition, and is dropped.
+                // IBTA Vol 1, 9.7.4.4: a repeated READ is executed again. A READ that was never executed in this form
+                // is not a repetition and is dropped.
                 if packets > behind {
                     return;
                 }
@@ -409,11 +408,11 @@ impl Qp {
         }
     }
 
-    /// A READ is asked for again, and what it names is not open any more. Its first answer may have been lost,
-    /// so the peer is told: otherwise it asks until its retries are spent. But the packet may as well be a late
-    /// copy, long after the answer arrived. Then the peer ignores the NAK, and so this queue pair goes on.
+    /// Sends a NAK for a repeated READ whose memory is no longer accessible. Its first answer may have been lost;
+    /// without the NAK the peer repeats the READ until its retries are spent. But the packet may also be a late copy,
+    /// long after the answer arrived. Then the peer ignores the NAK, and so this queue pair continues.
     fn refuse_repetition(&mut self, core: &mut Commons, psn: Psn) {
-        // A NAK that waits already tells the peer enough to ask again.
+        // A waiting NAK already makes the peer repeat its requests.
         if self.resp.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. })) {
             return;
         }
@@ -422,22 +421,21 @@ impl Qp {
         self.resp.insert_answer(Answer::Nak { psn, msn: self.resp.msn, syndrome, again: true });
     }
 
-    /// Takes the receive that a message needs, or answers RNR.
+    /// Takes the receive that a message needs, or sends an RNR NAK.
     #[inline]
     fn need_receive(&mut self, core: &mut Commons, psn: Psn) -> Option<RecvWqe> {
         let wqe = self.take_receive();
         if wqe.is_none() {
             core.counters.rnr_nak_sent += 1;
             self.counters.rnr_nak_sent += 1;
-            // What follows is dropped without a word until this one comes again
-            // (IBTA Vol 1, 9.7.5.2.8).
+            // Later packets are silently dropped until this one arrives again (IBTA Vol 1, 9.7.5.2.8).
             self.resp.nak_sent = true;
             self.resp.push_nak(psn, Syndrome::rnr_nak(self.settings.min_rnr_timer));
         }
         wqe
     }
 
-    /// One request packet was carried out.
+    /// Records that one request packet was executed.
     #[inline]
     fn accepted(&mut self, core: &mut Commons, request: &Request<'_>) {
         self.resp.expected = self.resp.expected.next();
@@ -449,8 +447,8 @@ impl Qp {
         }
     }
 
-    /// May the peer WRITE all that it announces? No bytes need no key (IBTA Vol 1, 9.7.4.1.4), but the
-    /// queue pair's leave.
+    /// Returns whether the peer may WRITE all bytes that the RETH announces. Zero bytes need no key (IBTA Vol 1,
+    /// 9.7.4.1.4), but they need the access right of the queue pair.
     #[inline]
     fn may_write(&self, core: &mut Commons, reth: &RethRepr) -> bool {
         let length = u64::from(reth.dma_length);
@@ -459,9 +457,9 @@ impl Qp {
             && core.memory.check_remote(self.through(), reth.rkey, reth.virtual_address, length, needed).is_ok()
     }
 
-    /// Is there room for one more answer? The peer counts what it waits for, and an answer that
-    /// was sent once may have reached it: if too many wait, the oldest that is only repeated is
-    /// not waited for any more.
+    /// Makes room for one more answer. The peer counts the answers that it waits for, and an answer that was sent
+    /// once may have arrived. If too many wait, the peer no longer waits for the oldest repeated answer, so the
+    /// responder drops it.
     fn make_answer_slot(&mut self) -> bool {
         let answers = &mut self.resp.answers;
         let taken = answers.iter().filter(|answer| !matches!(answer, Answer::Nak { .. })).count();

@@ -1,4 +1,4 @@
-//! UC and UD: nothing is answered (IBTA Vol 1, 9.8.2, 9.8.3).
+//! UC and UD requests, which get no answers (IBTA Vol 1, 9.8.2, 9.8.3).
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::qp::Qp;
 use crate::work::RecvWqe;
 
 impl Qp {
-    /// UC: nothing is answered, and a message with a gap is dropped whole (IBTA Vol 1, 9.8.2.2).
+    /// Takes a UC request. It gets no answer, and a message with a gap is dropped completely (IBTA Vol 1, 9.8.2.2).
     pub(super) fn handle_unreliable(&mut self, core: &mut Commons, request: &Request<'_>) {
         let opcode = request.bth.opcode;
         let in_order = request.bth.psn == self.resp.expected;
@@ -39,7 +39,7 @@ impl Qp {
         self.resp.dropping &= !opcode.is_last();
     }
 
-    /// Gives up the UC message that is arriving, and counts it once.
+    /// Abandons the arriving UC message, and counts it once.
     fn drop_unreliable(&mut self, core: &mut Commons) {
         if !std::mem::replace(&mut self.resp.dropping, true) {
             core.counters.rx_dropped_messages += 1;
@@ -47,9 +47,8 @@ impl Qp {
         self.return_receive();
     }
 
-    /// The memory of a receive is not there any more, or is not the queue pair's: the receive completes with an
-    /// error, and so ends the queue pair (IBTA Vol 1, 9.9.3, class A). If it went back, it would drop every
-    /// message that is to come.
+    /// Fails a receive whose memory is gone or is not the queue pair's. The receive completes with an error, which
+    /// ends the queue pair (IBTA Vol 1, 9.9.3, class A). A receive that was returned would drop every later message.
     fn fail_local_receive(&mut self, core: &mut Commons, wqe: &RecvWqe) {
         let (status, opcode) = (Status::LocalProtection, CompletionOpcode::Receive);
         self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
@@ -57,7 +56,7 @@ impl Qp {
         self.enter_error(core);
     }
 
-    /// False if the message cannot be placed and is to be dropped.
+    /// Places a packet. Returns false if the message cannot be placed and must be dropped.
     fn place_unreliable(&mut self, core: &mut Commons, request: &Request<'_>) -> bool {
         let (opcode, payload) = (request.bth.opcode, request.payload);
         let completion = |wqe: &RecvWqe, opcode, byte_len| Completion {
@@ -139,8 +138,7 @@ impl Qp {
             core.counters.rx_key_violation += 1;
             return;
         }
-        // A datagram that finds no receive, or too short a one, is dropped without a word
-        // (IBTA Vol 1, 9.8.3.2.2).
+        // A datagram that finds no receive, or one that is too short, is silently dropped (IBTA Vol 1, 9.8.3.2.2).
         let total = (GRH_LEN + request.payload.len()) as u64;
         let wqe = if request.payload.len() <= self.mtu() { self.try_receive() } else { None };
         let wqe = match wqe {
@@ -178,11 +176,11 @@ impl Qp {
     }
 }
 
-/// The 40 bytes before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header, rebuilt
-/// from what is known of it (RoCE v2 annex A17, A17.4.5.2).
+/// Returns the 40 bytes before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header, rebuilt from known
+/// values (RoCE v2 annex A17, A17.4.5.2).
 fn routing_header(outer: &Outer, packet_bytes: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
-    // Behind the IP header: UDP, the packet from its BTH to its padding, ICRC.
+    // Content after the IP header: UDP, the packet from its BTH to its padding, ICRC.
     let payload = (UDP_LEN + packet_bytes + ICRC_LEN) as u16;
     match (outer.src, outer.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {

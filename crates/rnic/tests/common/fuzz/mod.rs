@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded
-//! time of mutation, cargo-fuzz for as long as one likes.
+//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation,
+//! cargo-fuzz for any time.
 
 pub mod choices;
 mod operations;
@@ -11,12 +11,12 @@ pub(crate) use choices::Choices;
 pub use operations::fuzz_operations;
 pub use packets::{fuzz_packets, stage};
 
-/// Bounds that hold whatever arrives.
+/// Checks bounds that hold for any input.
 pub fn check_bounds(rnic: &Rnic) {
     let (backlog, qps) = (rnic.backlog(), rnic.qp_count());
     assert!(backlog.ready <= qps, "{backlog:?}: each of {qps} queue pairs is ready once");
     assert!(backlog.waiting <= qps, "{backlog:?}: each of {qps} queue pairs waits once");
-    // Entries of queue pairs that are gone stay until they are due.
+    // Timer entries of destroyed queue pairs stay until they are due.
     assert!(backlog.timers <= 8 * (qps + 64), "{backlog:?}: timers of {qps} queue pairs");
     assert!(backlog.answers <= 33 * qps, "{backlog:?}: answers of {qps} queue pairs");
 }

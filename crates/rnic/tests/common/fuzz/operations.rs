@@ -1,4 +1,4 @@
-//! Calls in any order, with the packets between two devices lost, repeated and reordered.
+//! Calls in any order, with lost, repeated and reordered packets between two devices.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ struct Queue {
     kind: QpKind,
     capacities: QpCapacities,
     shared: bool,
-    /// The next number that a completion of a send, of a receive may have.
+    /// Minimum number of the next send completion; `receives` is that of the next receive completion.
     sends: u64,
     receives: u64,
 }
@@ -44,7 +44,7 @@ struct Operations {
     next: u64,
 }
 
-/// Any order of calls on two devices, with the packets between them lost, repeated and reordered.
+/// Calls two devices in any order, and loses, repeats and reorders the packets between them.
 pub fn fuzz_operations(data: &[u8]) {
     let mut operations = Operations::new();
     let mut choices = Choices(data);
@@ -178,7 +178,7 @@ impl Operations {
         }
     }
 
-    /// Any attributes: mostly refused.
+    /// Modifies a queue pair with random attributes, which the device mostly rejects.
     fn modify(&mut self, index: usize, choices: &mut Choices<'_>) {
         let device = &mut self.devices[index];
         let at = choices.below(device.qps.len());
@@ -186,7 +186,7 @@ impl Operations {
         let mask = choices.short();
         let has = |bit: u32| mask >> bit & 1 == 1;
         let state = QpState::ALL[choices.below(7)];
-        // To error and reset nothing else may be named, or nothing would ever get there.
+        // Moves to these states allow no other attributes; with random ones hardly any would succeed.
         let plain = matches!(state, QpState::Error | QpState::Reset | QpState::SqDrain) && has(15);
         let attributes = QpAttributes {
             state: Some(state),
@@ -213,7 +213,7 @@ impl Operations {
         let _ = device.rnic.modify_qp(queue.qpn, &attributes);
     }
 
-    /// Connects a queue pair of each device, from wherever they are.
+    /// Connects a queue pair of each device, from any states.
     fn bring_up(&mut self, choices: &mut Choices<'_>) {
         let picks = [0, 1].map(|index| {
             let qps = &self.devices[index].qps;

@@ -1,4 +1,4 @@
-//! Packets from anywhere, to devices in the middle of their work.
+//! Arbitrary packets to devices in the middle of their work.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ use super::{Choices, check_bounds};
 
 const SECRET: usize = 4096;
 
-/// Three devices with queue pairs of every kind, work posted, and memory that nobody may reach.
+/// Creates three devices with queue pairs of every kind, posted work, and memory without access rights.
 pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
     let mut world = World::new(42, 3, 1 << 18, 1 << 12, Link { latency_ns: 1_000, ..Link::default() });
     world.acks = Acks::Released;
@@ -95,7 +95,7 @@ struct Recorded {
     bytes: Vec<u8>,
 }
 
-/// What the stage sends when nobody disturbs it.
+/// Returns the packets that the stage sends without disturbance.
 fn recorded() -> &'static [Recorded] {
     static RECORDED: OnceLock<Vec<Recorded>> = OnceLock::new();
     RECORDED.get_or_init(|| {
@@ -107,7 +107,7 @@ fn recorded() -> &'static [Recorded] {
     })
 }
 
-/// Arbitrary packets, and valid ones changed, to devices in the middle of their work.
+/// Sends arbitrary packets, and modified valid ones, to devices in the middle of their work.
 pub fn fuzz_packets(data: &[u8]) {
     let (mut world, secrets) = stage();
     let mut choices = Choices(data);

@@ -1,7 +1,8 @@
-//! Runs a fuzz body over its corpus and for a bounded time of mutation: for the fuzz tests of every crate that has
+//! Runs a fuzz body over its corpus and for a bounded time of mutation, for the fuzz tests of every crate that has
 //! bodies. A module that includes this file has a module `common` with a generator.
 //!
-//! `DOORBELL_FUZZ_SECONDS` sets how long a body runs on mutated inputs (5), `DOORBELL_SEED` which mutations are tried (1).
+//! `DOORBELL_FUZZ_SECONDS` sets how long a body runs on mutated inputs (default 5). `DOORBELL_SEED` selects the
+//! mutations (default 1).
 #![allow(clippy::disallowed_methods, reason = "how long it runs is the clock's business, not a device's")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! Completions and memory, held against the model.
+//! Comparison of completions and memory with the model.
 
 use super::{AREA_BYTES, Check, Workload, pattern};
 use doorbell_verbs_core::{Completion, CompletionOpcode, QpState, Status};
@@ -21,8 +21,8 @@ impl Workload {
         }
     }
 
-    /// A program cannot tell the completion of a failed send from that of a receive but by its
-    /// number; here sends count from 0 and receives are offsets, so the side knows.
+    /// A failed send and a failed receive have completions that differ only in their numbers. Here sends count from 0
+    /// and receives have offsets as numbers, so the number shows the side.
     fn failed(&mut self, index: usize, completion: &Completion) {
         let side = &mut self.sides[index];
         match completion.opcode {
@@ -34,7 +34,7 @@ impl Workload {
                 }
             }
             _ => {
-                // Those unsignalled before it were done.
+                // The unsignalled work requests before it were done.
                 let before = side.posted.iter().position(|posted| posted.wr_id == completion.wr_id);
                 let before = before.expect("a send that failed was posted");
                 assert!(side.posted.drain(..before).all(|posted| !posted.signaled), "sends fail in order");
@@ -115,7 +115,7 @@ impl Workload {
         assert_eq!(completion.solicited, expected.solicited, "message {:#x} is solicited or not", expected.tag);
     }
 
-    /// When a node has vanished: whoever still wanted something of it knows, and has everything back.
+    /// Checks that all peers of a vanished node know that, and have everything back.
     pub fn check_failures(&mut self) {
         for (index, side) in self.sides.iter().enumerate() {
             if !self.world.nodes[side.node].alive || !side.failed {
@@ -127,7 +127,7 @@ impl Workload {
         }
     }
 
-    /// What memory must hold when all work succeeded.
+    /// Checks the contents of memory after all work succeeded.
     pub fn check_memory(&mut self) {
         for (index, side) in self.sides.iter_mut().enumerate() {
             let node = &self.world.nodes[side.node];

@@ -1,4 +1,4 @@
-//! What the programs post, and what the model expects of it.
+//! Work that the programs post, and the expectations of the model.
 
 use doorbell_verbs_core::{
     Access, Attachment, CompletionOpcode, Payload, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status,
@@ -9,7 +9,7 @@ use doorbell_wire::{Qpn, RKey};
 use super::{AREA_BYTES, Check, Expected, Posted, Workload, pattern, take};
 
 impl Workload {
-    /// A length that makes something of packet boundaries.
+    /// Returns a length, often close to packet boundaries.
     fn length(&mut self, mtu: usize, most: usize) -> usize {
         let rng = &mut self.rng;
         let length = match rng.below(6) {
@@ -22,7 +22,7 @@ impl Workload {
         length.min(most)
     }
 
-    /// The same bytes as one to three elements.
+    /// Returns the same bytes as one to three elements.
     fn elements(&mut self, node: usize, offset: usize, length: usize) -> Vec<Sge> {
         let mut cuts =
             [0, self.rng.below(length as u64 + 1) as usize, self.rng.below(length as u64 + 1) as usize, length];
