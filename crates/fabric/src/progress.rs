@@ -195,8 +195,8 @@ impl DrivenRnic {
     pub fn poll(&self, queue: &CompletionQueue, out: &mut [Completion]) -> Result<usize, Overrun> {
         let mut count = queue.poll(out)?;
         if count == 0 {
-            // Packets that arrive now may belong to another queue, and the program had no chance yet to answer them:
-            // programs with a queue for sends and one for receives poll them in turn.
+            // Packets that arrive now may belong to another queue, and the program had no chance yet to answer them.
+            // Programs with a queue for sends and one for receives poll them in turn.
             let held_before = self.shared.holds_ack.load(Ordering::Relaxed);
             self.shared.drive();
             count = queue.poll(out)?;

@@ -172,9 +172,9 @@ impl Policy {
         }
     }
 
-    /// Returns whether a caller is going to poll again soon. A caller is if the last poll found nothing, or if there
-    /// was a poll since the thread looked last: a packet wakes the thread just when a caller's poll finds that
-    /// packet. No caller is while a program sleeps until notified.
+    /// Returns whether a caller is going to poll again soon. This is so if the last poll found nothing, or if there
+    /// was a poll since the thread looked last. The latter counts since a packet wakes the thread just when a
+    /// caller's poll finds that packet. It is not so while a program sleeps until notified.
     fn is_coming_back(&self, seen: &Glance) -> bool {
         let found_nothing = seen.found_nothing && self.deserted_at != Some(seen.polls);
         (seen.polls != self.polls || found_nothing) && !seen.is_awaited()

@@ -268,7 +268,7 @@ impl SharedMemoryLink {
         if !std::mem::replace(&mut self.has_explained, true) {
             tracing::info!(
                 "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {}, and this is \
-                 said once",
+                 logged once",
                 if self.choice == LinkChoice::Shm { "are dropped (--link shm)" } else { "go over UDP" }
             );
         }

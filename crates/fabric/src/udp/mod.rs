@@ -372,7 +372,7 @@ impl UdpLink {
                     self.reported.unreachable = true;
                     tracing::warn!(
                         "the kernel refuses to send from {} to {}: {error}; packets that cannot be \
-                         sent are dropped and counted, and this is said once",
+                         sent are dropped and counted, and this is logged once",
                         self.local,
                         run.path.destination,
                     );
@@ -390,7 +390,7 @@ impl UdpLink {
         };
         tracing::error!(
             "a packet of {} bytes of UDP payload from {} to {} is larger than the path allows \
-             ({mtu}): such packets are dropped and counted, and this is said once; a smaller \
+             ({mtu}): such packets are dropped and counted, and this is logged once; a smaller \
              path MTU helps",
             run.segment_bytes,
             self.local,
