@@ -331,7 +331,7 @@ impl Shared {
 
     fn lock(&self) -> Guard<'_> {
         guard::admit_thread();
-        // The holder is another caller or the thread, for the length of one pump. That is worth a short spin before
+        // The holder is another caller or the thread, for the length of one pump. A short spin is cheaper than
         // sleeping.
         for _ in 0..200 {
             match self.driver.try_lock() {

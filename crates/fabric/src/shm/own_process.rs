@@ -1,5 +1,5 @@
-//! Descriptors that must end with this process, so that a forked child must not hold them open: sockets that own a
-//! port or a name, and connections whose end tells a peer that the process has died.
+//! Descriptors that must end with this process, so that a forked child must not hold them open. They are sockets that
+//! own a port or a name, and connections whose end tells a peer that the process has died.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;

@@ -390,7 +390,7 @@ impl UdpLink {
         };
         tracing::error!(
             "a packet of {} bytes of UDP payload from {} to {} is larger than the path allows \
-             ({mtu}): such packets are dropped and counted, and this is logged once; a smaller \
+             ({mtu}). Such packets are dropped and counted, and this is logged once. A smaller \
              path MTU helps",
             run.segment_bytes,
             self.local,
