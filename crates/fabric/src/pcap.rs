@@ -42,8 +42,7 @@ impl<L: Link> Pcap<L> {
     /// Captures the packets that cross `inner`, whose end has this address and UDP port.
     ///
     /// `clock` maps the link's `now_ns` to the time since 1970. The capture calls it for each run that arrives and
-    /// for each send of runs. One call of a driver takes long compared to a packet, and has one `now_ns` for all of
-    /// it.
+    /// for each send of runs. Much happens within one call of a driver, which has one `now_ns` for all of it.
     ///
     /// # Errors
     ///

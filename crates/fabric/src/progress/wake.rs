@@ -15,11 +15,11 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Mode {
-    /// It drives the engine, or is about to look at everything.
+    /// The thread drives the engine, or is about to look at everything.
     Awake,
-    /// It sleeps on the socket.
+    /// The thread sleeps on the socket.
     Watching,
-    /// It sleeps and lets the callers drive.
+    /// The thread sleeps and lets the callers drive.
     Napping,
 }
 

@@ -150,7 +150,7 @@ impl SharedMemoryLink {
             link.counters.refusals += 1;
             link.has_explained = true;
             tracing::info!(
-                "{local} cannot offer shared memory to devices of this machine ({error}): those that send to it first use UDP"
+                "{local} cannot offer shared memory to devices of this machine ({error}): devices that send to it first use UDP"
             );
         }
         Ok(link)

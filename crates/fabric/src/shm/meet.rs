@@ -115,8 +115,8 @@ impl Meeting {
             tries -= 1;
             match host_or_beside(local) {
                 Ok(hosted) => break (Some(hosted), None),
-                // The last device of this address may be about to end, or the process has just started a program that
-                // keeps it.
+                // The last device of this address may be about to end. A program that its process has just started may
+                // also still hold the name.
                 Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
                 Err(error) if must_host && error.kind() == io::ErrorKind::AddrInUse => {
                     let why = format!("another process has the name by which devices find {local}");

@@ -32,8 +32,7 @@ impl WithoutWords<'_> {
 impl Sink for WithoutWords<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        // The kernel combines datagrams of one length, so all packets of a run are messages, or nearly always none
-        // is.
+        // The kernel only combines datagrams of one length, so a run with packets rarely contains a message.
         if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
             self.packets += run.segments().len();
             return self.sink.receive(run);

@@ -123,8 +123,8 @@ pub enum BindError {
 ///
 /// # Errors
 ///
-/// The port is 0 or held by another socket, the address is not a unicast address of this machine, or no loopback address
-/// is free. Otherwise the operating system refuses the socket or one of its options.
+/// The port is 0 or held by another socket, or the address is not a unicast address of this machine. Further reasons:
+/// no loopback address is free, or the operating system refuses the socket or one of its options.
 pub fn bind(request: BindRequest) -> Result<UdpLink, BindError> {
     let port = request.port;
     if port == 0 {
