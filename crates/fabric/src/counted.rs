@@ -11,21 +11,21 @@ use doorbell_wire::{Opcode, Operation};
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::shm::OwnProcess;
 
-/// What a packet is for, as far as its opcode tells.
+/// Purpose of a packet, as far as its opcode shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum PacketClass {
     /// A packet of a SEND or WRITE.
     Data,
-    /// A request to read.
+    /// A READ request.
     ReadRequest,
-    /// A packet of the response to one.
+    /// A packet of a READ response.
     ReadResponse,
     /// A compare-and-swap or fetch-and-add.
     AtomicRequest,
-    /// The response to one.
+    /// The response to a compare-and-swap or fetch-and-add.
     AtomicResponse,
-    /// An ACK or NAK: the difference is in the AETH, not in the opcode.
+    /// An ACK or NAK: the AETH tells them apart, the opcode does not.
     Acknowledge,
     /// A congestion notification packet.
     Cnp,
@@ -46,7 +46,7 @@ impl PacketClass {
         PacketClass::Other,
     ];
 
-    /// The class of packets with this opcode.
+    /// Returns the class of packets with this opcode.
     pub const fn of(opcode: Opcode) -> Self {
         match opcode.operation() {
             Some(Operation::Send | Operation::Write) => PacketClass::Data,
@@ -60,7 +60,7 @@ impl PacketClass {
         }
     }
 
-    /// The name, as counters print it.
+    /// Returns the name of the class in printed counters.
     pub const fn name(self) -> &'static str {
         match self {
             PacketClass::Data => "data",
@@ -75,7 +75,7 @@ impl PacketClass {
     }
 }
 
-/// The class of every opcode, looked up per packet.
+/// The class of every opcode, as a table for lookups per packet.
 const CLASSES: [PacketClass; 256] = {
     let mut classes = [PacketClass::Other; 256];
     let mut opcode = 0;
@@ -89,9 +89,9 @@ const CLASSES: [PacketClass; 256] = {
 /// Packets, and their bytes as UDP payload: BTH to ICRC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many packets.
+    /// Number of packets.
     pub packets: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -100,12 +100,12 @@ pub struct Traffic {
 pub struct TrafficByClass([Traffic; PacketClass::ALL.len()]);
 
 impl TrafficByClass {
-    /// Each class with its traffic.
+    /// Returns each class with its traffic.
     pub fn iter(&self) -> impl Iterator<Item = (PacketClass, Traffic)> {
         PacketClass::ALL.into_iter().zip(self.0)
     }
 
-    /// All classes together.
+    /// Returns the sum of all classes.
     pub fn total(&self) -> Traffic {
         self.0.iter().fold(Traffic::default(), |sum, class| Traffic {
             packets: sum.packets + class.packets,
@@ -130,7 +130,7 @@ impl Index<PacketClass> for TrafficByClass {
     }
 }
 
-/// What came in between two looks.
+/// The traffic between two snapshots.
 impl Sub for TrafficByClass {
     type Output = Self;
 
@@ -142,7 +142,7 @@ impl Sub for TrafficByClass {
     }
 }
 
-/// A link whose packets are counted.
+/// A link that counts its packets.
 #[derive(Debug)]
 pub struct Counted<L> {
     inner: L,
@@ -151,22 +151,22 @@ pub struct Counted<L> {
 }
 
 impl<L: Link> Counted<L> {
-    /// Counts what crosses `inner`.
+    /// Counts the packets that cross `inner`.
     pub fn new(inner: L) -> Self {
         Self { inner, sent: TrafficByClass::default(), received: TrafficByClass::default() }
     }
 
-    /// What the link took.
+    /// Returns the traffic that the link accepted for sending.
     pub fn sent(&self) -> &TrafficByClass {
         &self.sent
     }
 
-    /// What the link gave, before any check.
+    /// Returns the traffic that the link received, before any check.
     pub fn received(&self) -> &TrafficByClass {
         &self.received
     }
 
-    /// The link below.
+    /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }

@@ -9,21 +9,21 @@ use crate::link::{Link, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
 use crate::seal::{Checker, Sealer};
 
-/// Bytes of one batch: two of the longest runs, which stay in a cache from sealing to sending.
+/// Bytes of one batch: two of the longest runs, which stay in a cache between sealing and sending.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// With fewer packets than this received together, a due acknowledgement may wait for a reply to
-/// leave behind; more of them are worth an acknowledgement of their own.
+/// With fewer packets than this received together, a due acknowledgement may wait for a reply and leave after it.
+/// More packets are worth an acknowledgement of their own.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
-/// What becomes of acknowledgements that are due when a pump ends.
+/// Treatment of acknowledgements that are due when a pump ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
-    /// They may wait for company for a moment: the caller is about to handle what arrived.
+    /// They may wait a moment for other packets: the caller is about to handle the packets that arrived.
     MayWait,
-    /// They may wait until they are overdue: somebody else is handling what arrived.
+    /// They may wait until they are overdue: another thread is handling the packets that arrived.
     Wait,
-    /// They leave now.
+    /// They leave immediately.
     Now,
 }
 
@@ -32,11 +32,11 @@ pub struct Driver<L> {
     rnic: Rnic,
     link: L,
     batch: TransmitBatch,
-    /// Runs of the batch before this one have left.
+    /// Index of the first run of the batch that has not left.
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
-    /// When what a caller left to be sent is sent at the latest.
+    /// Deadline of the packets that a caller left to the next pump.
     deferred_until_ns: Option<u64>,
 }
 
@@ -55,8 +55,8 @@ impl<L: std::fmt::Debug> std::fmt::Debug for Driver<L> {
 }
 
 impl<L: Link> Driver<L> {
-    /// Drives `rnic` over `link`. `port` is the UDP port of both ends, which the ICRC covers; it
-    /// does not matter where the link is not sealed.
+    /// Drives `rnic` over `link`. `port` is the UDP port of both ends, which the ICRC covers. It has no effect if the
+    /// link is not sealed.
     pub fn new(rnic: Rnic, link: L, port: u16) -> Self {
         let address = rnic.config().address;
         let sealed = link.properties().sealed;
@@ -71,38 +71,38 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Shows the RNIC's counters to `observer` from now on, whenever they have changed: when
-    /// there is nothing else to do, at most `within_ns` later while there is, and at the end.
+    /// Passes the RNIC's counters to `observer` from now on, whenever they have changed. While the driver has work,
+    /// this takes at most `within_ns`; the driver also shows them when it runs out of work and when it is dropped.
     pub fn observe(&mut self, observer: Observer, within_ns: u64) {
         self.observation = Some(Observation::new(observer, within_ns));
     }
 
-    /// The RNIC.
+    /// Returns the RNIC.
     pub fn rnic(&self) -> &Rnic {
         &self.rnic
     }
 
-    /// The RNIC, to post work and to make objects.
+    /// Returns the RNIC, to post work and to create objects.
     pub fn rnic_mut(&mut self) -> &mut Rnic {
         &mut self.rnic
     }
 
-    /// The link.
+    /// Returns the link.
     pub fn link(&self) -> &L {
         &self.link
     }
 
-    /// The link, to join and leave multicast groups.
+    /// Returns the link, to join and leave multicast groups.
     pub fn link_mut(&mut self) -> &mut L {
         &mut self.link
     }
 
-    /// Receives, does what is due and sends. Returns the number of packets received.
+    /// Receives, handles expired timers and sends. Returns the number of packets received.
     ///
     /// # Errors
     ///
-    /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. What was due was done all the same, so work
-    /// requests go on timing out.
+    /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. The driver has handled expired timers
+    /// nevertheless, so work requests continue to time out.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
         // A link that fails must not keep work requests from timing out.
         let received = self.receive(now_ns);
@@ -110,14 +110,15 @@ impl<L: Link> Driver<L> {
         if timed_out {
             self.rnic.handle_timeout(now_ns);
         }
-        // A caller that found nothing has nothing to reply to; and many packets are company.
+        // A caller that received nothing has nothing to reply to. After many packets, an acknowledgement need not
+        // wait.
         let packets = received.as_ref().map_or(0, |&packets| packets);
         let may_wait = match acks {
             Acks::MayWait => packets > 0,
             Acks::Wait => true,
             Acks::Now => false,
         };
-        // Behind packets that leave anyway an acknowledgement costs next to nothing.
+        // Next to packets that leave anyway, an acknowledgement costs almost nothing.
         if !may_wait || packets >= HOLD_ACKS_BELOW_PACKETS || self.rnic.wants_transmit() {
             self.rnic.release_acks();
         }
@@ -132,7 +133,7 @@ impl<L: Link> Driver<L> {
         received
     }
 
-    /// Takes what has arrived.
+    /// Receives the packets that have arrived.
     fn receive(&mut self, now_ns: u64) -> io::Result<usize> {
         let Self { rnic, link, encapsulation, .. } = self;
         match encapsulation {
@@ -152,12 +153,12 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Leaves what is ready to be sent to the next [`pump`](Self::pump), which then is due at this time.
+    /// Leaves packets that are ready to the next [`pump`](Self::pump), which then is due at this time.
     pub fn defer_transmit(&mut self, until_ns: u64) {
         self.deferred_until_ns.get_or_insert(until_ns);
     }
 
-    /// Lets acknowledgements leave that are held back, and sends what is ready.
+    /// Releases acknowledgements that are held back, and sends all packets that are ready.
     ///
     /// # Errors
     ///
@@ -167,12 +168,12 @@ impl<L: Link> Driver<L> {
         self.transmit(now_ns)
     }
 
-    /// Sends what is ready, until nothing is left or the link is full. Receives that completed are seen by
-    /// the program once nothing is left.
+    /// Sends packets until none is ready or the link is full. Once none is left, the program sees the completions of
+    /// receives.
     ///
     /// # Errors
     ///
-    /// The link is broken: [`Link::transmit`] failed. What was to be sent is lost, as packets are in a network.
+    /// The link is broken: [`Link::transmit`] failed. The remaining packets are lost, as in a network.
     pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
         self.deferred_until_ns = None;
         loop {
@@ -182,7 +183,8 @@ impl<L: Link> Driver<L> {
                 if !self.rnic.wants_transmit()
                     || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
                 {
-                    // Everything has left, so receives are seen whose acknowledgements were part of it.
+                    // Everything has left, also the acknowledgements of completed receives, so the program may see
+                    // these completions.
                     self.rnic.transmitted();
                     return Ok(());
                 }
@@ -194,7 +196,8 @@ impl<L: Link> Driver<L> {
                 }
             }
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
-                // The link is broken, so no acknowledgement will leave: the program sees the completions all the same.
+                // The link is broken, so no acknowledgement will leave. The program sees the completions
+                // nevertheless.
                 self.drop_batch();
                 return Err(error);
             }
@@ -209,24 +212,24 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// What is left of the batch is lost, as packets are in a network. Its timers tell the requester, which could
-    /// send nothing again while the batch waits.
+    /// Drops the rest of the batch, as a network loses packets. The requester, which could retransmit nothing while
+    /// the batch waits, notices the loss by its timers.
     fn drop_batch(&mut self) {
         self.next_run = self.batch.runs().len();
         self.rnic.transmitted();
     }
 
-    /// Is something waiting for the link to have room?
+    /// Returns whether packets wait for the link to have room.
     pub fn is_link_full(&self) -> bool {
         self.next_run < self.batch.runs().len()
     }
 
-    /// Is something waiting that the link takes as soon as it has room?
+    /// Returns whether packets wait that the link accepts as soon as it has room.
     pub fn wants_room(&self) -> bool {
         self.is_link_full() && self.link.awaits().is_none()
     }
 
-    /// When [`pump`](Self::pump) is to be called at the latest.
+    /// Returns the deadline of the next call of [`pump`](Self::pump).
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
         let deadlines = [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns];
@@ -234,7 +237,7 @@ impl<L: Link> Driver<L> {
     }
 }
 
-/// Hands packets to the RNIC whose ICRC is right, or needs none.
+/// Sink that passes packets to the RNIC if their ICRC is right, or if they need none.
 struct Checked<'a> {
     rnic: &'a mut Rnic,
     checker: &'a mut Checker,

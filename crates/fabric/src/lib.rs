@@ -1,6 +1,6 @@
-//! What carries RoCE v2 packets.
+//! Links that carry RoCE v2 packets, and the driver of an RNIC on a link.
 //!
-//! An RNIC on a network in memory, whose link loses every hundredth packet that arrives:
+//! Example: an RNIC on a network in memory, whose link drops 1 % of the arriving packets:
 //!
 //! ```
 //! use std::net::IpAddr;
@@ -15,20 +15,21 @@
 //! let config = Config { address, active_mtu: PathMtu::Mtu4096, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
 //! let link = Faults::new(network.attach(address), "drop=0.01,seed=3".parse()?);
 //! let mut driver = Driver::new(Rnic::new(config, None), link, ROCE_UDP_PORT);
-//! let now_ns = 0; // the caller's clock; queue pairs are made on driver.rnic_mut()
+//! let now_ns = 0; // the caller's clock; driver.rnic_mut() creates queue pairs
 //! assert_eq!(driver.pump(now_ns, Acks::Now)?, 0, "no packet has arrived");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A [`Link`] moves *runs* of packets, each the UDP payload of one datagram, between a driver and
-//! the world:
+//! A [`Link`] moves *runs* of packets between a driver and the network. Each packet is the UDP payload of one
+//! datagram:
 //!
-//! - [`UdpLink`] over a UDP socket ([`bind`] makes it), [`SharedMemoryLink`], which puts memory shared with the devices
-//!   of this machine beside it, and [`MemoryLink`] within one process, with the caller's clock.
-//! - [`Pcap`], [`Faults`] and [`Counted`] wrap any link, and each other.
+//! - [`UdpLink`] over a UDP socket, created by [`bind`].
+//! - [`SharedMemoryLink`], which adds memory shared with the devices of this machine to such a link.
+//! - [`MemoryLink`] within one process, with the caller's clock.
+//! - [`Pcap`], [`Faults`] and [`Counted`], each of which wraps any link, also one of these three.
 //!
-//! [`Sealer`] and [`Checker`] make and check the ICRC between the RNIC and a sealed link.
+//! [`Sealer`] and [`Checker`] compute and check the ICRC between the RNIC and a sealed link.
 #![deny(unsafe_code)]
 
 mod counted;
@@ -49,7 +50,8 @@ mod testing;
 mod time_slice;
 pub mod udp;
 
-/// The names of the threads that a device has: the one that drives it, and the one that meets devices of this machine.
+/// Names of the threads of a device: the thread that drives it, and the thread that connects it to devices of this
+/// machine.
 pub const THREADS: [&str; 2] = [DRIVER_THREAD, MEETING_THREAD];
 const DRIVER_THREAD: &str = "doorbell";
 const MEETING_THREAD: &str = "doorbell-meet";

@@ -1,4 +1,4 @@
-//! The link: what a driver needs from whatever carries its packets.
+//! The link: the interface between a driver and the medium that carries its packets.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,51 +9,50 @@ use doorbell_wire::{FaultMarks, Outer};
 
 use crate::shm::OwnProcess;
 
-/// How a link carries packets.
+/// Properties of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkProperties {
-    /// Packets carry an ICRC, which is made on the way out and checked on the way in.
+    /// Whether packets carry an ICRC, which the sender computes and the receiver checks.
     pub sealed: bool,
 }
 
-/// Packets that arrived together from one sender: equal-sized, the last may be shorter.
-/// Each is the UDP payload of one datagram: BTH to padding, then the ICRC where the link is
-/// sealed.
+/// Packets of equal size that arrived together from one sender. The last may be shorter. Each is the UDP payload of
+/// one datagram: BTH to padding, then the ICRC if the link is sealed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedRun<'a> {
     /// The outer headers, as far as the link can see them.
     pub outer: Outer,
-    /// The UDP source port, where there is one.
+    /// The UDP source port; 0 if the link has none.
     pub source_port: u16,
-    /// The packets, one behind the other.
+    /// The packets, concatenated.
     pub bytes: &'a [u8],
     /// Bytes of each packet but the last.
     pub segment_bytes: usize,
 }
 
 impl<'a> ReceivedRun<'a> {
-    /// The packets, in order.
+    /// Returns the packets, in order.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         self.bytes.chunks(self.segment_bytes.max(1))
     }
 }
 
-/// Packets that arrived together from one sender through memory that both share: equal-sized, the last may be shorter,
-/// each from the BTH to the padding.
+/// Packets of equal size that arrived together from one sender, through memory that both share. The last may be
+/// shorter. Each ranges from the BTH to the padding.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRun<'a> {
     /// The outer headers that the packets would have.
     pub outer: Outer,
     /// A private copy of the first bytes of each packet, as [`Packet::with_headers`] needs it.
     pub headers: &'a [u8],
-    /// The packets, one behind the other.
+    /// The packets, concatenated.
     pub bytes: Payload<'a>,
     /// Bytes of each packet but the last.
     pub segment_bytes: usize,
 }
 
 impl<'a> SharedRun<'a> {
-    /// The packets, in order.
+    /// Returns the packets, in order.
     #[inline]
     pub fn packets(&self) -> impl Iterator<Item = Packet<'a>> + use<'a> {
         let (mut headers, mut bytes) = (self.headers, self.bytes);
@@ -67,20 +66,20 @@ impl<'a> SharedRun<'a> {
     }
 }
 
-/// Takes what a link received.
+/// Receiver of the runs that arrive over a link.
 pub trait Sink {
     /// Takes one run.
     fn receive(&mut self, run: ReceivedRun<'_>);
 
-    /// Takes one run that lies in memory which its sender may still write, without ICRCs, though the link is sealed.
-    /// False if the sink takes sealed runs alone: then the link copies and seals this one, and hands it to
+    /// Takes one run in memory that its sender may still write. Its packets have no ICRCs, though the link is sealed.
+    /// Returns false if the sink takes only sealed runs. Then the link copies and seals this run, and passes it to
     /// [`receive`](Self::receive).
     fn receive_shared(&mut self, _run: &SharedRun<'_>) -> bool {
         false
     }
 
-    /// Takes one run whose packets were all struck by these injected faults. A sink that ignores marks receives the run,
-    /// unless the packets were dropped.
+    /// Takes one run whose packets were all struck by these injected faults. A sink that ignores marks receives the
+    /// run, unless the packets were dropped.
     fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
         if !marks.has(FaultMarks::DROPPED) {
             self.receive(run);
@@ -94,61 +93,64 @@ impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
     }
 }
 
-/// Carries packets. Links stack: faults, counters and pcap each wrap any link.
+/// Medium that carries packets. Links stack: faults, counters and pcap each wrap any link.
 pub trait Link: Send {
-    /// What the link promises.
+    /// Returns the properties of the link.
     fn properties(&self) -> LinkProperties;
 
-    /// Do packets to this destination need their ICRC made? On a sealed link all do, unless they go through memory and
-    /// nothing above the link looks at them. What a sealed link sends has room for the ICRC in any case.
+    /// Returns whether packets to this destination need an ICRC. On a sealed link, all do, unless they go through
+    /// memory and nothing above the link reads them. Each packet sent on a sealed link has room for the ICRC in any
+    /// case.
     fn seals(&self, _destination: IpAddr) -> bool {
         self.properties().sealed
     }
 
-    /// Sends the runs of a (sealed) batch from `*next` on and advances `*next` past those that
-    /// the link took. `*next` short of the batch's runs means that the link is full for now.
+    /// Sends the runs of a (sealed) batch from `*next` on, and advances `*next` past those that the link accepted. If
+    /// `*next` is less than the number of runs afterwards, the link is full for now.
     ///
     /// # Errors
     ///
-    /// The link cannot be used any more. A full link is no error, nor is a packet that cannot reach its destination:
+    /// The link is no longer usable. A full link is no error. Neither is a packet that cannot reach its destination:
     /// the link drops and counts it.
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()>;
 
-    /// Hands what has arrived to the sink, a bounded amount, and says how many packets it was.
+    /// Passes a bounded number of arrived packets to the sink. Returns how many packets.
     ///
     /// # Errors
     ///
-    /// The link cannot be used any more. When nothing has arrived, that is no error.
+    /// The link is no longer usable. An empty queue is no error.
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize>;
 
-    /// The driver is going to sleep until the link's descriptor is readable. False if it must not, because something
-    /// has arrived already that does not show there.
+    /// Prepares for the driver to sleep until the link's descriptor is readable. Returns false if the driver must not
+    /// sleep, because packets have arrived that do not make the descriptor readable.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
 
-    /// Does every packet that arrives from now on make the link's descriptor readable? If not, a driver that sleeps on the
-    /// descriptor would miss packets: its caller wakes it, and it calls [`prepare_sleep`](Self::prepare_sleep) again.
+    /// Returns whether every packet that arrives from now on makes the link's descriptor readable. If not, a driver
+    /// that sleeps on the descriptor would miss packets. Then its caller wakes it, and the driver calls
+    /// [`prepare_sleep`](Self::prepare_sleep) again.
     fn shows_arrivals(&self) -> bool {
         true
     }
 
-    /// The destination of the first packet that the link did not take, if the link does not know yet how to reach it. It will
-    /// know by [`poll_timeout`](Self::poll_timeout). `None` if the packets wait for room.
+    /// Returns the destination of the first packet that the link did not accept, if the link does not know yet how to
+    /// reach it. The link will know by [`poll_timeout`](Self::poll_timeout). Returns `None` if the packets wait for
+    /// room.
     fn awaits(&self) -> Option<IpAddr> {
         None
     }
 
-    /// The driver has packets for other destinations than the one that [`awaits`](Self::awaits) names: the link is to wait for a
-    /// shorter time.
+    /// Shortens the wait for the destination that [`awaits`](Self::awaits) returns. The driver calls this when it has
+    /// packets for other destinations.
     fn hurry(&mut self) {}
 
-    /// When the link itself wants to be called again: a fault that delays packets does.
+    /// Returns when the link itself needs the next call. A fault that delays packets needs one.
     fn poll_timeout(&self) -> Option<u64> {
         None
     }
 
-    /// Receives what is sent to a multicast group, from now on. Returns what becomes readable then.
+    /// Joins a multicast group. Returns the descriptor that becomes readable when a packet for the group arrives.
     ///
     /// # Errors
     ///
@@ -157,7 +159,7 @@ pub trait Link: Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}")))
     }
 
-    /// Ends that.
+    /// Leaves a multicast group.
     fn leave(&mut self, _group: IpAddr) {}
 
     /// Returns whether the link holds records, such as captured packets, that are not in their file yet.
@@ -168,7 +170,7 @@ pub trait Link: Send {
     /// Writes the records that the link holds.
     fn write_records(&mut self) {}
 
-    /// What was lost on this side.
+    /// Returns the number of packets that were lost on this side, by cause.
     fn link_counters(&self) -> LinkCounters;
 }
 

@@ -1,9 +1,8 @@
 //! A network in memory, with the caller's clock, for tests.
 //!
-//! Packets arrive after a latency, in the order in which they were sent, and as often as not in
-//! the same runs. Nothing happens by itself: a packet sent at one time is there for whoever
-//! receives at a later one, so a test moves the clock to [`MemoryNetwork::next_delivery`] and all
-//! runs replay exactly.
+//! Packets arrive after a latency, in the order in which they were sent, and usually in the same runs. Time does not
+//! pass by itself: a packet sent at one time is received by a call with a later time. So a test moves the clock to
+//! [`MemoryNetwork::next_delivery`], and all runs replay exactly.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -18,58 +17,58 @@ use rand_core::{Rng, SeedableRng};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 
-/// Bytes of its memory that the kernel counts for a small datagram beside its payload.
+/// Bytes of memory that the kernel counts for a small datagram in addition to its payload.
 const DATAGRAM_OVERHEAD_BYTES: usize = 832;
 
-/// The most runs that one call of receive hands over.
+/// Maximum number of runs that one call of receive passes on.
 const RUNS_PER_RECEIVE: usize = 8;
 
-/// How a network in memory behaves.
+/// Behaviour of a network in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryOptions {
-    /// Seeds what is random: the jitter.
+    /// Seed of the random jitter.
     pub seed: u64,
-    /// From sending to arrival, beside what the bandwidth takes.
+    /// Time from sending to arrival, in addition to the time that the bandwidth costs.
     pub latency_ns: u64,
-    /// Up to so much is added at random to the latency of each packet. The order stays.
+    /// Maximum random time that is added to the latency of each packet. The order stays.
     pub jitter_ns: u64,
-    /// What each sender's link carries, in UDP payload bytes; `None` carries any amount at once.
+    /// Bandwidth of each sender's link, in UDP payload bytes; `None` means unlimited.
     pub bandwidth_bytes_per_s: Option<u64>,
-    /// The receive buffer of each device, in bytes as the kernel counts them: what does not fit
-    /// when it arrives is dropped. `None` holds everything.
+    /// The receive buffer of each device, in bytes as the kernel counts them. A packet that does not fit on arrival
+    /// is dropped. `None` means unlimited.
     pub queue_bytes: Option<usize>,
-    /// Packets carry an ICRC.
+    /// Whether packets carry an ICRC.
     pub sealed: bool,
 }
 
 impl Default for MemoryOptions {
-    /// A sealed network of one microsecond that loses nothing.
+    /// Returns the options of a sealed network with a latency of one microsecond that loses nothing.
     fn default() -> Self {
         Self { seed: 0, latency_ns: 1_000, jitter_ns: 0, bandwidth_bytes_per_s: None, queue_bytes: None, sealed: true }
     }
 }
 
-/// What a network has done.
+/// Counters of a network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryCounters {
     /// Packets sent.
     pub sent: u64,
-    /// Packets handed to their receivers.
+    /// Packets passed to their receivers.
     pub delivered: u64,
     /// Packets that found their receiver's buffer full.
     pub overflows: u64,
-    /// Packets to an address that nobody has.
+    /// Packets to an address that no device has.
     pub undeliverable: u64,
 }
 
-/// A network in memory. Clones are the same network.
+/// A network in memory. Clones are handles of the same network.
 #[derive(Clone, Debug)]
 pub struct MemoryNetwork {
     shared: Arc<Mutex<Shared>>,
 }
 
 impl MemoryNetwork {
-    /// A network that behaves so, with no device on it.
+    /// Creates a network with these options and without devices.
     pub fn new(options: MemoryOptions) -> Self {
         let shared = Shared {
             options,
@@ -80,7 +79,7 @@ impl MemoryNetwork {
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// Attaches a device. Dropping the link detaches it, and loses what was on its way to it.
+    /// Attaches a device. Dropping the link detaches the device, and loses the packets in flight to it.
     ///
     /// # Panics
     ///
@@ -91,13 +90,13 @@ impl MemoryNetwork {
         MemoryLink { shared: self.shared.clone(), address, bytes: Vec::new(), runs: Vec::new() }
     }
 
-    /// When the next packet arrives anywhere; in the past where one waits to be received.
+    /// Returns when the next packet arrives at any device. The time is in the past if a packet waits to be received.
     pub fn next_delivery(&self) -> Option<u64> {
         let shared = lock(&self.shared);
         shared.devices.values().filter_map(Device::next_delivery).min()
     }
 
-    /// What the network has done so far.
+    /// Returns the counters of the network.
     pub fn counters(&self) -> MemoryCounters {
         lock(&self.shared).counters
     }
@@ -108,13 +107,13 @@ impl MemoryNetwork {
 pub struct MemoryLink {
     shared: Arc<Mutex<Shared>>,
     address: IpAddr,
-    /// What one call of receive hands over: the packets, and where each run lies.
+    /// Buffer of one call of receive: the packets, and the range of each run.
     bytes: Vec<u8>,
     runs: Vec<DeliveredRun>,
 }
 
 impl MemoryLink {
-    /// The address of this end.
+    /// Returns the address of this end.
     pub fn local_address(&self) -> IpAddr {
         self.address
     }
@@ -137,7 +136,7 @@ impl Link for MemoryLink {
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         self.bytes.clear();
         self.runs.clear();
-        // The sink is called without the lock: it may well send.
+        // The lock is released before the calls of the sink, which may send packets.
         lock(&self.shared).deliver(now_ns, self.address, &mut self.bytes, &mut self.runs);
         for run in &self.runs {
             sink.receive(ReceivedRun {
@@ -165,7 +164,7 @@ impl Drop for MemoryLink {
     }
 }
 
-/// A poisoned lock means that a test has failed elsewhere; the packets are all right.
+/// Locks the network. A poisoned lock means that a test has failed elsewhere; the packets are valid.
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -174,22 +173,22 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 struct Shared {
     options: MemoryOptions,
     random: ChaCha8Rng,
-    /// Ordered, so that no hash decides what happens first.
+    /// Ordered, so that the order of events depends on no hash.
     devices: BTreeMap<IpAddr, Device>,
     counters: MemoryCounters,
 }
 
 #[derive(Debug, Default)]
 struct Device {
-    /// When the sending side is done with all it was given.
+    /// Time at which the sender has sent all its packets.
     sending_until_ns: u64,
-    /// When the packet sent to this device last arrives.
+    /// Arrival time of the packet that was sent to this device last.
     last_arrival_ns: u64,
-    /// What has not arrived, by time.
+    /// Packets that have not arrived, by arrival time.
     in_flight: VecDeque<Packet>,
-    /// What has arrived and waits to be received.
+    /// Packets that have arrived and wait to be received.
     queue: VecDeque<Packet>,
-    /// What the packets in the queue take as the kernel counts it.
+    /// Bytes of the packets in the queue, as the kernel counts them.
     queued_bytes: usize,
     lost: LinkCounters,
 }
@@ -220,7 +219,7 @@ struct DeliveredRun {
     end: usize,
     segment_bytes: usize,
     packets: usize,
-    /// A shorter packet has ended it.
+    /// Whether a shorter packet has ended the run.
     closed: bool,
 }
 
@@ -256,7 +255,7 @@ impl Shared {
         }
     }
 
-    /// When the last bit of a packet has left its sender.
+    /// Returns when the last bit of a packet has left its sender.
     fn leaves_at(&mut self, now_ns: u64, source: IpAddr, len: usize) -> u64 {
         let Some(bandwidth) = self.options.bandwidth_bytes_per_s else {
             return now_ns;
@@ -273,13 +272,13 @@ impl Shared {
         let Some(device) = self.devices.get_mut(&address) else {
             return;
         };
-        // Nothing was taken from the queue since the last call, so what arrives by now meets the
-        // queue as it would have met it on arrival.
+        // No packet was taken from the queue since the last call. So the packets that have arrived since then find
+        // the queue as they would have found it on arrival.
         while device.in_flight.front().is_some_and(|packet| packet.arrival_ns <= now_ns) {
             let Some(packet) = device.in_flight.pop_front() else {
                 break;
             };
-            // The kernel lets the packet in that goes beyond the limit, and then none.
+            // The kernel accepts the packet that exceeds the limit, and none after it.
             if self.options.queue_bytes.is_some_and(|limit| device.queued_bytes > limit) {
                 self.counters.overflows += 1;
                 device.lost.rx_overflow += 1;
@@ -316,7 +315,7 @@ impl Shared {
 }
 
 impl DeliveredRun {
-    /// Would the kernel hand this packet over together with the run?
+    /// Returns whether the kernel would pass on this packet together with the run.
     fn takes(&self, packet: &Packet) -> bool {
         let len = packet.bytes.len();
         !self.closed

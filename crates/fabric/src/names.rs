@@ -1,8 +1,8 @@
 //! Names of abstract Unix sockets, and the users that have them.
 //!
-//! An abstract name has no permissions: any user of the machine may bind it first. If an untrusted user has bound a name, a
-//! socket binds a name *beside* it ([`beside`]). A process that connects looks for the names beside the plain one.
-//! `NETLINK_SOCK_DIAG` reports the user of each socket (`struct unix_diag_msg`).
+//! An abstract name has no permissions: any user of the machine may bind it first. If an untrusted user has bound a
+//! name, a socket binds a name *beside* it ([`beside`]). A process that connects looks for the names beside the plain
+//! one. `NETLINK_SOCK_DIAG` reports the user of each socket (`struct unix_diag_msg`).
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
@@ -35,8 +35,8 @@ const TCP_LISTEN: u8 = 10;
 const ACCEPTS_CONNECTIONS: u32 = 1 << 16;
 /// Maximum bytes of a batch, which the kernel fills.
 const BATCH_BYTES: usize = 32 << 10;
-/// Maximum wait for an answer. The kernel answers within the call, but a sandbox that swallows the question must not stop a
-/// program.
+/// Maximum wait for an answer. The kernel answers within the call, but a sandbox that swallows the question must not
+/// stop a program.
 const PATIENCE_MS: i64 = 1000;
 
 /// Separates a name from the random number of a name beside it.
@@ -47,7 +47,7 @@ const BESIDE: &str = "+beside.";
 pub struct AbstractName {
     /// The name without the zero that abstract names begin with.
     pub name: Vec<u8>,
-    /// The user that made the socket. `None` if the kernel does not report it.
+    /// The user that created the socket. `None` if the kernel does not report it.
     pub user: Option<u32>,
     /// Whether the socket accepts connections.
     pub listens: bool,
@@ -64,7 +64,7 @@ impl AbstractName {
 ///
 /// # Errors
 ///
-/// The operating system gives no randomness.
+/// The operating system provides no randomness.
 pub fn beside(plain: &str) -> io::Result<String> {
     let random = getrandom::u64().map_err(io::Error::other)?;
     Ok(format!("{}{random:016x}", beside_prefix(plain)))
@@ -181,8 +181,8 @@ fn by_table() -> io::Result<Vec<AbstractName>> {
     Ok(names)
 }
 
-/// Parses `ADDRESS: REFERENCES PROTOCOL FLAGS TYPE STATE INODE NAME`, in which `@` stands for the zero before an abstract
-/// name. A name with spaces stays one name, so no user can forge another one.
+/// Parses `ADDRESS: REFERENCES PROTOCOL FLAGS TYPE STATE INODE NAME`, in which `@` stands for the zero before an
+/// abstract name. A name with spaces stays one name, so no user can forge another one.
 fn parse_line(line: &[u8]) -> Option<AbstractName> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let flags = u32::from_str_radix(str::from_utf8(words.nth(3)?).ok()?, 16).ok()?;

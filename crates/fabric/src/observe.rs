@@ -1,19 +1,19 @@
-//! Showing counters to someone, seldom enough to cost nothing.
+//! Display of counters to an observer, rarely enough to cost almost nothing.
 
 use doorbell_verbs_core::Counters;
 
-/// Is shown counters.
+/// Callback that receives counters.
 pub type Observer = Box<dyn FnMut(&Counters) + Send>;
 
-/// While there is something to do every now and then, counters are shown this often at most.
+/// Minimum time between two displays of counters while the device has little to do.
 const QUIET_NS: u64 = 1_000_000;
 
-/// What was counted and has not been shown has an owner: a deadline of the driver's.
+/// Observer of counters, with a deadline of the driver: every counted event is shown by then.
 pub(crate) struct Observation {
     observer: Observer,
     within_ns: u64,
     shown_ns: Option<u64>,
-    /// Since when there has been something to show.
+    /// Time of the first event that has not been shown.
     news_ns: Option<u64>,
 }
 
@@ -22,13 +22,13 @@ impl Observation {
         Self { observer, within_ns, shown_ns: None, news_ns: None }
     }
 
-    /// Something was counted, or may have been.
+    /// Notes that a counter changed, or may have changed.
     #[inline]
     pub(crate) fn note(&mut self, now_ns: u64) {
         self.news_ns.get_or_insert(now_ns);
     }
 
-    /// Shows what is due. `quiet`: nothing else is to be done now.
+    /// Shows the counters if they are due. `quiet` means that the caller has no other work now.
     #[inline]
     pub(crate) fn look(&mut self, now_ns: u64, quiet: bool, counters: &Counters) {
         let Some(news_ns) = self.news_ns else { return };
@@ -41,7 +41,7 @@ impl Observation {
         }
     }
 
-    /// When [`look`](Self::look) is to be called at the latest.
+    /// Returns the deadline of the next call of [`look`](Self::look).
     #[inline]
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
         self.news_ns.map(|news_ns| news_ns.saturating_add(self.within_ns))
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(observation.poll_timeout(), Some(25 * MS), "at the latest");
         observation.look(5 * MS + 1, true, &packets(2));
         assert_eq!((shown.lock().unwrap().as_slice(), observation.poll_timeout()), ([2].as_slice(), None));
-        // A caller that finds nothing between any two packets does not pay for each.
+        // A caller that finds nothing between any two packets does not pay for each of them.
         observation.note(5 * MS + 2);
         observation.look(5 * MS + 3, true, &packets(3));
         assert_eq!(observation.poll_timeout(), Some(25 * MS + 2));

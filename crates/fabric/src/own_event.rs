@@ -1,7 +1,7 @@
-//! Eventfds whose numbers a program may take away.
+//! Eventfds whose numbers a program may reuse.
 //!
-//! A program that closes descriptors which it did not open, as daemons do, may later have a file of its own under the same
-//! number, perhaps another eventfd. The kernel's number of an eventfd tells them apart.
+//! A daemon may close descriptors that it did not open. Later, a file of its own may have the same number, perhaps
+//! another eventfd. The kernel's number of an eventfd tells them apart.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,10 +12,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 /// The line of `/proc/self/fdinfo/N` that has the kernel's number of an eventfd (since Linux 5.2).
 const ID_LINE: &str = "eventfd-id:";
 
-/// Identity of an eventfd, whatever descriptor stands for it.
+/// Identity of an eventfd, independent of its descriptors.
 ///
-/// Where the kernel shows no numbers (no `/proc`, Linux before 5.2, no descriptor left to read with), any eventfd passes
-/// for any other.
+/// If the kernel shows no numbers, any eventfd passes for any other. This is so without `/proc`, on Linux before 5.2,
+/// and if the process has no descriptor left for reading.
 #[derive(Clone, Copy, Debug)]
 pub struct EventIdentity(Option<u64>);
 
@@ -39,7 +39,7 @@ impl EventIdentity {
     }
 }
 
-/// An eventfd that does not block, of a thread of this library.
+/// A non-blocking eventfd that belongs to a thread of this library.
 #[derive(Debug)]
 pub struct OwnEvent {
     fd: EventFd,
@@ -47,7 +47,7 @@ pub struct OwnEvent {
 }
 
 impl OwnEvent {
-    /// Makes an eventfd that counts nothing yet.
+    /// Creates an eventfd with count 0.
     ///
     /// # Errors
     ///
@@ -66,7 +66,8 @@ impl OwnEvent {
     /// Increments the count. A full count is readable already. Returns false if the descriptor is closed.
     pub fn signal(&self) -> bool {
         let one = 1_u64;
-        // SAFETY: the kernel reads as many bytes as the number has. `write` of the C library would be a cancellation point.
+        // SAFETY: the kernel reads as many bytes as the number has. `write` of the C library would be a cancellation
+        // point.
         let written =
             unsafe { libc::syscall(libc::SYS_write, self.fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
         written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
@@ -74,7 +75,7 @@ impl OwnEvent {
 
     /// Resets the count.
     pub fn reset(&self) {
-        let _ = self.fd.read(); // it fails if the count is 0
+        let _ = self.fd.read(); // the read fails if the count is 0
     }
 }
 
@@ -111,7 +112,7 @@ mod tests {
         let event = OwnEvent::new().unwrap();
         assert!(event.signal());
         event.reset();
-        // A number that no other test gets.
+        // A descriptor number that no other test gets.
         let high = 900_000;
         // SAFETY: the value is never dropped, and the number belongs to no file.
         let fd = unsafe { EventFd::from_owned_fd(std::os::fd::FromRawFd::from_raw_fd(high)) };

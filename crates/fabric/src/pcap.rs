@@ -1,4 +1,4 @@
-//! A link whose packets are captured, as the Ethernet frames in which they would travel.
+//! A link that captures its packets, as the Ethernet frames in which they would travel.
 
 mod file;
 
@@ -17,32 +17,32 @@ use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 use crate::shm::OwnProcess;
 
-/// Maximum time until a captured packet is written, if a processor is free. A process that is killed loses the packets of
-/// this time.
+/// Maximum time until a captured packet is written, if a processor is free. A process that is killed loses the
+/// packets of this time.
 const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 
-/// A link whose packets are captured, each with its direction. Around [`Faults`](crate::Faults) the capture also has the
-/// packets that these drop, and marks every packet that a fault strikes.
+/// A link that captures its packets, each with its direction. A capture around [`Faults`](crate::Faults) also
+/// contains the packets that these drop, and marks every packet that a fault strikes.
 ///
-/// A socket shows neither MAC addresses nor the IPv4 identification. The former are made from the
-/// IP addresses, locally administered; the latter is the one that the ICRC was computed with,
-/// which the ICRC of a received packet reveals. If the link has no ICRC, frames get one.
+/// A socket shows neither MAC addresses nor the IPv4 identification. The capture derives locally administered MAC
+/// addresses from the IP addresses. The identification is the one that the ICRC was computed with, which the ICRC of
+/// a received packet reveals. If the link has no ICRC, the capture computes one for the frames.
 ///
-/// A packet's time is that at which the program took it from the link, or handed it to the link. Those of one run
-/// go together, and have one time.
+/// A packet's time is that at which the program received it from the link, or passed it to the link. The packets of
+/// one run go together, and have the same time.
 ///
-/// Packets reach the file within 10 ms. If writing the file fails, the link logs one error, and the traffic goes on.
+/// Packets reach the file within 10 ms. If writing the file fails, the link logs one error, and the traffic
+/// continues.
 pub struct Pcap<L> {
     inner: L,
     capture: Capture,
 }
 
 impl<L: Link> Pcap<L> {
-    /// Captures what crosses `inner`, whose end has this address and UDP port.
+    /// Captures the packets that cross `inner`, whose end has this address and UDP port.
     ///
-    /// `clock` tells the time since 1970. It is asked for each run that arrives and each time that runs leave,
-    /// since much happens within one call of a driver, which has one `now_ns` for all of it; it is given that
-    /// number.
+    /// `clock` maps the link's `now_ns` to the time since 1970. The capture calls it for each run that arrives and
+    /// for each send of runs. Much happens within one call of a driver, which has one `now_ns` for all of it.
     ///
     /// # Errors
     ///
@@ -67,17 +67,17 @@ impl<L: Link> Pcap<L> {
             flush_at_ns: None,
             packets: 0,
         };
-        // A file that cannot be written at all is better known now.
+        // A file that cannot be written at all is reported now.
         capture.file.flush()?;
         Ok(Self { inner, capture })
     }
 
-    /// How many packets have been captured.
+    /// Returns the number of captured packets.
     pub fn packets(&self) -> u64 {
         self.capture.packets
     }
 
-    /// The link below.
+    /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }
@@ -90,8 +90,8 @@ impl<L: Link> Link for Pcap<L> {
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
         let from = *next;
-        // The time is taken before, so that no peer seems to have had a packet that was not sent yet; the rest comes
-        // after, so that the file costs the packets nothing.
+        // The time is read before the send, so that no peer seems to receive a packet before it is sent. The packets
+        // are captured after the send, so that the file does not delay them.
         let at = self.capture.moment(now_ns);
         let result = self.inner.transmit(now_ns, batch, next);
         self.capture.sent(at, batch, from..*next);
@@ -161,7 +161,7 @@ impl<L: std::fmt::Debug> std::fmt::Debug for Pcap<L> {
     }
 }
 
-/// Captures received packets on their way to the sink above.
+/// Sink that captures received packets on their way to the sink above.
 struct Captured<'a> {
     capture: &'a mut Capture,
     now_ns: u64,
@@ -180,7 +180,7 @@ impl Sink for Captured<'_> {
     }
 }
 
-/// Makes frames and writes them.
+/// State of a capture, which builds frames and writes them.
 struct Capture {
     file: PcapFile,
     /// Whether a write to the file has failed.
@@ -191,15 +191,15 @@ struct Capture {
     sealer: Sealer,
     checker: Checker,
     clock: Box<dyn Fn(u64) -> Duration + Send>,
-    /// When what has been captured must go to the file.
+    /// Deadline for writing the captured packets to the file.
     flush_at_ns: Option<u64>,
     packets: u64,
 }
 
-/// When packets cross the link.
+/// Time at which packets cross the link.
 #[derive(Clone, Copy)]
 struct Moment {
-    /// On the link's clock.
+    /// Time of the link's clock.
     now_ns: u64,
     since_1970: Duration,
 }
@@ -262,9 +262,9 @@ impl Capture {
         }
     }
 
-    /// Writes one packet as a frame; `icrc` follows it where it has none.
+    /// Writes one packet as a frame. `icrc` follows the packet if the packet has none.
     fn write(&mut self, now_ns: u64, notes: &FrameNotes, outer: &Outer, src_port: u16, packet: &[u8], icrc: &[u8]) {
-        // Longer ones exist in memory only, and fit no frame.
+        // Longer packets exist in memory only, and fit no frame.
         if self.is_broken || packet.len() + icrc.len() > MAX_RUN_BYTES {
             return;
         }

@@ -1,31 +1,31 @@
-//! Who makes progress.
+//! Division of the work between the callers of an engine and its thread.
 //!
-//! An engine has one lock, and whoever holds it drives it. Programs drive it from their own
-//! calls; a thread drives it when no program does. The rules:
+//! An engine has one lock, and its holder drives the engine. Programs drive it from their own calls. A thread drives
+//! it when no program does. The rules:
 //!
-//! - (a) A post transmits at once when nothing of its engine is in flight, or when many requests
-//!   wait, fewer of them where little is in flight; otherwise it may wait for the caller's next poll
-//!   or the next inbound packet, for a moment, so that single posts become runs.
-//! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves
-//!   behind the reply, for a moment while someone polls or posts, and not at all otherwise. That of a
-//!   receive may only if the program has answered what it received lately (`rnic` decides that); otherwise
-//!   it leaves before the program sees the completion. Whatever is held leaves with the next post, with the
-//!   next poll that finds nothing, and before the process ends by its own will.
-//! - (c) Work that is left when a call returns always has an owner: an inbound packet that is
-//!   certain to come, or the thread's deadline.
-//! - (d) If the last poll found nothing, the caller is coming back: a thread that is woken then
-//!   leaves the packets, and looks again after a nap in which it does not watch the socket. If
-//!   the last poll returned something, or a notification is armed and its program does not go on polling, the
-//!   thread stays armed: the program may spin on memory next. If it does that after polling often, packets lie there for
-//!   a whole nap; then the thread takes none for some time.
-//! - (e) Whoever would go to sleep with nobody polling, the thread after packets or a caller that
-//!   waits for a notification, lingers first, for about as long as a wake-up takes: in an exchange
-//!   the answer comes within that. Where it does not, lingering becomes rare.
-//! - (f) While callers are active the thread never watches the socket for long, so that they need not wake it
-//!   for the deadlines that their posts leave. While it naps, they drive.
+//! - (a) A post transmits at once if nothing of its engine is in flight, or if many requests wait. If little is in
+//!   flight, fewer requests suffice. Otherwise the post may wait a moment for the caller's next poll or the next
+//!   inbound packet, so that single posts become runs.
+//! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves after the reply. It
+//!   waits for a moment while a caller polls or posts, and not at all otherwise. The acknowledgement of a receive
+//!   waits only if the program has answered recent messages (`rnic` decides that). Otherwise it leaves before the
+//!   program sees the completion. A held acknowledgement leaves with the next post, with the next poll that finds
+//!   nothing, or before the process exits normally.
+//! - (c) Work that remains when a call returns always has an owner: an inbound packet that is certain to come, or the
+//!   thread's deadline.
+//! - (d) If the last poll found nothing, the caller is expected to poll again. A thread that a packet wakes then
+//!   leaves the packets to the caller, and looks again after a nap in which it does not watch the socket. The thread
+//!   stays armed if the last poll returned something, or if a notification is armed and its program has stopped
+//!   polling: the program may spin on memory next. If a program does that after polling often, packets wait for a
+//!   whole nap. Then the thread takes no naps for some time.
+//! - (e) The thread lingers after packets, and a caller lingers before it sleeps for a notification, if no other
+//!   caller polls. They linger for about as long as a wake-up takes: in an exchange, the answer arrives within that
+//!   time. If no answer arrives, lingering becomes rare.
+//! - (f) While callers are active, the thread never watches the socket for long. So they need not wake it for the
+//!   deadlines that their posts leave. While it naps, they drive.
 //!
-//! A wake-up costs whoever sends the packet several microseconds, which is why the thread does
-//! not watch the socket while someone polls.
+//! A wake-up costs the sender of the packet several microseconds. Therefore the thread does not watch the socket
+//! while a caller polls.
 
 mod exit;
 mod flush;
@@ -58,7 +58,7 @@ use habits::{HABITS, Lingering};
 use policy::{Action, Event, Glance, Policy};
 use wake::{NEVER, Wakeups};
 
-/// What the model checker replaces.
+/// Atomics that the model checker replaces.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 }
@@ -69,36 +69,36 @@ const FINISH_WITHIN_NS: u64 = 100_000_000;
 /// How long the thread sleeps when `ppoll` fails, so that it does not spin.
 const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// How often the thread gives way before it takes the lock from callers that wait for it.
+/// How often the thread yields before it takes the lock while callers wait for it.
 const COURTESIES: usize = 1_000;
 
 struct Shared {
     driver: Mutex<Driver<Box<dyn Link>>>,
-    /// Callers that sleep until they get the lock.
+    /// Number of callers that sleep until they get the lock.
     waiting: AtomicUsize,
     epoch: Instant,
     kick: OwnEvent,
     wakeups: Wakeups,
-    /// Counts polls, and packets that polls received, to tell whether anyone polls, and how often.
+    /// Counts polls, and packets that polls received, to tell whether a caller polls, and how often.
     polls: AtomicU64,
-    /// How many polls there had been when a notification was armed last.
+    /// Value of `polls` when a notification was armed last.
     armed_at: AtomicU64,
-    /// Counts posts, to tell whether anyone posts.
+    /// Counts posts, to tell whether a caller posts.
     posts: AtomicU64,
     stop: AtomicBool,
-    /// An acknowledgement is held back.
+    /// Whether an acknowledgement is held back.
     holds_ack: AtomicBool,
     flushes: Flushes,
     failed: AtomicBool,
-    /// Polls that are still wary of holding acknowledgements.
+    /// Number of polls that still hold back no acknowledgement.
     wary_polls: AtomicUsize,
-    /// What came of lingering where callers wait for notifications.
+    /// Results of lingering of callers that wait for notifications.
     lingering: Mutex<Lingering>,
-    /// What the thread watches beside the socket.
+    /// Descriptors that the thread watches in addition to the socket.
     groups: Mutex<Vec<Arc<Joined>>>,
 }
 
-/// A multicast group, and what becomes readable when something arrives for it.
+/// A multicast group, and the descriptor that becomes readable when a packet for it arrives.
 struct Joined {
     group: IpAddr,
     readable: OwnProcess,
@@ -117,12 +117,12 @@ impl std::fmt::Debug for DrivenRnic {
 }
 
 impl DrivenRnic {
-    /// Starts driving `rnic` over `link`. `readable` becomes readable when the link has received
-    /// something: the socket. `port` is the UDP port of both ends.
+    /// Starts driving `rnic` over `link`. `readable` is the socket, which becomes readable when the link has received
+    /// a packet. `port` is the UDP port of both ends.
     ///
     /// # Errors
     ///
-    /// The operating system gives no eventfd or no thread, or cannot block the signals of the new thread.
+    /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             driver: Mutex::new(Driver::new(rnic, link, port)),
@@ -149,23 +149,23 @@ impl DrivenRnic {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Shows the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
+    /// Passes the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
     pub fn observe(&self, observer: Observer, within_ns: u64) {
         self.shared.lock().observe(observer, within_ns);
     }
 
-    /// Nanoseconds since the port was started.
+    /// Returns the nanoseconds since the port was started.
     pub fn now_ns(&self) -> u64 {
         self.shared.now_ns()
     }
 
-    /// Runs something on the RNIC that sends nothing by itself: objects, receives, queries.
+    /// Runs an operation on the RNIC that sends nothing by itself, such as one on objects, receives or queries.
     pub fn with<R>(&self, operation: impl FnOnce(&mut Rnic) -> R) -> R {
         operation(self.shared.lock().rnic_mut())
     }
 
-    /// Runs something on the RNIC that may leave something to send, and sends it if nothing else
-    /// is certain to (rule (a)). `operation` says how much waits to be sent.
+    /// Runs an operation on the RNIC that may leave packets to send. Sends them if no other call is certain to (rule
+    /// (a)). `operation` also returns how much waits to be sent.
     pub fn post<R>(&self, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
         let now_ns = self.shared.now_ns();
@@ -173,13 +173,13 @@ impl DrivenRnic {
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let in_flight = driver.rnic().in_flight_packets();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
-        // An acknowledgement that waits for an answer leaves with what was posted, whenever that is.
+        // An acknowledgement that waits for an answer leaves with the posted packets, now or later.
         driver.rnic_mut().release_acks();
         if HABITS.sends_at_once(in_flight, waiting) {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         } else {
-            // What is in flight brings a packet only if its peer lives.
+            // A packet in flight is answered only if its peer lives.
             driver.defer_transmit(now_ns + HABITS.longest_deferral_ns);
         }
         self.shared.leave(driver);
@@ -195,8 +195,8 @@ impl DrivenRnic {
     pub fn poll(&self, queue: &CompletionQueue, out: &mut [Completion]) -> Result<usize, Overrun> {
         let mut count = queue.poll(out)?;
         if count == 0 {
-            // What arrives now may be in another queue, and the program has not had a chance to answer it: programs
-            // with a queue for sends and one for receives poll them in turn.
+            // Packets that arrive now may belong to another queue, and the program had no chance yet to answer them.
+            // Programs with a queue for sends and one for receives poll them in turn.
             let held_before = self.shared.holds_ack.load(Ordering::Relaxed);
             self.shared.drive();
             count = queue.poll(out)?;
@@ -211,7 +211,7 @@ impl DrivenRnic {
         Ok(count)
     }
 
-    /// Drives the engine once. True if it was free to be driven.
+    /// Drives the engine once. Returns true unless another thread was driving it.
     pub fn drive(&self) -> bool {
         self.shared.drive()
     }
@@ -222,8 +222,8 @@ impl DrivenRnic {
         shared.wakeups.note_poll(found_nothing);
     }
 
-    /// Drives the engine for a caller that is going to sleep until it is notified: for a moment,
-    /// if that is worth it here. True if `notified` became true.
+    /// Drives the engine for a moment for a caller that is about to sleep until it is notified, if that pays off
+    /// here. Returns true if `notified` became true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
         let lingering = || shared.lingering.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,7 +240,7 @@ impl DrivenRnic {
                 self.note_poll(true);
                 found = notified();
                 if !found {
-                    // The peer may need this very processor.
+                    // The peer may need this processor.
                     std::thread::yield_now();
                 }
                 elapsed_ns = shared.now_ns() - begun_ns;
@@ -254,22 +254,22 @@ impl DrivenRnic {
         found
     }
 
-    /// Counts the notifications that are armed. Whoever arms one adds one and calls
-    /// [`rouse`](Self::rouse); whoever is notified takes one away.
+    /// Returns the number of armed notifications. A caller that arms one increments it and calls
+    /// [`rouse`](Self::rouse). A caller that is notified decrements it.
     pub fn armed(&self) -> &Arc<AtomicUsize> {
         self.shared.wakeups.armed()
     }
 
-    /// Ends a nap of the thread: somebody is going to sleep until it notifies.
+    /// Ends a nap of the thread: a caller is about to sleep until the thread notifies it.
     pub fn rouse(&self) {
-        // Noted before the thread is woken, so that the thread finds it.
+        // Stored before the wake-up, so that the thread finds it.
         self.shared.armed_at.store(self.shared.polls.load(Ordering::Relaxed), Ordering::Release);
         if self.shared.wakeups.must_kick_for_notification() {
             self.shared.kick();
         }
     }
 
-    /// Receives what is sent to a multicast group, from now on.
+    /// Joins a multicast group.
     ///
     /// # Errors
     ///
@@ -281,19 +281,19 @@ impl DrivenRnic {
         Ok(())
     }
 
-    /// Ends that.
+    /// Leaves a multicast group.
     pub fn leave(&self, group: IpAddr) {
         self.shared.groups().retain(|joined| joined.group != group);
         self.shared.lock().link_mut().leave(group);
         self.shared.kick();
     }
 
-    /// What the link lost on this side.
+    /// Returns the number of packets that the link lost on this side.
     pub fn link_counters(&self) -> LinkCounters {
         self.shared.lock().link().link_counters()
     }
 
-    /// What RNIC and link counted, unless somebody else is at work with them.
+    /// Returns the counters of the RNIC and the link. Returns `None` if another thread is using them.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
         let driver = match self.shared.driver.try_lock() {
             Ok(driver) => driver,
@@ -310,13 +310,13 @@ impl Drop for DrivenRnic {
         self.shared.stop.store(true, Ordering::SeqCst);
         let is_told = self.shared.kick.is_intact() && self.shared.kick();
         if !is_told {
-            // The program has closed descriptors that it did not open. Their numbers may be those of its own files by now, into
-            // which nothing is written, and which are not closed.
+            // The program has closed descriptors that it did not open. Their numbers may be those of its own files by
+            // now. This library neither writes into those files nor closes them.
             std::mem::forget(Arc::clone(&self.shared));
         }
-        // A thread that cannot be told would be waited for without end.
+        // The join of a thread that received no signal to stop would never end.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
-            // A panic of the thread was printed by the panic handler; there is nothing to add.
+            // The panic handler has printed a panic of the thread; there is nothing to add.
             let _ = thread.join();
         }
     }
@@ -331,8 +331,8 @@ impl Shared {
 
     fn lock(&self) -> Guard<'_> {
         guard::admit_thread();
-        // The holder is another caller or the thread, for the length of one pump: worth a short
-        // spin before going to sleep.
+        // The holder is another caller or the thread, for the length of one pump. A short spin is cheaper than
+        // sleeping.
         for _ in 0..200 {
             match self.driver.try_lock() {
                 Ok(guard) => return guard,
@@ -346,8 +346,8 @@ impl Shared {
         guard
     }
 
-    /// Locks for the thread, which comes back again and again while packets arrive: callers that
-    /// wait already go first, or they might wait for as long as the stream lasts.
+    /// Locks for the thread, which comes back again and again while packets arrive. Callers that wait already go
+    /// first. Otherwise they might wait for as long as the stream lasts.
     fn lock_behind_callers(&self) -> Guard<'_> {
         for _ in 0..COURTESIES {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -362,7 +362,7 @@ impl Shared {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the thread. False if that cannot be done.
+    /// Wakes the thread. Returns false if that is impossible.
     fn kick(&self) -> bool {
         self.kick.signal()
     }
@@ -377,7 +377,7 @@ impl Shared {
 
     #[inline]
     fn note_polls(&self, polls: u64) {
-        // Not exact where several threads poll: a change is all that matters.
+        // Not exact if several threads poll: only a change matters.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
     }
 
@@ -399,7 +399,8 @@ impl Shared {
             self.wary_polls.store(wary.saturating_sub(1), Ordering::Relaxed);
         }
         self.report(pumped);
-        // The datagram that announces packets in memory was read by this look, or was lost: the thread will not see it.
+        // This call has read the datagram that announces packets in memory, or it was lost. So the thread will not
+        // see it.
         let misses_arrivals = self.wakeups.is_watching() && !driver.link().shows_arrivals();
         self.leave(driver);
         if misses_arrivals {
@@ -419,7 +420,7 @@ impl Shared {
         }
     }
 
-    /// A caller is here again: it is not trusted if an acknowledgement has waited for it for long.
+    /// Distrusts callers for some polls if an acknowledgement has waited for this caller for long.
     #[inline]
     fn note_held_acks(&self, rnic: &Rnic, now_ns: u64) {
         if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > HABITS.brief_ns) {
@@ -427,15 +428,15 @@ impl Shared {
         }
     }
 
-    /// An acknowledgement may only wait for what a caller does next if the thread looks soon, or naps
-    /// for long while callers have come back quickly whenever one waited.
+    /// Returns how acknowledgements may wait for the caller's next call. They may if the thread looks soon. They also
+    /// may during a long nap, if callers have always come back quickly while an acknowledgement waited.
     #[inline]
     fn acks_of_a_caller(&self) -> Acks {
         let trusted = self.wakeups.is_napping() && self.wary_polls.load(Ordering::Relaxed) == 0;
         if trusted || self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now }
     }
 
-    /// Lets go of the engine, and sees to it that what is left has an owner (rule (c)).
+    /// Unlocks the engine and ensures that remaining work has an owner (rule (c)).
     #[inline]
     fn leave(&self, driver: Guard<'_>) {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
@@ -446,7 +447,7 @@ impl Shared {
         }
     }
 
-    /// The thread.
+    /// Runs the thread.
     fn run(&self, readable: &OwnProcess) {
         let mut policy = Policy::new();
         let mut event = Event::Started;
@@ -474,7 +475,7 @@ impl Shared {
             polls: self.polls.load(Ordering::Relaxed),
             posts: self.posts.load(Ordering::Relaxed),
             deadline_ns: self.wakeups.deadline_ns(),
-            // The policy asks after naps alone, and a caller that finds the lock taken leaves its packets to the holder.
+            // The policy asks only after naps. A caller that finds the lock taken leaves its packets to the holder.
             is_driven: matches!(event, Event::Napped { .. }) && self.driver.try_lock().is_err(),
             found_nothing: self.wakeups.found_nothing(),
             is_armed: self.wakeups.is_armed(),
@@ -482,7 +483,7 @@ impl Shared {
         }
     }
 
-    /// Sends what the queue pairs left behind, now that the device is closed. Gives up if the link stays full for
+    /// Sends the packets that the queue pairs left, after the device was closed. Gives up if the link stays full for
     /// [`FINISH_WITHIN_NS`].
     fn finish(&self, readable: &OwnProcess) {
         let until_ns = self.now_ns() + FINISH_WITHIN_NS;
@@ -507,7 +508,7 @@ impl Shared {
         self.lock().link_mut().write_records();
     }
 
-    /// Looks for packets, unless a caller does. True if there were any, or a caller polled.
+    /// Looks for packets, unless a caller does. Returns true if packets arrived or a caller polled.
     fn linger(&self, until_ns: u64, polls: u64) -> bool {
         while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
             if self.polls.load(Ordering::Relaxed) != polls || self.pump(Acks::Now) > 0 {
@@ -517,14 +518,14 @@ impl Shared {
         false
     }
 
-    /// Sleeps until kicked, or until the time is over.
+    /// Sleeps until kicked or until `until_ns`.
     fn nap(&self, until_ns: u64, briefly: bool) {
         self.wakeups.start_napping(briefly);
         self.sleep_on(None, until_ns);
         self.wakeups.wake_up();
     }
 
-    /// Sleeps until kicked, until the time is over, or until the socket is ready: true if that.
+    /// Sleeps until kicked, until `until_ns`, or until the socket is ready. Returns true if the socket is ready.
     fn watch(&self, readable: &OwnProcess, until_ns: u64, briefly: bool) -> bool {
         let woken = match self.wakeups.start_watching(until_ns, briefly) {
             Some(_) if !self.lock().link_mut().prepare_sleep() => true,
@@ -538,7 +539,8 @@ impl Shared {
         woken
     }
 
-    /// True if the socket is ready, or that of a group.
+    /// Sleeps until kicked, until `until_ns`, or until a socket is ready. Returns true if the socket or that of a
+    /// group is ready.
     fn sleep_on(&self, socket: Option<PollFd<'_>>, until_ns: u64) -> bool {
         let socket_is_watched = socket.is_some();
         let groups = if socket.is_some() { self.groups().clone() } else { Vec::new() };
@@ -550,9 +552,10 @@ impl Shared {
             let left = until_ns.saturating_sub(self.now_ns());
             TimeSpec::from(std::time::Duration::from_nanos(left))
         });
-        // An interruption is as good as any wake-up: the caller looks at everything again.
+        // An interruption equals any other wake-up: the caller looks at everything again.
         if ppoll(&mut fds, timeout, None).is_err_and(|error| error != nix::Error::EINTR) {
-            // The process may have fewer descriptors by now than these, or there is no memory: look often, but do not spin.
+            // The process may have fewer descriptors by now than these, or no memory is left. Look often, but do not
+            // spin.
             std::thread::sleep(REFUSED_WAIT);
             return socket_is_watched;
         }
@@ -564,8 +567,8 @@ impl Shared {
         packets
     }
 
-    /// Drives the engine until everything that has arrived is handled, since nobody else does.
-    /// Returns the number of packets.
+    /// Drives the engine until all arrived packets are handled, when no caller drives it. Returns the number of
+    /// packets.
     fn pump(&self, acks: Acks) -> usize {
         let mut packets = 0;
         while !self.stop.load(Ordering::Relaxed) {

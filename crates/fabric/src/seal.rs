@@ -1,12 +1,14 @@
 //! The ICRC of packets that leave and arrive through a UDP socket.
 //!
-//! The ICRC covers the IPv4 identification and DF, which such a socket neither sets nor shows.
-//! DF is set, since the socket forbids fragmentation. The identification is 0 for a datagram of its
-//! own, and the segments of one segmented send get 0, 1, 2, ... once something cuts them up: so
-//! the identification of a packet is its index in its run. What other stacks put there is not
-//! known, but it can be told from the ICRC itself (see [`doorbell_wire::explain_difference`]).
-//! That takes some altered packets for good ones with another identification (a flip of bit 1387 of a
-//! packet always, for example), so of a peer whose packets look like a socket's one that does not is refused.
+//! The ICRC covers the IPv4 identification and DF, which such a socket neither sets nor shows. DF is set, since the
+//! socket forbids fragmentation. The identification of a separate datagram is 0. The segments of one segmented send
+//! get 0, 1, 2, ... when the kernel or the NIC splits them. So the identification of a packet is its index in its
+//! run.
+//!
+//! The identifications of other stacks are unknown, but the ICRC itself reveals them (see
+//! [`doorbell_wire::explain_difference`]). That accepts some altered packets as good ones with another
+//! identification, for example always after a flip of bit 1387. So if a peer's packets look like those of a socket,
+//! the checker rejects any that does not.
 
 use std::net::IpAddr;
 
@@ -15,7 +17,7 @@ use doorbell_wire::{BTH_LEN, Check, Flow, ICRC_LEN};
 
 use crate::link::ReceivedRun;
 
-/// Makes the ICRCs of what leaves one socket.
+/// Computes the ICRCs of packets that leave one socket.
 #[derive(Clone, Debug)]
 pub struct Sealer {
     local: IpAddr,
@@ -24,12 +26,12 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// A sealer for the socket with this address and port, which is also the port of all peers.
+    /// Creates a sealer for the socket with this address and port, which is also the port of all peers.
     pub fn new(local: IpAddr, port: u16) -> Self {
         Self { local, port, flows: FlowCache::new() }
     }
 
-    /// Makes the ICRC of each packet of the batch, in the trailer behind it.
+    /// Writes the ICRC of each packet of the batch into the trailer after the packet.
     ///
     /// # Panics
     ///
@@ -38,7 +40,7 @@ impl Sealer {
         self.seal_to(batch, |_| true);
     }
 
-    /// Makes the ICRCs of the packets to those destinations that want them.
+    /// Writes the ICRCs of the packets to those destinations for which `wants` returns true.
     ///
     /// # Panics
     ///
@@ -56,8 +58,7 @@ impl Sealer {
         }
     }
 
-    /// Makes the ICRCs of the packets of one run anew, for the case that each is a datagram of
-    /// its own.
+    /// Rewrites the ICRCs of the packets of one run for sending each as a separate datagram.
     pub(crate) fn reseal_separate(&mut self, destination: IpAddr, segment_bytes: usize, packets: &mut [u8]) {
         let flow = self.flow_to(destination);
         for packet in packets.chunks_mut(segment_bytes) {
@@ -71,7 +72,7 @@ impl Sealer {
     }
 }
 
-/// Checks the ICRCs of what arrives at one socket.
+/// Checks the ICRCs of packets that arrive at one socket.
 #[derive(Clone, Debug)]
 pub struct Checker {
     local: IpAddr,
@@ -80,27 +81,27 @@ pub struct Checker {
     counters: CheckCounters,
 }
 
-/// What a [`Checker`] has found.
+/// Counters of a [`Checker`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounters {
-    /// Packets whose ICRC is right.
+    /// Packets with a correct ICRC.
     pub ok: u64,
-    /// Those of them whose identification was not the one assumed.
+    /// Packets with a correct ICRC whose identification was not the assumed one.
     pub ok_other_identification: u64,
-    /// Packets whose ICRC no identification explains, or one that its sender would not use.
+    /// Packets whose ICRC no identification explains, or only one that its sender would not use.
     pub failed: u64,
     /// Packets too short for a BTH and an ICRC.
     pub short: u64,
 }
 
 impl Checker {
-    /// A checker for the socket with this address and port.
+    /// Creates a checker for the socket with this address and port.
     pub fn new(local: IpAddr, port: u16) -> Self {
         Self { local, port, flows: FlowCache::new(), counters: CheckCounters::default() }
     }
 
-    /// Checks the packet with this index in a run and returns it without its ICRC, or `None` if
-    /// it was altered on the way or is none.
+    /// Checks the packet with this index in a run. Returns the packet without its ICRC, or `None` if the packet was
+    /// altered or is too short.
     #[inline]
     pub fn check<'a>(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &'a [u8]) -> Option<&'a [u8]> {
         if packet.len() < BTH_LEN + ICRC_LEN {
@@ -108,7 +109,7 @@ impl Checker {
             return None;
         }
         match self.find(run, index, packet) {
-            // The flows of groups are not remembered.
+            // The cache does not store the flows of groups.
             Check::Valid { identification, dont_fragment }
                 if run.outer.dst.is_multicast() || self.flows.believe(identification, dont_fragment, index) =>
             {
@@ -124,7 +125,7 @@ impl Checker {
         }
     }
 
-    /// What has been found so far.
+    /// Returns the counters.
     pub fn counters(&self) -> CheckCounters {
         self.counters
     }
@@ -153,12 +154,11 @@ fn write_icrc(flow: &Flow, identification: u16, packet: &mut [u8]) {
     }
 }
 
-/// How many peers' flows are remembered.
+/// Number of cached flows of peers.
 const CACHED_FLOWS: usize = 64;
 
-/// The flows of the peers met last. A peer has one place only, where the next with the same hash
-/// takes over: the size is bounded whatever the network sends, and making a flow anew costs less
-/// than a packet.
+/// The flows of recent peers. A peer has only one place, which the next peer with the same hash takes over. So the
+/// size is bounded for any traffic, and computing a flow again costs less than a packet.
 #[derive(Clone, Debug)]
 struct FlowCache {
     slots: Box<[Option<CachedFlow>; CACHED_FLOWS]>,
@@ -170,14 +170,15 @@ struct CachedFlow {
     peer: IpAddr,
     port: u16,
     flow: Flow,
-    /// How many packets in a row had the identification of a socket's, up to [`CERTAIN`].
+    /// Number of packets in a row with the identification of a socket's packet, up to [`CERTAIN`].
     like_a_socket: Option<u8>,
 }
 
-/// Identifications below this are those of segments: no kernel cuts a datagram into more.
+/// Limit of the identifications of segments: no kernel splits a datagram into more.
 const SEGMENTS_MAX: u16 = 128;
 
-/// A peer whose identifications count up has fewer in a row that look like segments'.
+/// Number of packets in a row after which a peer counts as a socket. A peer that counts its identifications up has
+/// fewer in a row that look like those of segments.
 const CERTAIN: u8 = 255;
 
 impl FlowCache {
@@ -206,9 +207,9 @@ impl FlowCache {
         }
     }
 
-    /// Would the peer that was looked up last send a packet with this identification? One whose first packet
-    /// has the one that a socket of ours would give it is taken for a socket: another has it once in 2^16
-    /// times. If that was wrong, it is one packet that is refused.
+    /// Returns whether the peer of the last lookup would send a packet with this identification. A peer whose first
+    /// packet has the identification of a socket's packet counts as a socket. Another peer has that one once in 2^16
+    /// times. Such a mistake rejects one packet.
     #[inline]
     fn believe(&mut self, identification: u16, dont_fragment: bool, index: usize) -> bool {
         let Some(cached) = &mut self.slots[self.last] else { return true };
@@ -221,7 +222,8 @@ impl FlowCache {
     }
 }
 
-/// Multiplicative hashing by the golden ratio; the upper bits are the good ones.
+/// Returns the slot of a peer, by multiplicative hashing with the golden ratio. The upper bits are the well-mixed
+/// ones.
 fn slot_of(peer: IpAddr, port: u16) -> usize {
     let address = match peer {
         IpAddr::V4(v4) => u64::from(v4.to_bits()),
@@ -293,7 +295,7 @@ mod tests {
         let mut checker = Checker::new(B, PORT);
         let mut bits = 0;
         for bit in 0..sealed.len() * 8 {
-            // The BTH's fifth byte is not covered: a switch may set congestion bits there.
+            // The ICRC does not cover the BTH's fifth byte, in which a switch may set congestion bits.
             if bit / 8 == 4 {
                 continue;
             }
@@ -309,7 +311,7 @@ mod tests {
         assert_eq!((counters.ok, counters.failed, counters.short), (0, bits, 16));
     }
 
-    /// Seals a packet as its sender, whose identifications are its own affair, would.
+    /// Returns a packet sealed by a sender that chooses its own identifications.
     fn sealed(identification: u16, bytes: usize) -> Vec<u8> {
         let mut packet = vec![7; bytes];
         let icrc = Flow::new(A, B, PORT, PORT).icrc(identification, true, &packet);

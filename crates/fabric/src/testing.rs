@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers that the tests of this crate share.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use doorbell_wire::{Opcode, Outer, Qpn};
 
 use crate::link::{Link, ReceivedRun};
 
-/// The path to a device, with the outer headers that cost nothing.
+/// Returns the path to a device, with the default outer headers.
 pub(crate) fn path(destination: IpAddr) -> Path {
     Path { engine: EngineId(0), destination, traffic_class: 0, hop_limit: 64 }
 }
 
-/// What is known of a packet that nobody asks about.
+/// Returns information about a packet, for tests that do not read it.
 pub(crate) fn info() -> TransmitInfo {
     TransmitInfo {
         qpn: Qpn::new(1),
@@ -26,13 +26,13 @@ pub(crate) fn info() -> TransmitInfo {
     }
 }
 
-/// The outer headers of a packet as a socket shows them.
+/// Returns the outer headers of a packet as a socket shows them.
 pub(crate) fn outer(src: IpAddr, dst: IpAddr) -> Outer {
     Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
-/// A batch, with trailers for the ICRC, of packets of these lengths to one device. Their bytes are
-/// those of [`packet`].
+/// Returns a batch, with trailers for the ICRC, of packets of these lengths to one device. Their bytes are those of
+/// [`packet`].
 pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch {
     let mut batch = TransmitBatch::new(1 << 20, 4);
     for (number, &len) in lengths.iter().enumerate() {
@@ -41,7 +41,7 @@ pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch 
     batch
 }
 
-/// A packet's bytes, of which the opcode is RC SEND Only and all else depends on the number.
+/// Returns a packet's bytes: the opcode is RC SEND Only, and all other bytes depend on the number.
 pub(crate) fn packet(number: usize, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| (at * 31 + number * 7 + number / 256) as u8).collect();
     if let Some(opcode) = bytes.first_mut() {
@@ -65,7 +65,7 @@ pub(crate) struct OwnedRun {
     pub(crate) packets: Vec<Vec<u8>>,
 }
 
-/// Receives what one call gives.
+/// Returns the runs of one call of receive.
 pub(crate) fn receive_once(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     let mut runs = Vec::new();
     let count = link
@@ -81,7 +81,7 @@ pub(crate) fn receive_once(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     runs
 }
 
-/// Receives until a call gives nothing.
+/// Receives until a call returns no run.
 pub(crate) fn receive_all(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     let mut runs = Vec::new();
     loop {
@@ -93,7 +93,7 @@ pub(crate) fn receive_all(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     }
 }
 
-/// The packets of runs, without what trails them.
+/// Returns the packets of runs, without their trailers.
 pub(crate) fn packets_of(runs: &[OwnedRun], trailer_bytes: usize) -> Vec<Vec<u8>> {
     let packets = runs.iter().flat_map(|run| &run.packets);
     packets.map(|packet| packet[..packet.len() - trailer_bytes].to_vec()).collect()

@@ -1,5 +1,5 @@
-//! All interleavings of threads that end the process and a port's thread. When a request is met, the packets that were held
-//! back before it have left, and the records are written.
+//! All interleavings of threads that end the process and a port's thread. When a request is met, the packets that
+//! were held back before it have left, and the records are written.
 
 #[allow(dead_code)]
 #[path = "../src/progress/flush.rs"]

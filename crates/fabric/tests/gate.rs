@@ -1,7 +1,7 @@
 //! All interleavings of threads that open descriptors and threads that fork: no fork happens between the opening of a
 //! descriptor and its place on the list.
 
-#[allow(dead_code)] // a child's part is no part of the models
+#[allow(dead_code)] // the models do not use the child's part
 #[path = "../src/shm/gate.rs"]
 mod gate;
 #[path = "../../rnic/tests/model/mod.rs"]

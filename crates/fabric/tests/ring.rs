@@ -1,6 +1,6 @@
-//! The ring of shared memory: all interleavings of a writer and a reader, and one of them writing whatever it likes.
+//! The ring of shared memory: all interleavings of a writer and a reader, and one side that writes arbitrary values.
 
-#[allow(dead_code)] // what the models do not touch
+#[allow(dead_code)] // parts that the models do not use
 #[path = "../src/shm/ring.rs"]
 mod ring;
 
@@ -13,14 +13,14 @@ use loom::sync::{Arc, Condvar, Mutex};
 use proptest::prelude::*;
 use ring::{Header, LINE_BYTES, Memory, Reader, Record, WORD_BYTES, Writer};
 
-/// The most bytes of a record that takes one line.
+/// Maximum bytes of a record that takes one line.
 const ONE_LINE: usize = LINE_BYTES - WORD_BYTES;
 
 fn header(total_bytes: usize) -> Header {
     Header { total_bytes, segment_bytes: total_bytes, traffic_class: 0, hop_limit: 64 }
 }
 
-/// A ring for records of one line, in which the model checker finds each access that the other side may disturb.
+/// A ring for records of one line. The model checker sees each access that may race with the other side.
 struct Lines {
     words: [AtomicU64; Self::COUNT],
     packets: [UnsafeCell<[u8; ONE_LINE]>; Self::COUNT],
@@ -41,7 +41,7 @@ impl Lines {
     }
 }
 
-// SAFETY: whether the cells are shared rightly is what the model checks.
+// SAFETY: the model checks that accesses to the cells are ordered.
 unsafe impl Sync for Lines {}
 
 #[derive(Clone)]
@@ -98,7 +98,7 @@ impl Memory for Model {
     }
 }
 
-/// The next record, once it is there.
+/// Waits for the next record and returns it.
 fn next_record(reader: &mut Reader<Model>) -> Record {
     loop {
         match reader.pop() {
@@ -145,7 +145,7 @@ fn a_ring_that_gives_its_memory_back_loses_nothing() {
                 while !writer.push(header(3), [&[number; 3][..]].into_iter()) {
                     loom::thread::yield_now();
                 }
-                // At any time, whatever the reader does meanwhile.
+                // The writer may do this at any time, independent of the reader.
                 writer.give_back();
             }
         });
@@ -179,7 +179,7 @@ fn a_reader_that_sleeps_is_woken() {
             }
         });
         let mut reader = Reader::new(memory);
-        // The model checker reports a run in which this waits for ever.
+        // The model checker reports a run in which this waits forever.
         if reader.arm() {
             let mut rung = bell.0.lock().unwrap();
             while !*rung {
@@ -191,7 +191,7 @@ fn a_reader_that_sleeps_is_woken() {
     });
 }
 
-/// A ring of bytes that anything may be written to; an access outside panics.
+/// A ring of bytes that accepts arbitrary writes. An access outside panics.
 #[derive(Clone)]
 struct Bytes(Rc<Store>);
 
@@ -261,7 +261,7 @@ impl Memory for Bytes {
     }
 }
 
-/// One step of two sides and of somebody who scribbles.
+/// One step of the writer, of the reader or of a process that writes arbitrary values.
 #[derive(Clone, Debug)]
 enum Step {
     Push { packets: usize, bytes: usize },
@@ -286,7 +286,7 @@ fn honest_step() -> impl Strategy<Value = Step> {
 fn any_step() -> impl Strategy<Value = Step> {
     let word = prop_oneof![
         any::<u64>(),
-        // Words that look like a header's.
+        // Words that look like a header.
         (any::<u64>(), 0..1_u64 << 17, 0..1_u64 << 17).prop_map(|(rest, a, b)| 1 << 63 | rest << 34 >> 1 | a << 17 | b),
     ];
     let head = prop_oneof![any::<u64>(), 0..1_u64 << 20];
@@ -297,7 +297,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Takes all steps, and says what was pushed and popped, each run as its bytes.
+/// Executes all steps. Returns the pushed and popped runs as bytes.
 fn run(steps: &[Step]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let memory = Bytes::new();
     let (mut writer, mut reader) = (Writer::new(memory.clone()), Reader::new(memory.clone()));
@@ -344,7 +344,7 @@ proptest! {
     #[test]
     fn nothing_that_the_other_side_writes_leads_outside(steps in prop::collection::vec(any_step(), 0..200)) {
         let (_, popped) = run(&steps);
-        // Each look gives one run at most, and each of them is one that a link may hand over.
+        // Each pop returns at most one run, and each run is one that a link may pass on.
         prop_assert!(popped.len() <= steps.len());
         prop_assert!(popped.iter().all(|run| (1..=doorbell_rnic::MAX_RUN_BYTES).contains(&run.len())));
     }
@@ -362,7 +362,7 @@ fn a_full_ring_takes_nothing_and_a_released_record_makes_room() {
     assert!(!push(&mut writer), "the record was read, and not released");
     reader.release();
     assert!(push(&mut writer));
-    // A reader that was somewhere before does not go back, and is nowhere that nothing was written.
+    // The writer ignores a reader's position before the last one, and a position where no record was written.
     for nonsense in [0, u64::MAX, 1 << 40] {
         memory.set_head(nonsense);
         assert!(!push(&mut writer), "{nonsense}");

@@ -1,7 +1,7 @@
-//! All interleavings of callers that leave work behind and a thread that goes to sleep: whatever
-//! the order, the work has an owner. The model checker fails a run in which everybody sleeps.
+//! All interleavings of callers that leave work and a thread that goes to sleep: in any order, the work has an owner.
+//! The model checker fails a run in which all threads sleep.
 
-#[allow(dead_code)] // what the models do not touch
+#[allow(dead_code)] // parts that the models do not use
 #[path = "../src/progress/wake.rs"]
 mod wake;
 
@@ -13,7 +13,7 @@ use loom::sync::atomic::Ordering;
 use loom::sync::{Arc, Condvar, Mutex};
 use wake::{NEVER, Wakeups};
 
-/// What the eventfd is: a kick stays until it is taken.
+/// Model of the eventfd: a kick stays until the thread takes it.
 struct Kick {
     kicked: Mutex<bool>,
     changed: Condvar,
@@ -40,7 +40,7 @@ impl World {
         self.kick.changed.notify_one();
     }
 
-    /// The thread's sleep, of which nothing but a kick wakes it.
+    /// Models the thread's sleep, which only a kick ends.
     fn sleep(&self) {
         let mut kicked = self.kick.kicked.lock().unwrap();
         while !*kicked {
@@ -49,7 +49,7 @@ impl World {
         *kicked = false;
     }
 
-    /// What each caller does with the engine, and how it lets go of it.
+    /// Models a caller: changes the engine and leaves it.
     fn call(&self, change: impl FnOnce(&mut (u64, bool))) {
         let mut engine = self.engine.lock().unwrap();
         change(&mut engine);
@@ -71,7 +71,7 @@ fn a_deadline_is_never_slept_past() {
                 let world = Arc::clone(&world);
                 move || world.call(|engine| engine.0 = DEADLINE_NS)
             }),
-            // Another that changes nothing of it, but leaves with what it saw.
+            // Another caller, which changes nothing but leaves with the state that it saw.
             loom::thread::spawn({
                 let world = Arc::clone(&world);
                 move || world.call(|_| ())
@@ -139,7 +139,7 @@ fn whoever_lingers_and_then_sleeps_does_not_wait_for_a_nap_to_end() {
     });
 }
 
-/// A caller that polled does what it does before it sleeps; the thread handles the packet.
+/// Models a caller that polled and goes to sleep; the thread must handle the packet.
 fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + 'static) {
     loom::model(move || {
         let world = World::new();
@@ -153,12 +153,12 @@ fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + '
                 }
             }
         });
-        // A packet lies in the socket all the time: watching ends at once.
+        // A packet lies in the socket all the time, so watching ends immediately.
         loop {
             let _ = world.wakeups.start_watching(NEVER, false);
             world.wakeups.wake_up();
             if !world.wakeups.found_nothing() || world.wakeups.is_armed() {
-                break; // it is handled now
+                break; // the thread handles the packet now
             }
             world.wakeups.start_napping(true);
             world.sleep();

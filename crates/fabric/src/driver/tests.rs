@@ -32,7 +32,7 @@ impl Link for Broken {
     }
 }
 
-/// A link that waits until it knows how one destination is reached.
+/// A link that waits until it knows how to reach one destination.
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     awaits: IpAddr,
@@ -82,7 +82,7 @@ fn a_link_hears_of_packets_to_others_that_wait_behind_those_that_it_does_not_tak
             driver.transmit(0).unwrap();
             driver.link().is_hurried
         };
-        assert!(!post(&mut driver), "nothing waits behind the first packet");
+        assert!(!post(&mut driver), "nothing waits after the first packet");
         assert_eq!(post(&mut driver), is_hurried, "packets to {awaits:?} are waited for, one to 10.0.0.2 is next");
     }
 }

@@ -1,4 +1,4 @@
-//! Faults: what a network may do to packets, done on purpose and replayable.
+//! Faults that a network may cause, injected on purpose and replayable.
 
 mod plan;
 #[cfg(test)]
@@ -19,32 +19,31 @@ pub use plan::{FaultPlan, FaultPlanError};
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::shm::OwnProcess;
 
-/// A reordered packet lets between one and so many others pass, beside those that are held back
-/// themselves.
+/// Maximum number of other packets that pass a reordered packet, not counting packets that are held back themselves.
 const REORDER_DISTANCE_MAX: u32 = 4;
 
-/// A reordered packet waits no longer than this for others to pass: the last of a burst would
-/// wait for ever.
+/// Maximum time that a reordered packet waits for others to pass. Without it, the last packet of a burst would wait
+/// forever.
 const REORDER_WAIT_NS: u64 = 50_000;
 
-/// The most bytes of packets held back. Beyond it the oldest passes early.
+/// Maximum bytes of packets held back. Beyond that, the oldest passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// The most packets held back, likewise.
+/// Maximum number of packets held back. Beyond that, the oldest passes early.
 const HELD_PACKETS_MAX: usize = 1 << 17;
 
-/// How often each fault has happened.
+/// Number of occurrences of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
     /// Packets that arrived.
     pub packets: u64,
-    /// Packets lost on purpose.
+    /// Packets dropped on purpose.
     pub dropped: u64,
-    /// Packets that were handed on twice.
+    /// Packets that were passed on twice.
     pub duplicated: u64,
-    /// Packets held back behind others.
+    /// Packets held back until later ones passed.
     pub reordered: u64,
-    /// Packets with a bit flipped; lost, where the link has no ICRC that would show it.
+    /// Packets with a flipped bit. They are dropped if the link has no ICRC that would reveal the change.
     pub corrupted: u64,
     /// Packets delayed.
     pub delayed: u64,
@@ -52,12 +51,11 @@ pub struct FaultCounters {
     pub overfull: u64,
 }
 
-/// A link whose inbound packets suffer faults.
+/// A link that injects faults into its inbound packets.
 ///
-/// Each packet first may be lost, corrupted or duplicated; what is left waits for the delay; and
-/// what is to be reordered then lets others pass. Packets that nothing happens to stay in their
-/// runs. Each kind of fault draws from a stream of its own, once per packet, so that one fault
-/// strikes the same packets whatever the others do.
+/// A packet may first be dropped, corrupted or duplicated. The remaining packets wait for the delay. Reordered
+/// packets then let others pass. Packets without a fault stay in their runs. Each kind of fault draws from its own
+/// random stream, once per packet, so that it strikes the same packets independently of the other kinds.
 #[derive(Debug)]
 pub struct Faults<L> {
     inner: L,
@@ -65,23 +63,23 @@ pub struct Faults<L> {
 }
 
 impl<L: Link> Faults<L> {
-    /// Lets the faults of a plan happen to what `inner` receives.
+    /// Injects the faults of a plan into the packets that `inner` receives.
     pub fn new(inner: L, plan: FaultPlan) -> Self {
         let sealed = inner.properties().sealed;
         Self { inner, state: State::new(plan, sealed) }
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &FaultPlan {
         &self.state.plan
     }
 
-    /// How often each fault has happened so far.
+    /// Returns the number of occurrences of each fault.
     pub fn counters(&self) -> FaultCounters {
         self.state.counters
     }
 
-    /// The link below.
+    /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
     }
@@ -154,7 +152,7 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
-/// The sink above, and how many packets it got.
+/// The sink above, and the number of packets passed to it.
 struct Out<'a> {
     sink: &'a mut dyn Sink,
     packets: usize,
@@ -182,9 +180,9 @@ struct Held {
     outer: Outer,
     source_port: u16,
     bytes: Vec<u8>,
-    /// When it has waited long enough.
+    /// Time at which the packet has waited long enough.
     due_ns: u64,
-    /// How many others are to pass it.
+    /// Number of other packets that still have to pass it.
     distance: u32,
     marks: FaultMarks,
 }
@@ -197,12 +195,12 @@ impl Held {
     }
 }
 
-/// What is to happen to one packet.
+/// Faults of one packet.
 struct Fate {
     dropped: bool,
     corrupted_bit: Option<u64>,
     duplicated: bool,
-    /// How many others are to pass it; 0 is its own place.
+    /// Number of other packets that have to pass it; 0 keeps its place.
     distance: u32,
 }
 
@@ -220,9 +218,9 @@ struct State {
     corrupt: Dice,
     duplicate: Dice,
     reorder: Dice,
-    /// Packets on their way, in the order in which they are due.
+    /// Delayed packets, in the order in which they are due.
     delayed: VecDeque<Held>,
-    /// Packets that let others pass.
+    /// Reordered packets that let others pass.
     waiting: Vec<Held>,
     held_bytes: usize,
     counters: FaultCounters,
@@ -249,9 +247,9 @@ impl State {
         waiting.into_iter().chain(self.delayed.front().map(|held| held.due_ns)).min()
     }
 
-    /// Takes what has just arrived.
+    /// Handles a run that has just arrived.
     fn take(&mut self, now_ns: u64, run: ReceivedRun<'_>, out: &mut Out<'_>) {
-        // The packets from here on are plain and wait to be handed on together.
+        // The packets from here on have no fault and are passed on together.
         let mut plain_from = 0;
         let mut at = 0;
         for packet in run.segments() {
@@ -259,7 +257,7 @@ impl State {
             let fate = self.decide();
             let from = at;
             at += packet.len();
-            // A waiting packet comes behind a certain one, so the run ends there.
+            // A waiting packet follows a certain other one, so the run ends there.
             if fate.is_plain() && self.plan.delay_ns == 0 && self.waiting.is_empty() {
                 continue;
             }
@@ -299,7 +297,7 @@ impl State {
         let mut bytes = packet.to_vec();
         if let Some(random) = fate.corrupted_bit {
             self.counters.corrupted += 1;
-            // Without an ICRC the RNIC could not notice the change, and a real one would not let the packet through.
+            // Without an ICRC, the RNIC could not notice the change, and a real RNIC would not accept the packet.
             if !self.sealed || bytes.is_empty() {
                 let (run, marks) = lost(FaultMarks::CORRUPTED);
                 return out.give_marked(run, marks);
@@ -317,7 +315,7 @@ impl State {
         let reordered = FaultMarks::REORDERED.when(fate.distance > 0);
         let held = Held { outer, source_port, bytes, due_ns, distance: fate.distance, marks: marks.and(reordered) };
         self.delay(now_ns, held, out);
-        // The copy keeps to the place of the original, whatever becomes of that.
+        // The copy keeps the place of the original, also if the original is reordered.
         if let Some(bytes) = copy {
             let marks = marks.and(FaultMarks::DUPLICATE);
             self.delay(now_ns, Held { outer, source_port, bytes, due_ns, distance: 0, marks }, out);
@@ -334,7 +332,7 @@ impl State {
         self.keep_bounded(now_ns, out);
     }
 
-    /// The last stage: a packet goes on, or waits for others to pass.
+    /// Runs the last stage: passes a packet on, or holds it back until others have passed.
     fn reorder(&mut self, now_ns: u64, mut held: Held, out: &mut Out<'_>) {
         if held.distance > 0 {
             held.due_ns = now_ns.saturating_add(REORDER_WAIT_NS);
@@ -390,11 +388,11 @@ impl State {
     }
 }
 
-/// Decides about one kind of fault, packet by packet.
+/// Random decisions about one kind of fault, packet by packet.
 #[derive(Debug)]
 struct Dice {
     random: ChaCha8Rng,
-    /// Random numbers below this are hits; 2^64 for certainty.
+    /// Random numbers below this are hits; 2^64 means always.
     threshold: u128,
 }
 
@@ -405,7 +403,7 @@ impl Dice {
         Self { random, threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128 }
     }
 
-    /// Draws for one packet; a hit brings a random number of its own.
+    /// Draws for one packet. Returns a further random number for a hit.
     fn roll(&mut self) -> Option<u64> {
         if self.threshold == 0 {
             return None;

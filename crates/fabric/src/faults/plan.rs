@@ -1,41 +1,41 @@
-//! Which faults are to happen, as text.
+//! Plans of faults, and their text form.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// The longest delay that a plan may have: a minute.
+/// Maximum delay of a plan: a minute.
 const MAX_DELAY_NS: u64 = 60_000_000_000;
 
-/// Which faults are to happen to inbound packets, and how often.
+/// Kinds and frequencies of the faults of inbound packets.
 ///
-/// As text: `drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7`, in any order,
-/// each at most once; what is left out is 0.
+/// As text: `drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7`, in any order, each at most once.
+/// Omitted options are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultPlan {
-    /// The share of packets that are lost.
+    /// The share of packets that are dropped.
     pub drop: f64,
     /// The share of packets that arrive twice.
     pub duplicate: f64,
-    /// The share of packets that are held back behind some that follow.
+    /// The share of packets that are held back until some later ones have passed.
     pub reorder: f64,
     /// The share of packets of which one bit is flipped.
     pub corrupt: f64,
-    /// How much later each packet arrives.
+    /// Additional latency of each packet.
     pub delay_ns: u64,
-    /// Where the randomness starts: the same plan does the same to the same packets.
+    /// Seed of the random decisions: the same plan does the same to the same packets.
     pub seed: u64,
 }
 
 impl FaultPlan {
-    /// Does nothing happen?
+    /// Returns whether the plan has no fault.
     pub fn is_empty(&self) -> bool {
         Self { seed: 0, ..*self } == Self::default()
     }
 }
 
-/// What is wrong with a plan's text.
+/// Error in a plan's text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FaultPlanError {
@@ -48,10 +48,10 @@ pub enum FaultPlanError {
     /// An option without a value.
     #[error("fault option {0:?} has no value; an option and its value are written as drop=0.01")]
     NoValue(String),
-    /// An option that is there twice.
+    /// An option that appears twice.
     #[error("fault option {0:?} is given twice; each is allowed once")]
     Repeated(String),
-    /// A probability that is none.
+    /// A value that is no probability.
     #[error("fault option {option} is {value:?}; allowed is a share of packets from 0 to 1")]
     Probability {
         /// The option.
@@ -59,13 +59,13 @@ pub enum FaultPlanError {
         /// Its value.
         value: String,
     },
-    /// A delay that is none.
+    /// A value that is no delay.
     #[error(
         "fault option delay is {0:?}; allowed is a number with its unit (ns, us, ms or s), in \
          whole nanoseconds up to 60s, such as 5us or 1.5ms"
     )]
     Delay(String),
-    /// A seed that is none.
+    /// A value that is no seed.
     #[error("fault option seed is {0:?}; allowed is a whole number from 0 to 2^64 - 1")]
     Seed(String),
 }
@@ -101,7 +101,7 @@ impl FromStr for FaultPlan {
     }
 }
 
-/// Writes the plan as it is read. The seed is always there, since it is what replays.
+/// Writes the plan in the form that `from_str` reads. The seed is always included, since it replays the plan.
 impl fmt::Display for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shares =
@@ -120,12 +120,12 @@ impl fmt::Display for FaultPlan {
     }
 }
 
-/// The units of a delay, the largest first. The last ends the names of all others.
+/// The units of a delay, the largest first. The names of all others end in the last one.
 const UNITS_NS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
 fn parse_probability(option: &str, value: &str) -> Result<f64, FaultPlanError> {
     match value.parse::<f64>() {
-        // Adding zero makes minus zero plain.
+        // The sum with zero turns minus zero into zero.
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share + 0.0),
         _ => Err(FaultPlanError::Probability { option: option.into(), value: value.into() }),
     }
@@ -141,7 +141,7 @@ fn parse_delay(value: &str) -> Result<u64, FaultPlanError> {
         .ok_or_else(|| FaultPlanError::Delay(value.into()))
 }
 
-/// Reads a decimal number of units exactly; `None` if it is none, or no whole number of
+/// Parses a decimal number of units exactly. Returns `None` if the text is no number, or no whole number of
 /// nanoseconds.
 fn parse_decimal(number: &str, unit_ns: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));

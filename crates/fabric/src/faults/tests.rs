@@ -10,7 +10,7 @@ fn address(host: u8) -> IpAddr {
     [10, 0, 0, host].into()
 }
 
-/// Two ends without latency, of which the second suffers faults.
+/// Two ends without latency, of which the second injects faults.
 fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
     let options = MemoryOptions { latency_ns: 0, sealed, ..MemoryOptions::default() };
     let network = MemoryNetwork::new(options);
@@ -18,7 +18,7 @@ fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
     (network.attach(address(1)), Faults::new(network.attach(address(2)), plan))
 }
 
-/// Sends packets in batches of 100 at 1 us intervals, and receives all, also what is held back.
+/// Sends packets in batches of 100 at 1 us intervals. Receives all of them, also those that are held back.
 fn run(plan: &str, packets: usize) -> (Vec<Vec<u8>>, FaultCounters) {
     let (mut a, mut b) = pair(plan, true);
     let (mut now_ns, mut runs) = (0, Vec::<OwnedRun>::new());
@@ -98,7 +98,7 @@ fn reordered_packets_let_a_few_others_pass_and_none_is_lost() {
         .collect();
     assert!(late.len() as u64 <= counters.reordered);
     assert!(late.len() as u64 > counters.reordered / 2);
-    // Those held back at the same time come on top of the plain ones that pass.
+    // Packets held back at the same time pass in addition to those without a fault.
     assert!(late.iter().all(|late| *late <= 2 * i64::from(REORDER_DISTANCE_MAX)));
     numbers.sort_unstable();
     assert_eq!(numbers, (0..20_000).collect::<Vec<_>>());
@@ -126,7 +126,7 @@ fn corrupted_packets_differ_by_one_bit() {
         assert!(bits <= 1);
         wrong += u64::from(bits);
     }
-    // The flipped bit may be one of the ICRC, which is not looked at here.
+    // The flipped bit may belong to the ICRC, which this test does not check.
     assert!(wrong <= counters.corrupted && wrong > counters.corrupted * 8 / 10);
 }
 

@@ -20,8 +20,8 @@ impl Copier for KernelCopier {
         if !IS_REFUSED.load(Ordering::Relaxed) {
             let local = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: length };
             let remote = libc::iovec { iov_base: to.cast(), iov_len: length };
-            // SAFETY: both ranges are of this process, and the kernel checks that they are mapped. The caller promised
-            // that they may be read and written.
+            // SAFETY: both ranges are of this process, and the kernel checks that they are mapped. The caller
+            // promised that they may be read and written.
             let copied =
                 unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
             // The call stops at the first page that is gone.
@@ -37,7 +37,7 @@ impl Copier for KernelCopier {
         if bring_in(from.cast_mut(), length, false).is_err() || bring_in(to, length, true).is_err() {
             return false;
         }
-        // SAFETY: both ranges were there a moment ago. The caller promised that they may be read and written.
+        // SAFETY: both ranges were mapped a moment ago. The caller promised that they may be read and written.
         unsafe { std::ptr::copy(from, to, length) };
         true
     }

@@ -1,7 +1,7 @@
 //! The handler of SIGSEGV and SIGBUS, and the program's handlers that it calls.
 //!
-//! The handler lands faults of the RNIC's copies. For all others, it calls the program's handler as the kernel would, or
-//! takes the default action. All functions that a handler calls here are async-signal-safe.
+//! The handler lands faults of the RNIC's copies. For all others, it calls the program's handler as the kernel would,
+//! or takes the default action. All functions that a handler calls here are async-signal-safe.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -91,7 +91,8 @@ fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> i
     // SAFETY: the function of this name has this type.
     let real: Sigaction = unsafe { mem::transmute(real) };
     let (new, old) = (new.map_or(ptr::null(), ptr::from_ref), old.map_or(ptr::null_mut(), ptr::from_mut));
-    // SAFETY: the structures outlive the call. The handler that this module installs keeps the rules of signal handlers.
+    // SAFETY: the structures outlive the call. The handler that this module installs keeps the rules of signal
+    // handlers.
     match unsafe { real(signal, new, old) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -119,7 +120,7 @@ pub(super) fn install() -> io::Result<bool> {
         // SAFETY: as in `Program::get`.
         let mut own: Action = unsafe { mem::zeroed() };
         own.sa_sigaction = own_handler();
-        // A fault in a program's handler is landed too, so the signal is not blocked meanwhile.
+        // The handler also lands a fault in a program's handler, so the signal is not blocked meanwhile.
         own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART;
         sigaction(signal, Some(&own), None)?;
     }
@@ -183,7 +184,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
 ///
 /// # Safety
 ///
-/// `context` is the context that the kernel handed to the handler.
+/// `context` is the context that the kernel passed to the handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn land(info: &libc::siginfo_t, context: *mut c_void) -> bool {
     /// `si_code` of a signal that the kernel sends without an address. Linux defines it; the crate libc does not.
@@ -235,15 +236,15 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     }
     block(program.mask.load(Ordering::Relaxed));
     PASSED_ON.set(context);
-    // SAFETY: the program said that this is a handler; one without SA_SIGINFO ignores the other arguments, which are in
-    // registers. The kernel restores the mask when this handler returns.
+    // SAFETY: the program declared that this is a handler. A handler without SA_SIGINFO ignores the other arguments,
+    // which are in registers. The kernel restores the mask when this handler returns.
     unsafe { mem::transmute::<usize, Handler>(handler)(signal, info, context) };
     PASSED_ON.set(ptr::null_mut());
 }
 
 thread_local! {
-    /// Context of the fault for which the program's handler is called. A handler that leaves by `longjmp` does not reset
-    /// it, so it counts only if the handler may call ours.
+    /// Context of the fault for which the program's handler is called. A handler that leaves by `longjmp` does not
+    /// reset it, so it counts only if the handler may call ours.
     static PASSED_ON: Cell<*mut c_void> = const { Cell::new(ptr::null_mut()) };
 }
 
@@ -264,7 +265,7 @@ fn block(mask: u64) {
     };
 }
 
-/// Takes the default action, which ends the process, where the fault happened.
+/// Takes the default action, which ends the process, at the place of the fault.
 ///
 /// # Safety
 ///

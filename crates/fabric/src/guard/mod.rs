@@ -2,13 +2,13 @@
 //!
 //! [`guard_memory`] makes such an access fail instead of ending the process. There are two ways:
 //!
-//! - A handler of SIGSEGV and SIGBUS lands faults of the RNIC's own copies (`handler.rs`). An access without a fault costs
-//!   as much as a plain copy. For all other faults, the handler calls the program's own handlers.
-//! - The kernel copies (`copier.rs`), for about a microsecond per access. This is for machines without landing code and for
-//!   programs that replace the handler again and again.
+//! - A handler of SIGSEGV and SIGBUS lands faults of the RNIC's own copies (`handler.rs`). An access without a fault
+//!   costs as much as a plain copy. For all other faults, the handler calls the program's own handlers.
+//! - The kernel copies (`copier.rs`), for about a microsecond per access. This is for machines without landing code
+//!   and for programs that replace the handler again and again.
 //!
-//! The kernel ends a process if a thread faults while it blocks the signal. So every thread unblocks both signals before it
-//! first drives an RNIC, and [`unblocked`] removes them from the masks that programs set later.
+//! The kernel ends a process if a thread faults while it blocks the signal. So every thread unblocks both signals
+//! before it first drives an RNIC, and [`unblocked`] removes them from the masks that programs set later.
 #![allow(unsafe_code)]
 
 mod copier;
@@ -38,7 +38,7 @@ const REPLACEMENTS_MAX: u32 = 3;
 /// Whether a handler of this module is or was installed.
 static GUARDS: AtomicBool = AtomicBool::new(false);
 
-/// Method by which accesses to memory that is gone are survived.
+/// Method of surviving accesses to memory that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// A handler of SIGSEGV and SIGBUS lands faults.
@@ -58,8 +58,8 @@ static STATE: Mutex<State> = Mutex::new(State { way: None, replacements: 0 });
 
 /// Makes RNICs of this process survive memory that is gone, from now on until the process ends.
 ///
-/// Each call checks whether the handlers are still installed. If other code has replaced them by system calls of its own,
-/// the call installs them again. After three times the kernel copies instead.
+/// Each call checks whether the handlers are still installed. If other code has replaced them by system calls of its
+/// own, the call installs them again. After three times, the kernel copies instead.
 pub fn guard_memory() -> Way {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if state.way == Some(Way::Kernel) {
@@ -119,12 +119,12 @@ fn unblock_faults() {
     let _ = faults.thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
 }
 
-/// Starts a thread that handles no signals of the program; the program's threads take them. The new thread takes only its
-/// own faults.
+/// Starts a thread that handles no signals of the program; the program's threads take them. The new thread takes only
+/// its own faults.
 ///
 /// # Errors
 ///
-/// The operating system gives no thread or does not change the mask of signals.
+/// The operating system provides no thread or does not change the mask of signals.
 pub fn spawn_without_signals<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,

@@ -21,7 +21,7 @@ impl Pager for OwnMemory {
 ///
 /// # Errors
 ///
-/// The process has no such memory, may not access it so, or runs on a kernel before 5.14.
+/// The process has no such memory, may not access it that way, or runs on a kernel before 5.14.
 pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
     if length == 0 {
         return Ok(());

@@ -14,7 +14,7 @@ use super::*;
 const PAGE: usize = 4096;
 const PD: PdId = PdId(1);
 
-/// Four pages of a file, and a region of them.
+/// Four pages of a file, and a region over them.
 struct Pages {
     file: OwnedFd,
     base: NonNull<std::ffi::c_void>,
@@ -46,7 +46,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of this test; what is gone already stays gone.
+        // SAFETY: the mapping of this test; pages that are gone stay gone.
         unsafe { munmap(self.base, 4 * PAGE) }.unwrap();
     }
 }
@@ -112,7 +112,7 @@ fn the_kernel_copies_between_ranges_that_are_there() {
 
     let pages = Pages::new();
     let (from, to) = (pages.page(0).as_ptr().cast::<u8>(), pages.page(2).as_ptr().cast::<u8>());
-    // SAFETY: the page is mapped, and this test alone uses it.
+    // SAFETY: the page is mapped, and only this test uses it.
     unsafe { from.write_bytes(7, PAGE) };
     assert!(KernelCopier.copy(from, to, PAGE));
     // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! The file of a capture: pcapng with one section and one interface, whose times are nanoseconds.
 //!
-//! pcap has no place for a frame's direction, nor for a comment. Programs recognise both formats by the first bytes, not by
-//! the file's name.
+//! pcap has no place for a frame's direction, nor for a comment. Programs recognise both formats by the first bytes,
+//! not by the file's name.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ const TIME_RESOLUTION: u16 = 9;
 /// Direction of a frame, with the numbers of pcapng's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameDirection {
-    /// The capture does not know it, or was made between both ends.
+    /// The capture does not know the direction, or was made between both ends.
     Unknown = 0,
     /// The device received the frame.
     Inbound = 1,
@@ -51,8 +51,8 @@ pub struct FrameNotes {
     pub faults: FaultMarks,
 }
 
-/// A capture of RoCE v2 packets, as the Ethernet frames in which they travel. MAC addresses are made from the IP
-/// addresses, locally administered.
+/// A capture of RoCE v2 packets, as the Ethernet frames in which they travel. Locally administered MAC addresses are
+/// derived from the IP addresses.
 ///
 /// The file is gathered in memory, up to a mebibyte. [`flush`](Self::flush) writes it; dropping does not.
 pub struct PcapFile {
@@ -82,8 +82,8 @@ impl PcapFile {
         file
     }
 
-    /// Adds a packet (from its BTH on). `ports` are the UDP source and destination port. `icrc` follows the packet if the
-    /// packet does not end in one.
+    /// Adds a packet (from its BTH on). `ports` are the UDP source and destination port. `icrc` follows the packet if
+    /// the packet does not end in one.
     ///
     /// # Errors
     ///
@@ -175,8 +175,8 @@ impl std::fmt::Debug for PcapFile {
     }
 }
 
-/// Returns a locally administered unicast MAC address made from an IP address: all bytes of IPv4, the last bytes of IPv6.
-/// For a multicast group it returns the address of the group (RFC 1112, 6.4, and RFC 2464, 7).
+/// Returns a locally administered unicast MAC address, derived from an IP address: all bytes of IPv4, the last bytes
+/// of IPv6. For a multicast group, returns the address of the group (RFC 1112, 6.4, and RFC 2464, 7).
 pub(super) fn mac_of(address: IpAddr) -> [u8; 6] {
     match address.to_canonical() {
         IpAddr::V4(v4) if v4.is_multicast() => {

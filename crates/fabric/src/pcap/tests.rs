@@ -16,7 +16,7 @@ const PORT: u16 = 4791;
 
 const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
-/// A file that a test can look into, with room for so many bytes.
+/// A file in memory with a maximum size, which a test can read.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Vec<u8>>>, usize);
 
@@ -89,7 +89,7 @@ fn capture<L: Link>(link: L, host: u8, file: &Shared) -> Pcap<L> {
     Pcap::new(link, address(host), PORT, file.clone(), |now_ns| EPOCH + Duration::from_nanos(now_ns)).unwrap()
 }
 
-/// The packet in a frame, after a check of its ICRC with the identification written there.
+/// Returns the packet in a frame, after a check of its ICRC with the frame's identification.
 fn packet_in(frame: &[u8]) -> (Outer, Vec<u8>) {
     let frame = parse_frame(frame).unwrap();
     let (outer, ports) = (frame.outer, frame.encapsulation);
@@ -141,7 +141,7 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
 fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
-    // A clock that goes on by one whenever somebody looks.
+    // A clock that advances by one with each call.
     let looks = std::sync::atomic::AtomicU64::new(0);
     let clock = move |_| EPOCH + Duration::from_nanos(looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
     let mut b = Pcap::new(b, address(2), PORT, file.clone(), clock).unwrap();
@@ -149,7 +149,7 @@ fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
         transmit_all(&mut a, 0, &batch_of(address(2), &lengths));
     }
     let answer = batch_of(address(1), &[32]);
-    // One turn: two runs arrive, and something is sent, all with one `now_ns`.
+    // One turn: two runs arrive, and one packet is sent, all with one `now_ns`.
     assert_eq!(receive_all(&mut b, 7).len(), 2);
     transmit_all(&mut b, 7, &answer);
     drop(b);
@@ -184,7 +184,7 @@ fn the_identification_of_a_received_packet_is_found() {
 
 #[test]
 fn captured_packets_reach_the_file_in_bounded_time() {
-    // The documentation names this bound on the loss of a process that is killed.
+    // The documentation promises this bound on the loss of a process that is killed.
     const BOUND_NS: u64 = 10_000_000;
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = Shared::new(usize::MAX);
@@ -246,7 +246,7 @@ fn frames_have_their_direction_and_the_faults_that_struck_them() {
         assert_eq!(flags, [vec![1; expected.len()], vec![2]].concat(), "{plan}");
         let with = |mark| expected.iter().filter(|marks| marks.has(mark)).count();
         assert_eq!(arrived, expected.len() - with(FaultMarks::DROPPED), "{plan}");
-        // Packets that lack an ICRC, and so cannot show the flipped bit, count as corrupted only.
+        // Packets without an ICRC, which cannot show the flipped bit, count as corrupted only.
         let dropped = if sealed { with(FaultMarks::DROPPED) as u64 } else { 0 };
         let expected = LinkCounters {
             fault_dropped: dropped,

@@ -1,5 +1,5 @@
-//! Work before the process ends: acknowledgements that wait for an answer leave, since the program has seen their
-//! messages and no answer will come, and links write their records, such as captures.
+//! Work before the process ends. Acknowledgements that wait for an answer leave: the program has seen their messages,
+//! and no answer will come. Links write their records, such as captures.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,30 +10,30 @@ use super::Shared;
 use crate::driver::Driver;
 use crate::link::Link;
 
-/// How long [`flush_before_exit`] waits for the threads at most: on a busy machine they wait for a processor first.
+/// Maximum time that [`flush_before_exit`] waits for the threads. On a busy machine they first wait for a processor.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long it waits while a lock is never seen free: the caller may be a signal handler that interrupted the lock's holder.
-/// Then no thread ever gets it.
+/// Maximum time that it waits while a lock is never free. The caller may be a signal handler that interrupted the
+/// holder of the lock. Then no thread ever gets the lock.
 const FREE_WITHIN: Duration = Duration::from_millis(50);
 
-/// How many generations of forked processes may each open devices of their own. Deeper generations send nothing
-/// before their process ends.
+/// Maximum number of generations of forked processes that may each open devices of their own. Deeper generations send
+/// nothing before their process ends.
 const MAX_GENERATIONS: usize = 64;
 
 /// The ports of one process.
 struct Ports {
-    /// 0 while no process has claimed this entry.
+    /// The process that owns this entry; 0 if none does.
     pid: AtomicU32,
     open: Mutex<Vec<Arc<Shared>>>,
 }
 
-/// Those of this process and of those that it was forked from. The latter's are never touched here, since
-/// another thread may have held their lock when the process forked.
+/// The ports of this process and of its ancestors by fork. This process never touches the ancestors' ports, since
+/// another thread may have held their lock during the fork.
 static PORTS: [Ports; MAX_GENERATIONS] =
     [const { Ports { pid: AtomicU32::new(0), open: Mutex::new(Vec::new()) } }; MAX_GENERATIONS];
 
-/// The ports of this process, if it has opened any.
+/// Returns the ports of this process, if it has opened any.
 fn own() -> Option<&'static Ports> {
     let pid = process::id();
     PORTS.iter().take_while(|ports| ports.pid.load(Ordering::Acquire) != 0).find(|ports| ports.is_of(pid))
@@ -44,7 +44,7 @@ impl Ports {
         self.pid.load(Ordering::Acquire) == pid
     }
 
-    /// Is it this process's, or does it become so now?
+    /// Claims a free entry for this process. Returns whether the entry belongs to this process.
     fn claim(&self, pid: u32) -> bool {
         self.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire).is_ok() || self.is_of(pid)
     }
@@ -64,9 +64,9 @@ pub(super) fn remove(shared: &Arc<Shared>) {
 }
 
 /// Sends the acknowledgements that all ports of this process hold back, and writes the records that their links hold,
-/// before the process ends. A signal handler may call it: it neither allocates nor waits for a lock. The ports' threads do
-/// the work, for at most two seconds, or for 50 ms if another thread holds a lock all the time. In a child, forked or
-/// vforked, it does nothing.
+/// before the process ends. A signal handler may call it: it neither allocates nor waits for a lock. The ports'
+/// threads do the work, for at most two seconds, or for 50 ms if another thread holds a lock all the time. In a
+/// forked or vforked child, it does nothing.
 pub fn flush_before_exit() {
     let Some(ports) = own() else { return };
     let begun = Instant::now();
@@ -74,7 +74,7 @@ pub fn flush_before_exit() {
         match ports.open.try_lock() {
             Ok(open) => break open,
             Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-            // Somebody opens or closes a device, in another thread or below this very call.
+            // Another thread, or the code that this call interrupted, is opening or closing a device.
             Err(TryLockError::WouldBlock) if begun.elapsed() < FREE_WITHIN => std::thread::yield_now(),
             Err(TryLockError::WouldBlock) => return,
         }
@@ -82,7 +82,7 @@ pub fn flush_before_exit() {
     for shared in open.iter() {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,
-            // Whoever has the lock may be about to hold an acknowledgement back.
+            // The holder of the lock may be about to hold an acknowledgement back.
             _ => shared.flushes.ask(),
         };
         shared.kick();

@@ -1,10 +1,10 @@
 //! Requests to a port's thread to send held-back packets and to write the link's records, and the thread's answer.
 //!
-//! `tests/flush.rs` has a model checker go through all interleavings of threads that ask and the thread that answers.
+//! In `tests/flush.rs`, a model checker runs all interleavings of threads that ask and the thread that answers.
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Number of requests, and number of those that the thread has met.
+/// Number of requests, and number of requests that the thread has met.
 #[derive(Debug)]
 pub(super) struct Flushes {
     asked: AtomicU64,
@@ -21,13 +21,14 @@ impl Flushes {
         self.asked.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Returns whether the thread has met this request. Then the caller sees everything that the thread wrote for it.
+    /// Returns whether the thread has met this request. If so, the caller sees everything that the thread wrote for
+    /// it.
     pub(super) fn is_done(&self, request: u64) -> bool {
         self.done.load(Ordering::Acquire) >= request
     }
 
-    /// Returns the newest request if it is not met. Only the thread calls this. With the engine's lock held, it sees
-    /// everything that was held back at the request.
+    /// Returns the newest request if it is not met. Only the thread calls this, with the engine's lock held. Then the
+    /// thread sees everything that was held back when the caller asked.
     #[inline]
     pub(super) fn pending(&self) -> Option<u64> {
         let asked = self.asked.load(Ordering::Acquire);

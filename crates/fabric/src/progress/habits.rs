@@ -1,5 +1,5 @@
-//! How long the thread naps, watches and lingers, how long posts and acknowledgements may wait for callers, and what the
-//! thread learns from naps and lingering that were in vain.
+//! Durations of naps, watching and lingering of the thread, limits for waiting posts and acknowledgements, and the
+//! lessons from unsuccessful naps and lingering.
 
 use doorbell_rnic::MAX_RUN_PACKETS;
 
@@ -8,45 +8,45 @@ use doorbell_rnic::MAX_RUN_PACKETS;
 pub(super) struct Habits {
     /// How long the thread leaves the packets to a caller that polls.
     pub(super) nap_ns: u64,
-    /// Naps grow up to this while polls keep coming. The thread sleeps no longer on the socket either while callers are
-    /// active.
+    /// Longest nap while polls keep coming. While callers are active, the thread sleeps no longer on the socket
+    /// either.
     pub(super) brief_ns: u64,
-    /// Naps grow up to this while callers poll all the time.
+    /// Longest nap while callers poll all the time.
     pub(super) longest_nap_ns: u64,
     /// A caller that polls at least once in this time counts as one that polls all the time.
     pub(super) polls_all_the_time_ns: u64,
-    /// A program that has armed a notification, and is going to sleep, polls fewer times than this before it does.
+    /// A program that has armed a notification polls fewer times than this before it sleeps.
     pub(super) polls_before_sleep: u64,
     /// How long the thread, or a caller that waits for a notification, looks for packets before it sleeps.
     pub(super) linger_ns: u64,
-    /// How long a post may wait at most for the caller's next poll or an inbound packet.
+    /// Maximum time that a post waits for the caller's next poll or an inbound packet.
     pub(super) longest_deferral_ns: u64,
-    /// A post sends at once if at least this many requests wait, where fewer packets are in flight than two runs have.
+    /// If fewer packets are in flight than two runs have, a post sends once at least this many requests wait.
     pub(super) short_run_packets: usize,
     /// After an acknowledgement was held back for too long, this many polls that receive something hold none back
     /// beyond a brief sleep of the thread.
     pub(super) wary_polls: usize,
-    /// How long the thread takes no nap after a second nap in a row was a mistake.
+    /// How long the thread takes no nap after two mistaken naps in a row.
     pub(super) first_penalty_ns: u64,
-    /// Penalties grow up to this while naps stay mistakes.
+    /// Longest penalty while naps stay mistakes.
     pub(super) longest_penalty_ns: u64,
-    /// Vain lingering is followed by up to 2 to this power, less one, opportunities that are let pass.
+    /// Unsuccessful lingering skips up to 2 to this power, less one, later opportunities.
     pub(super) most_doublings: u32,
 }
 
-/// For a link through the kernel, where to wake a thread costs several microseconds, and on virtual machines as much as
-/// many messages. A link that needs no system call will want others.
+/// Values for a link through the kernel, where waking a thread costs several microseconds, and on virtual machines as
+/// much as many messages. A link without system calls will need other values.
 pub(super) const HABITS: Habits = Habits {
     nap_ns: 100_000,
-    // Less than peers wait for an acknowledgement, and soon enough for the deadlines that callers leave, so that they
-    // need not wake the thread.
+    // Less than peers wait for an acknowledgement. Also soon enough for the deadlines that callers leave, so that
+    // they need not wake the thread.
     brief_ns: 300_000,
-    // On some machines to be woken by a timer costs as much as many messages.
+    // On some machines, a wake-up by a timer costs as much as many messages.
     longest_nap_ns: 3_000_000,
     polls_all_the_time_ns: 100_000,
-    // Programs look once more at each of their queues, and at what came meanwhile.
+    // Programs poll each of their queues once more, and the messages that arrived meanwhile.
     polls_before_sleep: 64,
-    // What a processor that idles takes to wake up, on virtual machines.
+    // Time that an idle processor of a virtual machine needs to wake up.
     linger_ns: 100_000,
     longest_deferral_ns: 1_000_000,
     // The peer might be idle before a whole run is posted.
@@ -58,7 +58,7 @@ pub(super) const HABITS: Habits = Habits {
 };
 
 impl Habits {
-    /// Is what was just posted sent at once (rule (a))?
+    /// Returns whether posted requests are sent at once (rule (a)).
     #[inline]
     pub(super) fn sends_at_once(&self, in_flight: usize, waiting: usize) -> bool {
         let run = if in_flight < 2 * MAX_RUN_PACKETS { self.short_run_packets } else { MAX_RUN_PACKETS };
@@ -66,15 +66,15 @@ impl Habits {
     }
 }
 
-/// Whether the thread may leave the packets to callers.
+/// Permission of the thread to leave the packets to callers.
 ///
-/// A caller that polls for a while and then looks at memory alone (a WRITE ping-pong does) looks
-/// as if it were coming back. Its packets lie there for a whole nap, which is how it is known.
+/// A caller that polls for a while and then only looks at memory (a WRITE ping-pong does) looks as if it would poll
+/// again. Its packets wait for a whole nap, which reveals such a caller.
 #[derive(Debug, Default)]
 pub(super) struct Naps {
     forbidden_until_ns: u64,
     penalty_ns: u64,
-    /// So was the last one.
+    /// Whether the last nap was a mistake.
     was_wrong: bool,
 }
 
@@ -83,13 +83,13 @@ impl Naps {
         now_ns >= self.forbidden_until_ns
     }
 
-    /// Somebody polled during a nap.
+    /// Records that a caller polled during a nap.
     pub(super) fn was_right(&mut self) {
         self.was_wrong = false;
     }
 
-    /// Packets lay there for a whole nap, and nobody polled. Once may be chance: the caller lost its
-    /// processor, or was busy.
+    /// Records that packets waited for a whole nap in which no caller polled. The first time may be chance: the
+    /// caller lost its processor, or was busy.
     pub(super) fn was_wrong(&mut self, now_ns: u64) {
         if !std::mem::replace(&mut self.was_wrong, true) {
             return;
@@ -101,10 +101,10 @@ impl Naps {
     }
 }
 
-/// Whether to look again and again for as long as going to sleep and being woken would take.
+/// Permission to look again and again for as long as sleeping and waking up would take.
 ///
-/// Where that is in vain, because the next packet is far or its sender waits for this very
-/// processor, opportunities are let pass, twice as many each time.
+/// Lingering fails if the next packet is far away or its sender waits for this processor. Then later opportunities
+/// are skipped, twice as many after each failure.
 #[derive(Debug, Default)]
 pub(super) struct Lingering {
     doublings: u32,
@@ -112,7 +112,7 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Is this opportunity one to take? What came of it is told by [`ended`](Self::ended).
+    /// Returns whether to use this opportunity. If so, the caller reports the result to [`ended`](Self::ended).
     pub(super) fn begins(&mut self) -> bool {
         let begins = self.to_let_pass == 0;
         self.to_let_pass = self.to_let_pass.saturating_sub(1);
@@ -149,7 +149,7 @@ mod tests {
             now_ns = naps.forbidden_until_ns;
         }
         assert_eq!(naps.penalty_ns, HABITS.longest_penalty_ns);
-        // A mistake long after the last is the first of its kind.
+        // A mistake long after the last counts as a first one.
         naps.was_wrong(now_ns + 2 * HABITS.longest_penalty_ns);
         assert_eq!(naps.penalty_ns, HABITS.first_penalty_ns);
     }

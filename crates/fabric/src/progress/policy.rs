@@ -1,91 +1,91 @@
-//! What the thread does next: rules (d) to (f) as a state machine without a thread, a socket or a clock.
+//! Next action of the thread: rules (d) to (f) as a state machine without a thread, a socket or a clock.
 //!
-//! The thread carries out an [`Action`], tells the [`Policy`] what came of it as an [`Event`], and is given the next.
-//! A [`Glance`] shows the policy what callers did meanwhile.
+//! The thread carries out an [`Action`] and reports its result to the [`Policy`] as an [`Event`]. The policy returns
+//! the next action. A [`Glance`] shows the policy the calls of callers since then.
 
 use std::mem;
 
 use super::habits::{HABITS, Lingering, Naps};
 use crate::driver::Acks;
 
-/// What came of the last action.
+/// Result of the last action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// There was none yet.
+    /// There was no action yet.
     Started,
     /// The engine was driven until everything that had arrived was handled.
     Pumped {
-        /// How many packets that were.
+        /// Number of packets.
         packets: usize,
     },
     /// A nap is over.
     Napped {
-        /// Somebody ended it.
+        /// Another thread ended it early.
         kicked: bool,
     },
     /// The socket was watched.
     Watched {
-        /// Something arrived, or a full link has room again.
+        /// A packet arrived, or a full link has room again.
         ready: bool,
     },
     /// The thread lingered.
     Lingered {
-        /// Nothing arrived, and nobody polled.
+        /// No packet arrived, and no caller polled.
         in_vain: bool,
     },
 }
 
-/// What to do now.
+/// Next action of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Drive the engine until everything that has arrived is handled.
     Pump(Acks),
     /// Sleep without watching the socket: callers drive.
     Nap {
-        /// Until then, or until kicked.
+        /// End of the nap, unless the thread is kicked before.
         until_ns: u64,
-        /// So short that callers need not end it for a deadline.
+        /// Whether the nap is so short that callers need not end it for a deadline.
         briefly: bool,
     },
-    /// Sleep until something arrives.
+    /// Sleep until a packet arrives.
     Watch {
-        /// Until then at most, or until kicked.
+        /// End of the sleep, unless the thread is kicked before.
         until_ns: u64,
-        /// So short that callers need not end it for a deadline.
+        /// Whether the sleep is so short that callers need not end it for a deadline.
         briefly: bool,
     },
     /// Look for packets again and again, unless a caller does.
     Linger {
-        /// Until then at most.
+        /// Latest end of lingering.
         until_ns: u64,
-        /// What [`Glance::polls`] was: a caller that polls changes it.
+        /// Value of [`Glance::polls`]: a caller that polls changes it.
         polls: u64,
     },
 }
 
-/// What the thread sees of callers and engine when it decides.
+/// State of callers and engine when the policy decides.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Glance {
     /// Counts polls, and packets that polls received.
     pub(super) polls: u64,
     /// Counts posts.
     pub(super) posts: u64,
-    /// When the engine wants to be driven at the latest.
+    /// Deadline of the next pump of the engine.
     pub(super) deadline_ns: u64,
-    /// Somebody drives the engine just now.
+    /// Whether another thread is driving the engine.
     pub(super) is_driven: bool,
-    /// The last poll found nothing.
+    /// Whether the last poll found nothing.
     pub(super) found_nothing: bool,
-    /// A notification is armed, and nobody drives until it comes.
+    /// Whether a notification is armed and no caller lingers for it.
     pub(super) is_armed: bool,
-    /// What [`polls`](Self::polls) was when one was armed last.
+    /// Value of [`polls`](Self::polls) when a notification was armed last.
     pub(super) armed_at: u64,
 }
 
 impl Glance {
-    /// Is a program asleep until notified, or about to be? A program that goes on polling after it has armed a
-    /// notification is neither: its polls drive the engine, and that raises the notification. UCX does so: it arms the
-    /// queue of its datagrams, and polls the queue of its connections.
+    /// Returns whether a program is asleep until notified, or about to be. A program that continues to poll after it
+    /// has armed a notification is neither: its polls drive the engine, which raises the notification. UCX arms the
+    /// queue of its datagrams and polls the queue of its connections.
     fn is_awaited(&self) -> bool {
         self.is_armed && self.polls.wrapping_sub(self.armed_at) < HABITS.polls_before_sleep
     }
@@ -93,17 +93,17 @@ impl Glance {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// What was done leads to nothing in particular: everything is looked at anew.
+    /// The last result implies no next action: the policy looks at everything anew.
     Open,
     /// The thread naps for this time.
     Napping {
         nap_ns: u64,
     },
-    /// The thread does what is overdue, and then naps for this time.
+    /// The thread does the overdue work, and then naps for this time.
     Overdue {
         nap_ns: u64,
     },
-    /// The thread sees whether packets lay in the socket for a whole nap.
+    /// The thread checks whether packets waited in the socket for a whole nap.
     Judging,
     Watching {
         answers: bool,
@@ -117,19 +117,19 @@ enum Phase {
     },
 }
 
-/// Decides what the thread does.
+/// Decides what the thread does next.
 #[derive(Debug)]
 pub(super) struct Policy {
     phase: Phase,
     naps: Naps,
     lingering: Lingering,
-    /// What callers had done when everything was looked at last.
+    /// Values of [`Glance`] when the thread looked at everything last.
     polls: u64,
     posts: u64,
-    /// When somebody posted last.
+    /// Time of the last post.
     posted_ns: u64,
-    /// The count of polls at the end of a nap in which nobody polled. While it stays the same, that the last poll found
-    /// nothing does not mean that its caller is coming back.
+    /// Number of polls at the end of a nap without a poll. While the number stays the same, an empty last poll does
+    /// not mean that its caller will poll again.
     deserted_at: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ impl Policy {
         }
     }
 
-    /// The next action.
+    /// Returns the next action.
     pub(super) fn on(&mut self, event: Event, seen: &Glance, now_ns: u64) -> Action {
         match (mem::replace(&mut self.phase, Phase::Open), event) {
             (Phase::Napping { nap_ns }, Event::Napped { kicked }) => self.after_nap(nap_ns, kicked, seen, now_ns),
@@ -172,15 +172,16 @@ impl Policy {
         }
     }
 
-    /// Is a caller going to poll again soon? One is if the last poll found nothing, and also if one polled since the thread
-    /// looked last, since a packet wakes the thread just when a caller's poll finds that packet. None is while a program
-    /// sleeps until notified.
+    /// Returns whether a caller is going to poll again soon. This is so if the last poll found nothing, or if there
+    /// was a poll since the thread looked last. The latter counts since a packet wakes the thread just when a
+    /// caller's poll finds that packet. It is not so while a program sleeps until notified.
     fn is_coming_back(&self, seen: &Glance) -> bool {
         let found_nothing = seen.found_nothing && self.deserted_at != Some(seen.polls);
         (seen.polls != self.polls || found_nothing) && !seen.is_awaited()
     }
 
-    /// A program that looks at memory alone answers by posting: then an acknowledgement goes along.
+    /// Returns how acknowledgements may wait. A program that only looks at memory answers by posting; then an
+    /// acknowledgement leaves with the answer.
     fn acks(answers: bool) -> Acks {
         if answers { Acks::Wait } else { Acks::Now }
     }
@@ -193,7 +194,7 @@ impl Policy {
 
     fn after_nap(&mut self, nap_ns: u64, kicked: bool, seen: &Glance, now_ns: u64) -> Action {
         let polls = seen.polls.wrapping_sub(self.polls);
-        // A caller that drives the engine just now has begun a poll that is not counted yet.
+        // A caller that is driving the engine now has begun a poll that is not counted yet.
         let is_used = polls > 0 || seen.is_driven;
         if is_used {
             self.naps.was_right();
@@ -204,7 +205,7 @@ impl Policy {
             let all_the_time = polls.saturating_mul(HABITS.polls_all_the_time_ns) >= nap_ns;
             let longest_ns = if all_the_time { HABITS.longest_nap_ns } else { HABITS.brief_ns };
             let nap_ns = (2 * nap_ns).min(longest_ns);
-            // Callers drive; but what is overdue is overdue.
+            // Callers drive the engine, but the thread does overdue work.
             if seen.deadline_ns <= now_ns {
                 self.phase = Phase::Overdue { nap_ns };
                 return Action::Pump(Acks::Now);
@@ -215,7 +216,7 @@ impl Policy {
         Action::Pump(Acks::Now)
     }
 
-    /// Looks at everything anew, and watches the socket unless something is overdue.
+    /// Looks at everything anew, and watches the socket unless work is overdue.
     fn look_around(&mut self, seen: &Glance, now_ns: u64) -> Action {
         let (polled, posted) = (seen.polls != self.polls, seen.posts != self.posts);
         (self.polls, self.posts) = (seen.polls, seen.posts);

@@ -1,9 +1,8 @@
-//! When the thread sleeps, and who must wake it.
+//! Sleep of the thread, and the duty of callers to wake it.
 //!
-//! What callers leave behind and what the thread sleeps for are published by each side before it
-//! looks at the other's, with a fence between: of a caller and the thread that meet, at least one
-//! sees the other. Everything is decided here and nothing is waited for, so that a model checker
-//! can go through all interleavings.
+//! Callers publish the work that they leave, and the thread publishes the time of its wake-up. Each side publishes
+//! before it reads the other's value, with a fence between. So if a caller and the thread race, at least one sees the
+//! other. These functions only decide and never wait, so that a model checker can run all interleavings.
 
 use std::sync::Arc;
 
@@ -12,36 +11,36 @@ use super::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence}
 /// No deadline.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// What the thread is doing.
+/// Activity of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Mode {
-    /// It drives, or is about to look around.
+    /// The thread drives the engine, or is about to look at everything.
     Awake,
-    /// It sleeps on the socket.
+    /// The thread sleeps on the socket.
     Watching,
-    /// It sleeps and lets the callers drive.
+    /// The thread sleeps and lets the callers drive.
     Napping,
 }
 
-/// The state that callers and the thread share beside the engine.
+/// State that callers and the thread share outside the engine's lock.
 #[derive(Debug)]
 pub(super) struct Wakeups {
     mode: AtomicU8,
-    /// When the thread wakes up by itself.
+    /// Time at which the thread wakes up by itself.
     wakes_ns: AtomicU64,
-    /// It wakes up soon enough for any deadline, since callers are active.
+    /// Whether the thread wakes up soon enough for any deadline, since callers are active.
     sleeps_briefly: AtomicBool,
-    /// The thread wakes up once the link has room.
+    /// Whether the thread wakes up once the link has room.
     watches_room: AtomicBool,
-    /// When the engine wants to be driven at the latest.
+    /// Deadline of the next pump of the engine.
     deadline_ns: AtomicU64,
-    /// The link is full: something waits for room.
+    /// Whether the link is full and packets wait for room.
     link_full: AtomicBool,
     last_poll_found_nothing: AtomicBool,
-    /// Notifications that are armed.
+    /// Number of armed notifications.
     armed: Arc<AtomicUsize>,
-    /// Callers that drive while they wait for a notification.
+    /// Number of callers that drive the engine while they wait for a notification.
     lingering: AtomicUsize,
 }
 
@@ -60,27 +59,27 @@ impl Wakeups {
         }
     }
 
-    /// Notes what the engine has left to do. This must be called with the engine's lock held:
-    /// otherwise an older state could replace a newer one. True if anything changed; then
-    /// [`must_kick`](Self::must_kick) is to be asked, which can wait until the lock is released.
+    /// Stores the remaining work of the engine. The caller must hold the engine's lock: otherwise an older state
+    /// could replace a newer one. Returns true if anything changed. Then the caller must call
+    /// [`must_kick`](Self::must_kick), and may release the lock before.
     #[inline]
     pub(super) fn leave(&self, deadline_ns: u64, link_full: bool) -> bool {
         if self.deadline_ns.load(Ordering::Relaxed) == deadline_ns
             && self.link_full.load(Ordering::Relaxed) == link_full
         {
-            return false; // whoever left the same saw to it that the thread knows
+            return false; // the caller that stored the same values has informed the thread
         }
         self.deadline_ns.store(deadline_ns, Ordering::Relaxed);
         self.link_full.store(link_full, Ordering::Relaxed);
         true
     }
 
-    /// Does the thread sleep past what was left?
+    /// Returns whether the thread would sleep past the remaining work.
     #[inline]
     pub(super) fn must_kick(&self) -> bool {
         fence(Ordering::SeqCst);
-        // Awake, it looks at everything before it sleeps; napping, or watching briefly, it looks again
-        // soon enough for any deadline.
+        // Awake, the thread looks at everything before it sleeps. Napping, or watching briefly, it looks again soon
+        // enough for any deadline.
         let sleeps_past = || {
             !self.sleeps_briefly.load(Ordering::Relaxed)
                 && self.deadline_ns.load(Ordering::Relaxed) < self.wakes_ns.load(Ordering::Relaxed)
@@ -89,19 +88,20 @@ impl Wakeups {
             && (sleeps_past() || (self.link_full.load(Ordering::Relaxed) && !self.watches_room.load(Ordering::Relaxed)))
     }
 
-    /// A notification was armed: is the thread doing anything but watching?
+    /// Returns whether the thread must be kicked for a newly armed notification: it is not watching.
     pub(super) fn must_kick_for_notification(&self) -> bool {
         fence(Ordering::SeqCst);
         self.mode.load(Ordering::Relaxed) != Mode::Watching as u8
     }
 
-    /// Is the thread sure to look soon?
+    /// Returns whether the thread is sure to look soon.
     #[inline]
     pub(super) fn looks_soon(&self) -> bool {
         self.mode.load(Ordering::Acquire) == Mode::Awake as u8 || self.sleeps_briefly.load(Ordering::Relaxed)
     }
 
-    /// Does the thread sleep on the socket? Whoever held the engine's lock since the thread has prepared that sees it.
+    /// Returns whether the thread sleeps on the socket. A thread that has held the engine's lock since the
+    /// preparation of that sleep sees it.
     pub(super) fn is_watching(&self) -> bool {
         self.mode.load(Ordering::Relaxed) == Mode::Watching as u8
     }
@@ -111,14 +111,14 @@ impl Wakeups {
         self.mode.load(Ordering::Relaxed) == Mode::Napping as u8
     }
 
-    /// When the engine wants to be driven at the latest.
+    /// Returns the deadline of the next pump of the engine.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.deadline_ns.load(Ordering::Relaxed)
     }
 
-    /// The thread is about to watch the socket: whether to wait for room in the link, too, or
-    /// `None` if it must look again instead. It watches briefly if `until_ns` is near enough for
-    /// whatever deadline callers leave.
+    /// Records that the thread is about to watch the socket. Returns whether it must also wait for room in the link,
+    /// or `None` if it must look again instead. `briefly` means that `until_ns` is soon enough for any deadline that
+    /// callers leave.
     pub(super) fn start_watching(&self, until_ns: u64, briefly: bool) -> Option<bool> {
         let room = self.link_full.load(Ordering::Relaxed);
         self.wakes_ns.store(until_ns, Ordering::Relaxed);
@@ -131,34 +131,35 @@ impl Wakeups {
         (!overtaken).then_some(room)
     }
 
-    /// The thread is about to nap.
+    /// Records that the thread is about to nap.
     pub(super) fn start_napping(&self, briefly: bool) {
         self.sleeps_briefly.store(briefly, Ordering::Relaxed);
         self.mode.store(Mode::Napping as u8, Ordering::Release);
     }
 
-    /// The thread woke up, and has taken the kick if there was one.
+    /// Records that the thread woke up, and that it has reset the kick.
     pub(super) fn wake_up(&self) {
         self.mode.store(Mode::Awake as u8, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Did the last poll find nothing?
+    /// Returns whether the last poll found nothing.
     pub(super) fn found_nothing(&self) -> bool {
         self.last_poll_found_nothing.load(Ordering::Relaxed)
     }
 
-    /// Is a notification armed for which nobody lingers? One that lingers wakes the thread before it sleeps.
+    /// Returns whether a notification is armed and no caller lingers. A caller that lingers wakes the thread before
+    /// it sleeps.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) > 0 && self.lingering.load(Ordering::Relaxed) == 0
     }
 
-    /// A caller drives until it is notified, or tired of it.
+    /// Records that a caller drives the engine until it is notified or its time is over.
     pub(super) fn begin_lingering(&self) {
         self.lingering.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It does so no more. If it was not notified, [`must_kick_for_notification`] is to be asked.
+    /// Records the end of that. If the caller was not notified, it must call [`must_kick_for_notification`].
     ///
     /// [`must_kick_for_notification`]: Self::must_kick_for_notification
     pub(super) fn end_lingering(&self) {
@@ -170,7 +171,7 @@ impl Wakeups {
         self.last_poll_found_nothing.store(found_nothing, Ordering::Relaxed);
     }
 
-    /// Counts the notifications that are armed.
+    /// Returns the number of armed notifications.
     pub(super) fn armed(&self) -> &Arc<AtomicUsize> {
         &self.armed
     }

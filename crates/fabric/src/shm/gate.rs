@@ -1,15 +1,15 @@
 //! The order of threads that open descriptors and threads that fork.
 //!
-//! Each announces its action before it looks at the others: of two that meet, at least one waits. `tests/gate.rs` has a
-//! model checker go through all their interleavings.
+//! Each thread announces its action before it checks the others, so that of two racing threads at least one waits. In
+//! `tests/gate.rs`, a model checker runs all their interleavings.
 
 use super::sync::{AtomicU32, Ordering};
 
-/// Numbers of threads that open and that fork.
+/// Numbers of threads that open descriptors and of threads that fork.
 pub(super) struct Gate {
-    /// Threads that may have a descriptor which is not on the list yet.
+    /// Number of threads that may have a descriptor which is not on the list yet.
     pub(super) opening: AtomicU32,
-    /// Threads that fork.
+    /// Number of threads that fork.
     pub(super) forking: AtomicU32,
 }
 

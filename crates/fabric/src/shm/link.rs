@@ -18,58 +18,63 @@ use super::words::WithoutWords;
 use crate::link::{Link, LinkProperties, Sink};
 use crate::udp::UdpLink;
 
-/// How many peers one call of receive looks at, unless somebody slept, beside those that sent something lately.
+/// Maximum number of peers that one call of receive checks, in addition to those that sent packets recently. After a
+/// wake-up, receive checks all.
 const PEERS_PER_RECEIVE: usize = 16;
 
-/// So many of those, where there are more peers than one call looks at: most of many peers are silent.
+/// Number of peers that count as recent senders, if there are more peers than one call checks: most of many peers are
+/// silent.
 const LATELY: usize = 4;
 
-/// While packets come through memory and none over UDP, the socket is looked at this often.
+/// How often the socket is read while packets arrive through memory and none over UDP.
 const UDP_EVERY_NS: u64 = 20_000;
 
-/// A ring from which packets came within this time is taken to be still in use.
+/// Time after its last packets for which a ring counts as in use.
 const TRAFFIC_NS: u64 = 1_000_000;
 
-/// A second connection from an address is that of the same device if it comes within this time: both have asked the other.
-/// Later somebody else has the address, who has just proved it.
+/// Within this time, a second connection from an address belongs to the same device: both devices have asked the
+/// other. Later, it belongs to another device that has just proved the address.
 const SAME_DEVICE_NS: u64 = 1_000_000_000;
 
-/// How many rings of peers that have gone are still read. Beyond that the oldest ring is dropped with its packets: otherwise a peer
-/// that fills a ring and goes, again and again, would use up the mappings of this process.
+/// Maximum number of rings of departed peers that are still read. Beyond that, the oldest ring is dropped with its
+/// packets. Otherwise a peer that fills a ring and departs, again and again, would use up the mappings of this
+/// process.
 const DEPARTED_MAX: usize = 64;
 
-/// The least that a datagram takes in the receive buffer, as the kernel counts it. Its own headers alone take more.
+/// Minimum size of a datagram in the receive buffer, as the kernel counts it. Its own headers alone take more.
 const DATAGRAM_BYTES_MIN: usize = 256;
 
 /// A UDP socket, and rings in memory to the devices of this machine and user that have them as well.
 ///
-/// Packets through memory carry no ICRC: no network can alter them. A sink that wants one, as a capture does, gets
-/// one that fits what a socket would have sent.
+/// Packets through memory carry no ICRC, since no network can alter them. A sink that needs one, such as a capture,
+/// gets the one that a socket would have sent.
 #[derive(Debug)]
 pub struct SharedMemoryLink {
     udp: UdpLink,
     choice: LinkChoice,
-    /// `None` where the operating system gave none: then everything goes over UDP.
+    /// `None` if the operating system provided no thread or descriptor. Then all packets go over UDP.
     meeting: Option<Meeting>,
     routes: Routes,
-    /// By place; a place whose peer is gone is free.
+    /// Peers by place. The place of a removed peer is free.
     peers: Vec<Option<Peer>>,
-    /// The place that the next call of receive looks at first.
+    /// The place that the next call of receive checks first.
     next_peer: usize,
-    /// Places of peers that sent something lately, and which of these is replaced next.
+    /// Places of peers that sent packets recently; `next_lately` is replaced next.
     lately: [usize; LATELY],
     next_lately: usize,
-    /// Something stands in a ring that may not be read yet.
+    /// Whether a ring holds records that may not be read yet.
     has_newcomers: bool,
-    /// All rings are to be looked at, not only some.
+    /// Whether the next call checks all rings.
     look_at_all: bool,
-    /// The destination of the run at which the last transmit stopped: its device was asked for shared memory and has not answered.
+    /// The destination of the run at which the last transmit stopped. Its device was asked for shared memory and has
+    /// not answered.
     awaits: Option<IpAddr>,
-    /// The driver has packets for other destinations, which are not in the batch of that run.
+    /// Whether the driver has packets for other destinations, which are not in the batch of that run.
     others_behind: bool,
-    /// A batch is being sent. Its packets to devices that shared memory when the batch was sealed have no ICRC.
+    /// Whether a batch is being sent. Its packets to devices that shared memory when the batch was sealed have no
+    /// ICRC.
     is_within_batch: bool,
-    /// Devices that shared memory then and have gone since.
+    /// Devices that shared memory then and have departed since.
     gone_within_batch: Vec<IpAddr>,
     desk: Desk,
     idle: Idle,
@@ -80,7 +85,7 @@ pub struct SharedMemoryLink {
     has_explained: bool,
 }
 
-/// What a link of shared memory has done.
+/// Counters of a link with shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedMemoryCounters {
     /// Packets that were written to rings.
@@ -89,25 +94,25 @@ pub struct SharedMemoryCounters {
     pub packets_received: u64,
     /// Packets dropped because the ring to their destination was full.
     pub full: u64,
-    /// Packets dropped because only shared memory is allowed and there is none to their destination, or because the device
-    /// that was to read them from memory went while they were sent.
+    /// Packets dropped because only shared memory is allowed and their destination has none. Also packets dropped
+    /// because the device that was to read them from memory departed during the send.
     pub without: u64,
-    /// How often a device of this machine was there and shared no memory.
+    /// Number of times that a device of this machine was found and shared no memory.
     pub refusals: u64,
     /// Peers that wrote something to their ring that is no record.
     pub broken: u64,
-    /// Peers that slept, and were sent a datagram.
+    /// Sleeping peers that this link has woken by a datagram.
     pub wakes: u64,
 }
 
 impl SharedMemoryLink {
-    /// Puts shared memory beside a UDP link. With [`LinkChoice::Shm`] nothing goes over UDP. Otherwise everything does where
-    /// there is no shared memory to be had: that is counted and explained.
+    /// Adds shared memory to a UDP link. With [`LinkChoice::Shm`], no packet goes over UDP. Otherwise all packets do
+    /// if shared memory is unavailable. The link counts and logs that.
     ///
     /// # Errors
     ///
-    /// Only shared memory is allowed, and the name of the device is taken, which only another process of this address and
-    /// port can have done, or the operating system gives no socket, descriptor or thread.
+    /// Only shared memory is allowed, and either the name of the device is taken, or the operating system provides no
+    /// socket, descriptor or thread. Only another process of this address and port can have taken the name.
     pub fn start(udp: UdpLink, choice: LinkChoice) -> io::Result<Self> {
         let local = udp.local_socket_address();
         let socket = udp.readable();
@@ -145,18 +150,18 @@ impl SharedMemoryLink {
             link.counters.refusals += 1;
             link.has_explained = true;
             tracing::info!(
-                "{local} cannot offer shared memory to devices of this machine ({error}): those that send to it first use UDP"
+                "{local} cannot offer shared memory to devices of this machine ({error}): devices that send to it first use UDP"
             );
         }
         Ok(link)
     }
 
-    /// What the link has done so far.
+    /// Returns the counters of the link.
     pub fn counters(&self) -> SharedMemoryCounters {
         self.counters
     }
 
-    /// The UDP link beside.
+    /// Returns the UDP link.
     pub fn udp(&self) -> &UdpLink {
         &self.udp
     }
@@ -204,7 +209,7 @@ impl SharedMemoryLink {
                 }
                 News::Ended => {
                     (0..self.peers.len()).for_each(|place| self.is_gone(place));
-                    // The numbers of its descriptors may be those of others by now, so none is closed.
+                    // The descriptors' numbers may belong to other files by now, so none is closed.
                     std::mem::forget(self.meeting.take());
                     self.routes.end();
                     self.counters.refusals += 1;
@@ -215,7 +220,8 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Lets go of those who had an address long before whoever has proved now that it is its own.
+    /// Removes peers that connected from an address long before the device that has now proved that the address is
+    /// its own.
     fn leave_predecessors(&mut self, address: IpAddr, now_ns: u64) {
         for place in 0..self.peers.len() {
             let is_old = |peer: &Peer| peer.address == address && now_ns.saturating_sub(peer.since_ns) > SAME_DEVICE_NS;
@@ -243,10 +249,11 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Finds another way for packets to this address: the peer at this place will never read what is sent to it from now on.
+    /// Finds another route for packets to this address: the peer at this place will never read packets that are sent
+    /// to it from now on.
     fn reroute(&mut self, place: usize, address: IpAddr) {
         self.routes.forget(place);
-        // Both devices may have asked the other at the same time: then there are two pairs of rings.
+        // Both devices may have asked the other at the same time. Then there are two pairs of rings.
         let is_same = |peer: &Peer| peer.address == address && !peer.has_ended();
         match self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_same)) {
             Some(other) => self.routes.arrived(address, other),
@@ -261,26 +268,27 @@ impl SharedMemoryLink {
         if !std::mem::replace(&mut self.has_explained, true) {
             tracing::info!(
                 "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {}, and this is \
-                 said once",
+                 logged once",
                 if self.choice == LinkChoice::Shm { "are dropped (--link shm)" } else { "go over UDP" }
             );
         }
     }
 
-    /// How packets to a destination go, now that there are some.
+    /// Returns the route of packets to a destination, now that there are some.
     #[inline]
     fn way(&mut self, now_ns: u64, destination: IpAddr) -> Way {
         let Some(meeting) = &self.meeting else { return Way::Udp };
         self.routes.way(now_ns, destination, meeting)
     }
 
-    /// Rings are between two devices, so groups are reached over UDP in any case.
+    /// Returns whether packets to a destination may go over UDP. Rings connect two devices, so groups are reached
+    /// over UDP in any case.
     fn may_use_udp(&self, destination: IpAddr) -> bool {
         self.choice != LinkChoice::Shm || destination.is_multicast()
     }
 
-    /// Did this device share memory when the present batch was sealed, and has it gone since? Then the batch's packets to it have
-    /// no ICRC and cannot go over UDP.
+    /// Returns whether this device shared memory when the current batch was sealed, and has departed since. If so,
+    /// the batch's packets to it have no ICRC and cannot go over UDP.
     #[inline]
     fn is_gone_within_batch(&self, destination: IpAddr) -> bool {
         !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)
@@ -300,7 +308,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Wakes the peers that sleep and were written to.
+    /// Wakes the sleeping peers among those with new records.
     fn wake(&mut self, touched: &[usize]) {
         for &place in touched {
             let Some(peer) = &mut self.peers[place] else { continue };
@@ -313,7 +321,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Takes what stands in a peer's ring. Returns the number of packets.
+    /// Reads the records of a peer's ring. Returns the number of packets.
     #[inline]
     fn read(&mut self, place: usize, sink: &mut dyn Sink) -> usize {
         let Some(peer) = &mut self.peers[place] else { return 0 };
@@ -344,7 +352,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Looks at the rings in turn.
+    /// Reads the rings in turn.
     fn receive_shared(&mut self, sink: &mut dyn Sink) -> usize {
         let looks_at_all = std::mem::take(&mut self.look_at_all) || self.peers.len() <= PEERS_PER_RECEIVE;
         let mut packets = 0;
@@ -366,7 +374,7 @@ impl SharedMemoryLink {
         packets
     }
 
-    /// The first record stands in a ring, and must not overtake what its device has sent before.
+    /// Handles the first record in a ring, which must not overtake earlier packets of its device.
     #[cold]
     fn receive_newcomer(&mut self, place: usize) {
         let datagrams = self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1;
@@ -383,8 +391,8 @@ impl SharedMemoryLink {
         self.has_newcomers = true;
     }
 
-    /// Lets rings be read that waited for the datagrams that the last look has taken from the socket, or for other rings. True if
-    /// it lets any.
+    /// Admits rings that waited for other rings, or for the datagrams that the last read took from the socket.
+    /// Returns true if it admits any.
     fn admit(&mut self, datagrams_taken: usize) -> bool {
         if !self.has_newcomers {
             return false;
@@ -396,14 +404,14 @@ impl SharedMemoryLink {
             let Behind::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
             let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(datagrams_taken) };
             let (mut taken, mut are_behind) = (0, false);
-            // Nearly always there is one ring for each address.
+            // Nearly always, there is one ring for each address.
             if ring_bytes > 0 {
                 let others = self.peers.iter().flatten();
                 for other in others.filter(|other| other.address == peer.address && other.id != peer.id) {
                     taken += other.reader.position();
                     are_behind |= other.precedes(peer);
                 }
-                // One that was removed in between counts no more.
+                // A ring that was removed in between counts no more.
                 ring_bytes = ring_bytes.saturating_sub(taken.saturating_sub(before));
             }
             let waits = datagrams > 0 || (are_behind && ring_bytes > 0);
@@ -417,7 +425,7 @@ impl SharedMemoryLink {
         admits
     }
 
-    /// Is it time to look at the socket, which costs a system call?
+    /// Returns whether to read the socket now, which costs a system call.
     fn looks_at_udp(&self, now_ns: u64) -> bool {
         let lately = |at: Option<u64>| at.is_some_and(|at| now_ns.saturating_sub(at) < TRAFFIC_NS);
         self.has_newcomers
@@ -540,13 +548,13 @@ impl Link for SharedMemoryLink {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        // The next look after the sleep is at everything.
+        // The next call after the sleep checks everything.
         self.look_at_all = true;
         self.last_shared_ns = None;
         if self.has_newcomers {
             return false;
         }
-        // One that is not empty is enough to stay awake.
+        // One ring that is not empty is enough to stay awake.
         self.peers.iter().flatten().all(|peer| peer.reader.arm())
     }
 

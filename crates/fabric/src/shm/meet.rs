@@ -1,8 +1,8 @@
-//! How devices of one machine find each other: a thread of each device that hosts a name and invites others.
+//! Discovery between devices of one machine: a thread of each device that hosts a name and invites others.
 //!
-//! The name is an abstract Unix socket, made of the device's address and port and of the network namespace, so it goes
-//! with its process. `message.rs` has what the two sides say. Nothing here is on the data path: a link asks for a peer
-//! once, before its first packet to it, and hears what came of it.
+//! The name is an abstract Unix socket, made of the device's address and port and of the network namespace, so the
+//! name ends with its process. `message.rs` defines the messages of the two sides. Nothing here is on the data path:
+//! a link asks for a peer once, before its first packet to it, and receives the result as [`News`].
 
 mod connection;
 
@@ -29,39 +29,42 @@ use crate::udp::send_alone;
 /// How long a guest may take for each step.
 const GUEST_WITHIN: Duration = Duration::from_secs(1);
 
-/// Peers at a time, those included that are not accepted yet. Each takes a descriptor, of which the program keeps half.
+/// Maximum number of peers at a time, including peers that are not accepted yet. Each takes a descriptor, of which
+/// the program keeps half.
 const PEERS_MAX: usize = 4096;
 
-/// Guests at a time that have not proved their address. More wait in the queue of the listener.
+/// Maximum number of guests that have not proved their address. Further guests wait in the queue of the listener.
 const GUESTS_MAX: usize = 64;
 
-/// How long a guest may take once there are so many: those who say nothing must not keep out those who do.
+/// How long a guest may take once that maximum is reached: silent guests must not keep out others.
 const CROWDED_WITHIN: Duration = Duration::from_millis(100);
 
-/// How long the thread leaves alone what the operating system refuses for now: guests when there are no descriptors.
+/// How long the thread pauses an operation that the operating system refuses for now, such as accepting guests
+/// without descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long it waits before it tries again to host the name.
+/// How long the thread waits before it tries again to host the name.
 const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
-/// How often a name is tried that must be had, and how long it is waited between two tries.
+/// Number of tries for a name that is mandatory, and the time between two tries.
 const HOST_TRIES: u32 = 10;
 const HOST_NAP: Duration = Duration::from_millis(10);
 
-/// What a link hears.
+/// Reports of the thread to its link.
 #[derive(Debug)]
 pub(super) enum News {
-    /// Memory is shared with the device that has this address. The inviter has the rings as their maker has.
+    /// Memory is shared with the device that has this address. `made_here` states whether this side created the
+    /// rings.
     Arrived { id: u64, address: IpAddr, mapping: Mapping, made_here: bool },
-    /// It is not, and why, unless nobody hosts that name.
+    /// No memory is shared with this device, and the reason, unless no device hosts that name.
     Absent { address: IpAddr, why: Option<String> },
     /// The device at the other end closed, or died.
     Gone { id: u64 },
-    /// The thread has ended, since the program has closed its descriptors: no memory will be shared any more.
+    /// The thread has ended, since the program has closed its descriptors. No memory will be shared any more.
     Ended,
 }
 
-/// What a link asks for.
+/// Requests of a link to the thread.
 #[derive(Debug)]
 enum Wish {
     Invite(IpAddr),
@@ -76,11 +79,11 @@ struct Shared {
     has_news: AtomicBool,
     news: Mutex<Vec<News>>,
     wishes: Mutex<Vec<Wish>>,
-    /// Nonces of those who were invited and have sent no challenge: anybody may send one with another nonce.
+    /// Nonces of invited devices that have sent no challenge. Any process may send a challenge with another nonce.
     awaited: Mutex<FxHashSet<Nonce>>,
 }
 
-/// The thread, as its link sees it.
+/// Handle of the thread for its link.
 #[derive(Debug)]
 pub(super) struct Meeting {
     shared: Arc<Shared>,
@@ -88,11 +91,11 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// Hosts the name of the device at `local`, whose UDP socket this is, and invites others.
-    /// Devices that are invited have to answer within `answer_within`.
+    /// Hosts the name of the device at `local`, which has the UDP socket `udp`, and invites others. Invited devices
+    /// have to answer within `answer_within`.
     ///
-    /// Without `must_host` the device may be without its name: the second value says why it has none. The thread invites
-    /// others all the same, and tries for the name again.
+    /// Without `must_host`, the device may lack its name. Then the second value is the reason. The thread invites
+    /// others nevertheless, and tries again to host the name.
     pub(super) fn start(
         local: SocketAddr,
         udp: OwnProcess,
@@ -112,7 +115,8 @@ impl Meeting {
             tries -= 1;
             match host_or_beside(local) {
                 Ok(hosted) => break (Some(hosted), None),
-                // The last device of this address may be about to end, or a program that its process has just started.
+                // The last device of this address may be about to end. A program that its process has just started may
+                // also still hold the name.
                 Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
                 Err(error) if must_host && error.kind() == io::ErrorKind::AddrInUse => {
                     let why = format!("another process has the name by which devices find {local}");
@@ -138,7 +142,7 @@ impl Meeting {
         Ok((Self { shared, thread: Some(thread) }, refused))
     }
 
-    /// What happened since the last call.
+    /// Returns the reports since the last call.
     #[inline]
     pub(super) fn news(&self) -> Vec<News> {
         if !self.shared.has_news.load(Ordering::Relaxed) {
@@ -148,12 +152,13 @@ impl Meeting {
         std::mem::take(&mut lock(&self.shared.news))
     }
 
-    /// Asks for memory shared with the device that has this address. News will tell.
+    /// Asks for memory shared with the device that has this address. A report will follow.
     pub(super) fn invite(&self, address: IpAddr) {
         self.wish(Wish::Invite(address));
     }
 
-    /// A challenge arrived in UDP. That of somebody who was not invited costs no more than this call.
+    /// Passes on a challenge that arrived in UDP. A challenge of a device that was not invited costs no more than
+    /// this call.
     pub(super) fn challenged(&self, from: IpAddr, invited: Nonce, asked: Nonce) {
         if lock(&self.shared.awaited).remove(&invited) {
             self.wish(Wish::Challenged { from, invited, asked });
@@ -176,12 +181,12 @@ impl Drop for Meeting {
         self.shared.stop.store(true, Ordering::Release);
         let is_told = self.shared.kick.is_intact() && self.shared.kick.signal();
         if !is_told {
-            // The number may be that of another file by now, which is not closed.
+            // The number may belong to another file by now, which this library does not close.
             std::mem::forget(Arc::clone(&self.shared));
         }
-        // A thread that cannot be told would be waited for without end.
+        // The join of a thread that received no signal to stop would never end.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
-            // A panic of the thread was printed by the panic handler.
+            // The panic handler has printed a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -197,19 +202,19 @@ fn random_nonce() -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-/// How far one is with a peer.
+/// Progress of the exchange with a peer.
 #[derive(Debug)]
 enum Stage {
-    /// A guest that has said nothing.
+    /// A guest that has sent nothing.
     Guest,
     /// A guest that was asked to prove its address.
     Asked { address: IpAddr, mapping: Mapping, nonce: Nonce },
-    /// A host that was invited. It has answered, once `is_welcome`. Once `is_late` it is not waited for any more, and
-    /// may answer all the same: it is not asked a second time meanwhile.
+    /// A host that was invited. It has answered once `is_welcome` is true. Once `is_late` is true, no packet waits
+    /// for it any more. It may still answer, so it is not invited a second time meanwhile.
     Invited { address: IpAddr, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
     /// Memory is shared.
     Sharing { id: u64 },
-    /// It is let go of.
+    /// The peer is about to be removed.
     Over,
 }
 
@@ -220,14 +225,14 @@ struct Peer {
     stage: Stage,
 }
 
-/// The thread's own. Fields are dropped in this order: the name is free before the address is, which the next device may
-/// take at once.
+/// State of the thread. Fields are dropped in this order: the name is free before the address is, which the next
+/// device may use at once.
 struct Host {
-    /// `None` while the name cannot be had.
+    /// `None` while the name is unavailable.
     listener: Option<OwnProcess>,
     /// Time to try the plain name again. `Some` while another user has it and the listener has a name beside it.
     plain_again: Option<Instant>,
-    /// The listener is left alone until then, or the name is, which is tried again then.
+    /// End of the pause of the listener, or, without one, time to try again to host the name.
     paused_until: Option<Instant>,
     peers: Vec<Peer>,
     udp: OwnProcess,
@@ -240,7 +245,7 @@ struct Host {
 impl Host {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            // The program has closed descriptors that it did not open, as daemons do.
+            // `None`: the program has closed descriptors that it did not open, as daemons do.
             let Some((is_called, ready)) = self.wait() else { return self.note(News::Ended) };
             for index in ready {
                 self.listen_to(index);
@@ -256,8 +261,8 @@ impl Host {
         }
     }
 
-    /// Waits for whatever is next: whether somebody calls, and which peers have something to say. `None` if the program
-    /// has closed the descriptors.
+    /// Waits for the next event. Returns whether a guest connects, and which peers have sent a message. Returns
+    /// `None` if the program has closed the descriptors.
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
         let until =
             self.peers.iter().filter_map(|peer| peer.until).chain(self.paused_until).chain(self.plain_again).min();
@@ -268,20 +273,21 @@ impl Host {
         let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![watched(self.shared.kick.as_fd())];
         fds.extend(self.peers.iter().map(|peer| watched(peer.connection.as_fd())));
-        // Whoever finds no place waits in the queue of the listener, or is refused by the kernel.
+        // Further guests wait in the queue of the listener, or the kernel refuses them.
         let takes_guests = self.paused_until.is_none() && self.has_room();
         fds.extend(self.listener.as_ref().filter(|_| takes_guests).map(|listener| watched(listener.as_fd())));
         match poll(&mut fds, timeout) {
             Ok(_) => {}
             Err(nix::Error::EINTR) => return Some((false, Vec::new())),
             Err(_) => {
-                // More descriptors than this process may have by now, or no memory: everything is looked at, but slowly.
+                // The process may have fewer descriptors by now than these, or no memory is left. Check everything,
+                // but slowly.
                 std::thread::sleep(PAUSE);
                 return Some((takes_guests, (0..self.peers.len()).collect()));
             }
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        // The number may be that of another file by now, which is the program's to read.
+        // The number may belong to another file by now, which only the program may read.
         if ready(&fds[0]) {
             if !self.shared.kick.is_intact() {
                 return None;
@@ -293,8 +299,8 @@ impl Host {
         Some((listener.iter().any(ready), peers.collect()))
     }
 
-    /// May there be more peers, and guests? The program has other uses for descriptors, and the device has to take note
-    /// of those before.
+    /// Returns whether there is room for more peers and guests. The program has other uses for descriptors, and the
+    /// device has to read earlier reports first.
     fn has_room(&self) -> bool {
         let is_guest = |peer: &&Peer| matches!(peer.stage, Stage::Guest | Stage::Asked { .. });
         self.peers.len() < peers_max()
@@ -314,7 +320,8 @@ impl Host {
     }
 
     fn accept(&mut self) {
-        // Those of other users take no place, and come again and again if they like: others have their turn.
+        // Guests of other users take no place, but may connect again and again. The limit gives other peers their
+        // turn.
         for _ in 0..GUESTS_MAX {
             if !self.has_room() {
                 break;
@@ -332,13 +339,13 @@ impl Host {
                 }
                 Err(nix::Error::EAGAIN | nix::Error::EINTR | nix::Error::ECONNABORTED) => return,
                 Err(nix::Error::EBADF | nix::Error::ENOTSOCK | nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => {
-                    // The program closed it.
+                    // The program closed the listener.
                     self.listener = None;
                     self.paused_until = Some(Instant::now() + HOST_AGAIN);
                     return;
                 }
                 Err(_) => {
-                    // There are no descriptors, or no memory: whoever calls would keep this thread busy.
+                    // No descriptors or no memory are left. The waiting guests would keep this thread busy.
                     self.paused_until = Some(Instant::now() + PAUSE);
                     return;
                 }
@@ -356,7 +363,7 @@ impl Host {
     fn grant(&mut self, wish: Wish) {
         match wish {
             Wish::Invite(address) if self.is_invited(address, false) => {}
-            // Its answer may still come, but nobody has to wait for it.
+            // The answer may still come, but no packet has to wait for it.
             Wish::Invite(address) if self.is_invited(address, true) => self.tell(News::Absent { address, why: None }),
             Wish::Invite(address) => match self.invite(address) {
                 Ok(Some(peer)) => self.peers.push(peer),
@@ -368,7 +375,7 @@ impl Host {
                     matches!(peer.stage, Stage::Invited { address, nonce, .. } if address == from && nonce == invited)
                 });
                 let Some(index) = index else { return };
-                // The welcome was sent before.
+                // The host sent its welcome before.
                 self.listen_to(index);
                 let peer = &self.peers[index];
                 if !matches!(peer.stage, Stage::Invited { is_welcome: true, .. }) {
@@ -385,13 +392,14 @@ impl Host {
         }
     }
 
-    /// Was the device at this address invited, has it not said yes or no, and is it late with that?
+    /// Returns whether the device at this address was invited and has neither accepted nor refused. `late` selects
+    /// devices that are late or not late with their answer.
     fn is_invited(&self, guest: IpAddr, late: bool) -> bool {
         let is_it = |stage: &Stage| matches!(*stage, Stage::Invited { address, is_late, .. } if address == guest && is_late == late);
         self.peers.iter().any(|peer| is_it(&peer.stage))
     }
 
-    /// Connects to a name. `None` if nobody hosts it.
+    /// Connects to a name. Returns `None` if no device hosts it.
     fn invite(&self, address: IpAddr) -> Result<Option<Peer>, String> {
         let Some(connection) = call(address, self.local.port())? else { return Ok(None) };
         let most = peers_max();
@@ -401,7 +409,7 @@ impl Host {
         let (mapping, file) = Mapping::create().map_err(|error| format!("no memory to share: {error}"))?;
         let nonce = random_nonce().map_err(|error| format!("no randomness: {error}"))?;
         let hello = Message::Hello { version: VERSION, address: self.local.ip(), port: self.local.port(), nonce };
-        // Before it is invited: the challenge may be here before the next line.
+        // Stored before the invitation: the challenge may arrive before the next line runs.
         lock(&self.shared.awaited).insert(nonce);
         send(&connection, hello, Some(file.as_raw_fd())).map_err(|error| {
             lock(&self.shared.awaited).remove(&nonce);
@@ -412,7 +420,7 @@ impl Host {
         Ok(Some(Peer { connection, until, stage }))
     }
 
-    /// Takes what a peer says.
+    /// Handles the next message of a peer.
     fn listen_to(&mut self, index: usize) {
         let peer = &mut self.peers[index];
         match (hear(&peer.connection), &mut peer.stage) {
@@ -449,7 +457,7 @@ impl Host {
         }
     }
 
-    /// Both have proved their addresses.
+    /// Reports shared memory, after both sides have proved their addresses.
     fn share(&mut self, index: usize) {
         let id = self.next_id;
         self.next_id += 1;
@@ -463,7 +471,7 @@ impl Host {
         self.tell(News::Arrived { id, address, mapping, made_here });
     }
 
-    /// Lets go of a peer: [`tidy`](Self::tidy) removes it, so that the places of others stay as they are.
+    /// Gives up a peer. [`tidy`](Self::tidy) removes it later, so that the indices of other peers stay valid.
     fn fail(&mut self, index: usize, why: &str) {
         match std::mem::replace(&mut self.peers[index].stage, Stage::Over) {
             Stage::Invited { address, nonce, is_late, .. } => {
@@ -477,7 +485,7 @@ impl Host {
         }
     }
 
-    /// Lets go of whoever took too long, and closes the connections of all that were let go of.
+    /// Gives up peers that took too long, and closes the connections of all peers that were given up.
     fn tidy(&mut self) {
         let now = Instant::now();
         let is_late = |peer: &Peer| peer.until.is_some_and(|until| until <= now);
@@ -485,7 +493,7 @@ impl Host {
             if !is_late(&self.peers[index]) {
                 continue;
             }
-            // What it said may have come while this thread had no processor.
+            // The peer's message may have arrived while this thread had no processor.
             self.listen_to(index);
             let peer = &mut self.peers[index];
             if !is_late(peer) {
@@ -495,7 +503,7 @@ impl Host {
                 self.fail(index, "it did not answer in time");
                 continue;
             };
-            // Its process may be stopped: it still finds the invitation when it goes on.
+            // The peer's process may be stopped. It still finds the invitation when it continues.
             (*is_late, peer.until) = (true, None);
             let why = Some("it did not answer in time".to_owned());
             let news = News::Absent { address: *address, why };
@@ -516,7 +524,7 @@ impl Host {
         if self.plain_again.is_some_and(|again| again <= now) {
             self.plain_again = Some(now + HOST_AGAIN);
             if let Ok(listener) = host(self.local) {
-                // Guests that have called already are served while there is room.
+                // Guests that have connected already are served while there is room.
                 self.accept();
                 (self.listener, self.plain_again) = (Some(listener), None);
             }
@@ -524,8 +532,8 @@ impl Host {
     }
 }
 
-/// Can this be the address of a device that the one with its own address reaches? A group's packets would all go to
-/// one guest.
+/// Returns whether this can be the address of a device that the device at `own` reaches. A group is none: all its
+/// packets would go to one guest.
 fn reaches(own: IpAddr, address: IpAddr) -> bool {
     address.is_ipv4() == own.is_ipv4()
         && !address.is_unspecified()
@@ -533,13 +541,13 @@ fn reaches(own: IpAddr, address: IpAddr) -> bool {
         && address != Ipv4Addr::BROADCAST
 }
 
-/// How many peers this process may have just now.
+/// Returns the maximum number of peers that this process may have now.
 fn peers_max() -> usize {
     let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     PEERS_MAX.min(usize::try_from(descriptors / 2).unwrap_or(usize::MAX))
 }
 
-/// A device's name with nobody behind it, as if its process were stopped.
+/// Returns a device's name without a thread that serves it, as if its process were stopped.
 #[cfg(test)]
 pub(super) fn silent_host(local: SocketAddr) -> OwnProcess {
     host(local).unwrap()

@@ -1,25 +1,25 @@
-//! What two devices of one machine tell each other before they share memory.
+//! Messages between two devices of one machine before they share memory.
 //!
 //! ```text
 //! inviter                                           host
-//!    | -- connects to the host's name --------------> |  both look at the other's user
+//!    | -- connects to the host's name --------------> |  each checks the other's user
 //!    | -- Hello: nonce A, the file of the rings ----> |
 //!    | <- Welcome: yes or no ------------------------ |
-//!    | <= Challenge in UDP: nonce A, nonce B ======== |  only who owns the host's address can send it
-//!    | -- Proof: nonce B ---------------------------> |  only who owns the inviter's address got it
+//!    | <= Challenge in UDP: nonce A, nonce B ======== |  only the owner of the host's address can send it
+//!    | -- Proof: nonce B ---------------------------> |  only the owner of the inviter's address got it
 //! ```
 //!
 //! Then both use the rings for as long as the connection lasts.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The version of these messages and of the rings; both sides must have the same.
+/// Version of these messages and of the rings, which must be the same on both sides.
 pub(super) const VERSION: u16 = 1;
 
-/// Random bytes that prove that somebody received a message.
+/// Random bytes that prove the receipt of a message.
 pub(super) type Nonce = [u8; 16];
 
-/// How each message begins, those in UDP as well: no RoCE packet does, since 0xff is no opcode.
+/// First bytes of each message, also of those in UDP. No RoCE packet begins so, since 0xff is no opcode.
 const MAGIC: [u8; 8] = *b"\xffdoorbel";
 
 /// Kinds of messages.
@@ -29,30 +29,32 @@ const PROOF: u8 = 3;
 const CHALLENGE: u8 = 4;
 const WAKE: u8 = 5;
 
-/// The longest message.
+/// Maximum bytes of a message.
 pub(super) const MAX_BYTES: usize = 64;
 
-/// What goes over the Unix socket.
+/// Messages over the Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The inviter's address and UDP port, and what the host has to send there; the file of the rings goes with it.
+    /// The inviter's address and UDP port, and the nonce that the host must send there. The file of the rings goes
+    /// with it.
     Hello { version: u16, address: IpAddr, port: u16, nonce: Nonce },
-    /// Does the host want to share memory?
+    /// The host's answer: whether it accepts to share memory.
     Welcome { version: u16, accepted: bool },
-    /// What arrived in UDP.
+    /// The nonce that arrived in UDP.
     Proof { nonce: Nonce },
 }
 
-/// What goes in a datagram of its own.
+/// Messages in datagrams of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Datagram {
-    /// The inviter's nonce, which shows that the host sent it, and the host's, which the inviter sends back.
+    /// The inviter's nonce, which proves that the host sent the datagram, and the host's nonce, which the inviter
+    /// returns.
     Challenge { invited: Nonce, asked: Nonce },
-    /// Something stands in a ring.
+    /// A wake-up: a ring holds a record.
     Wake,
 }
 
-/// Takes bytes off the front of a message.
+/// Parser that takes bytes off the front of a message.
 struct Parser<'a>(&'a [u8]);
 
 impl Parser<'_> {
@@ -62,7 +64,7 @@ impl Parser<'_> {
         Some(*taken)
     }
 
-    /// The message, if nothing is left.
+    /// Returns the message if no bytes are left.
     fn end<T>(self, message: T) -> Option<T> {
         self.0.is_empty().then_some(message)
     }
@@ -111,7 +113,7 @@ impl Message {
         }
     }
 
-    /// `None` if the bytes are no message. Of another version it may be longer.
+    /// Returns `None` if the bytes are no message. A message of another version may be longer.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, mut parser) = kind_of(bytes)?;
         match kind {
@@ -150,10 +152,10 @@ impl Datagram {
         }
     }
 
-    /// `None` if it is a packet, or anything else.
+    /// Returns `None` if the bytes are a packet or anything else.
     #[inline]
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
-        // Nearly all are packets.
+        // Nearly all datagrams are packets.
         if bytes.first() != Some(&MAGIC[0]) {
             return None;
         }

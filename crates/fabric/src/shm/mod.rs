@@ -1,11 +1,19 @@
 //! Packets through memory that two processes of one machine and user share.
 //!
-//! A pair of devices has a file in memory with two rings, one for each direction. `ring.rs` has the order in which
-//! the two sides access a ring, `sys.rs` the memory itself, `own_process.rs` which descriptors no child keeps, `meet.rs` and
-//! `message.rs` how two devices come to share it, `routes.rs` which way packets to each destination go, `peer.rs` what goes through
-//! the rings of one peer, `idle.rs` when a ring gives its memory back, `words.rs` what else comes through the socket, and `link.rs` the link. A side that sleeps sleeps on its
-//! UDP socket, and is woken by a datagram without a packet in it: so nothing but the file passes between the processes,
-//! and no peer can make another's call block.
+//! A pair of devices has a file in memory with two rings, one for each direction. The files of this module:
+//!
+//! - `ring.rs`: the order in which the two sides access a ring.
+//! - `sys.rs`: the memory itself.
+//! - `own_process.rs` and `gate.rs`: descriptors that no forked child keeps.
+//! - `meet.rs` and `message.rs`: how two devices come to share memory.
+//! - `routes.rs`: the route of packets to each destination.
+//! - `peer.rs`: the packets in the rings of one peer.
+//! - `idle.rs`: the release of the memory of idle rings.
+//! - `words.rs`: messages in the UDP socket that are no packets.
+//! - `link.rs`: the link.
+//!
+//! A side that sleeps waits on its UDP socket, and a datagram without a packet wakes it. So the processes share
+//! nothing but the file, and no peer can block another.
 
 mod gate;
 mod idle;
@@ -29,20 +37,20 @@ use std::str::FromStr;
 pub use link::{SharedMemoryCounters, SharedMemoryLink};
 pub use own_process::{Opening, OwnProcess};
 
-/// What may carry packets to devices of this machine.
+/// Medium for packets to devices of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
-    /// Shared memory where both devices have it, else UDP.
+    /// Shared memory if both devices have it, otherwise UDP.
     #[default]
     Auto,
-    /// UDP alone.
+    /// Only UDP.
     Udp,
-    /// Shared memory alone: packets to a device without it are dropped and counted.
+    /// Only shared memory: packets to a device without it are dropped and counted.
     Shm,
 }
 
 impl LinkChoice {
-    /// Its name.
+    /// Returns the name of the choice.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

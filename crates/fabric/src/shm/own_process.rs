@@ -1,5 +1,5 @@
-//! Descriptors that must end with this process, so a forked child must not hold them open: sockets that own a port or a
-//! name, and connections whose end tells a peer that the process has died.
+//! Descriptors that must end with this process, so that a forked child must not hold them open. They are sockets that
+//! own a port or a name, and connections whose end tells a peer that the process has died.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -15,18 +15,19 @@ use super::gate::Gate;
 /// Maximum number of descriptors that a forked child gives up. Further ones stay open in children.
 const LISTED_MAX: usize = 8192;
 
-/// How long a fork waits at most for threads that open descriptors, and they for it. The thread that forks may be one
-/// of them, in a handler of signals; or a program's handler of forks may wait for what one of them does.
+/// Maximum time that a fork waits for threads that open descriptors, and that they wait for the fork. The forking
+/// thread may be one of them, in a signal handler. A program's fork handler may also wait for one of them.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long either sleeps before it looks again.
+/// How long a waiting thread sleeps before it checks again.
 const NAP: Duration = Duration::from_micros(50);
 
 /// A descriptor that forked children give up.
 struct Listed {
-    /// The descriptor's number plus one; 0 is a free place, and -1 one that is being filled.
+    /// The descriptor's number plus one; 0 is a free place, and -1 a place that is being filled.
     entry: AtomicI32,
-    /// The file that it stands for: a program may close what it did not open, and have the number for another file.
+    /// The file of the descriptor. A program may close a descriptor that it did not open, and reuse its number for
+    /// another file.
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -47,8 +48,8 @@ fn naps() -> impl FnMut() -> bool {
     }
 }
 
-/// While it lives, other threads that fork wait: from before a descriptor is made until it is listed. What is done
-/// meanwhile must not wait for anything.
+/// Guard of a new descriptor from before its creation until it is listed. While the guard lives, other threads that
+/// fork wait. The holder must not wait for anything.
 #[derive(Debug)]
 pub struct Opening(());
 
@@ -69,10 +70,11 @@ impl Drop for Opening {
 
 /// A descriptor that forked children give up.
 ///
-/// In a forked child its number stands for a socket without name and peer. So the child can reach neither the parent's file
-/// nor a later file of its own through the number.
+/// In a forked child, its number stands for a socket without name and peer. So the child can reach neither the
+/// parent's file nor a later file of its own through the number.
 ///
-/// A program that closes what it did not open may have another file under the number. Such a file is not closed.
+/// A program that closes a descriptor that it did not open may have another file under the number. This type does not
+/// close such a file.
 #[derive(Debug)]
 pub struct OwnProcess {
     fd: ManuallyDrop<OwnedFd>,
@@ -84,7 +86,7 @@ pub struct OwnProcess {
 type File = (u64, u64);
 
 impl OwnProcess {
-    /// Lists a descriptor. The caller made it while it held the [`Opening`].
+    /// Lists a descriptor. The caller created it while it held the [`Opening`].
     pub fn new(fd: OwnedFd, _opening: &Opening) -> Self {
         let number = fd.as_raw_fd();
         let file = file_of(number);
@@ -125,7 +127,7 @@ impl OwnProcess {
     }
 }
 
-/// Lists a descriptor that was made a moment ago. A child that was forked since then keeps it.
+/// Lists a descriptor that was just created. A child that was forked in between keeps it.
 impl From<OwnedFd> for OwnProcess {
     fn from(fd: OwnedFd) -> Self {
         let opening = Opening::begin();
@@ -141,7 +143,7 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        // Closed first: a child that is forked in between looks at the file that the number stands for by then.
+        // Closed first: a child that is forked in between checks the file that the number stands for by then.
         if self.is_intact() {
             // SAFETY: this is its only drop, and nothing uses it any more.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
@@ -152,10 +154,10 @@ impl Drop for OwnProcess {
     }
 }
 
-/// The file that a number stands for, by a system call alone: a child of a process with threads may do nothing else.
+/// Returns the file of a descriptor. Uses only a system call: a child of a process with threads may do nothing else.
 fn file_of(fd: RawFd) -> Option<File> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills the structure in, all of which are integers.
+    // SAFETY: the kernel fills in the structure, which consists of integers.
     let stat = unsafe { (libc::fstat(fd, stat.as_mut_ptr()) == 0).then(|| stat.assume_init())? };
     #[allow(clippy::unnecessary_cast, reason = "the C libraries differ in the types")]
     Some((stat.st_dev as u64, stat.st_ino as u64))
@@ -173,8 +175,8 @@ unsafe extern "C" {
 fn watch_forks() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::AcqRel) {
-        // SAFETY: the functions live as long as the code, and make nothing but system calls, as a child of a process
-        // with threads may.
+        // SAFETY: the functions live as long as the code, and only make system calls, as a child of a process with
+        // threads may.
         unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(give_up_in_child)) };
     }
 }
@@ -201,13 +203,13 @@ extern "C" fn give_up_in_child() {
         }
     }
     if let Some(fd) = stand_in {
-        // SAFETY: it was opened here.
+        // SAFETY: `replace` opened the descriptor.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }
 }
 
-/// Puts the stand-in in place of a descriptor, and opens the stand-in first if there is none. Without a stand-in the number
-/// is free afterwards.
+/// Replaces a descriptor by the stand-in. Opens the stand-in first if there is none. If that fails, the number is
+/// free afterwards.
 fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
     let open = || {
         // SAFETY: the call only takes numbers.
@@ -241,10 +243,10 @@ mod tests {
     use crate::link::Link as _;
     use crate::udp::{BindRequest, bind};
 
-    /// Longer than any child of another test lives.
+    /// Longer than the life of any child of another test.
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Forks a child that lives as long as what is returned. The child says nothing and closes nothing by itself.
+    /// A forked child that lives as long as this value. The child prints nothing and closes nothing by itself.
     struct Child(libc::pid_t);
 
     impl Child {
@@ -253,7 +255,7 @@ mod tests {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 loop {
-                    // SAFETY: it has no arguments.
+                    // SAFETY: the call has no arguments.
                     unsafe { libc::pause() };
                 }
             }
@@ -265,7 +267,7 @@ mod tests {
     impl Drop for Child {
         fn drop(&mut self) {
             let mut status = 0;
-            // SAFETY: it was forked here, and not waited for yet.
+            // SAFETY: the child was forked by `fork`, and no call has waited for it yet.
             unsafe {
                 libc::kill(self.0, libc::SIGKILL);
                 assert_eq!(libc::waitpid(self.0, &raw mut status, 0), self.0);
@@ -273,13 +275,13 @@ mod tests {
         }
     }
 
-    /// What these tests fork holds all descriptors of the process that are not on the list.
+    /// Lock for tests that fork: their children hold all descriptors of the process that are not on the list.
     static TURN: Mutex<()> = Mutex::new(());
 
-    /// Waits for the end of a pipe, which comes when nobody holds the other side open any more.
+    /// Waits for the end of a pipe. It ends when no process holds the other side open any more.
     fn ends(mut pipe: PipeReader, within: Duration) -> bool {
         let flags = libc::O_NONBLOCK;
-        // SAFETY: the call takes numbers alone.
+        // SAFETY: the call only takes numbers.
         assert_eq!(unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, flags) }, 0);
         let start = Instant::now();
         while start.elapsed() < within {
@@ -296,7 +298,7 @@ mod tests {
     fn a_fork_at_any_time_keeps_nothing_open_that_is_on_the_list() {
         static STOP: AtomicBool = AtomicBool::new(false);
         let _turn = TURN.lock();
-        // It makes and lists descriptors all the time, and a child is forked in the midst of that.
+        // The thread creates and lists descriptors all the time, and children are forked meanwhile.
         let opener = thread::spawn(|| {
             let (mut kept, mut closed) = (Vec::new(), Vec::new());
             while !STOP.load(Ordering::Relaxed) {
@@ -316,7 +318,7 @@ mod tests {
             }
             (kept, closed)
         });
-        // And it closes them, whose other ends are looked at.
+        // The thread also closes them, and the test checks the other ends.
         let mut children = Vec::new();
         for _ in 0..50 {
             thread::sleep(Duration::from_micros(300));
@@ -350,7 +352,7 @@ mod tests {
         let own = OwnProcess::new(writer.into(), &opening);
         drop(opening);
         let (reader, theirs) = io::pipe().unwrap();
-        // What a program does that closes everything it did not open.
+        // The behaviour of a program that closes all descriptors that it did not open.
         // SAFETY: both numbers are open.
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), own.as_fd().as_raw_fd()) }, own.as_fd().as_raw_fd());
         drop(theirs);
@@ -359,13 +361,13 @@ mod tests {
         drop(own);
         assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(20)), "another file was closed");
         drop(child);
-        // SAFETY: it is the copy of `theirs`.
+        // SAFETY: the number is a duplicate of `theirs`.
         drop(unsafe { std::fs::File::from_raw_fd(number) });
         assert!(ends(reader, LONG));
     }
 
-    /// Tests a device's own socket, a group's, and the copies that threads wait on: no child holds the port of a parent
-    /// that is gone.
+    /// Tests a device's own socket, a group's socket, and the copies that threads wait on: no child holds the port of
+    /// a parent that is gone.
     #[test]
     fn a_port_is_free_while_a_forked_child_lives() {
         let _turn = TURN.lock();

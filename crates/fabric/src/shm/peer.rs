@@ -1,4 +1,4 @@
-//! A device that shares memory with this one: what is written to its ring, and taken from it.
+//! A device that shares memory with this one, and the records in its two rings.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,31 +9,34 @@ use super::ring::{Header, Memory as _, Reader, Record, Writer};
 use super::sys::{Mapping, RING_BYTES, Ring};
 use crate::link::{ReceivedRun, SharedRun, Sink};
 
-/// How much is taken from a ring at a time, so that other rings have their turn and acknowledgements leave.
+/// Maximum number of records read from a ring at a time, so that other rings have their turn and acknowledgements
+/// leave.
 const RECORDS_PER_RING: usize = 8;
 const BYTES_PER_RING: usize = 64 << 10;
 
-/// A ring to which no more than this number of bytes was written keeps its memory: with the other ring, and the page before both, that is less than 64 KiB.
+/// A ring with at most this number of written bytes keeps its memory. With the other ring, and the page before both,
+/// that is less than 64 KiB.
 const KEPT_BYTES: u64 = 16 << 10;
 
-/// What has to be read before the first record of a ring, which must not overtake it.
+/// Packets that must be read before the first record of a ring, which must not overtake them.
 ///
-/// The writer puts its first record into the ring after its last packet over UDP, or into another ring that both share. So once
-/// the reader has seen that record, all of those packets are in its socket or in that ring, or it has read them.
+/// The writer puts its first record into the ring after its last packet over UDP, or after its last record in another
+/// ring that both share. So once the reader has seen the first record, it has read all earlier packets, or they are
+/// in its socket or in that other ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behind {
-    /// The ring holds no record yet, and the writer may still send in another way.
+    /// The ring holds no record yet, and the writer may still send by another way.
     Unknown,
-    /// It holds one.
+    /// The ring holds a record.
     Others {
-        /// At most this number of datagrams: the receive buffer cannot have held more when the record was seen.
+        /// Maximum number of earlier datagrams: the receive buffer cannot have held more when the record was seen.
         datagrams: usize,
-        /// At most this number of bytes in other rings of that device: they cannot have held more.
+        /// Maximum number of bytes in other rings of that device: they cannot have held more.
         ring_bytes: u64,
-        /// How many bytes had been taken from them in all when they were looked at last.
+        /// Total bytes that had been read from them when they were checked last.
         taken: u64,
     },
-    /// Nothing: all that was read, or was not there.
+    /// No packets: all earlier ones were read, or there were none.
     Nothing,
 }
 
@@ -42,22 +45,22 @@ pub(super) enum Behind {
 pub(super) struct Peer {
     pub(super) id: u64,
     pub(super) address: IpAddr,
-    /// When it came.
+    /// Time at which it connected.
     pub(super) since_ns: u64,
     pub(super) writer: Writer<Ring>,
     pub(super) reader: Reader<Ring>,
-    /// Something was written in this call, and the peer may sleep.
+    /// Whether a record was written in this call. The peer may sleep.
     pub(super) is_touched: bool,
     pub(super) behind: Behind,
-    /// It closed or died, and this number of bytes of its ring is still read: not more than a ring holds, whatever a hostile
-    /// peer has left there.
+    /// Bytes of its ring that are still read after it closed or died. A hostile peer cannot extend this beyond the
+    /// size of a ring. `None` while the peer is connected.
     left_bytes: Option<usize>,
-    /// The writer's position at the last look for idle rings.
+    /// The writer's position in the last pass over idle rings.
     looked_at: u64,
 }
 
 impl Peer {
-    /// One whose memory was made by this side, or by the other.
+    /// Creates a peer. `made_here` states whether this side created the memory.
     pub(super) fn new(id: u64, address: IpAddr, since_ns: u64, mapping: Mapping, made_here: bool) -> Self {
         let [first, second] = Ring::both(mapping);
         let (written, read) = if made_here { (first, second) } else { (second, first) };
@@ -74,25 +77,25 @@ impl Peer {
         }
     }
 
-    /// It closed or died.
+    /// Records that the peer closed or died.
     pub(super) fn depart(&mut self) {
         self.left_bytes = Some(RING_BYTES);
     }
 
-    /// Has it closed or died?
+    /// Returns whether the peer closed or died.
     #[inline]
     pub(super) fn has_departed(&self) -> bool {
         self.left_bytes.is_some()
     }
 
-    /// Has it closed or died, or written something that is no record? Then nothing more is sent to it, and it is removed once its ring
-    /// gives nothing more.
+    /// Returns whether the peer closed or died, or wrote something that is no record. Then nothing more is sent to
+    /// it, and the link removes it once its ring has no more records.
     #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.has_departed() || self.reader.is_broken()
     }
 
-    /// Writes a run to the ring; false if it has no room.
+    /// Writes a run to the ring. Returns false if the ring has no room.
     #[inline]
     pub(super) fn write(&mut self, run: &Run, batch: &TransmitBatch) -> bool {
         let trailer_bytes = batch.trailer_bytes();
@@ -108,13 +111,14 @@ impl Peer {
         is_written
     }
 
-    /// Has it written the first record, of which nobody knows yet what is [`behind`](Self::behind) it?
+    /// Returns whether the peer has written its first record while [`behind`](Self::behind) is still unknown.
     #[inline]
     pub(super) fn is_newcomer(&self) -> bool {
         self.behind == Behind::Unknown && self.reader.has_record()
     }
 
-    /// May the ring be read? One that is gone and wrote nothing is, so that it is removed.
+    /// Returns whether the ring may be read. The ring of a departed peer without records may, so that the peer is
+    /// removed.
     #[inline]
     pub(super) fn may_be_read(&self) -> bool {
         match self.behind {
@@ -124,14 +128,14 @@ impl Peer {
         }
     }
 
-    /// Does the ring hold packets that its writer has written before those in the other ring, as far as can be told? A writer goes
-    /// over to another ring when the one that it used ends. This is a strict order, so no two rings wait for each other.
+    /// Returns whether the ring may hold packets that its writer wrote before those in the other ring. A writer moves
+    /// to another ring when its current one ends. This is a strict order, so no two rings wait for each other.
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let place = |peer: &Self| (peer.behind != Behind::Nothing, !peer.has_departed(), peer.id);
         self.reader.has_record() && place(self) < place(other)
     }
 
-    /// Hands the next records of the ring to a sink, and returns the number of their packets.
+    /// Passes the next records of the ring to a sink. Returns the number of their packets.
     #[inline]
     pub(super) fn read(&mut self, desk: &mut Desk, sink: &mut dyn Sink) -> usize {
         let (mut packets, mut bytes) = (0, 0);
@@ -152,13 +156,13 @@ impl Peer {
         packets
     }
 
-    /// Does the ring that is written keep more memory than an idle one should?
+    /// Returns whether the writer's ring keeps more memory than an idle one should.
     #[inline]
     pub(super) fn keeps_memory(&self) -> bool {
         self.writer.kept_bytes() > KEPT_BYTES && !self.has_departed()
     }
 
-    /// Gives back the memory of the ring if it was idle since the last call of this. True if that was done.
+    /// Gives back the memory of the ring if it was idle since the last call. Returns true if memory was given back.
     pub(super) fn give_back_if_idle(&mut self) -> bool {
         let position = self.writer.position();
         self.keeps_memory() && std::mem::replace(&mut self.looked_at, position) == position && self.writer.give_back()
@@ -167,13 +171,13 @@ impl Peer {
 
 #[cfg(test)]
 impl Peer {
-    /// Bytes of its rings that have memory.
+    /// Returns the bytes of its rings that have memory.
     pub(super) fn resident_bytes(&self) -> usize {
         self.writer.memory().resident_bytes() + self.reader.memory().resident_bytes()
     }
 }
 
-/// Where runs out of rings are laid out for sinks.
+/// Buffers in which runs from rings are prepared for sinks.
 #[derive(Debug)]
 pub(super) struct Desk {
     local: SocketAddr,
@@ -182,12 +186,12 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// That of the device with this address and port.
+    /// Creates the buffers of the device with this address and port.
     pub(super) fn new(local: SocketAddr) -> Self {
         Self { local, buffer: vec![0; MAX_RUN_BYTES].into(), sealed: Vec::new() }
     }
 
-    /// Gives a record that came from this address to a sink.
+    /// Passes a record from this address to a sink.
     #[inline]
     fn hand_over(&mut self, src: IpAddr, reader: &Reader<Ring>, record: &Record, sink: &mut dyn Sink) {
         let Record { header, at } = *record;
@@ -195,7 +199,7 @@ impl Desk {
         let dst = self.local.ip();
         let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
         let shared = if segment_bytes <= HEADERS_BYTES_MAX {
-            // The headers of short packets are all of them.
+            // The headers of short packets are the whole packets.
             reader.copy_out(record, &mut self.buffer);
             let private = &self.buffer[..total_bytes];
             SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }
@@ -221,7 +225,7 @@ impl Desk {
     }
 }
 
-/// Puts an ICRC behind each packet of a run: that which a socket's segmented send would have.
+/// Appends an ICRC to each packet of a run: the one that a socket's segmented send would have.
 fn seal(run: &ReceivedRun<'_>, sealed: &mut Vec<u8>) {
     let flow = Flow::new(run.outer.src, run.outer.dst, run.source_port, run.source_port);
     sealed.clear();

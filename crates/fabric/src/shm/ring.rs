@@ -1,30 +1,31 @@
 //! A ring of records in memory that two processes share: one process writes, the other reads.
 //!
-//! A record is a run of packets. It begins on a cache line with a word that holds its [`Header`], and the packets lie
-//! behind that word, so that a short message takes one line. A word of 0 says that nothing stands there yet. The
-//! writer clears the word behind a record before it publishes the record's own word, so a reader that goes from record
-//! to record finds either 0 or a word that the writer published. The reader's position, [`Memory::head`], tells the
+//! A record is a run of packets. It begins on a cache line with a word that holds its [`Header`]. The packets follow
+//! that word, so that a short message takes one line. A word of 0 means that there is no record yet. The writer
+//! clears the word after a record before it publishes the record's own word. So a reader that goes from record to
+//! record finds either 0 or a word that the writer published. The reader's position, [`Memory::head`], tells the
 //! writer how much of the ring it may overwrite.
 //!
-//! Neither side trusts the other. A writer believes a position only if it lies between the last one and its own; a
-//! reader believes a header only if its lengths are possible, and a record that claims more than was written makes it
-//! read old bytes of the same ring. Whoever is killed at any step leaves the ring in a state that the other side can
-//! read: a record without its word was never written, a record that was not released is only never overwritten.
+//! Neither side trusts the other. A writer accepts a position only if it lies between the last one and its own. A
+//! reader accepts a header only if its lengths are possible. If a record claims more bytes than were written, the
+//! reader reads old bytes of the same ring. A process that is killed at any step leaves the ring readable for the
+//! other side. A record without its word was never written, and a record that was not released is only never
+//! overwritten.
 //!
-//! The memory is behind a trait, so that a model checker can go through the order of accesses.
+//! The memory is behind a trait, so that a model checker can test the order of accesses.
 
 use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS};
 
-/// Records begin at multiples of this.
+/// Alignment of records.
 pub(crate) const LINE_BYTES: usize = 64;
 
 /// Bytes of the word before the packets of a record.
 pub(crate) const WORD_BYTES: usize = 8;
 
-/// What both sides reach. Offsets are bytes from the start of the ring, and each access lies within the ring, or runs
-/// over its end by less than its capacity and goes on at its start.
+/// Memory of a ring, which both sides access. Offsets are bytes from the start of the ring. Each access lies within
+/// the ring, or exceeds its end by less than its capacity and continues at its start.
 pub(crate) trait Memory {
-    /// Bytes of the ring: a power of two.
+    /// Returns the bytes of the ring: a power of two.
     fn capacity(&self) -> usize;
     /// Loads the word at an offset, with acquire ordering.
     fn load(&self, at: usize) -> u64;
@@ -34,21 +35,21 @@ pub(crate) trait Memory {
     fn copy_in(&self, at: usize, bytes: &[u8]);
     /// Copies bytes out of the ring.
     fn copy_out(&self, at: usize, bytes: &mut [u8]);
-    /// The reader's position, with acquire ordering.
+    /// Returns the reader's position, with acquire ordering.
     fn head(&self) -> u64;
     /// Publishes the reader's position, with release ordering.
     fn set_head(&self, head: u64);
-    /// Does the reader want to be woken?
+    /// Returns whether the reader wants to be woken.
     fn sleeps(&self) -> bool;
-    /// Says so, or says that it is not necessary. True if it was wanted before.
+    /// Sets whether the reader wants to be woken. Returns the previous value.
     fn set_sleeps(&self, sleeps: bool) -> bool;
-    /// A fence that all threads see in one order.
+    /// Executes a fence that all threads see in one order.
     fn fence(&self);
-    /// Gives the memory of the ring back: its words and bytes are 0 from now on. Nobody may be copying from it.
+    /// Gives the memory of the ring back: its words and bytes are 0 from now on. No thread may be copying from it.
     fn discard(&self);
 }
 
-/// What the word before a record says.
+/// Contents of the word before a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Bytes of all packets.
@@ -76,7 +77,7 @@ impl Header {
             | self.total_bytes as u64
     }
 
-    /// `None` if no run has such lengths.
+    /// Returns `None` if no run has such lengths.
     fn decode(word: u64) -> Option<Self> {
         let length = |shift: u32| (word >> shift) as usize & ((1 << LENGTH_BITS) - 1);
         let (total_bytes, segment_bytes) = (length(0), length(LENGTH_BITS));
@@ -92,41 +93,41 @@ impl Header {
         })
     }
 
-    /// Bytes of the ring that the record takes.
+    /// Returns the bytes of the ring that the record takes.
     pub(crate) fn record_bytes(self) -> u64 {
         (WORD_BYTES + self.total_bytes).next_multiple_of(LINE_BYTES) as u64
     }
 }
 
-/// The word before a record, for those who write it without a [`Writer`].
+/// Returns the word before a record, for tests that write it without a [`Writer`].
 #[cfg(test)]
 pub(crate) fn word_of(header: Header) -> u64 {
     header.encode()
 }
 
-/// The side that writes.
+/// The writing side of a ring.
 #[derive(Debug)]
 pub(crate) struct Writer<M> {
     memory: M,
-    /// Where the next record begins, counted on beyond the ring's capacity.
+    /// Position of the next record, which counts on beyond the ring's capacity.
     tail: u64,
-    /// The reader's position when it was looked at last.
+    /// Last position of the reader that the writer has loaded.
     head: u64,
-    /// Where the writer was when the ring had no memory last.
+    /// Position of the writer when the ring had no memory last.
     discarded_at: u64,
 }
 
 impl<M: Memory> Writer<M> {
-    /// The writer of an empty ring that is all zeros.
+    /// Creates the writer of an empty ring that is all zeros.
     pub(crate) fn new(memory: M) -> Self {
         Self { memory, tail: 0, head: 0, discarded_at: 0 }
     }
 
-    /// Writes one run, whose packets are given in order; false if the ring has no room for it.
+    /// Writes one run, with its packets in order. Returns false if the ring has no room for it.
     #[inline]
     pub(crate) fn push<'a>(&mut self, header: Header, packets: impl Iterator<Item = &'a [u8]>) -> bool {
         let record_bytes = header.record_bytes();
-        // The word behind the record is cleared, so that line has to be free as well.
+        // The writer clears the word after the record, so that line must be free as well.
         if !self.has_room(record_bytes + LINE_BYTES as u64) {
             return false;
         }
@@ -145,41 +146,43 @@ impl<M: Memory> Writer<M> {
         true
     }
 
-    /// After everything was written: must the reader be woken? At most one writer's call says so per sleep.
+    /// Returns whether the reader must be woken, after all records were written. At most one call per sleep of the
+    /// reader returns true.
     #[inline]
     pub(crate) fn must_wake(&self) -> bool {
-        // With the reader's fence: of the two, at least one sees what the other has stored.
+        // Pairs with the reader's fence: at least one of the two sides sees the other's store.
         self.memory.fence();
         self.memory.sleeps() && self.memory.set_sleeps(false)
     }
 
-    /// The reader could not be woken: the next record, at the latest one that is sent again, must try once more.
+    /// Records that the reader could not be woken. The next record, at the latest a retransmitted one, must try
+    /// again.
     #[cold]
     pub(crate) fn failed_to_wake(&self) {
         self.memory.set_sleeps(true);
     }
 
-    /// Where the next record begins, counted on beyond the ring's capacity.
+    /// Returns the position of the next record, which counts on beyond the ring's capacity.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
         self.tail
     }
 
-    /// At most this number of bytes of the ring have memory because of what was written.
+    /// Returns an upper bound of the bytes of the ring that have memory because of written records.
     #[inline]
     pub(crate) fn kept_bytes(&self) -> u64 {
         (self.tail - self.discarded_at).min(self.memory.capacity() as u64)
     }
 
-    /// The memory that is written.
+    /// Returns the memory of the ring.
     #[cfg(test)]
     pub(crate) fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Gives the ring's memory back if the reader has taken everything. False if it has not.
+    /// Gives the ring's memory back if the reader has read everything. Returns false if it has not.
     ///
-    /// Only the writer may do that: the reader looks for a word that is 0 until a record stands there, before and after.
+    /// Only the writer may do that: the reader checks a word that is 0 until a record follows, before and after.
     #[cold]
     pub(crate) fn give_back(&mut self) -> bool {
         let is_empty = self.memory.head() == self.tail;
@@ -199,7 +202,7 @@ impl<M: Memory> Writer<M> {
         }
         let head = self.memory.head();
         if head.wrapping_sub(self.head) > self.tail - self.head {
-            return false; // no reader was ever there
+            return false; // no reader ever had this position
         }
         self.head = head;
         capacity - (self.tail - self.head) >= bytes
@@ -209,29 +212,29 @@ impl<M: Memory> Writer<M> {
 /// A run that the reader found. Its bytes may be overwritten once it is released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// What its word says.
+    /// Contents of its word.
     pub(crate) header: Header,
-    /// Where its packets lie.
+    /// Offset of its packets.
     pub(crate) at: usize,
 }
 
-/// The side that reads.
+/// The reading side of a ring.
 #[derive(Debug)]
 pub(crate) struct Reader<M> {
     memory: M,
     head: u64,
     released: u64,
-    /// The writer wrote a header that no run has.
+    /// Whether the writer wrote a header that no run has.
     is_broken: bool,
 }
 
 impl<M: Memory> Reader<M> {
-    /// The reader of a ring from which nothing was read.
+    /// Creates the reader of a ring from which nothing was read.
     pub(crate) fn new(memory: M) -> Self {
         Self { memory, head: 0, released: 0, is_broken: false }
     }
 
-    /// The next record, if there is one. It must be copied out before [`release`](Self::release).
+    /// Returns the next record, if there is one. The caller must copy it out before [`release`](Self::release).
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Record> {
         if self.is_broken {
@@ -256,7 +259,7 @@ impl<M: Memory> Reader<M> {
         self.memory.copy_out(record.at, &mut packets[..record.header.total_bytes]);
     }
 
-    /// The memory that is read.
+    /// Returns the memory of the ring.
     #[inline]
     pub(crate) fn memory(&self) -> &M {
         &self.memory
@@ -271,7 +274,7 @@ impl<M: Memory> Reader<M> {
         }
     }
 
-    /// Asks the writer to wake this side when it writes next. False if something has been written already.
+    /// Asks the writer to wake this side with its next record. Returns false if a record is there already.
     pub(crate) fn arm(&self) -> bool {
         if !self.memory.sleeps() {
             self.memory.set_sleeps(true);
@@ -280,22 +283,22 @@ impl<M: Memory> Reader<M> {
         self.is_broken || self.memory.load(self.start()) == 0
     }
 
-    /// Will the writer wake this side when it writes next?
+    /// Returns whether the writer will wake this side with its next record.
     pub(crate) fn is_armed(&self) -> bool {
         self.memory.sleeps()
     }
 
-    /// Bytes of all records that were taken.
+    /// Returns the bytes of all records that were read.
     pub(crate) fn position(&self) -> u64 {
         self.head
     }
 
-    /// Does a record stand there? Nothing is taken.
+    /// Returns whether a record is there, without reading it.
     pub(crate) fn has_record(&self) -> bool {
         !self.is_broken && self.memory.load(self.start()) != 0
     }
 
-    /// Did the writer write something that is no record? Nothing is read any more then.
+    /// Returns whether the writer wrote something that is no record. Then the reader reads nothing any more.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
     }

@@ -1,4 +1,5 @@
-//! How packets to each destination go: through which peer's rings, over UDP, or not yet, while its device was asked.
+//! Routes of packets to each destination: through the rings of a peer, over UDP, or undecided while its device has
+//! been asked.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,46 +9,49 @@ use rustc_hash::FxHashMap;
 use super::LinkChoice;
 use super::meet::Meeting;
 
-/// How long a device may take to answer an invitation before its packets go over UDP.
-/// Tests of links are to see what memory carries, be the machine busy.
+/// Maximum time that a device may take to answer an invitation before packets to it go over UDP. It is long in tests,
+/// which must see packets in memory also on a busy machine.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 20 });
 
-/// The same where UDP is not allowed, so that packets would be dropped: a process may not run for a while.
+/// The same time if UDP is not allowed, so that packets would be dropped. It allows for a process that does not run
+/// for a while.
 const ONLY_ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// While packets go to a destination without shared memory, it is asked again after this time, in which a device may
-/// have been opened there, and each time after twice as long as before.
+/// Time after which a destination without shared memory is asked again while packets go to it. A device may have been
+/// opened there meanwhile. Each further wait is twice as long.
 const ASK_AGAIN_AFTER_NS: u64 = 10_000_000;
 
-/// It is asked again at least this often; where only shared memory is allowed, always after the first time.
+/// Maximum of these waits. If only shared memory is allowed, all waits after the first are as long as this.
 const ASK_AGAIN_WITHIN_NS: u64 = 1_000_000_000;
 
-/// How long packets to other destinations wait behind one whose device was asked and is silent: one that is stopped, say.
+/// How long packets to other destinations wait for the silent device of an earlier packet, such as that of a stopped
+/// process.
 pub(super) const OTHERS_WAIT_NS: u64 = 2_000_000;
 
-/// Destinations that are remembered to be reached over UDP; with more of them all are asked again.
+/// Maximum number of stored destinations that are reached over UDP. If there are more, all are asked again.
 const UDP_ROUTES_MAX: usize = 4096;
 
-/// How long a device may take to answer an invitation.
+/// Returns how long a device may take to answer an invitation.
 pub(super) fn answer_within(choice: LinkChoice) -> Duration {
     if choice == LinkChoice::Shm { ANSWER_WITHIN.max(ONLY_ANSWER_WITHIN) } else { ANSWER_WITHIN }
 }
 
-/// How packets to one destination go.
+/// Route of packets to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     /// Its device was invited at this time, and may take a moment to answer.
     Asked { at_ns: u64 },
     /// Through the rings of the peer at this place.
     Shared { place: usize },
-    /// Over UDP, since nobody there shares memory. Its device is asked again at this time, and later after that wait.
+    /// Over UDP, since no device there shares memory. Its device is asked again at `ask_at_ns`, and later after
+    /// `wait_ns`.
     Udp { ask_at_ns: u64, wait_ns: u64 },
 }
 
-/// How a run goes.
+/// Route of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It has to wait for an answer.
+    /// The run has to wait for an answer.
     Unknown,
     /// Through the rings of the peer at this place.
     Shared(usize),
@@ -60,20 +64,21 @@ pub(super) struct Routes {
     choice: LinkChoice,
     own: IpAddr,
     by_destination: FxHashMap<IpAddr, Route>,
-    /// When the first of those that were asked has to have answered.
+    /// Latest time for the first answer of the asked devices.
     asked_until_ns: Option<u64>,
-    /// Packets to other destinations wait behind those to one that was asked.
+    /// Whether packets to other destinations wait for the answer of an asked device.
     others_wait: bool,
 }
 
 impl Routes {
-    /// Those of the device with this address.
+    /// Creates the routes of the device with this address.
     pub(super) fn new(choice: LinkChoice, own: IpAddr) -> Self {
         let by_destination = FxHashMap::default();
         Self { choice, own, by_destination, asked_until_ns: None, others_wait: false }
     }
 
-    /// How packets to a destination go, now that there are some. Its device is asked for shared memory first.
+    /// Returns the route of packets to a destination, now that there are some. Asks its device for shared memory
+    /// first.
     #[inline]
     pub(super) fn way(&mut self, now_ns: u64, destination: IpAddr, meeting: &Meeting) -> Way {
         let patience_ns = self.patience_ns();
@@ -106,25 +111,25 @@ impl Routes {
         }
     }
 
-    /// The way while a device was asked and has not answered. What a device sends to itself leaves at once: programs that
-    /// post a datagram to their own device look for its completion right after the post.
+    /// Returns the route while a device was asked and has not answered. Packets of a device to itself leave at once:
+    /// programs that post a datagram to their own device poll for its completion right after the post.
     fn meanwhile(&self, destination: IpAddr) -> Way {
         if destination == self.own && self.choice == LinkChoice::Auto { Way::Udp } else { Way::Unknown }
     }
 
-    /// Do packets to a destination go through memory?
+    /// Returns whether packets to a destination go through memory.
     #[inline]
     pub(super) fn is_shared(&self, destination: IpAddr) -> bool {
         matches!(self.by_destination.get(&destination), Some(Route::Shared { .. }))
     }
 
-    /// When the first of those that were asked has to have answered.
+    /// Returns the latest time for the first answer of the asked devices.
     #[inline]
     pub(super) fn asked_until_ns(&self) -> Option<u64> {
         self.asked_until_ns
     }
 
-    /// Whether packets to others wait behind the one at hand. True if that is a change.
+    /// Sets whether packets to other destinations wait for the current one. Returns true if that is a change.
     pub(super) fn note_others(&mut self, wait: bool) -> bool {
         let is_new = std::mem::replace(&mut self.others_wait, wait) != wait;
         if is_new {
@@ -133,7 +138,8 @@ impl Routes {
         is_new
     }
 
-    /// The device of a destination shares memory: it is the peer at this place, unless there was one before.
+    /// Records that the device of a destination shares memory. Its packets go to the peer at this place, unless they
+    /// go to another peer already.
     pub(super) fn arrived(&mut self, destination: IpAddr, place: usize) {
         if !self.is_shared(destination) {
             self.by_destination.insert(destination, Route::Shared { place });
@@ -141,7 +147,7 @@ impl Routes {
         self.note_asked();
     }
 
-    /// The device of a destination shares no memory.
+    /// Records that the device of a destination shares no memory.
     pub(super) fn absent(&mut self, destination: IpAddr, now_ns: u64) {
         if let Some(Route::Asked { .. }) = self.by_destination.get(&destination) {
             self.set_udp(destination, now_ns);
@@ -149,14 +155,15 @@ impl Routes {
         self.note_asked();
     }
 
-    /// Nobody is asked any more.
+    /// Forgets all routes: no device will be asked any more.
     pub(super) fn end(&mut self) {
         self.by_destination.clear();
         self.asked_until_ns = None;
     }
 
-    /// The peer at this place has gone. The next device at its address is asked for shared memory, but packets go over UDP until
-    /// it answers: otherwise a peer that goes again and again would delay packets to others.
+    /// Records that the peer at this place has gone. The next device at its address is asked for shared memory, but
+    /// packets go over UDP until it answers. Otherwise a peer that goes again and again would delay packets to other
+    /// destinations.
     pub(super) fn forget(&mut self, place: usize) {
         let has_room = self.by_destination.len() < UDP_ROUTES_MAX;
         let keeps = self.choice == LinkChoice::Auto && has_room;
@@ -185,8 +192,8 @@ impl Routes {
         self.asked_until_ns = asked.min().map(|at_ns| at_ns + self.patience_ns());
     }
 
-    /// How long packets to a device that was asked wait. The thread that meets others tells sooner, unless it does not run
-    /// at all.
+    /// Returns how long packets to an asked device wait. The thread that invites devices reports sooner, unless it
+    /// does not run at all.
     fn patience_ns(&self) -> u64 {
         2 * match self.choice {
             LinkChoice::Auto if self.others_wait => return OTHERS_WAIT_NS,

@@ -1,9 +1,9 @@
-//! Memory that two processes share, and the descriptors that they hand to each other.
+//! Memory that two processes share, and the descriptors that they pass to each other.
 //!
-//! The peer may write the memory at any time, so there is no reference to it here: words are atomics, packets are
-//! copied through raw pointers, and all offsets are checked against the mapping, whatever stands in the memory. The
-//! file behind it is sealed, so that it never shrinks under the mapping, and lies in memory; where the kernel promises no
-//! more of that than it has, all of it is allocated before it is mapped, so that no page fails to come.
+//! The peer may write the memory at any time, so no reference to it exists here. Words are atomics, packets are
+//! copied through raw pointers, and all offsets are checked against the mapping, independent of the memory's
+//! contents. The file is sealed, so that it never shrinks under the mapping, and it lies in memory. If the kernel
+//! does not overcommit memory, the whole file is allocated before it is mapped, so that each page exists.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,20 +17,21 @@ use doorbell_rnic::Payload;
 
 use super::ring::Memory;
 
-/// Bytes of one ring. What is in flight to one device is bounded to 1 MiB of requests and as much of READ responses,
-/// each counted with more than it takes here.
+/// Bytes of one ring. Requests in flight to one device are limited to 1 MiB, and READ responses to the same. Each
+/// counts with more than it takes here.
 pub(super) const RING_BYTES: usize = 2 << 20;
 
-/// Bytes before the rings: for each ring the reader's position, and whether it sleeps, each on cache lines of its own.
+/// Bytes before the rings. For each ring, they hold the reader's position and whether the reader sleeps, each on
+/// cache lines of its own.
 const CONTROL_BYTES: usize = 4096;
 
 /// Bytes of the file.
 const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
 
-/// Bytes of the mapping, where each ring lies twice, one behind the other, so that a record never ends at the end.
+/// Bytes of the mapping. It maps each ring twice, one copy after the other, so that each record is contiguous.
 const MAPPED_BYTES: usize = CONTROL_BYTES + 4 * RING_BYTES;
 
-/// Where a ring's words lie in the control page: two pairs of cache lines per ring.
+/// Distance between the words of the two rings in the control page: two pairs of cache lines per ring.
 const CONTROL_STRIDE: usize = 256;
 const SLEEPS_OFFSET: usize = 128;
 
@@ -43,13 +44,14 @@ const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: *mut u8,
-    /// The process that made the mapping. A forked child does not inherit it, and may have mapped something else at that address.
+    /// The process that created the mapping. A forked child does not inherit it, and may have mapped something else
+    /// at that address.
     process: u32,
-    /// All pages of the file were allocated before, so none is ever given back.
+    /// Whether all pages of the file were allocated before mapping, so that none is ever given back.
     is_allocated: bool,
 }
 
-// SAFETY: the mapping belongs to the process, and is only reached through atomics and raw copies.
+// SAFETY: the mapping belongs to the process, and is only accessed through atomics and raw copies.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -58,25 +60,25 @@ fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Does the kernel promise no more memory than it has (`vm.overcommit_memory` is 2)? Then a page of a file that is first
-/// touched may not be there, which ends the process, unless all of them were allocated before.
+/// Returns whether the kernel does not overcommit memory (`vm.overcommit_memory` is 2). Then the first access to a
+/// page of a file may fail and end the process, unless all pages were allocated before.
 fn kernel_counts_every_page() -> bool {
     std::fs::read("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.starts_with(b"2"))
 }
 
 impl Mapping {
-    /// Makes the file of a new pair, empty and sealed, and maps it.
+    /// Creates the file of a new pair, empty and sealed, and maps it.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
-        // Kernels before 6.3 do not know the last flag; some of those after want it.
+        // Kernels before 6.3 do not know the last flag; some later ones require it.
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string that outlives both calls.
         let fd = unsafe {
             checked(libc::memfd_create(c"doorbell-link".as_ptr(), flags | libc::MFD_NOEXEC_SEAL))
                 .or_else(|_| checked(libc::memfd_create(c"doorbell-link".as_ptr(), flags)))?
         };
-        // SAFETY: the call above made the descriptor, and nothing else knows it.
+        // SAFETY: the call above created the descriptor, and nothing else knows it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: both calls take numbers alone.
+        // SAFETY: both calls only take numbers.
         unsafe {
             checked(libc::ftruncate(fd, FILE_BYTES as libc::off_t))?;
             checked(libc::fcntl(fd, libc::F_ADD_SEALS, SEALS))?;
@@ -84,7 +86,7 @@ impl Mapping {
         Ok((Self::map(file.as_fd())?, file))
     }
 
-    /// Maps the file that a peer made, if it is what it has to be.
+    /// Maps the file that a peer created, if it has the right type, size and seals.
     pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
         let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
         let fd = file.as_raw_fd();
@@ -102,7 +104,7 @@ impl Mapping {
         if stat.st_size != FILE_BYTES as libc::off_t {
             return refused("the peer's file has another size");
         }
-        // SAFETY: the call takes numbers alone.
+        // SAFETY: the call only takes numbers.
         let seals = unsafe { checked(libc::fcntl(fd, libc::F_GET_SEALS))? };
         if seals & SEALS != SEALS {
             return refused("the peer's file is not sealed");
@@ -119,12 +121,13 @@ impl Mapping {
         };
         let is_allocated = kernel_counts_every_page();
         if is_allocated {
-            // Whoever made the file may have thought otherwise. What is allocated already is left as it is.
-            // SAFETY: the call takes numbers alone.
+            // The process that created the file may have seen another setting. Pages that are allocated already stay
+            // as they are.
+            // SAFETY: the call only takes numbers.
             checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, FILE_BYTES as libc::off_t) })?;
         }
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // From here on the reservation is unmapped when `mapping` is dropped.
+        // From here on, the drop of `mapping` unmaps the reservation.
         let base = place(ptr::null_mut(), MAPPED_BYTES, reserve, -1, 0)?;
         let mapping = Self { base, process: std::process::id(), is_allocated };
         let share = |at: usize, length: usize, offset: usize| {
@@ -137,7 +140,7 @@ impl Mapping {
                 share(ring_offset(ring) + copy * RING_BYTES, RING_BYTES, CONTROL_BYTES + ring * RING_BYTES)?;
             }
         }
-        // A child would keep the memory for as long as it lives. It may not use the device anyway.
+        // A child would keep the memory for as long as it lives. The child may not use the device anyway.
         // SAFETY: the range is the mapping's, and the advice changes nothing for this process.
         checked(unsafe { libc::madvise(base.cast(), MAPPED_BYTES, libc::MADV_DONTFORK) })?;
         Ok(mapping)
@@ -145,13 +148,13 @@ impl Mapping {
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at < MAPPED_BYTES);
-        // SAFETY: eight aligned bytes of the mapping, which lives as long as `self`; all processes reach them by
-        // atomic operations, or, where the peer does not, they are like any number that it could have stored.
+        // SAFETY: eight aligned bytes of the mapping, which lives as long as `self`. All processes access them by
+        // atomic operations. If the peer does not, they still hold a number that the peer could have stored.
         unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
     }
 }
 
-/// Where a ring begins in the mapping.
+/// Returns the offset of a ring in the mapping.
 const fn ring_offset(ring: usize) -> usize {
     CONTROL_BYTES + ring * 2 * RING_BYTES
 }
@@ -161,7 +164,7 @@ impl Drop for Mapping {
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: the reservation was made in `map` by this process, and nothing refers to it any more.
+        // SAFETY: this process made the reservation in `map`, and nothing refers to it any more.
         unsafe { libc::munmap(self.base.cast(), MAPPED_BYTES) };
     }
 }
@@ -174,8 +177,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The rings of whoever made the mapping: the one to write, and the one to read. The other side has them the
-    /// other way around.
+    /// Returns the rings of the side that created the mapping: the one to write, and the one to read. The other side
+    /// swaps them.
     pub(super) fn both(mapping: Mapping) -> [Self; 2] {
         let mapping = Arc::new(mapping);
         [0, 1].map(|ring| Self { mapping: Arc::clone(&mapping), ring })
@@ -185,7 +188,7 @@ impl Ring {
         self.mapping.word(self.ring * CONTROL_STRIDE + offset)
     }
 
-    /// Bytes of the ring, to be copied from there.
+    /// Returns bytes of the ring, to be copied from there.
     #[inline]
     pub(super) fn payload(&self, at: usize, length: usize) -> Payload<'_> {
         // SAFETY: `place` checks that the range lies in the ring and its copy, which are mapped for as long as `self`
@@ -193,19 +196,20 @@ impl Ring {
         unsafe { Payload::shared(self.place(at, length), length) }
     }
 
-    /// Bytes of the ring that have memory.
+    /// Returns the bytes of the ring that have memory.
     #[cfg(test)]
     pub(super) fn resident_bytes(&self) -> usize {
         const PAGE: usize = 4096;
         let mut pages = vec![0_u8; RING_BYTES / PAGE];
-        // SAFETY: the range is the ring's, and there is a byte for each of its pages, which are of this size or larger.
+        // SAFETY: the range is the ring's, and there is a byte for each of its pages, which are of this size or
+        // larger.
         let result = unsafe { libc::mincore(self.place(0, RING_BYTES).cast(), RING_BYTES, pages.as_mut_ptr()) };
         assert_eq!(result, 0);
         PAGE * pages.iter().filter(|page| **page & 1 != 0).count()
     }
 
     fn place(&self, at: usize, length: usize) -> *mut u8 {
-        // The second copy of the ring lies behind the first.
+        // The second copy of the ring follows the first.
         assert!(at <= 2 * RING_BYTES && length <= 2 * RING_BYTES - at);
         self.mapping.base.wrapping_add(ring_offset(self.ring) + at)
     }
@@ -231,7 +235,7 @@ impl Memory for Ring {
     #[inline]
     fn copy_in(&self, at: usize, bytes: &[u8]) {
         // SAFETY: `place` checks that the range lies in the ring and its copy, which are mapped for as long as `self`
-        // lives; `bytes` is private memory. What the peer makes of the range meanwhile is the peer's affair.
+        // lives. `bytes` is private memory. Concurrent accesses of the peer to the range only affect the peer.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.place(at, bytes.len()), bytes.len()) }
     }
 
@@ -269,50 +273,51 @@ impl Memory for Ring {
         if self.mapping.is_allocated {
             return;
         }
-        // Of both copies of the ring, in all processes. Where the kernel refuses, as it does for memory that a program has locked, the
-        // ring keeps what stands there, which is as good.
-        // SAFETY: the range is the ring's, and after that it reads as zeros, like any that the peer could have stored.
+        // This frees both copies of the ring, in all processes. If the kernel refuses, as it does for memory that a
+        // program has locked, the ring keeps its contents, which is also correct.
+        // SAFETY: the range is the ring's, and afterwards it reads as zeros, like values that the peer could have
+        // stored.
         unsafe { libc::madvise(self.place(0, RING_BYTES).cast(), RING_BYTES, libc::MADV_REMOVE) };
     }
 }
 
-/// Takes the next connection that waits at a listener.
+/// Accepts the next connection that waits at a listener.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the kernel is not asked for the caller's address.
     let fd = checked(unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) })?;
-    // SAFETY: the call above made the descriptor, and nothing else knows it.
+    // SAFETY: the call above created the descriptor, and nothing else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Closes what a number stands for, and gives the number to another file: what a program does that closes descriptors
-/// which it did not open.
+/// Closes a descriptor and gives its number to another file, as a program does that closes descriptors which it did
+/// not open.
 #[cfg(test)]
 pub(super) fn replace(fd: RawFd, by: BorrowedFd<'_>) -> OwnedFd {
-    // SAFETY: the number is open, and whoever had it is to find that it is another's.
+    // SAFETY: the number is open, and its previous owner must find that the number is another file's.
     unsafe {
         assert_eq!(libc::dup2(by.as_raw_fd(), fd), fd);
         OwnedFd::from_raw_fd(fd)
     }
 }
 
-/// What came with one call of [`receive_message`].
+/// Result of one call of [`receive_message`].
 #[derive(Debug)]
 pub(super) struct Received {
     /// Bytes of the message; 0 at the end of the connection.
     pub(super) length: usize,
-    /// Descriptors that came along.
+    /// Descriptors that arrived with the message.
     pub(super) files: Vec<OwnedFd>,
-    /// Neither bytes nor descriptors were cut off.
+    /// Whether neither bytes nor descriptors were cut off.
     pub(super) is_whole: bool,
 }
 
-/// Takes the next message off a connection, without waiting.
+/// Receives the next message of a connection, without waiting.
 ///
-/// Where more descriptors come along than there is room for, or than this process may have, the kernel installs the
-/// first ones all the same, so they are looked for in each case: those that nobody wants are closed.
+/// If more descriptors arrive than fit, or than this process may have, the kernel still installs the first ones. So
+/// this function collects them in each case, and the caller closes the unwanted ones.
 pub(super) fn receive_message(connection: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Received> {
-    // A header, and two descriptors where one is expected.
+    // A header, and space for two descriptors where one is expected.
     let mut control = [0_u64; 3];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: a `msghdr` consists of integers and pointers, for which zero is a value.
@@ -322,12 +327,12 @@ pub(super) fn receive_message(connection: BorrowedFd<'_>, bytes: &mut [u8]) -> i
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: what the message points to lives in this function and in `bytes`.
+    // SAFETY: the buffers of the message live in this function and in `bytes`.
     let length = unsafe { libc::recvmsg(connection.as_raw_fd(), &raw mut message, flags) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     let mut files = Vec::new();
-    // SAFETY: the kernel wrote control messages up to `msg_controllen`, and these functions stay within that; a header
-    // says how many bytes are behind it, and those of this kind are descriptors.
+    // SAFETY: the kernel wrote control messages up to `msg_controllen`, and these functions stay within that. A
+    // header contains the number of bytes after it, and those of this kind are descriptors.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {

@@ -1,4 +1,4 @@
-//! What comes through the socket and is no packet: words of devices that share memory.
+//! Messages of devices that share memory, which arrive in the UDP socket and are no packets.
 
 use std::net::SocketAddr;
 
@@ -7,19 +7,20 @@ use super::message::Datagram;
 use super::peer::Peer;
 use crate::link::{ReceivedRun, Sink};
 
-/// Takes what is no packet out of what the socket received.
+/// Sink that takes these messages out of the received datagrams and passes the packets on.
 pub(super) struct WithoutWords<'a> {
     pub(super) sink: &'a mut dyn Sink,
     pub(super) meeting: Option<&'a Meeting>,
     pub(super) peers: &'a [Option<Peer>],
     pub(super) own: SocketAddr,
     pub(super) packets: usize,
-    /// Somebody wrote to a ring while this device slept, or there is news.
+    /// Whether a peer wrote to a ring while this device slept, or there is news.
     pub(super) is_woken: bool,
 }
 
 impl WithoutWords<'_> {
-    /// Is that the socket of this device, or of one that shares memory with it? Others cannot make it look at all rings.
+    /// Returns whether a run came from the socket of this device, or of one that shares memory with it. Other senders
+    /// cannot make this device check all rings.
     #[cold]
     fn may_wake(&self, run: &ReceivedRun<'_>) -> bool {
         let src = run.outer.src;
@@ -31,7 +32,7 @@ impl WithoutWords<'_> {
 impl Sink for WithoutWords<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        // The kernel puts datagrams of one length together, so the first tells of all, or nearly.
+        // The kernel only combines datagrams of one length, so a run with packets rarely contains a message.
         if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
             self.packets += run.segments().len();
             return self.sink.receive(run);

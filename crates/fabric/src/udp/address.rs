@@ -1,4 +1,4 @@
-//! Addresses: where a link binds, and what is wrong where it cannot.
+//! Addresses that links bind to, and the errors of binding.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -11,34 +11,33 @@ use thiserror::Error;
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, interface, sys};
 use crate::shm::{Opening, OwnProcess};
 
-/// The receive buffer that is asked for, as `getsockopt` shows it: the kernel doubles what it is
-/// told, because it counts its own memory.
+/// Default size of the receive buffer, as `getsockopt` shows it. The kernel doubles the requested size, because it
+/// counts its own memory.
 pub const DEFAULT_RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
-/// The send buffer that is asked for, likewise.
+/// Requested size of the send buffer, as `getsockopt` shows it.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
-/// How many loopback addresses are tried before giving up.
+/// Number of loopback addresses that are tried before giving up.
 const LOOPBACK_TRIES: usize = 65_536;
 
-/// Loopback addresses that nobody is likely to have asked for by name: if none of them is free,
-/// someone holds the port on all addresses.
+/// Loopback addresses that hardly any user requests by name. If none of them is free, a socket holds the port on all
+/// addresses.
 const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] =
     [Ipv4Addr::new(127, 251, 139, 83), Ipv4Addr::new(127, 241, 67, 199), Ipv4Addr::new(127, 211, 179, 31)];
 
-/// Where a link is to be bound.
+/// Address and options of a link to bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindRequest {
-    /// The address; `None` takes the next free loopback address.
+    /// The address; `None` means the next free loopback address.
     pub address: Option<IpAddr>,
     /// The UDP port of both ends.
     pub port: u16,
-    /// The receive buffer, as `getsockopt` is to show it; `None` asks for
-    /// [`DEFAULT_RECEIVE_BUFFER_BYTES`]. The kernel may grant less:
-    /// [`UdpLink::receive_buffer_bytes`] says what it did.
+    /// The receive buffer, as `getsockopt` is to show it; `None` means [`DEFAULT_RECEIVE_BUFFER_BYTES`]. The kernel
+    /// may grant less: [`UdpLink::receive_buffer_bytes`] returns the granted size.
     pub receive_buffer_bytes: Option<usize>,
-    /// Let the kernel cut runs up where it can. Off, each packet is a datagram of its own, as
-    /// where the kernel refuses.
+    /// Whether to let the kernel split runs if it can. Otherwise each packet is a separate datagram, as on kernels
+    /// that refuse.
     pub segmentation: bool,
 }
 
@@ -48,7 +47,7 @@ impl Default for BindRequest {
     }
 }
 
-/// Why a link could not be bound.
+/// Reason why a link could not be bound.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {
@@ -72,7 +71,7 @@ pub enum BindError {
         /// The port.
         port: u16,
     },
-    /// All the loopback addresses that were tried are taken.
+    /// All tried loopback addresses are taken.
     #[error(
         "UDP port {port} is taken on all {tried} loopback addresses from 127.0.0.1 on; --bind or \
          DOORBELL_BIND names another address, --udp-port or DOORBELL_PORT moves both ends"
@@ -80,7 +79,7 @@ pub enum BindError {
     LoopbackExhausted {
         /// The port.
         port: u16,
-        /// How many addresses were tried.
+        /// Number of addresses that were tried.
         tried: usize,
     },
     /// The address belongs to no interface.
@@ -91,7 +90,7 @@ pub enum BindError {
         /// A sentence that lists this machine's addresses.
         known: String,
     },
-    /// The address names no single port of a device.
+    /// The address names no single device.
     #[error(
         "{address} names no single device: a GID is made from the address, so it must be a \
          unicast address of this machine"
@@ -103,29 +102,29 @@ pub enum BindError {
     /// Port 0.
     #[error("UDP port 0 is not allowed: both ends must know the port; RoCE v2's is 4791")]
     PortZero,
-    /// The system refused for another reason.
+    /// The operating system refused for another reason.
     #[error("cannot {what} for {address}, UDP port {port}: {source}")]
     System {
-        /// What failed.
+        /// The operation that failed.
         what: &'static str,
         /// The address.
         address: IpAddr,
         /// The port.
         port: u16,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 /// Binds a link.
 ///
-/// Neither SO_REUSEADDR nor SO_REUSEPORT is set: two devices with one address would take packets
-/// from each other.
+/// The socket has neither SO_REUSEADDR nor SO_REUSEPORT: two devices with one address would take packets from each
+/// other.
 ///
 /// # Errors
 ///
-/// The port is 0 or held by another socket, the address is not a unicast address of this machine, no loopback address
-/// is free, or the operating system refuses the socket or one of its options.
+/// The port is 0 or held by another socket, or the address is not a unicast address of this machine. Further reasons:
+/// no loopback address is free, or the operating system refuses the socket or one of its options.
 pub fn bind(request: BindRequest) -> Result<UdpLink, BindError> {
     let port = request.port;
     if port == 0 {
@@ -171,7 +170,7 @@ fn bind_to_free_loopback(port: u16) -> Result<Bound, BindError> {
     Err(BindError::LoopbackExhausted { port, tried })
 }
 
-/// Loopback addresses in order, but those that look like a network's or a broadcast address.
+/// Returns loopback addresses in order, without those that look like a network's or a broadcast address.
 fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
     let first = u32::from(Ipv4Addr::LOCALHOST);
     let last = u32::from(Ipv4Addr::new(127, 255, 255, 254));
@@ -201,18 +200,18 @@ fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
     Ok(Bound { socket: OwnProcess::new(socket.into(), &opening), local })
 }
 
-/// Is the port taken on addresses that have nothing to do with each other?
+/// Returns whether the port is taken on unrelated addresses too.
 fn port_is_held(address: IpAddr, port: u16) -> bool {
     let taken = |address: IpAddr| matches!(try_bind(address, port), Err(e) if e.kind() == io::ErrorKind::AddrInUse);
     match address {
         IpAddr::V4(_) => UNLIKELY_ADDRESSES.iter().all(|&unlikely| taken(unlikely.into())),
-        // There is but one loopback address, so a single device there cannot be told apart from
-        // one that holds all; the sentence about one address is right in either case.
+        // IPv6 has only one loopback address, so a single device there looks like one that holds all addresses. The
+        // error about one address is right in either case.
         IpAddr::V6(v6) => v6 != Ipv6Addr::LOCALHOST && taken(Ipv6Addr::LOCALHOST.into()),
     }
 }
 
-/// Sets all the options of a bound socket.
+/// Sets all options of a bound socket.
 fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     let Bound { socket, local } = bound;
     let failed = |what| move |source| BindError::System { what, address: local.ip(), port: local.port(), source };
@@ -230,8 +229,8 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
         );
     }
 
-    // A kernel that does not know the option would take a whole run for one datagram, so it is
-    // asked once instead of trusted to refuse.
+    // A kernel that does not know the option would send a whole run as one datagram. So the option is tested here
+    // once.
     let segments = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0);
     let segmentation = request.segmentation && segments.is_ok();
     if let Err(error) = segments.and(coalesces) {
@@ -243,18 +242,18 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     Ok(UdpLink::new(socket, local, granted, segmentation))
 }
 
-/// Sets what matters for receiving. Returns whether the kernel hands over datagrams together.
+/// Sets the options for receiving. Returns whether the kernel combines received datagrams.
 pub(super) fn equip_receiver(socket: &Socket, ipv6: bool, receive_buffer_bytes: usize) -> io::Result<io::Result<()>> {
     socket.set_nonblocking(true)?;
     set_ip_options(socket, ipv6)?;
-    // Only a count: a kernel without it works as well.
+    // The option only provides a counter: a kernel without it works as well.
     let _ = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
     set_buffer(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive_buffer_bytes)?;
     Ok(sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1))
 }
 
-/// Do not fragment, defaults that need no control message, and what is to be told of received
-/// packets.
+/// Sets the options of IP: no fragmentation, defaults that need no control message, and the reported fields of
+/// received packets.
 fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
     let hop_limit = i32::from(DEFAULT_HOP_LIMIT);
     let traffic_class = i32::from(DEFAULT_TRAFFIC_CLASS);
@@ -282,8 +281,8 @@ fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
     options.iter().try_for_each(|&(name, value)| sys::set_option(socket.as_fd(), level, name, value))
 }
 
-/// Asks for a buffer of `shown` bytes as the kernel shows it, which is twice what it is told:
-/// first beyond the administrator's limit, which takes a privilege, then within.
+/// Requests a buffer of `shown` bytes as the kernel shows it, which is twice the requested value. First tries to
+/// exceed the administrator's limit, which takes a privilege, and then stays within it.
 fn set_buffer(socket: &Socket, forced: i32, plain: i32, shown: usize) -> io::Result<()> {
     let value = i32::try_from(shown / 2).unwrap_or(i32::MAX / 2);
     let fd = socket.as_fd();

@@ -1,4 +1,4 @@
-//! Interfaces: which one an address belongs to, and the path MTU that it allows.
+//! Interfaces: the owner of an address, and the path MTU that it allows.
 
 use std::fmt::Write as _;
 use std::io;
@@ -18,18 +18,18 @@ const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 const UDP_LEN: usize = 8;
 
-/// The most bytes that stand between the IP header and a full payload, or behind it: those of an
-/// RC or UC WRITE Only with Immediate. A UD SEND with immediate has 8 less.
+/// Maximum bytes between the IP header and a full payload, and after the payload: those of an RC or UC WRITE Only
+/// with Immediate. A UD SEND with immediate has 8 less.
 const TRANSPORT_LEN: usize = UDP_LEN + BTH_LEN + RETH_LEN + IMM_DT_LEN + ICRC_LEN;
 
-/// The largest path MTU whose packets fit an interface, all headers included; `None` if not even
-/// 256 bytes do.
+/// Returns the largest path MTU whose packets fit an interface, all headers included. Returns `None` if not even 256
+/// bytes fit.
 pub fn largest_path_mtu(interface_mtu: usize, ipv6: bool) -> Option<PathMtu> {
     let ip = if ipv6 { IPV6_LEN } else { IPV4_LEN };
     PathMtu::largest_within(interface_mtu.checked_sub(ip + TRANSPORT_LEN)?)
 }
 
-/// The active MTU of a port with this address: the largest IB MTU that its interface carries.
+/// Returns the active MTU of a port with this address: the largest IB MTU that its interface carries.
 ///
 /// # Errors
 ///
@@ -45,12 +45,12 @@ pub fn active_mtu(address: IpAddr) -> io::Result<PathMtu> {
     })
 }
 
-/// The interface that has this address, and its MTU in bytes.
+/// Returns the interface that has this address, and its MTU in bytes.
 ///
 /// # Errors
 ///
-/// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not tell its
-/// interfaces or the MTU.
+/// No interface has the address ([`io::ErrorKind::AddrNotAvailable`]), or the operating system does not list its
+/// interfaces or report the MTU.
 pub fn interface_mtu(address: IpAddr) -> io::Result<(String, usize)> {
     let interface = interface_name(address)?;
     let socket = UdpSocket::bind(if address.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" })?;
@@ -81,7 +81,7 @@ fn interface_name(address: IpAddr) -> io::Result<String> {
     })
 }
 
-/// The index of the interface of a link-local address, which means nothing without it.
+/// Returns the index of the interface of a link-local address, which is only valid together with it.
 pub(super) fn scope_of(address: IpAddr) -> Option<u32> {
     let IpAddr::V6(v6) = address else { return None };
     if !v6.is_unicast_link_local() {
@@ -91,7 +91,7 @@ pub(super) fn scope_of(address: IpAddr) -> Option<u32> {
     sys::interface_index(interface_of(address, &addresses)?)
 }
 
-/// A sentence that lists the addresses of this machine.
+/// Returns a sentence that lists the addresses of this machine.
 pub(super) fn list_addresses() -> String {
     match sys::interface_addresses() {
         Ok(addresses) => list(&addresses),
@@ -111,8 +111,8 @@ fn list(addresses: &[InterfaceAddress]) -> String {
     text
 }
 
-/// Finds the interface of an address. All of 127.0.0.0/8 belongs to the loopback interface, though
-/// it shows only one address of it; elsewhere only the address itself counts.
+/// Finds the interface of an address. All of 127.0.0.0/8 belongs to the loopback interface, though it shows only one
+/// address of it. For other interfaces, only the address itself counts.
 fn interface_of(address: IpAddr, addresses: &[InterfaceAddress]) -> Option<&str> {
     let exact = addresses.iter().find(|entry| entry.address == address);
     let found = exact.or_else(|| {

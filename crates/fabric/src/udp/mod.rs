@@ -1,9 +1,8 @@
 //! RoCE v2 over a UDP socket: no privileges, no kernel module.
 //!
-//! A datagram of its own costs the kernel about 2.5 us, so packets cross this boundary in *runs*:
-//! out with `UDP_SEGMENT`, where the kernel cuts one message into datagrams as late as it can, and
-//! in with `UDP_GRO`, where it hands over datagrams of one sender together. Both are the same few
-//! system calls per 64 packets.
+//! A separate datagram costs the kernel about 2.5 us, so packets cross this boundary in *runs*. On sending, with
+//! `UDP_SEGMENT`, the kernel splits one message into datagrams as late as possible. On receiving, with `UDP_GRO`, it
+//! combines datagrams of one sender. Both take a few system calls per 64 packets.
 
 mod address;
 mod control;
@@ -29,91 +28,90 @@ use crate::shm::OwnProcess;
 use group::Group;
 use sys::{Incoming, Outgoing};
 
-/// The traffic class that costs nothing: it is the socket's.
+/// The socket's traffic class, which needs no control message.
 pub const DEFAULT_TRAFFIC_CLASS: u8 = 0;
 
-/// The hop limit that costs nothing: it is the socket's.
+/// The socket's hop limit, which needs no control message.
 pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// How often in a row an error that belongs to an earlier datagram is taken off the socket before
-/// it is believed to belong to this one.
+/// Maximum number of errors in a row that count as errors of earlier datagrams. Afterwards, an error counts as one of
+/// the current datagram.
 const PENDING_ERRORS: usize = 8;
 
-/// So many bytes in a message make it a run that is worth handling on its own.
+/// Bytes of a message from which on it is a run that is worth handling on its own.
 const LONG_RUN_BYTES: usize = 32 << 10;
 
-/// What a UDP link has done.
+/// Counters of a UDP link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpCounters {
-    /// Datagrams that the kernel took.
+    /// Datagrams that the kernel accepted.
     pub datagrams_sent: u64,
-    /// UDP payload bytes of these.
+    /// UDP payload bytes of these datagrams.
     pub bytes_sent: u64,
-    /// System calls that sent something, or tried to.
+    /// System calls that sent messages, or tried to.
     pub send_calls: u64,
     /// System calls that found the send buffer full.
     pub send_full: u64,
     /// Datagrams received.
     pub datagrams_received: u64,
-    /// UDP payload bytes of these.
+    /// UDP payload bytes of these datagrams.
     pub bytes_received: u64,
-    /// System calls that received something, or tried to.
+    /// System calls that received messages, or tried to.
     pub receive_calls: u64,
-    /// Packets dropped on the way out because they exceed the MTU.
+    /// Outbound packets dropped because they exceed the MTU.
     pub oversize: u64,
-    /// Packets dropped on the way out because the kernel knows no way to their destination, or
-    /// forbids it.
+    /// Outbound packets dropped because the kernel has no route to their destination, or forbids sending.
     pub unreachable: u64,
     /// Errors that a peer's host reported about earlier datagrams, such as a closed port.
     pub refused: u64,
-    /// Messages that were longer than UDP allows, and dropped.
+    /// Messages dropped because they were longer than UDP allows.
     pub truncated: u64,
-    /// Messages that the kernel dropped because the receive buffer was full. It counts a run that
-    /// it held together as one. Known only once something is received afterwards.
+    /// Messages that the kernel dropped because the receive buffer was full. The kernel counts a combined run as one.
+    /// The count is only known after a later message is received.
     pub receive_queue_overflows: u64,
 }
 
-/// A UDP socket as a link. [`bind`] makes it.
+/// A UDP socket as a link, created by [`bind`].
 #[derive(Debug)]
 pub struct UdpLink {
     socket: OwnProcess,
     local: SocketAddr,
     receive_buffer_bytes: usize,
-    /// The kernel cuts runs up.
+    /// Whether the kernel splits runs.
     segmentation: bool,
-    /// Where a run that goes out as separate datagrams got stuck: which, and how many went.
+    /// A run that is sent as separate datagrams and met a full buffer, and the number of its packets that were sent.
     stuck: Option<(Run, usize)>,
     last_look: Look,
-    /// Makes the ICRCs of runs that go out as separate datagrams anew, in `separate`.
+    /// Rewrites the ICRCs of runs that are sent as separate datagrams, in `separate`.
     sealer: Sealer,
     separate: Vec<u8>,
     buffers: Box<[u8]>,
-    /// How many messages the next call asks for: a call that asks for more than there are pays
-    /// for finding nothing, so a single packet is not asked for together with seven others.
+    /// Number of messages that the next call asks for. A call that asks for more than there are pays for finding
+    /// none. So the link does not ask for seven others together with a single packet.
     ask: usize,
-    /// The kernel's count of overflows when it was last seen.
+    /// The kernel's count of overflows in the last received message.
     overflows_seen: u32,
-    /// Multicast groups that were joined.
+    /// Joined multicast groups.
     groups: Vec<Group>,
     counters: UdpCounters,
     reported: Reported,
 }
 
-/// What has been said once and is not said again.
+/// Warnings that were logged, and are not logged again.
 #[derive(Debug, Default)]
 struct Reported {
     oversize: bool,
     unreachable: bool,
 }
 
-/// What a look at the socket found, be it packets or not.
+/// Result of the last receive from the socket, also if it got no packets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     messages: usize,
     was_empty: bool,
 }
 
-/// What to do after a send was refused.
+/// Reaction to a refused send.
 enum Verdict {
     Again,
     Full,
@@ -143,50 +141,51 @@ impl UdpLink {
         }
     }
 
-    /// The address of this end, which is also the device's.
+    /// Returns the address of this end, which is also the device's.
     pub fn local_address(&self) -> IpAddr {
         self.local.ip()
     }
 
-    /// The UDP port of both ends.
+    /// Returns the UDP port of both ends.
     pub fn port(&self) -> u16 {
         self.local.port()
     }
 
-    /// The receive buffer that the kernel granted, in bytes of *its* memory, as `getsockopt`
-    /// shows it: a datagram takes several hundred bytes more there than it has.
+    /// Returns the receive buffer that the kernel granted, in bytes of *its* memory, as `getsockopt` shows it. A
+    /// datagram takes several hundred bytes more there than it has.
     pub fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
 
-    /// What the link has done so far.
+    /// Returns the counters of the link.
     pub fn counters(&self) -> UdpCounters {
         self.counters
     }
 
-    /// Do the packets of a run carry the IPv4 identifications 0, 1, 2, ...? So they do where the
-    /// kernel cuts runs up; where it does not, each packet is a datagram of its own with
-    /// identification 0, and the link makes the ICRC of such packets anew itself.
+    /// Returns whether the packets of a run carry the IPv4 identifications 0, 1, 2, .... They do if the kernel splits
+    /// runs. Otherwise each packet is a separate datagram with identification 0, and the link rewrites the ICRC of
+    /// such packets itself.
     pub fn identification_follows_run(&self) -> bool {
         self.segmentation
     }
 
-    /// The socket's own address.
+    /// Returns the socket's own address.
     pub(crate) fn local_socket_address(&self) -> SocketAddr {
         self.local
     }
 
-    /// Did the last look find the socket empty?
+    /// Returns whether the last receive found the socket empty.
     pub(crate) fn was_empty(&self) -> bool {
         self.last_look.was_empty
     }
 
-    /// What the last look took from the socket, whether it was of any use or not.
+    /// Returns the number of messages of the last receive, valid or not.
     pub(crate) fn messages_taken(&self) -> usize {
         self.last_look.messages
     }
 
-    /// Returns a second descriptor of the socket, which becomes readable when packets arrive. Forked children give up both.
+    /// Returns a second descriptor of the socket, which becomes readable when packets arrive. Forked children give up
+    /// both.
     ///
     /// # Errors
     ///
@@ -200,7 +199,7 @@ impl UdpLink {
         send_alone(self.socket.as_fd(), self.local, destination, bytes)
     }
 
-    /// Waits until something can be received, or the timeout expires, and says which.
+    /// Waits until a message arrives or the timeout expires. Returns whether a message arrived.
     ///
     /// # Errors
     ///
@@ -257,7 +256,7 @@ impl UdpLink {
         Ok(())
     }
 
-    /// Sends one run as datagrams of their own. `Ok(false)` means that the link is full.
+    /// Sends one run as separate datagrams. Returns `Ok(false)` if the link is full.
     fn transmit_separately(&mut self, run: &Run, sealed: &[u8]) -> io::Result<bool> {
         let mut separate = std::mem::take(&mut self.separate);
         separate.clear();
@@ -322,8 +321,8 @@ impl UdpLink {
         self.counters.bytes_sent += bytes as u64;
     }
 
-    /// Decides what a refusal means. An error is returned only if the socket itself is unusable:
-    /// what concerns one destination must not stop the traffic to all others.
+    /// Decides how to handle a refused send. Returns an error only if the socket itself is unusable: an error of one
+    /// destination must not stop the traffic to all others.
     #[cold]
     fn judge(
         &mut self,
@@ -339,8 +338,8 @@ impl UdpLink {
                 self.counters.send_full += 1;
                 Ok(Verdict::Full)
             }
-            // Kernels differ in what they say when the segments are larger than the MTU, so only
-            // sending the segments separately tells that from a refusal to segment.
+            // Kernels report different errors when the segments are larger than the MTU. Only sending the segments
+            // separately tells that from a refusal to segment.
             Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP | libc::ENOPROTOOPT) if segmented => {
                 Ok(Verdict::SendSeparately)
             }
@@ -373,7 +372,7 @@ impl UdpLink {
                     self.reported.unreachable = true;
                     tracing::warn!(
                         "the kernel refuses to send from {} to {}: {error}; packets that cannot be \
-                         sent are dropped and counted, and this is said once",
+                         sent are dropped and counted, and this is logged once",
                         self.local,
                         run.path.destination,
                     );
@@ -391,7 +390,7 @@ impl UdpLink {
         };
         tracing::error!(
             "a packet of {} bytes of UDP payload from {} to {} is larger than the path allows \
-             ({mtu}): such packets are dropped and counted, and this is said once; a smaller \
+             ({mtu}). Such packets are dropped and counted, and this is logged once. A smaller \
              path MTU helps",
             run.segment_bytes,
             self.local,
@@ -411,12 +410,12 @@ impl UdpLink {
     }
 }
 
-/// The socket of the device at `destination`, as one bound to `local` names it.
+/// Returns the socket address of the device at `destination` for a socket bound to `local`.
 #[inline]
 fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
     match (destination, local) {
         (IpAddr::V6(ip), SocketAddr::V6(local)) => {
-            // A link-local address means something only together with an interface.
+            // A link-local address is only valid together with an interface.
             let scope = if ip.is_unicast_link_local() { local.scope_id() } else { 0 };
             SocketAddrV6::new(ip, local.port(), 0, scope).into()
         }
@@ -424,8 +423,8 @@ fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
     }
 }
 
-/// Sends a datagram that is no packet from a socket bound to `local`. False if the kernel does not take it: it has no room,
-/// or reports what came of earlier datagrams again and again.
+/// Sends a datagram that is no packet from a socket bound to `local`. Returns false if the kernel does not accept the
+/// datagram: it has no room, or reports errors of earlier datagrams again and again.
 pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination: IpAddr, bytes: &[u8]) -> bool {
     let destination = end_of(local, destination);
     let message = || Outgoing { bytes, destination, segment_bytes: None, traffic_class: None, hop_limit: None };
@@ -438,7 +437,7 @@ pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination:
         .unwrap_or(false)
 }
 
-/// Hands one message on, and says how many packets it has.
+/// Passes one message on. Returns the number of its packets.
 #[inline]
 fn take(
     message: &Incoming<'_>,
@@ -492,7 +491,7 @@ impl Link for UdpLink {
         let Self { socket, local, buffers, ask, overflows_seen, groups, counters, last_look, .. } = self;
         let mut packets = 0;
         for group in groups {
-            // One message of each, and what is behind it next time: its socket stays readable.
+            // One message of each group. The rest follows next time: the group's socket stays readable.
             let Group { address, socket, overflows_seen } = group;
             let taken = sys::receive(socket.as_fd(), buffers, 1, |message| {
                 packets += take(&message, (*address).into(), overflows_seen, counters, sink);
@@ -512,8 +511,8 @@ impl Link for UdpLink {
             match received {
                 Ok(count) => {
                     last_look.messages = count;
-                    // Long runs one by one: each is worth an acknowledgement of its own, and the
-                    // sender goes on meanwhile.
+                    // Long runs one by one: each is worth an acknowledgement of its own, and the sender continues
+                    // meanwhile.
                     let bytes = counters.bytes_received - bytes_before;
                     let long = bytes >= (count * LONG_RUN_BYTES) as u64;
                     *ask = if count == *ask && !long { sys::MAX_RECEIVE_MESSAGES } else { 1 };
@@ -526,8 +525,7 @@ impl Link for UdpLink {
                         return Ok(packets);
                     }
                     Some(libc::EINTR) => {}
-                    // What ICMP reports of datagrams sent earlier; the timers of the transport
-                    // notice a peer that is gone.
+                    // ICMP errors of datagrams sent earlier. The timers of the transport notice a peer that is gone.
                     Some(
                         libc::ECONNREFUSED
                         | libc::ECONNRESET

@@ -1,12 +1,11 @@
-//! The system calls that neither `std` nor `socket2` offer, behind safe functions.
+//! The system calls that neither `std` nor `socket2` offers, behind safe functions.
 //!
-//! All unsafe code of the crate is here. Everything that a call needs lies on the stack of that
-//! call, so no raw pointer outlives it, and the headers that the kernel writes to are made anew
-//! each time.
+//! All data of a call lies on the stack of that call, so no raw pointer outlives it. The headers that the kernel
+//! writes to are new for each call.
 //!
-//! What is called per packet or message goes through `syscall`: the C library's own functions for it are points where
-//! a thread that `pthread_cancel` named is unwound (pthreads(7)), which frames of Rust do not survive. To switch that
-//! off and on again around each post and poll costs C programs more than the calls themselves.
+//! Calls per packet or message go through `syscall`. The C library's own functions for them are cancellation points,
+//! at which `pthread_cancel` unwinds a thread (pthreads(7)). Frames of Rust do not survive that. Disabling and
+//! enabling cancellation around each post and poll costs C programs more than the calls themselves.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -18,40 +17,40 @@ use std::time::Duration;
 
 use super::control;
 
-/// The most messages that one call of [`send`] passes on.
+/// Maximum number of messages per call of [`send`].
 pub(super) const MAX_SEND_MESSAGES: usize = 64;
 
-/// The most messages that one call of [`receive`] takes.
+/// Maximum number of messages per call of [`receive`].
 pub(super) const MAX_RECEIVE_MESSAGES: usize = 8;
 
-/// Bytes that one received message may have: no UDP payload over IP is longer.
+/// Maximum bytes of a received message: no UDP payload over IP is longer.
 pub(super) const RECEIVE_BUFFER_BYTES: usize = 64 * 1024;
 
-/// One message to send: a datagram, or several that the kernel cuts from `bytes`.
+/// One message to send: a datagram, or several that the kernel splits from `bytes`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) destination: SocketAddr,
-    /// Bytes of each datagram, where the kernel is to cut the message up.
+    /// Bytes of each datagram, if the kernel is to split the message.
     pub(super) segment_bytes: Option<u16>,
-    /// Where it is to differ from the socket's.
+    /// The traffic class, if it differs from the socket's.
     pub(super) traffic_class: Option<u8>,
-    /// Where it is to differ from the socket's.
+    /// The hop limit, if it differs from the socket's.
     pub(super) hop_limit: Option<u8>,
 }
 
-/// One message received.
+/// One received message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) source: SocketAddr,
-    /// What the kernel says beside the bytes.
+    /// Control data of the message.
     pub(super) control: control::Received,
-    /// The message was longer than the buffer.
+    /// Whether the message was longer than the buffer.
     pub(super) truncated: bool,
 }
 
-/// A socket address as the kernel lays it out.
+/// A socket address in the kernel's layout.
 #[derive(Clone, Copy)]
 #[repr(C)]
 union RawAddress {
@@ -85,18 +84,18 @@ impl RawAddress {
     }
 }
 
-/// Reads a socket address of either family; any other gives `None`.
+/// Reads a socket address of either family. Returns `None` for any other family.
 ///
 /// # Safety
 ///
-/// `address` must be null or point to a socket address that the kernel or the C library wrote,
-/// valid for as many bytes as its family says.
+/// `address` must be null or point to a socket address that the kernel or the C library wrote, valid for the number
+/// of bytes of its family.
 unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: not null, so by the contract it points to a socket address, and each family has
-    // its own layout, which is read without assuming alignment.
+    // SAFETY: not null, so by the contract it points to a socket address, and each family has its own layout, which
+    // is read without assuming alignment.
     unsafe {
         let family = address.cast::<libc::sa_family_t>().read_unaligned();
         match i32::from(family) {
@@ -116,8 +115,8 @@ unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// Sends up to [`MAX_SEND_MESSAGES`] messages and says how many the kernel took. It is an error
-/// only if the first was refused; why a later one was is told by the next call.
+/// Sends up to [`MAX_SEND_MESSAGES`] messages. Returns how many the kernel accepted. Fails only if the kernel refused
+/// the first one; the next call returns the error of a later one.
 pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
     let mut addresses = [const { MaybeUninit::<RawAddress>::uninit() }; MAX_SEND_MESSAGES];
     let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SEND_MESSAGES];
@@ -125,11 +124,11 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_SEND_MESSAGES];
     let mut count = 0;
     let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
-    // The messages come second: `zip` then takes none that there is no slot for.
+    // The messages come second: `zip` then takes no message without a slot.
     for ((((address, vector), control), header), message) in slots.zip(messages) {
         let (raw, raw_len) = RawAddress::new(message.destination);
         let vector = vector.write(libc::iovec {
-            // The kernel only reads what a sent vector points to.
+            // The kernel only reads the bytes of a sent vector.
             iov_base: message.bytes.as_ptr().cast_mut().cast(),
             iov_len: message.bytes.len(),
         });
@@ -150,8 +149,8 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     let sent = match count {
         0 => return Ok(0),
         1 => {
-            // SAFETY: the first header was written above; what it points to lives in this
-            // function's arrays and in the caller's bytes, all of which outlive the call.
+            // SAFETY: the first header was written above. Its pointers refer to this function's arrays and to the
+            // caller's bytes, all of which outlive the call.
             let sent = unsafe {
                 libc::syscall(
                     libc::SYS_sendmsg,
@@ -162,8 +161,8 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
             };
             if sent < 0 { -1 } else { 1 }
         }
-        // SAFETY: the first `count` headers were written above; what they point to lives in this
-        // function's arrays and in the caller's bytes, all of which outlive the call.
+        // SAFETY: the first `count` headers were written above. Their pointers refer to this function's arrays and to
+        // the caller's bytes, all of which outlive the call.
         _ => unsafe {
             libc::syscall(
                 libc::SYS_sendmmsg,
@@ -177,8 +176,8 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives up to `limit` messages ([`MAX_RECEIVE_MESSAGES`] at most, and as many as `buffers`
-/// has room for at [`RECEIVE_BUFFER_BYTES`] each), hands them on, and says how many they were.
+/// Receives up to `limit` messages and passes them on. Returns how many. The maximum is [`MAX_RECEIVE_MESSAGES`], and
+/// the number for which `buffers` has room at [`RECEIVE_BUFFER_BYTES`] each.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffers: &mut [u8],
@@ -195,8 +194,7 @@ pub(super) fn receive(
         let buffers = buffers.chunks_exact_mut(RECEIVE_BUFFER_BYTES).take(limit);
         for ((((address, vector), control), header), buffer) in slots.zip(buffers) {
             let vector = vector.write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
-            // SAFETY: a `RawAddress` and an `mmsghdr` consist of integers and pointers, for
-            // which zero is a value.
+            // SAFETY: a `RawAddress` and an `mmsghdr` consist of integers and pointers, for which zero is a value.
             let (address, header) = unsafe { (address.write(mem::zeroed()), header.write(mem::zeroed())) };
             header.msg_hdr.msg_name = (address as *mut RawAddress).cast();
             header.msg_hdr.msg_namelen = mem::size_of::<RawAddress>() as libc::socklen_t;
@@ -211,8 +209,8 @@ pub(super) fn receive(
     let received = match count {
         0 => return Ok(0),
         1 => {
-            // SAFETY: the first header was written above, nothing else refers to it, and what it
-            // points to lives in this function's arrays and in `buffers`.
+            // SAFETY: the first header was written above, nothing else refers to it, and its pointers refer to this
+            // function's arrays and to `buffers`.
             unsafe {
                 let header = headers[0].assume_init_mut();
                 let place = &raw mut header.msg_hdr;
@@ -221,8 +219,8 @@ pub(super) fn receive(
                 if len < 0 { -1 } else { 1 }
             }
         }
-        // SAFETY: the first `count` headers were written above, nothing else refers to them, and
-        // what they point to lives in this function's arrays and in `buffers`.
+        // SAFETY: the first `count` headers were written above, nothing else refers to them, and their pointers refer
+        // to this function's arrays and to `buffers`.
         _ => unsafe {
             libc::syscall(
                 libc::SYS_recvmmsg,
@@ -237,9 +235,8 @@ pub(super) fn receive(
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     let slots = headers.iter().zip(&addresses).zip(&controls).take(received);
     for (((header, address), control), buffer) in slots.zip(buffers.chunks(RECEIVE_BUFFER_BYTES)) {
-        // SAFETY: the kernel filled no more messages than were prepared, so the header, the
-        // address and the control buffer of this one were written above, and the address is
-        // zero or what the kernel put there.
+        // SAFETY: the kernel filled no more messages than were prepared, so the header, the address and the control
+        // buffer of this one were written above. The address is zero or was written by the kernel.
         let (header, source, control) =
             unsafe { (header.assume_init_ref(), read_address(address.as_ptr().cast()), control.assume_init_ref()) };
         let Some(source) = source else { continue };
@@ -271,11 +268,11 @@ pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Waits until something can be received, or the timeout expires, and says which.
+/// Waits until a message arrives or the timeout expires. Returns whether a message arrived.
 pub(super) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: the kernel is told of exactly one entry, which is live and not shared.
+    // SAFETY: the kernel gets exactly one entry, which is live and not shared.
     match unsafe { libc::poll(&mut entry, 1, milliseconds) } {
         0 => Ok(false),
         1.. => Ok(true),
@@ -294,7 +291,7 @@ pub(crate) struct InterfaceAddress {
     pub(crate) netmask: Option<IpAddr>,
 }
 
-/// All addresses of this machine.
+/// Returns all addresses of this machine.
 pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the C library stores the head of a list that it allocates.
@@ -304,8 +301,8 @@ pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut found = Vec::new();
     let mut at = first;
     while !at.is_null() {
-        // SAFETY: a non-null entry of the list that is freed only below; its name is a C string,
-        // and its addresses are null or socket addresses.
+        // SAFETY: a non-null entry of the list, which is freed only below. Its name is a C string, and its addresses
+        // are null or socket addresses.
         let (entry, interface, address, netmask) = unsafe {
             let entry = &*at;
             let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
@@ -322,7 +319,7 @@ pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// The index of an interface, as link-local addresses need it.
+/// Returns the index of an interface, which link-local addresses need.
 pub(crate) fn interface_index(interface: &str) -> Option<u32> {
     let name = std::ffi::CString::new(interface).ok()?;
     // SAFETY: the name is a C string that outlives the call.
@@ -332,10 +329,9 @@ pub(crate) fn interface_index(interface: &str) -> Option<u32> {
     }
 }
 
-/// The MTU of an interface, asked on any socket.
+/// Returns the MTU of an interface. Any socket serves for the query.
 pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, interface: &str) -> io::Result<usize> {
-    // SAFETY: an `ifreq` consists of integers, characters and a pointer, for which zero is a
-    // value.
+    // SAFETY: an `ifreq` consists of integers, characters and a pointer, for which zero is a value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     if interface.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -10,7 +10,7 @@ use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive
 use crate::{Counted, Faults, Pcap};
 use doorbell_verbs_core::LinkCounters;
 
-/// A port for tests, so that they run beside anything that uses RoCE's.
+/// A port for tests, which may run at the same time as programs on RoCE's port.
 const PORT: u16 = 24_791;
 
 fn link() -> UdpLink {
@@ -107,7 +107,7 @@ fn without_segmentation_packets_are_datagrams_of_their_own_with_identification_0
 #[test]
 fn a_kernel_that_refuses_to_segment_gets_separate_datagrams_from_then_on() {
     let (mut a, mut b) = (link(), link());
-    // Such a socket may not segment, for want of a checksum to compute per datagram.
+    // Such a socket may not segment, since it computes no checksum per datagram.
     sys::set_option(a.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     for round in 0..2 {
         let lengths = [vec![32; 64], vec![64; 3]].concat();
@@ -140,7 +140,7 @@ fn traffic_class_and_hop_limit_arrive() {
 fn ipv6_works_the_same() {
     let address = Some(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST));
     let request = BindRequest { address, port: PORT, ..BindRequest::default() };
-    // Not every machine that builds this has IPv6.
+    // Not every machine that builds this crate has IPv6.
     let Ok(mut link) = bind(request) else { return };
     let mut batch = TransmitBatch::new(1 << 16, 4);
     let path = Path { traffic_class: 0x6a, hop_limit: 3, ..path(link.local_address()) };
@@ -160,7 +160,7 @@ fn what_cannot_be_sent_is_dropped_and_counted_and_does_not_stop_the_rest() {
     for mut a in [link(), separate_link()] {
         let mut b = link();
         let mut batch = TransmitBatch::new(1 << 18, 4);
-        // The socket has no leave to broadcast.
+        // The socket has no permission to broadcast.
         let unreachable = path(Ipv4Addr::BROADCAST.into());
         batch.push(&unreachable, 32, info()).fill(1);
         batch.push(&unreachable, 32, info()).fill(1);
@@ -174,7 +174,7 @@ fn what_cannot_be_sent_is_dropped_and_counted_and_does_not_stop_the_rest() {
         assert_eq!(packets_of(&runs, 4), [vec![9; 32]]);
         let counters = a.counters();
         assert_eq!((counters.oversize, counters.unreachable), (1, 3));
-        // Whatever wraps a link passes on what it lost.
+        // Each wrapper of a link passes on the link's loss counters.
         let local = a.local_address();
         let stacked = Pcap::new(Counted::new(Box::new(a)), local, PORT, std::io::sink(), Duration::from_nanos).unwrap();
         let stacked = Faults::new(stacked, "drop=0.5".parse().unwrap());
@@ -199,7 +199,7 @@ fn a_full_receive_buffer_shows_as_overflows() {
         received += receive_once(&mut b, 0).iter().map(|run| run.packets.len()).sum::<usize>();
     }
     assert!(received < 40 * 64);
-    // The kernel tells of it with the next message.
+    // The kernel reports the overflow with the next message.
     let batch = sealed(&a, &b, &[12]);
     transmit_all(&mut a, 0, &batch);
     receive(&mut b, 1);
@@ -250,12 +250,12 @@ fn addresses_that_cannot_be_a_devices_are_refused() {
 
 #[test]
 fn who_has_joined_a_group_receives_what_is_sent_there() {
-    // The number of this process keeps tests apart that run at the same time.
+    // The number of this process separates tests that run at the same time.
     let number = std::process::id().to_be_bytes();
     let group = IpAddr::V4(Ipv4Addr::new(239, number[1], number[2], number[3]));
     let mut links = [link(), link(), link()];
     let readable = [links[0].join(group).unwrap(), links[1].join(group).unwrap()];
-    links[1].join(group).expect("once more is as good as once");
+    links[1].join(group).expect("joining twice has no further effect");
     let mut batch = batch_of(group, &[32; 64]);
     Sealer::new(links[0].local_address(), PORT).seal(&mut batch);
     transmit_all(&mut links[0], 0, &batch);

@@ -1,4 +1,4 @@
-//! Programs made up of what they do each microsecond, and a thread that does what the policy says, on a virtual clock.
+//! Programs, defined by their actions of each microsecond, and a thread that follows the policy, on a virtual clock.
 
 use std::collections::VecDeque;
 
@@ -8,24 +8,24 @@ const TICK_NS: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const NEVER: u64 = u64::MAX;
 
-/// What a program may do, and what becomes of packets.
+/// State of a simulation: the calls of the program, the packets and the thread.
 #[derive(Debug)]
 struct World {
     now_ns: u64,
     seen: Glance,
-    /// When packets arrived that nobody has taken.
+    /// Arrival times of packets that have not been received.
     waiting: VecDeque<u64>,
     kicked: bool,
-    /// The thread sleeps past deadlines that are left now.
+    /// Wake-up time of the thread, if it sleeps past earlier deadlines.
     must_be_kicked_before: u64,
-    /// How long packets waited, for whoever took them.
+    /// Waiting times of packets, for those that callers received and those that the thread received.
     waits_of_callers_ns: Vec<u64>,
     waits_of_thread_ns: Vec<u64>,
-    /// Acknowledgements that packets taken by the thread left with.
+    /// Modes of the acknowledgements of packets that the thread received.
     acks: Vec<Acks>,
-    /// When the engine was driven after its deadline, and how late.
+    /// Delays of the pumps that came after the engine's deadline.
     lateness_ns: Vec<u64>,
-    /// How often the thread woke up.
+    /// Number of wake-ups of the thread.
     wake_ups: u64,
 }
 
@@ -39,7 +39,7 @@ impl World {
         self.waiting.drain(..).map(|arrived_ns| now_ns - arrived_ns).collect()
     }
 
-    /// A caller polls a completion queue. True if it found something.
+    /// Polls a completion queue. Returns true if a packet had arrived.
     fn poll(&mut self) -> bool {
         let waits = self.take_all();
         self.seen.polls += 1 + waits.len() as u64;
@@ -48,14 +48,14 @@ impl World {
         !waits.is_empty()
     }
 
-    /// A caller posts, and what it posted is to leave after a deferral at the latest.
+    /// Posts a request, which must leave after a deferral at the latest.
     fn post(&mut self) {
         self.seen.posts += 1;
         self.seen.deadline_ns = self.seen.deadline_ns.min(self.now_ns + HABITS.longest_deferral_ns);
         self.kicked |= self.seen.deadline_ns < self.must_be_kicked_before;
     }
 
-    /// A caller arms a notification and goes to sleep.
+    /// Arms a notification and goes to sleep.
     fn sleep_until_notified(&mut self) {
         self.seen.is_armed = true;
         self.seen.armed_at = self.seen.polls;
@@ -63,7 +63,7 @@ impl World {
     }
 }
 
-/// Lets a program and the thread run for so long; packets arrive this often.
+/// Runs a program and the thread for this time, with packets at this interval.
 fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -> World {
     let mut world = World {
         now_ns: 0,
@@ -84,9 +84,9 @@ fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -
             world.waiting.push_back(world.now_ns);
         }
         program(&mut world);
-        // What ends now leads to the next action at once; pumps take no time.
+        // The next action follows immediately; pumps take no time.
         for step in 0.. {
-            assert!(step < 10, "the thread goes round and round at {} ns: {action:?} {policy:?}", world.now_ns);
+            assert!(step < 10, "the thread loops at {} ns: {action:?} {policy:?}", world.now_ns);
             let event = match action {
                 Action::Pump(acks) => {
                     let waits = world.take_all();
@@ -121,7 +121,7 @@ fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -
                 Action::Watch { until_ns, briefly: false } => until_ns,
                 _ => 0,
             };
-            // It looks at the deadline once more before it sleeps.
+            // The thread checks the deadline once more before it sleeps.
             if let Action::Watch { until_ns, .. } = action
                 && world.seen.deadline_ns < until_ns
             {
@@ -142,7 +142,7 @@ fn a_program_that_spins_on_memory_gets_each_packet_at_once_from_the_thread() {
     let world = run(100 * MS, 10_000, |_| {});
     assert_eq!(world.waits_of_thread_ns.len(), 10_000);
     assert_eq!(longest(&world.waits_of_thread_ns), 0);
-    assert!(world.acks.iter().all(|&acks| acks == Acks::Now), "nobody answers them");
+    assert!(world.acks.iter().all(|&acks| acks == Acks::Now), "no program answers them");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_program_that_polls_all_the_time_takes_the_packets_itself_and_the_thread_har
 
 #[test]
 fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
-    // A WRITE ping-pong: it polls for its sends, and then looks at memory.
+    // A WRITE ping-pong: the program polls for its sends, and then only looks at memory.
     let world = run(1000 * MS, 10_000, |world| {
         if world.now_ns < 10 * MS {
             world.poll();
@@ -170,7 +170,8 @@ fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
 
 #[test]
 fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
-    // Each millisecond it polls for a while, and then looks at memory alone: naps are mistakes, which become rare.
+    // In each millisecond, the program polls for a while, and then only looks at memory. Naps are mistakes, which
+    // become rare.
     let world = run(1000 * MS, 10_000, |world| {
         if world.now_ns % MS < 50_000 {
             world.poll();
@@ -183,7 +184,7 @@ fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
 
 #[test]
 fn a_program_that_sleeps_until_notified_is_woken_at_once() {
-    // Its turn begins when a packet was taken, by its own poll or by the thread, which notifies it.
+    // The program's turn begins when a packet was received, by its own poll or by the thread, which notifies it.
     let mut taken = 0;
     let world = run(100 * MS, MS, |world| {
         let by_thread = world.waits_of_thread_ns.len();
@@ -228,7 +229,7 @@ fn what_was_posted_by_a_program_that_never_comes_back_leaves_in_time() {
 
 #[test]
 fn a_program_that_answers_what_it_sees_in_memory_takes_acknowledgements_along() {
-    // It polls at times, so the thread has learned not to nap, and posts an answer 5 us after each packet.
+    // The program polls at times, so the thread has learned not to nap. It posts an answer 5 us after each packet.
     let world = run(1000 * MS, 20_000, |world| {
         if world.now_ns % MS < 40_000 {
             world.poll();
@@ -243,7 +244,8 @@ fn a_program_that_answers_what_it_sees_in_memory_takes_acknowledgements_along() 
 
 #[test]
 fn two_programs_that_share_a_processor_are_served_in_their_turns() {
-    // Each has the processor for 2 ms, polls while it has it, and both share the device. Then neither for 2 ms.
+    // Each program has the processor for 2 ms and polls meanwhile, and both share the device. Then neither has it for
+    // 2 ms.
     let world = run(1000 * MS, 5_000, |world| {
         if world.now_ns % (4 * MS) < 2 * MS {
             world.poll();
@@ -253,7 +255,7 @@ fn two_programs_that_share_a_processor_are_served_in_their_turns() {
     assert!(longest_ns <= HABITS.longest_nap_ns, "a packet waited {longest_ns} ns");
     let of_callers = world.waits_of_callers_ns.len();
     let all = of_callers + world.waits_of_thread_ns.len();
-    assert!(of_callers * 3 > all, "{of_callers} of {all} packets were taken by those who polled for them");
+    assert!(of_callers * 3 > all, "{of_callers} of {all} packets were received by the program that polled for them");
 }
 
 #[test]

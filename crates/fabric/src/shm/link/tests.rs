@@ -13,7 +13,7 @@ use crate::shm::sys::{Mapping, Ring};
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
-/// A port for tests, so that they run beside anything that uses RoCE's.
+/// A port for tests, which may run at the same time as programs on RoCE's port.
 pub(in crate::shm) const PORT: u16 = 24_793;
 
 pub(in crate::shm) fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
@@ -25,13 +25,13 @@ pub(in crate::shm) fn link() -> SharedMemoryLink {
     link_at(None, LinkChoice::Auto)
 }
 
-/// A time that goes on, as a driver's.
+/// Returns a time that advances, as a driver's does.
 pub(in crate::shm) fn now_ns() -> u64 {
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGUN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Protection against hanging.
+/// Waits for a condition, with a limit against hanging.
 pub(in crate::shm) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -40,7 +40,7 @@ pub(in crate::shm) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Takes unsealed runs as a driver does.
+/// Sink that takes unsealed runs, as a driver does.
 #[derive(Default)]
 pub(in crate::shm) struct Plain(pub(in crate::shm) Vec<Vec<u8>>);
 
@@ -59,7 +59,7 @@ impl Sink for Plain {
     }
 }
 
-/// Sends all of a batch, while both sides are driven.
+/// Sends all packets of a batch, while both sides are driven.
 pub(in crate::shm) fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize]) {
     let mut batch = batch_of(to.udp.local_address(), lengths);
     Sealer::new(from.udp.local_address(), PORT).seal(&mut batch);
@@ -72,7 +72,7 @@ pub(in crate::shm) fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLin
     });
 }
 
-/// Shared memory is there in both directions.
+/// Returns two links that share memory in both directions.
 pub(in crate::shm) fn acquainted() -> (SharedMemoryLink, SharedMemoryLink) {
     acquainted_with(link())
 }
@@ -90,7 +90,7 @@ fn acquainted_with(mut b: SharedMemoryLink) -> (SharedMemoryLink, SharedMemoryLi
 #[test]
 fn packets_of_all_lengths_go_through_memory_without_an_icrc() {
     let (mut a, mut b) = acquainted();
-    // More than the ring holds, in both directions.
+    // More packets than the ring holds, in both directions.
     for round in 0..200 {
         let lengths: Vec<usize> = [vec![32; 64], vec![4108; 15], vec![12 + 4 * round]].concat();
         for direction in 0..2 {
@@ -130,7 +130,7 @@ fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
 
 #[test]
 fn a_device_whose_name_is_taken_counts_that_asks_others_itself_and_has_its_name_as_soon_as_it_is_free() {
-    // One that no test takes without being asked, since it is taken twice here.
+    // An address that no other test uses by chance, since this test binds it twice.
     let address: IpAddr = [127, 77, 42, 1].into();
     let open = || bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
     let udp = open();
@@ -196,20 +196,20 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
     let before = a.counters();
     let rounds = RING_BYTES / (15 * 4108) + 5;
     for _ in 0..rounds {
-        send(&mut a, &mut b, &lengths); // nobody receives there
+        send(&mut a, &mut b, &lengths); // this device receives nothing
     }
     let counted = a.counters();
     assert!(counted.full > 0);
     assert_eq!(counted.packets_sent - before.packets_sent + counted.full, (rounds * 15) as u64);
     assert_eq!(a.link_counters().tx_ring_full, counted.full);
-    // The third is reached as before.
+    // The third device is reached as before.
     send(&mut a, &mut c, &[32]);
     let mut seen = Plain::default();
     eventually("both arrive", || {
         c.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == 2
     });
-    // What fitted in is there, and then there is room again.
+    // The packets that fitted in are there, and then there is room again.
     let mut seen = Plain::default();
     eventually("the ring is emptied", || b.receive(now_ns(), &mut seen).unwrap() == 0);
     assert_eq!(seen.0.len() as u64, counted.packets_sent - before.packets_sent);
@@ -219,7 +219,7 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
 
 #[test]
 fn packets_to_others_do_not_wait_for_long_behind_a_device_that_is_silent() {
-    // It has a name, and nobody behind it: as a process that is stopped.
+    // The device has a name, but no thread serves it, as if its process were stopped.
     let mut silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let name = crate::shm::meet::silent_host(silent.local_socket_address());
     let (mut a, mut c) = (link(), link());
@@ -237,7 +237,7 @@ fn packets_to_others_do_not_wait_for_long_behind_a_device_that_is_silent() {
     assert_eq!(a.counters().packets_sent, 2);
     assert!(silent.wait_readable(Duration::from_secs(10)).unwrap());
     assert_eq!(packets_of(&receive_once(&mut silent, 0), ICRC_LEN), [packet(0, 32)]);
-    // With nobody behind it, such a packet may wait for longer.
+    // If no other packets follow, such a packet may wait for longer.
     let mut b = link();
     let mut alone = batch_of(silent.local_address(), &[32]);
     Sealer::new(b.udp.local_address(), PORT).seal(&mut alone);
@@ -248,11 +248,11 @@ fn packets_to_others_do_not_wait_for_long_behind_a_device_that_is_silent() {
 
 #[test]
 fn a_device_that_closes_frees_its_name_and_is_found_again() {
-    // One that no test takes without being asked, since it is taken again and again here.
+    // An address that no other test uses by chance, since this test binds it again and again.
     let address: IpAddr = [127, 77, 42, 2].into();
     let (mut a, mut b) = acquainted_with(link_at(Some(address), LinkChoice::Auto));
     for _ in 0..3 {
-        // What it sent last is read, though it is gone.
+        // The packets that it sent last are read after its end.
         send(&mut b, &mut a, &[64]);
         drop(b);
         let mut seen = Plain::default();
@@ -276,7 +276,7 @@ fn a_device_that_closes_frees_its_name_and_is_found_again() {
             b.counters().packets_received == a.counters().packets_sent - before
         });
     }
-    assert!(a.peers.iter().flatten().count() <= 1, "those that are gone leave nothing");
+    assert!(a.peers.iter().flatten().count() <= 1, "departed peers leave nothing");
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
     for _ in 0..3 {
         send(&mut a, &mut b, &[12]);
     }
-    assert_eq!(a.counters().wakes, 1, "the first that is written wakes, not those behind it");
+    assert_eq!(a.counters().wakes, 1, "the first that is written wakes, not later ones");
     assert!(b.udp.wait_readable(Duration::from_secs(10)).unwrap(), "the socket on which it sleeps is readable");
     eventually("all arrive", || {
         b.receive(now_ns(), &mut seen).unwrap();
@@ -299,7 +299,7 @@ fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
     assert_eq!(b.link_counters().tx_refused, 0);
 }
 
-/// Reads until nothing keeps the link awake, and prepares it to sleep.
+/// Reads until no packet keeps the link awake, and prepares the link to sleep.
 fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
     eventually("nothing is left that would keep it awake", || {
         link.receive(now_ns(), seen).unwrap();
@@ -307,7 +307,7 @@ fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
     });
 }
 
-/// A caller may look into the socket before the thread that sleeps on it has seen that it is readable.
+/// Tests a caller that reads the socket before the thread that sleeps on it has seen that the socket is readable.
 #[test]
 fn a_sleeper_whose_wake_up_another_look_has_taken_is_not_woken_by_what_comes_then() {
     let (mut a, mut b) = acquainted();
@@ -318,12 +318,12 @@ fn a_sleeper_whose_wake_up_another_look_has_taken_is_not_woken_by_what_comes_the
     b.receive(now_ns(), &mut seen).unwrap();
     assert!(!b.shows_arrivals());
     send(&mut a, &mut b, &[12]);
-    assert_eq!(a.counters().wakes, 1, "nobody asked to be woken again");
+    assert_eq!(a.counters().wakes, 1, "the sleeper did not ask to be woken again");
     fall_asleep(&mut b, &mut seen);
     assert!(b.shows_arrivals());
 }
 
-/// The inviter may hear later than its peer that memory is shared, and goes on over UDP until then.
+/// Tests an inviter that learns later than its peer that memory is shared, and sends over UDP until then.
 #[test]
 fn what_went_over_udp_before_the_first_record_is_not_overtaken() {
     let (mut a, mut b) = (link(), link());
@@ -342,7 +342,7 @@ fn what_went_over_udp_before_the_first_record_is_not_overtaken() {
         has_peer(&a) && has_peer(&b)
     });
     b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("nothing was sent yet")).unwrap();
-    // One packet over UDP still, and then one through memory.
+    // One more packet over UDP, and then one through memory.
     let batch = sealed(&[32], &a);
     let mut next = 0;
     a.udp.transmit_until(&batch, &mut next, 1).unwrap();
@@ -356,7 +356,7 @@ fn what_went_over_udp_before_the_first_record_is_not_overtaken() {
     assert_eq!(lengths, [32, 64], "in the order in which they were sent");
 }
 
-/// One that the kernel did not take must not be the last.
+/// Tests a wake-up that the kernel does not accept: it must not be the last one.
 #[test]
 fn a_sleeper_that_could_not_be_woken_is_woken_by_the_next_packet() {
     let (mut a, mut b) = acquainted();
@@ -391,17 +391,17 @@ fn a_device_sends_to_itself_without_waiting_and_then_through_memory() {
     assert!(packets as u64 > a.counters().packets_received);
 }
 
-/// A peer that the test plays itself: the ring through which it writes to a device.
+/// Returns the ring through which a peer that the test plays writes to a device.
 fn in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> Ring {
     both_in_our_hands(link, address).0
 }
 
-/// The same, and the ring that the device writes.
+/// Returns the same ring, and the ring that the device writes.
 fn both_in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> (Ring, Ring) {
     in_our_hands_as(link, 1 << 40, address)
 }
 
-/// The same for the peer with this number.
+/// Returns the same rings for the peer with this number.
 fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ring, Ring) {
     let (mapping, file) = Mapping::create().unwrap();
     let [written, read] = Ring::both(mapping);
@@ -410,10 +410,10 @@ fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ri
     (written, read)
 }
 
-/// A header of runs of one short packet.
+/// Header of runs of one short packet.
 const SHORT: Header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
 
-/// Fills a ring with records, each of one line, as if there were no end of them.
+/// Fills a ring with records of one line each, so that the next record is always present.
 fn fill(ring: &Ring) {
     let word = crate::shm::ring::word_of(SHORT);
     (0..RING_BYTES).step_by(crate::shm::ring::LINE_BYTES).for_each(|at| ring.store(at, word));
@@ -441,7 +441,7 @@ fn a_ring_that_claims_to_be_full_for_ever_ends_with_its_writer_and_keeps_nobody_
     assert_eq!(a.peers.iter().flatten().count(), 1, "nothing is left of it");
 }
 
-/// Peers that leave a full ring behind, one after the other, as fast as they can connect.
+/// Tests peers that leave a full ring behind, one after the other, as fast as they can connect.
 #[test]
 fn peers_that_fill_a_ring_and_go_take_a_bounded_number_of_mappings() {
     let (mut a, mut b) = acquainted();
@@ -458,7 +458,7 @@ fn peers_that_fill_a_ring_and_go_take_a_bounded_number_of_mappings() {
         assert!(a.peers.len() <= DEPARTED_MAX + 2);
         a.receive(now_ns(), &mut |run: ReceivedRun<'_>| seen += run.segments().len()).unwrap();
     }
-    assert!(seen > DEPARTED_MAX, "what they wrote is read, as far as there is room for them");
+    assert!(seen > DEPARTED_MAX, "their records are read, as far as there is room for the peers");
     send(&mut b, &mut a, &[2000]);
     let mut is_heard = false;
     eventually("others are heard", || {
@@ -471,7 +471,7 @@ fn peers_that_fill_a_ring_and_go_take_a_bounded_number_of_mappings() {
     });
 }
 
-/// A device that goes after a batch was sealed, in which its packets have no ICRC.
+/// Tests a device that departs after a batch was sealed, in which its packets have no ICRC.
 #[test]
 fn packets_without_an_icrc_never_go_over_udp() {
     let (mut a, b) = acquainted();
@@ -491,15 +491,19 @@ fn packets_without_an_icrc_never_go_over_udp() {
         a.transmit(now_ns(), &batch, &mut next).unwrap();
         next == batch.runs().len()
     });
-    assert_eq!(a.counters().without - before.without, 2, "as if they had been written to the ring of the one who went");
+    assert_eq!(
+        a.counters().without - before.without,
+        2,
+        "as if they had been written to the ring of the departed device"
+    );
     assert_eq!(packets_of(&receive_once(&mut d, 0), ICRC_LEN), [packet(0, 64)]);
     assert_eq!(a.link_counters().tx_udp_packets, 1);
-    // What is sealed from now on is sent again.
+    // Packets that are sealed from now on are sent again.
     assert!(a.seals(gone) && !a.is_gone_within_batch(gone));
     drop(b);
 }
 
-/// A driver has no second batch while the first one waits.
+/// Tests separate batches: a driver has no second batch while the first one waits.
 #[test]
 fn packets_to_others_that_are_not_in_the_same_batch_do_not_wait_for_long_either() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -520,7 +524,7 @@ fn packets_to_others_that_are_not_in_the_same_batch_do_not_wait_for_long_either(
     drop(name);
 }
 
-/// A peer that shares memory and goes, and whose name stays and never answers.
+/// Tests a peer that shares memory and departs, while its name stays and never answers.
 #[test]
 fn a_peer_that_has_gone_delays_nobody_although_its_name_is_silent() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -557,7 +561,8 @@ fn whoever_has_an_address_now_gets_its_packets_though_somebody_else_still_holds_
     });
 }
 
-/// Both devices asked the other at the same time, so there are two pairs of rings; then the first ones end.
+/// Tests two pairs of rings, which exist because both devices asked the other at the same time. Then the first ones
+/// end.
 #[test]
 fn packets_through_a_second_ring_do_not_overtake_those_of_the_first() {
     let address: IpAddr = [127, 77, 42, 8].into();
@@ -579,7 +584,7 @@ fn packets_through_a_second_ring_do_not_overtake_those_of_the_first() {
             write(&mut first, 1);
             eventually("the first is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
         }
-        // More than one look takes, and the look begins at the second ring.
+        // More records than one call reads, and the call begins at the second ring.
         write(&mut first, 100);
         write(&mut second, 10);
         a.next_peer = 0;
@@ -595,11 +600,11 @@ fn packets_through_a_second_ring_do_not_overtake_those_of_the_first() {
         let numbers: Vec<u32> =
             seen.0.iter().map(|packet| u32::from_le_bytes(packet[..4].try_into().unwrap())).collect();
         assert_eq!(numbers, (1..=total as u32).collect::<Vec<_>>());
-        assert_eq!(a.peers.iter().flatten().count(), 1, "the first is let go of");
+        assert_eq!(a.peers.iter().flatten().count(), 1, "the first peer is removed");
     }
 }
 
-/// Takes all that comes through memory, and what comes over UDP as well.
+/// Sink that takes the packets through memory, and those over UDP as well.
 #[derive(Default)]
 struct Both(Vec<u8>);
 
@@ -618,12 +623,13 @@ impl Sink for Both {
     }
 }
 
-/// A writer of packets of 32 bytes, each of which is one number.
+/// Writes a packet of 32 bytes, each of which is one number.
 fn write_number(writer: &mut Writer<Ring>, number: u8) {
     assert!(writer.push(SHORT, [&[number; 32][..]].into_iter()));
 }
 
-/// However two rings of one address end, and whatever is in the socket meanwhile, both are read and the device can sleep.
+/// Tests two rings of one address that end in any order, with or without a message in the socket. Both are read, and
+/// the device can sleep.
 #[test]
 fn two_rings_of_one_address_never_wait_for_each_other() {
     for case in 0..8 {
@@ -634,7 +640,7 @@ fn two_rings_of_one_address_never_wait_for_each_other() {
         let [one, two] = if case & 1 == 0 { [&mut first, &mut second] } else { [&mut second, &mut first] };
         write_number(one, 1);
         let mut seen = Both::default();
-        // With a word in the socket, so that it is not found empty.
+        // With a message in the socket, so that the link does not find the socket empty.
         assert!(other.send_alone(a.udp.local_address(), &Datagram::Wake.to_bytes()));
         if case & 2 == 0 {
             a.receive(now_ns(), &mut seen).unwrap();
@@ -732,7 +738,7 @@ fn a_ring_in_which_nothing_moves_gives_its_memory_back_and_goes_on() {
     let resident = |link: &SharedMemoryLink| link.peers.iter().flatten().map(Peer::resident_bytes).sum::<usize>();
     exchange(&mut a, &mut b, 100);
     assert!(resident(&a) >= RING_BYTES);
-    // One who writes on and on keeps it.
+    // A ring that is written again and again keeps its memory.
     let mut at = a.poll_timeout().expect("it will be looked at");
     for _ in 0..3 {
         a.receive(at, &mut Plain::default()).unwrap();
@@ -740,7 +746,7 @@ fn a_ring_in_which_nothing_moves_gives_its_memory_back_and_goes_on() {
         exchange(&mut a, &mut b, 1);
         at = a.poll_timeout().unwrap();
     }
-    // What was not read stays.
+    // Unread records stay.
     send(&mut a, &mut b, &lengths);
     for later in 0..3 {
         a.receive(at + later * SECOND, &mut Plain::default()).unwrap();
@@ -751,7 +757,7 @@ fn a_ring_in_which_nothing_moves_gives_its_memory_back_and_goes_on() {
         b.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == lengths.len()
     });
-    // Then it goes, and the device has nothing to wake for.
+    // Then the ring gives its memory back, and the device has no reason to wake up.
     a.receive(a.poll_timeout().unwrap(), &mut Plain::default()).unwrap();
     assert!(resident(&a) < 64 << 10, "{} bytes", resident(&a));
     assert_eq!((a.poll_timeout(), resident(&b)), (None, resident(&a)));
@@ -770,7 +776,7 @@ fn a_flood_over_udp_keeps_no_ring_closed() {
     let mut shared = 0;
     let mut looks = 0;
     while shared == 0 {
-        // It is never found empty.
+        // The link never finds the socket empty.
         flooder.send_to(&[9; 40], to).unwrap();
         assert!(a.udp.wait_readable(Duration::from_secs(10)).unwrap());
         a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
@@ -796,7 +802,7 @@ fn words_of_strangers_change_nothing() {
         b"\xffdoorbel\x04".to_vec(),
         vec![0xff; 70],
     ];
-    // From another port, and from the port of devices at an address of none.
+    // From another port, and from the devices' port at an address without a device.
     for from in ["127.77.42.6:0".to_owned(), format!("127.77.42.6:{PORT}")] {
         let stranger = std::net::UdpSocket::bind(from).unwrap();
         for _ in 0..1000 {
@@ -811,7 +817,7 @@ fn words_of_strangers_change_nothing() {
     assert_eq!(a.peers.len(), 1);
 }
 
-/// The same rings in the hands of somebody who writes anything anywhere, all the time.
+/// Tests the same rings with a peer that writes arbitrary values at arbitrary places all the time.
 #[test]
 fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
     let (mapping, file) = Mapping::create().unwrap();
@@ -832,7 +838,7 @@ fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
             while !stop.load(Ordering::Relaxed) {
                 let (word, at) = (random(), random() as usize % (RING_BYTES / 8) * 8);
                 let ring = &theirs[(word & 1) as usize];
-                // Often a word that could be a record's, at the first lines.
+                // Often a word that could be a record's, in the first lines.
                 let possible = 1 << 63 | (word % 4000) << 17 | (word % 60_000);
                 ring.store(if word & 2 == 0 { at } else { at % 4096 }, if word & 4 == 0 { word } else { possible });
                 if word & 0xf0 == 0 {
@@ -865,7 +871,7 @@ fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
 #[test]
 fn a_file_that_is_not_as_it_must_be_is_refused() {
     let refused = |file: &std::fs::File| Mapping::adopt(std::os::fd::AsFd::as_fd(file)).unwrap_err().to_string();
-    // On disk, or without seals, or of another size.
+    // Files on disk, without seals, or of another size.
     let disk = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(refused(&disk).contains("not in memory"));
     let name = c"doorbell-test";

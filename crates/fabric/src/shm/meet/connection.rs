@@ -1,4 +1,4 @@
-//! The Unix sockets by which devices find each other: their names, who is at the other end, and what is said.
+//! The Unix sockets by which devices find each other: their names, the user at the other end, and the messages.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::shm::message::{MAX_BYTES, Message};
 use crate::shm::own_process::{Opening, OwnProcess};
 use crate::shm::sys::receive_message;
 
-/// What a user reads as that the user namespace does not map, unless the kernel says otherwise.
+/// User ID that stands for users without a mapping in the user namespace, unless the kernel reports another one.
 const OVERFLOW_UID: u32 = 65_534;
 
 fn endpoint() -> io::Result<OwnProcess> {
@@ -29,8 +29,8 @@ pub(super) fn host(local: SocketAddr) -> io::Result<OwnProcess> {
     host_at(&name_of(local.ip(), local.port()))
 }
 
-/// Does the same as [`host`], but at a name beside the device's if another user has that one. Returns whether it is such a
-/// name.
+/// Listens like [`host`], but at a name beside the device's if another user has that one. Returns the socket and
+/// whether its name is beside the device's.
 pub(super) fn host_or_beside(local: SocketAddr) -> io::Result<(OwnProcess, bool)> {
     let error = match host(local) {
         Ok(listener) => return Ok((listener, false)),
@@ -84,7 +84,7 @@ pub(super) fn call_at(name: &[u8]) -> Result<Option<OwnProcess>, String> {
     }
 }
 
-/// The name of the device with this address and port, in the network namespace of this thread.
+/// Returns the name of the device with this address and port, in the network namespace of this thread.
 pub(super) fn name_of(address: IpAddr, port: u16) -> String {
     let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
     format!("doorbell-link/{}/{address}/{port}", namespace.display())
@@ -103,7 +103,7 @@ pub(super) fn check_user(connection: &impl AsFd) -> Result<(), String> {
     Ok(())
 }
 
-/// What a user reads as that the user namespace does not map.
+/// Returns the user ID that stands for users without a mapping in the user namespace.
 fn overflow_uid() -> u32 {
     let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     said.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
@@ -119,12 +119,12 @@ pub(super) fn send(connection: &impl AsFd, message: Message, file: Option<RawFd>
     Ok(())
 }
 
-/// What a look at a connection gives.
+/// Result of reading from a connection.
 pub(super) enum Heard {
     Nothing,
-    /// A message, and a descriptor that came along.
+    /// A message, and a descriptor that arrived with it.
     Said(Message, Option<OwnedFd>),
-    /// It ended, or said what nobody says.
+    /// The connection ended, or the peer sent something that is no message.
     Ended,
 }
 

@@ -1,4 +1,4 @@
-//! Guests and hosts that do not keep to the protocol. What they do is done here by hand, one message at a time.
+//! Guests and hosts that violate the protocol. The tests send their messages one at a time.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -20,12 +20,12 @@ use crate::shm::message::MAX_BYTES;
 use crate::testing::batch_of;
 use crate::{BindRequest, bind as bind_udp};
 
-/// A device as others see it.
+/// Returns the address and port of a device.
 fn local_of(link: &SharedMemoryLink) -> SocketAddr {
     link.udp().local_socket_address()
 }
 
-/// A program that closes descriptors which it did not open, and opens a file of its own under such a number.
+/// Tests a program that closes descriptors which it did not open, and opens a file of its own under such a number.
 #[test]
 fn a_device_that_closes_does_not_write_into_a_file_that_has_its_number() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -43,7 +43,7 @@ fn call(host: SocketAddr) -> OwnProcess {
     call_at(name_of(host.ip(), host.port()).as_bytes()).unwrap().unwrap()
 }
 
-/// Says something, with as many descriptors as one likes.
+/// Sends a message with any number of descriptors.
 fn say(connection: &impl AsFd, bytes: &[u8], files: &[RawFd]) {
     let rights = [ControlMessage::ScmRights(files)];
     let control = if files.is_empty() { &[][..] } else { &rights };
@@ -55,7 +55,7 @@ fn hello_from(address: IpAddr) -> Message {
     Message::Hello { version: VERSION, address, port: PORT, nonce: [7; 16] }
 }
 
-/// The next message, or `None` at the end of the connection.
+/// Returns the next message, or `None` at the end of the connection.
 fn answer(connection: &impl AsFd) -> Option<Message> {
     let mut heard = None;
     eventually("there is an answer", || {
@@ -69,7 +69,7 @@ fn answer(connection: &impl AsFd) -> Option<Message> {
     heard
 }
 
-/// Descriptors of this process that are this file, whoever holds them.
+/// Returns the number of descriptors of this process that stand for this file.
 fn copies_of(name: &str) -> usize {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to.to_string_lossy().contains(name))).count()
@@ -82,7 +82,7 @@ fn file_in_memory(name: &std::ffi::CStr, bytes: u64, seals: SealFlag) -> File {
     file
 }
 
-/// Descriptors beyond the one that is expected are closed, and so is whatever is no ring.
+/// Tests that the host closes descriptors beyond the expected one, and each file that holds no rings.
 #[test]
 fn a_guest_leaves_no_descriptor_behind_whatever_it_sends() {
     let host = link();
@@ -96,11 +96,11 @@ fn a_guest_leaves_no_descriptor_behind_whatever_it_sends() {
         assert!(welcome.is_none() || count == 1 && welcome == Some(refusal), "{count}: {welcome:?}");
     }
     eventually("only ours is left", || copies_of("doorbell-test-marked") == 1);
-    // Those that come where none is expected.
+    // Descriptors with a message that expects none.
     let guest = call(local_of(&host));
     say(&guest, &Message::Proof { nonce: [0; 16] }.to_bytes(), &[marked.as_raw_fd(); 3]);
     assert_eq!(answer(&guest), None);
-    eventually("only ours is left", || copies_of("doorbell-test-marked") == 1);
+    eventually("only the test's descriptor is left", || copies_of("doorbell-test-marked") == 1);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn what_is_no_ring_is_refused_and_the_host_goes_on() {
         (*version, *port) = (VERSION + 1, PORT + 1);
     }
     let longer = [version.to_bytes(), vec![1, 2, 3]].concat();
-    // Of a group all packets would go to this guest.
+    // With the address of a group, all its packets would go to this guest.
     let nobody = ["224.0.0.9", "255.255.255.255", "0.0.0.0", "::1", "ff02::1"].map(|text| text.parse().unwrap());
     let said = nobody.map(|address| hello_from(address).to_bytes()).into_iter();
     for bytes in said.chain([version.to_bytes(), longer, port.to_bytes()]) {
@@ -145,7 +145,7 @@ fn what_is_no_ring_is_refused_and_the_host_goes_on() {
         assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: false }), "{bytes:?}");
         assert_eq!(answer(&guest), None);
     }
-    // What is no message, or comes out of turn.
+    // Bytes that are no message, or a message at the wrong time.
     for bytes in
         [vec![], vec![1], hello.to_bytes()[..20].to_vec(), vec![9; 5000], Message::Proof { nonce: [1; 16] }.to_bytes()]
     {
@@ -157,7 +157,7 @@ fn what_is_no_ring_is_refused_and_the_host_goes_on() {
     assert_eq!(host.link_counters().shared_memory_refused, 0, "no device was refused");
 }
 
-/// It owns no address, so no challenge reaches it; or it does, and answers another one.
+/// Tests a guest without the address, which no challenge reaches, and a guest that answers another guest's challenge.
 #[test]
 fn a_guest_that_cannot_prove_its_address_gets_nothing() {
     let mut host = link();
@@ -178,16 +178,16 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
         panic!("no challenge")
     };
     assert_eq!(invited, [7; 16]);
-    // One that was sent to another guest is worth nothing.
+    // A challenge that was sent to another guest proves nothing.
     let guest = call(local_of(&host));
     send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
     assert!(answer(&guest).is_some());
     send(&guest, Message::Proof { nonce: asked }, None).unwrap();
     assert_eq!(answer(&guest), None);
-    // The true one is.
+    // The guest's own challenge does.
     let guest = call(local_of(&host));
     send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
-    let (_, _) = own.recv_from(&mut bytes).unwrap(); // that of the last one
+    let (_, _) = own.recv_from(&mut bytes).unwrap(); // the challenge of the last guest
     let (length, _) = own.recv_from(&mut bytes).unwrap();
     let Some(Datagram::Challenge { asked, .. }) = Datagram::parse(&bytes[..length]) else { panic!("no challenge") };
     assert!(answer(&guest).is_some());
@@ -200,7 +200,7 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
     });
 }
 
-/// More than there are places for, most of which say nothing.
+/// Tests more guests than there are places for, most of which send nothing.
 #[test]
 fn guests_who_are_silent_keep_nobody_out_for_long() {
     let mut host = link();
@@ -212,10 +212,10 @@ fn guests_who_are_silent_keep_nobody_out_for_long() {
     for guest in &silent {
         ended += usize::from(matches!(hear(guest), Heard::Ended));
     }
-    assert!(ended > GUESTS_MAX, "{ended} were let go of");
+    assert!(ended > GUESTS_MAX, "{ended} connections were closed");
 }
 
-/// A host as its process is when it stops at one of the steps.
+/// The step after which the process of a host stops.
 enum StopsAfter {
     Nothing,
     Welcome,
@@ -229,7 +229,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         let local = udp.local_addr().unwrap();
         let listener = silent_host(local);
         let shared = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-        // The last of them does answer, and is not to be late on a busy machine.
+        // The last step includes an answer, which must not be late on a busy machine.
         let within = if matches!(step, StopsAfter::Challenge) { 60_000 } else { 50 };
         let own = shared.local_socket_address();
         let socket = shared.readable().unwrap();
@@ -248,7 +248,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         }
         if matches!(step, StopsAfter::Challenge) {
             meeting.challenged(local.ip(), nonce, [9; 16]);
-            // To the one who invited, such a host is a peer that reads nothing; timers judge that.
+            // For the inviter, such a host is a peer that reads nothing. Timers detect that.
             assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
             let mut news = Vec::new();
             eventually("memory is shared", || {
@@ -266,20 +266,20 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
             !news.is_empty()
         });
         assert!(matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "it did not answer in time"));
-        // It is not asked anew as long as it may still find the first invitation.
+        // The host is not invited again while it may still find the first invitation.
         (0..100).for_each(|_| meeting.invite(local.ip()));
         std::thread::sleep(Duration::from_millis(2 * within));
         let again = sys::accept(listener.as_fd());
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        // And nobody waits for it again.
+        // No packet waits for the host again.
         let news = meeting.news();
         assert!((1..=100).contains(&news.len()));
         assert!(news.iter().all(|news| matches!(news, News::Absent { why: None, .. })), "{news:?}");
-        // It goes on, and so does what it began.
+        // The host continues, and with it the exchange.
         if matches!(step, StopsAfter::Nothing) {
             send(&guest, welcome, None).unwrap();
         }
-        meeting.challenged(local.ip(), [1; 16], [9; 16]); // of a stranger
+        meeting.challenged(local.ip(), [1; 16], [9; 16]); // the nonce of a stranger
         meeting.challenged(local.ip(), nonce, [9; 16]);
         assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
         eventually("memory is shared", || matches!(meeting.news()[..], [News::Arrived { .. }]));
@@ -313,17 +313,17 @@ fn a_listener_that_is_closed_under_the_thread_is_made_anew() {
     };
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let fd = files.map(|file| file.file_name().to_string_lossy().parse().unwrap()).find(is_it).unwrap();
-    // A file takes the number over, as it may when a program closes what it did not open.
+    // A file takes the number over, as it may when a program closes a descriptor that it did not open.
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
     let taken = crate::shm::sys::replace(fd, file.as_fd());
-    // The thread may sleep on the socket that had the number, until somebody calls.
+    // The thread may sleep on the socket that had the number, until a guest connects.
     let _ = call_at(name_of(local_of(&host).ip(), PORT).as_bytes());
     eventually("its name is hosted again", || {
         let table = std::fs::read_to_string("/proc/net/unix").unwrap();
         table.lines().any(|line| line.ends_with(&name) && !line.contains(&format!(" {inode} ")))
     });
     exchange(&mut link(), &mut host, &[12]);
-    assert!(is_open(taken.as_fd()), "what has the number now is left alone");
+    assert!(is_open(taken.as_fd()), "the file that has the number now stays open");
     drop(host);
     assert!(is_open(taken.as_fd()));
 }
