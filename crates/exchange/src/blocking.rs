@@ -19,8 +19,8 @@ const SPINS: u32 = 500;
 
 /// A connection whose calls wait.
 ///
-/// Without a completion channel it busy-polls, and offers its CPU to others now and then; with one it sleeps there once polling has found
-/// nothing for a while.
+/// Without a completion channel it busy-polls, and offers its CPU to others now and then; with one it sleeps there
+/// once polling has found nothing for a while.
 #[derive(Debug)]
 pub struct Blocking<C = crate::send_receive::Connection> {
     connection: C,
@@ -210,7 +210,8 @@ impl<C: MessageConnection> ReceiveHalf<C> {
     ///
     /// # Errors
     ///
-    /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
+    /// The connection is over; or the peer has closed its side and no more can come
+    /// ([`ConnectionError::PeerClosed`]).
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         block_on(self.0.receive())
     }

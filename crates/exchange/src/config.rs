@@ -48,8 +48,8 @@ pub struct Config {
     pub poll_list: usize,
     /// Receives that are posted again in one list at most: 1 to 64; 1 posts each by itself, as it is given back.
     pub repost_list: usize,
-    /// Every message posted has a completion of its own, as in published evaluations; otherwise the last of a list tells
-    /// of all before it. Of Send-Receive and Direct-Read alone.
+    /// Every message posted has a completion of its own, as in published evaluations; otherwise the last of a list
+    /// tells of all before it. Of Send-Receive and Direct-Read alone.
     pub signal_each: bool,
     /// Messages up to this many bytes go inline. More than the device takes is the same as the most that it takes.
     pub inline: usize,
@@ -71,8 +71,8 @@ pub struct Config {
     pub rnr_retry: u8,
     /// Code of the least time that the peer is to wait after an RNR NAK (IBTA Vol 1, 9.7.5.2.8): 0 to 31.
     pub min_rnr_timer: u8,
-    /// When this side has heard nothing from the peer for so many nanoseconds, it asks whether the peer lives; 0: it never
-    /// asks. If neither an answer nor an error has come after ten times as long, the log has a warning.
+    /// When this side has heard nothing from the peer for so many nanoseconds, it asks whether the peer lives; 0: it
+    /// never asks. If neither an answer nor an error has come after ten times as long, the log has a warning.
     pub keepalive_ns: u64,
 }
 

@@ -148,9 +148,9 @@ pub trait MessageConnection {
         self.receive_noting(&mut false)
     }
 
-    /// Receives as [`receive`](Self::receive) does. Sets `moved` if a message arrived or a poll moved anything. A caller
-    /// that sleeps while nothing happens also waits for events without a message, such as the acknowledgement of its
-    /// goodbye.
+    /// Receives as [`receive`](Self::receive) does. Sets `moved` if a message arrived or a poll moved anything. A
+    /// caller that sleeps while nothing happens also waits for events without a message, such as the acknowledgement
+    /// of its goodbye.
     ///
     /// # Errors
     ///

@@ -322,8 +322,8 @@ impl Incoming for Buffers {
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError> {
         let room = (self.places as usize).saturating_sub(self.waiting.len());
         let count = self.pool.free().min(room);
-        // A receiver that is faster than its sender is idle after nearly every message. Few grants are worth a post only
-        // where the peer may soon have none left.
+        // A receiver that is faster than its sender is idle after nearly every message. Few grants are worth a post
+        // only where the peer may soon have none left.
         let is_due = count >= self.regrant_at || is_idle && self.waiting.len() < self.regrant_at;
         if self.is_granting || count == 0 || !is_due {
             return Ok(0);

@@ -282,7 +282,8 @@ impl<'a> Timed<'a> {
     ///
     /// # Errors
     ///
-    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is broken.
+    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is
+    /// broken.
     pub fn peek(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             self.stream.set_read_timeout(self.left()?)?;
@@ -418,8 +419,8 @@ fn exchange_within(
     receive(timed, peer, own.len(), deadline)
 }
 
-/// Receives the peer's hello alone, which is to hold `ours` descriptions: for an end that decides what it sends by what it
-/// was sent. The stream's time began with `deadline`, which errors name.
+/// Receives the peer's hello alone, which is to hold `ours` descriptions: for an end that decides what it sends by
+/// what it was sent. The stream's time began with `deadline`, which errors name.
 ///
 /// # Errors
 ///

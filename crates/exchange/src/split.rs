@@ -1,7 +1,7 @@
 //! One connection in two halves, for two tasks or two threads.
 //!
-//! The halves share the connection under a lock, which nobody holds while waiting. Of two halves that wait, one *drives*:
-//! it sleeps until the connection is notified and moves it along. The other *follows*: it is woken whenever
+//! The halves share the connection under a lock, which nobody holds while waiting. Of two halves that wait, one
+//! *drives*: it sleeps until the connection is notified and moves it along. The other *follows*: it is woken whenever
 //! the driver has moved the connection, and takes over when the driver has what it waited for, or goes.
 
 use std::future::poll_fn;
@@ -240,7 +240,8 @@ impl<W: Waiter, C: MessageConnection> ReceiveHalf<W, C> {
     ///
     /// # Errors
     ///
-    /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
+    /// The connection is over; or the peer has closed its side and no more can come
+    /// ([`ConnectionError::PeerClosed`]).
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.0.until(waiting::arrived).await
     }

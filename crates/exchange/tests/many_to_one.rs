@@ -90,8 +90,8 @@ fn one_receiver_serves_many_senders_from_buffers_of_their_own() {
     assert_eq!(rnr_naks(&device, &senders), 0);
 }
 
-/// A hub handles a few connections in each poll. If a program sleeps after a poll that reports no event, all goodbyes must
-/// have been sent.
+/// A hub handles a few connections in each poll. If a program sleeps after a poll that reports no event, all goodbyes
+/// must have been sent.
 #[test]
 fn a_hub_says_every_goodbye_before_it_says_that_nothing_happens() {
     const MANY: usize = 20;

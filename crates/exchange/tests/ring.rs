@@ -1,5 +1,5 @@
-//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to freed
-//! memory. No held message is overwritten, and no free memory is forgotten.
+//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to
+//! freed memory. No held message is overwritten, and no free memory is forgotten.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part
 #[path = "../src/ring/units.rs"]

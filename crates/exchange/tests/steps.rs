@@ -285,7 +285,8 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
     let (until_ns, mut rounds) = (device.now_ns() + PATIENCE_NS, 0);
     while received != [messages[1], messages[0]] || ends.iter().any(|end| end.unacknowledged() > 0) {
         rounds += 1;
-        // Not so many rounds: while a device's thread is in the midst of its work and does not run, polling takes no time.
+        // Not so many rounds: while a device's thread is in the midst of its work and does not run, polling takes no
+        // time.
         assert!(device.now_ns() < until_ns, "nothing moves any more: {sent:?} sent, {received:?} received");
         for (index, end) in ends.iter_mut().enumerate() {
             // In one round as many as go, in another a few.
@@ -371,8 +372,8 @@ fn a_step_too_few_or_too_many_is_noticed() {
     }
 }
 
-/// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It grants them in groups
-/// all the same: a grant costs two WRITEs.
+/// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It grants them in
+/// groups all the same: a grant costs two WRITEs.
 #[test]
 fn an_idle_receiver_does_not_grant_each_buffer_by_itself() {
     const MESSAGES: u64 = 200;

@@ -23,9 +23,9 @@ pub(super) const HEAD_WORDS: u64 = 1 << 30;
 /// be added to.
 pub(crate) const FARTHEST: u64 = 1 << 62;
 
-/// How many READs in a row may bring a head that cannot be. Nothing promises that a READ of a word which the peer's processor is
-/// storing finds all of its bytes old or all of them new, and Linux's `rdma_rxe` copies them one by one on some machines. The
-/// next READ finds them whole.
+/// How many READs in a row may bring a head that cannot be. Nothing promises that a READ of a word which the peer's
+/// processor is storing finds all of its bytes old or all of them new, and Linux's `rdma_rxe` copies them one by one
+/// on some machines. The next READ finds them whole.
 const MOST_TORN: u32 = 16;
 
 /// What is known of the head of a peer's ring.

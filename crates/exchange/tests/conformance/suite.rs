@@ -203,7 +203,8 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
-    // What verbs' own case of it shows: a fenced request that has to be sent again waits without end for READs after it.
+    // What verbs' own case of it shows: a fenced request that has to be sent again waits without end for READs after
+    // it.
     let is_fenced = (&protocol as &dyn Any)
         .downcast_ref::<DirectRead>()
         .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
@@ -428,7 +429,8 @@ where
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
-    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to sleep.
+    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to
+    // sleep.
     let is_sleepy = std::sync::atomic::AtomicBool::new(false);
     let is_sleepy = &is_sleepy;
     std::thread::scope(|scope| {
