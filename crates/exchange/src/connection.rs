@@ -112,9 +112,9 @@ pub trait MessageConnection {
     ///
     /// # Errors
     ///
-    /// The connection is over, or the call is a [`ConnectionError::Misuse`], after which the connection stays usable:
-    /// the message is longer than the peer accepts or not inside the region, or the region lacks the access that the
-    /// protocol needs.
+    /// The connection is over. Or the message is longer than the peer accepts, or not inside the region, or the
+    /// region lacks the access that the protocol needs ([`ConnectionError::Misuse`]). After a misuse, the connection
+    /// stays usable.
     fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
 
     /// Posts messages that wait for their batch to be full.
