@@ -264,7 +264,7 @@ fn peers_that_say_anything_end_their_own_connection_only() {
         "a head that is",
         "a message outside the ring",
         "a message where nothing was reserved for it",
-        "an answer that nobody asked for",
+        "an answer without a question",
         "the peer refused",
     ] {
         assert!(endings.keys().any(|ending| ending.contains(words)), "no connection ended with: {words}");

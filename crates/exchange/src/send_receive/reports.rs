@@ -12,7 +12,7 @@ pub(crate) struct ReceiveCredits {
     depth: u64,
     /// Data messages that arrived. Only the connection writes it.
     received: AtomicU64,
-    /// The last grant that was sent.
+    /// Last grant that was sent.
     reported: AtomicU64,
     /// Grant that the peer knew when the last credit message was sent. A data message beyond it shows that the peer
     /// received the credit message. [`ANSWERED`] after that.
