@@ -264,8 +264,8 @@ impl Carrier {
             self.stands_still = true;
             tracing::warn!(
                 qpn = %self.qp.qpn(),
-                "nothing was heard of the peer for {:.1} s, and its RNIC answers nothing, though retries are not spent: \
-                 either it has no receive for what was sent, or its queue pair or this one stands still",
+                "the peer's RNIC has answered nothing for {:.1} s, although retries are left: \
+                 the peer has no receive, or its queue pair or this one stands still",
                 (now_ns - self.heard_ns) as f64 / 1e9
             );
             return Ok(());

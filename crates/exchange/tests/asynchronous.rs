@@ -1,4 +1,4 @@
-//! Connections that tasks wait for: deadlines, deaths, and channels that connections share.
+//! Tasks that wait for connections: deadlines, deaths, and shared channels.
 
 mod common;
 
@@ -18,7 +18,7 @@ use doorbell_verbs::{Channel, Device};
 
 type Connection = <SendReceive as Connector>::Connection;
 
-/// A connection on a channel, and its peer.
+/// Returns a connection on a channel, and its peer.
 fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connection, Connection) {
     let end = |index: usize, channel| {
         SendReceive.endpoint(&devices[index].create_pd().unwrap(), config, channel).expect("an endpoint")
@@ -28,7 +28,7 @@ fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connectio
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// Blocks the thread on the channel until a notification arrives or the deadline passes.
+/// A waiter that blocks the thread until a notification arrives or the deadline passes.
 struct Asleep;
 
 impl Waiter for Asleep {
@@ -75,7 +75,7 @@ fn closing_a_connection_whose_peer_died_says_so() {
     let mut a = Async::new(a, Asleep);
     let died = block_on(a.receive()).unwrap_err();
     assert_eq!(block_on(a.close()), Err(died));
-    // In peace it is Ok, and what the peer sent before is still there.
+    // After a goodbye the result is Ok, and earlier messages of the peer are still there.
     let (a, mut b) = pair(&devices, &channel, &config());
     let mut a = Async::new(a, Asleep);
     b.close();
@@ -86,7 +86,7 @@ fn closing_a_connection_whose_peer_died_says_so() {
     assert_eq!(block_on(a.close()), Ok(()));
 }
 
-/// Sleeps until its waker is called: the test says when the channel's descriptor is looked at.
+/// A waiter that sleeps until its waker is called. The test decides when it checks the descriptor.
 struct Asked<'a> {
     looks: &'a Cell<bool>,
 }
@@ -116,8 +116,8 @@ impl Wake for Woken {
     }
 }
 
-/// Of two tasks that sleep on one channel the first takes the notifications of both off it: then the descriptor is
-/// not readable any more, and the second would sleep on.
+/// Two tasks sleep on one channel. The first one that wakes takes the notifications of both, so the descriptor is not
+/// readable any more. Without a wake-up, the second task would sleep on.
 #[test]
 fn whoever_takes_the_notification_of_another_wakes_it() {
     let devices = wire::devices();
@@ -148,12 +148,12 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
         let Poll::Ready(message) = sleeps(b.as_mut(), &wakers[1]) else { panic!("it is notified, too") };
         assert_eq!(&*message, b"hello");
     }
-    // Whoever does not sleep any more is not woken.
+    // A task that no longer sleeps is not woken.
     let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("nothing is in the way") };
     assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
 }
 
-/// Of two halves that wait one drives. When its future is dropped, the other is woken and drives.
+/// Of two halves that wait, one drives. When its future is dropped, the other one wakes and drives.
 #[test]
 fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
     let devices = wire::devices();

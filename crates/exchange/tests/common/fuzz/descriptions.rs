@@ -1,4 +1,4 @@
-//! What a peer says of itself at set-up: connections are made with it, and used.
+//! Descriptions of hostile peers at set-up. Connections are made with them and used.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ thread_local! {
     static STAGE: RefCell<Stage> = RefCell::new(Stage::new());
 }
 
-/// A description that the bytes are, or that they make of an honest one.
+/// Takes the bytes as a description, or as changes of an honest one.
 pub fn fuzz_descriptions(data: &[u8]) {
     let mut choices = Choices(data);
     let variant = choices.byte() % 10;
