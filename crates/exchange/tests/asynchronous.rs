@@ -33,7 +33,7 @@ struct Asleep;
 
 impl Waiter for Asleep {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
-        let deadline_ns = deadline_ns.expect("whoever sleeps is told until when");
+        let deadline_ns = deadline_ns.expect("a sleeping waiter gets a deadline");
         let channel = channel.expect("the connection has a channel");
         channel.wait(Some(channel.device().time_until(deadline_ns))).unwrap();
     }
@@ -135,7 +135,7 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
         assert!(sleeps(a.as_mut(), &wakers[0]).is_pending());
         assert!(sleeps(b.as_mut(), &wakers[1]).is_pending());
         for peer in [&mut of_a, &mut of_b] {
-            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("nothing is in the way") };
+            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("the message is accepted") };
             while !peer.is_done(id) {
                 peer.poll().unwrap();
                 devices[0].drive();
@@ -149,7 +149,7 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
         assert_eq!(&*message, b"hello");
     }
     // A task that no longer sleeps is not woken.
-    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("nothing is in the way") };
+    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("the message is accepted") };
     assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
 }
 
@@ -174,20 +174,20 @@ fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
                 of_a.poll().unwrap();
                 devices[0].drive();
             }
-            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else { panic!("nothing is in the way") };
+            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else { panic!("the message is accepted") };
             while !of_a.is_done(answer) {
                 of_a.poll().unwrap();
                 devices[0].drive();
             }
         }
-        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "whoever followed is woken to drive");
+        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the half that followed is woken to drive");
         let Poll::Ready(result) = done.as_mut().poll(&mut Context::from_waker(&wakers[1])) else {
             panic!("the acknowledgement is here")
         };
         result.unwrap();
     }
     let message = block_on(receive.receive()).unwrap();
-    assert_eq!(&*message, b"answer", "what came while nobody waited for it is still there");
+    assert_eq!(&*message, b"answer", "a message that came while no task waited is still there");
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn ending<C: MessageConnection>(bare: &mut Bare, connection: &mut C) -> Connecti
         let _ = connection.poll();
         taken.extend(connection.take().map(|message| message.to_vec()));
     });
-    assert_eq!(taken, Vec::<Vec<u8>>::new(), "nothing was sent that is a message");
+    assert_eq!(taken, Vec::<Vec<u8>>::new(), "the peer sent no message");
     connection.over().expect("the connection is over")
 }
 
@@ -311,7 +311,7 @@ fn sockets_that_say_anything_fail_the_set_up_only() {
             Err(SetupError::NotDoorbell { .. }) => "speaks another language",
             Err(SetupError::Version { .. }) => "speaks another version",
             Err(SetupError::Count { .. }) => "has another number",
-            Err(SetupError::Description { .. }) => "describes what cannot be",
+            Err(SetupError::Description { .. }) => "sends an invalid description",
             Err(SetupError::Io { .. }) => "breaks off",
             Err(other) => panic!("seed {seed}: {other}"),
         };

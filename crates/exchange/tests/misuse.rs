@@ -51,7 +51,7 @@ fn refused(result: Result<Submit, ConnectionError>, expected: &str) {
 
 /// Checks that a message arrives.
 fn deliver<C: MessageConnection>(a: &mut C, b: &mut C, message: &[u8]) {
-    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("nothing is in the way") };
+    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("the message is accepted") };
     let mut received = None;
     while received.is_none() || !a.is_done(id) {
         a.poll().unwrap();

@@ -76,7 +76,7 @@ fn receives_that_are_dropped_lose_no_message() {
         });
         for number in 0..50_u32 {
             let dropped = timeout(HASTE, b.receive()).await;
-            assert!(dropped.is_err(), "nothing is sent yet, so this wait is dropped");
+            assert!(dropped.is_err(), "no message is sent yet, so this wait is dropped");
             wanted.set(number + 1);
             // Futures are dropped while the message is in flight.
             let message = loop {

@@ -51,7 +51,7 @@ impl Ring {
 
     /// Writes a message, as a peer does, and receives it, as a connection does.
     fn receive(&self, position: u64) {
-        assert!(!self.units.is_taken(position), "a message lies where the head says that nothing does");
+        assert!(!self.units.is_taken(position), "a message lies in space that the head shows as free");
         self.write(position);
         self.units.hold(position, UNIT);
     }

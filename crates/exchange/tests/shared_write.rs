@@ -94,7 +94,7 @@ fn many_senders_share_one_ring() {
     until(&mut pairs, 2000, |pairs| {
         pairs.iter().take(2).all(|pair| pair.receiver.is_peer_closed()) && pairs[4].received == 2000
     });
-    assert_eq!(ring.recovered(), 0, "who says goodbye leaves nothing behind");
+    assert_eq!(ring.recovered(), 0, "a sender that says goodbye leaves no hole");
 }
 
 #[test]

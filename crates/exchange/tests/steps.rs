@@ -218,7 +218,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
     let [mut a, mut b] = stage.pair(connector, &config);
     let mut polls = [0_u64; 2];
     let mut poll_a = |a: &mut P::Connection| {
-        assert!(polls[0] < 100 * messages, "nothing moves any more");
+        assert!(polls[0] < 100 * messages, "no progress");
         polls[0] += 1;
         a.poll().expect("a connection");
         stage.settle();
@@ -288,7 +288,7 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
     while received != [messages[1], messages[0]] || ends.iter().any(|end| end.unacknowledged() > 0) {
         rounds += 1;
         // A limit of rounds would fail: polling takes no time while the thread of a device is preempted at work.
-        assert!(device.now_ns() < until_ns, "nothing moves any more: {sent:?} sent, {received:?} received");
+        assert!(device.now_ns() < until_ns, "no progress: {sent:?} sent, {received:?} received");
         for (index, end) in ends.iter_mut().enumerate() {
             // Some rounds send as many messages as possible, others only a few.
             for _ in 0..[32, 1, 5][rounds % 3] {

@@ -87,7 +87,7 @@ fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
         a.poll().unwrap();
     }
     drop(b);
-    assert_eq!(shared.unclaimed(), (35, 2), "all but what the program holds");
+    assert_eq!(shared.unclaimed(), (35, 2), "all but the buffers that the program holds");
     drop(held);
     shared.repost().unwrap();
     assert_eq!(shared.unclaimed(), (40, 2));

@@ -47,7 +47,7 @@ fn the_receiver_places_messages_by_what_the_sender_says_of_them() {
         last = b.read_into(&place, offset as usize).unwrap().unwrap();
     }
     assert_eq!(last, 3);
-    assert!(b.take().is_none(), "nothing is placed by itself");
+    assert!(b.take().is_none(), "no message is placed by itself");
     read(&mut a, &mut b, last);
     for (number, offset) in [(0, 40_000), (1, 0), (2, 10_000)] {
         let mut bytes = vec![0; 5000];
@@ -88,7 +88,7 @@ fn a_slow_message_blocks_only_those_behind_its_window() {
         a.poll().unwrap();
         b.poll().unwrap();
     }
-    assert!(matches!(a.send(b"one more").unwrap(), Submit::Full(_)), "nobody has read any");
+    assert!(matches!(a.send(b"one more").unwrap(), Submit::Full(_)), "no reader has read a message");
     assert_eq!(a.last_done(), 0);
     let place = b.qp().pd().allocate(64, Access::LOCAL_WRITE, MemoryKind::Plain).unwrap();
     let id = b.read_into(&place, 0).unwrap().unwrap();

@@ -99,7 +99,7 @@ impl<M: Received> Direction<M> {
 
 fn converse<P: Connector>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
     let stood = converse_until_it_stands(protocol, pair, messages, hold, lengths);
-    assert_eq!(stood, None, "nothing moves any more");
+    assert_eq!(stood, None, "no progress");
 }
 
 /// Exchanges messages in both directions. If progress stops, returns the numbers of messages that arrived.
@@ -208,9 +208,9 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let is_fenced = (&protocol as &dyn Any)
         .downcast_ref::<DirectRead>()
         .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
-    assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "nothing moves any more: {received:?}");
+    assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "no progress: {received:?}");
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    println!("rdma_rxe of Linux {}: with fences, nothing moves any more after {received:?} messages", kernel.trim());
+    println!("rdma_rxe of Linux {}: with fences, no progress after {received:?} messages", kernel.trim());
 }
 
 fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
@@ -254,7 +254,7 @@ fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
             continue;
         }
         waited = if a.poll().unwrap() { 0 } else { waited + 1 };
-        assert!(waited < PATIENCE, "nothing tells that there is room again after {sent} messages");
+        assert!(waited < PATIENCE, "no event reports new room after {sent} messages");
         received += u64::from(b.receive().unwrap().is_some());
     }
     assert!(received > 1000);

@@ -23,7 +23,11 @@ pub fn fuzz_descriptions(data: &[u8]) {
         if let Ok(description) = EndpointDescription::decode(choices.0) {
             let mut bytes = Vec::new();
             description.encode(&mut bytes);
-            assert_eq!(EndpointDescription::decode(&bytes), Ok(description), "what is encoded is what was meant");
+            assert_eq!(
+                EndpointDescription::decode(&bytes),
+                Ok(description),
+                "decoding returns the encoded description"
+            );
         }
         return;
     }
@@ -60,7 +64,7 @@ fn meet<P: Connector>(stage: &mut Stage, choices: &mut Choices<'_>, protocol: P)
         let _ = connection.flush();
         bare.poll();
         let _ = connection.poll();
-        assert!(connection.take().is_none(), "nothing was sent");
+        assert!(connection.take().is_none(), "no message was sent");
     }
 }
 

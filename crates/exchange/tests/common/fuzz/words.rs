@@ -99,7 +99,7 @@ pub fn converse(data: &[u8]) -> Ending {
         stage.check_health();
         let mut bytes = vec![0; 1 << 16];
         secret.copy_out(0, &mut bytes);
-        assert!(bytes.iter().all(|&byte| byte == SECRET), "memory that was opened to nobody was written");
+        assert!(bytes.iter().all(|&byte| byte == SECRET), "memory that no peer may access was written");
         ending
     })
 }
