@@ -242,7 +242,7 @@ fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
 
 /// A sender that retries whenever a poll reports an event never stalls.
 fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
-    // The keepalive is long enough to distinguish an endless wait, so only messages advance this connection.
+    // Number of polls after which a wait counts as endless. Only messages advance this connection.
     const PATIENCE: u64 = 3_000_000;
     let config = Config::default().window(32).depth(4).max_message(64);
     let config = config.keepalive(Duration::ZERO);
