@@ -1,11 +1,12 @@
 //! Admission of visitors to a TCP listener: each speaks its opening before it gets a turn.
 //!
-//! A visitor is a peer that has connected and has not shown yet that it belongs here. [`Admission`] decides without IO which
-//! visitor is handled next, which one makes room for another and when its time is over. [`Lobby`] does the IO for it. An
-//! [`Opening`] judges the words of one visitor: a token, or the first words of the protocol where the service has no token.
+//! A visitor is a peer that has connected and has not shown yet that it belongs here. [`Admission`] decides without
+//! IO which visitor is handled next, which one makes room for another and when its time is over. [`Lobby`] does the
+//! IO for it. An [`Opening`] judges the words of one visitor: a token, or the first words of the protocol where the
+//! service has no token.
 //!
-//! A visitor cannot delay others. Its reads and writes do not block. Its input and its total time are bounded, even if it
-//! keeps sending bytes.
+//! A visitor cannot delay others. Its reads and writes do not block. Its input and its total time are bounded, even
+//! if it keeps sending bytes.
 
 mod lobby;
 
@@ -39,8 +40,8 @@ pub trait Opening: Clone {
     /// Reason of a refusal.
     type Refusal;
 
-    /// Judges the next bytes of `peer`. Returns the number of bytes that belong to the opening: the next protocol reads the
-    /// rest. With [`Verdict::Continue`] all of them do.
+    /// Judges the next bytes of `peer`. Returns the number of bytes that belong to the opening: the next protocol
+    /// reads the rest. With [`Verdict::Continue`] all of them do.
     ///
     /// An opening keeps the number of bytes that it stores bounded.
     fn hear(&mut self, peer: &str, bytes: &[u8]) -> (usize, Verdict<Self::Admitted, Self::Refusal>);
@@ -110,7 +111,8 @@ impl Admission {
         self.limits.total = total;
     }
 
-    /// Returns the visitor that makes room first: one that was dismissed, or else the one that has been silent for longest.
+    /// Returns the visitor that makes room first: one that was dismissed, or else the one that has been silent for
+    /// longest.
     fn longest_silent(&self) -> Option<(Number, Visitor)> {
         let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_dismissed, visitor.heard, *number);
         self.visitors.iter().map(|(number, visitor)| (*number, *visitor)).min_by_key(by_silence)
@@ -152,9 +154,9 @@ impl Admission {
 
     /// Returns the next visitor to handle, among those whose streams are ready.
     ///
-    /// A visitor that completed a step in each of its turns goes before one that drips bytes. Of two such visitors, the one
-    /// with more steps goes first. So an honest visitor waits for at most one stranger, regardless of the number of
-    /// strangers that drip.
+    /// A visitor that completed a step in each of its turns goes before one that drips bytes. Of two such visitors,
+    /// the one with more steps goes first. So an honest visitor waits for at most one stranger, regardless of the
+    /// number of strangers that drip.
     pub fn choose(&self, ready: impl IntoIterator<Item = Number>) -> Option<Number> {
         let rank = |number: &Number| {
             let visitor = self.visitors.get(number)?;
@@ -174,7 +176,8 @@ impl Admission {
         }
     }
 
-    /// Records that a visitor gets no turn. It stays until it has taken its last bytes, and makes room before all others.
+    /// Records that a visitor gets no turn. It stays until it has taken its last bytes, and makes room before all
+    /// others.
     pub fn dismiss(&mut self, number: Number) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
             visitor.is_dismissed = true;
@@ -285,8 +288,8 @@ mod tests {
         assert_eq!(admission.choose([99]), None);
     }
 
-    /// 1,000 silent visitors come at once, and an honest one comes last. Each silent visitor delays it for a share of the
-    /// patience, not for its own deadline.
+    /// 1,000 silent visitors come at once, and an honest one comes last. Each silent visitor delays it for a share of
+    /// the patience, not for its own deadline.
     #[test]
     fn a_crowd_that_says_nothing_passes_in_a_bounded_time() {
         let mut admission = Admission::new(Limits { visitors: 250, ..LIMITS });

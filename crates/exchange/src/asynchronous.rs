@@ -1,8 +1,8 @@
-//! Waiting without a thread: the same connection for `async` code.
+//! Connections for `async` code, which wait without a thread.
 //!
-//! The futures here work with any runtime. How they wait is up to a [`Waiter`]: [`Spin`] comes
-//! back at once, after letting other tasks run, which is what lowest latency needs; a waiter that
-//! sleeps on the completion channel's file descriptor is a few lines with any runtime.
+//! The futures here work with any runtime. A [`Waiter`] decides how they wait. [`Spin`] returns as soon as other
+//! tasks have run, which gives the lowest latency. A waiter that sleeps on the file descriptor of the completion
+//! channel takes a few lines with any runtime.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -14,48 +14,49 @@ use crate::error::ConnectionError;
 pub use crate::split::{ReceiveHalf, SendHalf};
 use crate::waiting;
 
-/// How a task waits when a connection has nothing to do.
+/// Strategy of a task that waits while a connection has no work.
 pub trait Waiter {
     /// Waits until the connection is worth polling again.
     ///
-    /// With `channel`, the caller has armed a notification on it and has polled the connection once more since: the
-    /// waiter returns once the channel's descriptor is readable, and at the deadline at the latest. It leaves the
-    /// notifications on the channel, since they may be those of other connections. Without `channel`, no notification
-    /// will come, and the waiter returns as soon as other tasks have had their turn.
+    /// With `channel`, the caller has armed a notification on it and has polled the connection once more since then.
+    /// The waiter returns when the descriptor of the channel is readable, or at the deadline. It leaves the
+    /// notifications on the channel, since they may belong to other connections. Without `channel`, no notification
+    /// will come, and the waiter returns after other tasks have run.
     ///
-    /// The deadline is a time on the device's clock ([`Device::now_ns`](doorbell_verbs::Device::now_ns)), in
-    /// nanoseconds: then the connection has something to do by itself, such as asking whether the peer lives. A
-    /// waiter that sleeps longer lets a dead peer go unnoticed. `None` means that nothing is due by itself.
+    /// The deadline is a time in nanoseconds on the device's clock
+    /// ([`Device::now_ns`](doorbell_verbs::Device::now_ns)). At this time the connection has work of its own, such as
+    /// a keepalive. A waiter that sleeps longer may not notice a dead peer. `None` means that no such work is due.
     ///
     /// The caller may drop the future before it is complete.
     fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) -> impl Future<Output = ()>;
 
-    /// Does it want notifications armed?
+    /// Returns whether this waiter needs armed notifications.
     fn wants_notification(&self) -> bool;
 
-    /// An observer for the lock that the two halves of a split connection share. Only a simulator returns one: there,
-    /// threads wait for one another's locks in virtual time.
+    /// Returns an observer for the lock that the two halves of a split connection share. Only a simulator returns
+    /// one, since its threads wait for locks in virtual time.
     fn observe_lock(&self) -> Option<Box<dyn LockObserver>> {
         None
     }
 
-    /// Workloads await this after each message. The future is ready at once, except under a simulator, which lets the
-    /// time pass that the message has cost, so that no task runs for ever within one moment of virtual time.
+    /// Lets a simulator advance its virtual time by the cost of a message. Workloads await this future after each
+    /// message, so that no task runs forever at one moment of virtual time. Outside a simulator, the future is ready
+    /// at once.
     fn breathe(&self) -> impl Future<Output = ()> {
         std::future::ready(())
     }
 }
 
-/// Hears when threads take a lock, and when they let go of it.
+/// An observer of a lock.
 pub trait LockObserver: std::fmt::Debug + Send + Sync {
-    /// The running thread has taken the lock.
+    /// Called when the running thread has taken the lock.
     fn taken(&self);
 
-    /// The running thread is about to let go of the lock.
+    /// Called before the running thread releases the lock.
     fn released(&self);
 }
 
-/// Comes back at once, after every other task had its turn.
+/// A waiter that returns as soon as every other task has run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 
@@ -69,7 +70,7 @@ impl Waiter for Spin {
     }
 }
 
-/// Lets other tasks run.
+/// Lets other tasks run once.
 pub fn yield_now() -> impl Future<Output = ()> {
     let mut yielded = false;
     poll_fn(move |context| {
@@ -83,8 +84,8 @@ pub fn yield_now() -> impl Future<Output = ()> {
 
 /// A connection whose calls are futures.
 ///
-/// All of them are safe to cancel, in `select!` or by a timeout: a future that is dropped before it is complete has
-/// sent no message and has lost none. Only a goodbye, once begun by [`close`](Self::close), is not taken back.
+/// All of them are cancel safe, in `select!` or with a timeout. A future that is dropped before it is complete has
+/// sent no message and has lost none. Only a goodbye that [`close`](Self::close) has begun is not cancelled.
 #[derive(Debug)]
 pub struct Async<W, C = crate::send_receive::Connection> {
     connection: C,
@@ -97,8 +98,8 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         Self { connection, waiter }
     }
 
-    /// Sends a message, waiting until it is taken. A message whose future was dropped before it was complete is not
-    /// sent.
+    /// Sends a message and waits until the connection has accepted it. If the future is dropped before it is
+    /// complete, the message is not sent.
     ///
     /// # Errors
     ///
@@ -111,8 +112,8 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     ///
     /// # Errors
     ///
-    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Otherwise the
-    /// connection is over; messages that had arrived were returned before.
+    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Any other error
+    /// means that the connection is over. Messages that had arrived were returned before.
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.until(waiting::arrived).await
     }
@@ -126,17 +127,17 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         self.until(waiting::done(id)).await
     }
 
-    /// Says goodbye, after everything is delivered.
+    /// Sends a goodbye after all messages are delivered, and waits for its acknowledgement.
     ///
     /// # Errors
     ///
-    /// The connection ended before everything was delivered and the goodbye was said.
+    /// The connection ended before all messages and the goodbye were delivered.
     pub async fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         self.until(waiting::closed).await
     }
 
-    /// Moves the connection along until something happened.
+    /// Advances the connection until an event occurs.
     ///
     /// # Errors
     ///
@@ -149,28 +150,28 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         waiting::until(&mut self.connection, &self.waiter, 1, attempt).await
     }
 
-    /// Closes both sides: says goodbye, and waits for the peer's. Messages that come before it are dropped. Then
-    /// either side may drop its connection without harm to the other.
+    /// Closes both sides: sends a goodbye and waits for the peer's goodbye. Messages that arrive before it are
+    /// dropped. After that, each side may drop its connection without harm to the other.
     ///
     /// # Errors
     ///
-    /// The connection ended before both goodbyes were said.
+    /// The connection ended before both goodbyes were exchanged.
     pub async fn finish(mut self) -> Result<(), ConnectionError> {
         self.close().await?;
         self.until(waiting::drained).await
     }
 
-    /// The connection.
+    /// Returns the connection.
     pub fn get(&self) -> &C {
         &self.connection
     }
 
-    /// The connection.
+    /// Returns the connection, mutably.
     pub fn get_mut(&mut self) -> &mut C {
         &mut self.connection
     }
 
-    /// Gives the connection back.
+    /// Returns the connection without its waiter.
     pub fn into_inner(self) -> C {
         self.connection
     }

@@ -1,4 +1,4 @@
-//! Waiting by busy-polling for a while, then sleeping on the completion channel.
+//! Connections for threads: they poll for a while, then sleep on the completion channel.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,13 +14,13 @@ use crate::error::ConnectionError;
 use crate::split;
 use crate::waiting;
 
-/// Polls that find nothing before the thread goes to sleep, if it may: some hundred microseconds.
+/// Maximum number of empty polls before a thread sleeps: some hundred microseconds.
 const SPINS: u32 = 500;
 
-/// A connection whose calls wait.
+/// A connection with blocking calls.
 ///
-/// Without a completion channel it busy-polls, and offers its CPU to others now and then; with one it sleeps there once polling has found
-/// nothing for a while.
+/// Without a completion channel it polls all the time and sometimes yields its CPU. With a channel it sleeps there
+/// after a number of polls without result.
 #[derive(Debug)]
 pub struct Blocking<C = crate::send_receive::Connection> {
     connection: C,
@@ -33,12 +33,12 @@ impl<C: MessageConnection> Blocking<C> {
         Self { connection, spins: SPINS }
     }
 
-    /// Polls this often before going to sleep; 0 goes to sleep at once.
+    /// Sets the number of polls before a thread sleeps. With 0 it sleeps at once.
     pub fn set_spins(&mut self, spins: u32) {
         self.spins = spins;
     }
 
-    /// Sends a message, waiting until it is taken.
+    /// Sends a message and waits until the connection has accepted it.
     ///
     /// # Errors
     ///
@@ -51,8 +51,8 @@ impl<C: MessageConnection> Blocking<C> {
     ///
     /// # Errors
     ///
-    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Otherwise the
-    /// connection is over; messages that had arrived were returned before.
+    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Any other error
+    /// means that the connection is over. Messages that had arrived were returned before.
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.until(waiting::arrived)
     }
@@ -66,50 +66,50 @@ impl<C: MessageConnection> Blocking<C> {
         self.until(waiting::done(id))
     }
 
-    /// Says goodbye, after everything is delivered.
+    /// Sends a goodbye after all messages are delivered, and waits for its acknowledgement.
     ///
     /// # Errors
     ///
-    /// The connection ended before everything was delivered and the goodbye was said.
+    /// The connection ended before all messages and the goodbye were delivered.
     pub fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         self.until(waiting::closed)
     }
 
-    /// Closes both sides: says goodbye, and waits for the peer's. Messages that come before it are dropped. Then
-    /// either side may drop its connection without harm to the other.
+    /// Closes both sides: sends a goodbye and waits for the peer's goodbye. Messages that arrive before it are
+    /// dropped. After that, each side may drop its connection without harm to the other.
     ///
     /// # Errors
     ///
-    /// The connection ended before both goodbyes were said.
+    /// The connection ended before both goodbyes were exchanged.
     pub fn finish(mut self) -> Result<(), ConnectionError> {
         self.close()?;
         self.until(waiting::drained)
     }
 
-    /// The connection.
+    /// Returns the connection.
     pub fn get(&self) -> &C {
         &self.connection
     }
 
-    /// The connection.
+    /// Returns the connection, mutably.
     pub fn get_mut(&mut self) -> &mut C {
         &mut self.connection
     }
 
-    /// Gives the connection back.
+    /// Returns the connection without its wrapper.
     pub fn into_inner(self) -> C {
         self.connection
     }
 
-    /// Splits the connection into a half that sends and one that receives, for two threads. From here on each call
-    /// takes a lock, which nobody holds while waiting.
+    /// Splits the connection into a half that sends and one that receives, for two threads. After that, each call
+    /// takes a lock. No thread holds the lock while it waits.
     pub fn split(self) -> (SendHalf<C>, ReceiveHalf<C>) {
         let (send, receive) = split::split(self.connection, Block, self.spins.max(1));
         (SendHalf(send), ReceiveHalf(receive))
     }
 
-    /// Polls until an attempt brings something, and sleeps in between once polling has become pointless.
+    /// Polls until an attempt succeeds, and sleeps after a number of polls without result.
     fn until<T>(&mut self, mut attempt: impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<T, ConnectionError> {
         if let Some(value) = attempt(&mut self.connection)? {
             return Ok(value);
@@ -118,18 +118,18 @@ impl<C: MessageConnection> Blocking<C> {
     }
 }
 
-/// Blocks the thread that polls.
+/// A waiter that blocks the polling thread.
 #[derive(Clone, Copy, Debug)]
 struct Block;
 
 impl Waiter for Block {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
         match channel {
-            // An interrupted or failed wait is no harm: polling tells.
+            // An interrupted or failed wait does no harm: the caller polls next.
             Some(channel) => {
                 drop(channel.wait(deadline_ns.map(|deadline_ns| channel.device().time_until(deadline_ns))))
             }
-            // The peer may wait for this very CPU.
+            // The peer may need this CPU.
             None => thread::yield_now(),
         }
     }
@@ -159,29 +159,30 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
             if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
                 return value;
             }
-            // The peer may wait for this very CPU.
+            // The peer may need this CPU.
             thread::yield_now();
             thread::park();
         }
     })
 }
 
-/// The half of a connection that sends. Dropping it closes this side; the peer is told as long as the other half is
-/// waited on.
+/// The half of a connection that sends. Dropping it closes this side. The peer receives the goodbye while the other
+/// half is being waited on.
 #[derive(Debug)]
 pub struct SendHalf<C: MessageConnection = crate::send_receive::Connection>(split::SendHalf<Block, C>);
 
-/// The half of a connection that receives. Once it is dropped nothing more is received, and the peer can send until its
-/// window or its credits are used up.
+/// The half of a connection that receives. After it is dropped, no message is received, and the peer can send until
+/// its window or its credits are used up.
 #[derive(Debug)]
 pub struct ReceiveHalf<C: MessageConnection = crate::send_receive::Connection>(split::ReceiveHalf<Block, C>);
 
 impl<C: MessageConnection> SendHalf<C> {
-    /// Sends a message, waiting until it is taken.
+    /// Sends a message and waits until the connection has accepted it.
     ///
     /// # Errors
     ///
-    /// The connection is over; or the message is too long ([`ConnectionError::Misuse`]), and the connection goes on.
+    /// The connection is over, or the message is too long ([`ConnectionError::Misuse`]). In the second case the
+    /// connection stays usable.
     pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         block_on(self.0.send(message))
     }
@@ -195,11 +196,11 @@ impl<C: MessageConnection> SendHalf<C> {
         block_on(self.0.wait(id))
     }
 
-    /// Says goodbye, after everything is delivered; the other half can still receive.
+    /// Sends a goodbye after all messages are delivered. The other half can still receive.
     ///
     /// # Errors
     ///
-    /// The connection ended before the peer had the goodbye.
+    /// The connection ended before the goodbye was delivered.
     pub fn close(self) -> Result<(), ConnectionError> {
         block_on(self.0.close())
     }
@@ -210,7 +211,8 @@ impl<C: MessageConnection> ReceiveHalf<C> {
     ///
     /// # Errors
     ///
-    /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
+    /// The connection is over, or the peer has closed its side and no more messages can come
+    /// ([`ConnectionError::PeerClosed`]).
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         block_on(self.0.receive())
     }

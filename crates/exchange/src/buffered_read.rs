@@ -1,4 +1,4 @@
-//! Buffered-Read: the receiver pulls all that waits in the sender's ring with one READ.
+//! Buffered-Read: the receiver reads all messages that wait in the sender's ring with one READ.
 //!
 //! ```text
 //! sender                                          receiver
@@ -10,13 +10,13 @@
 //!   is_done(id)  <-  WRITE of the head
 //! ```
 //!
-//! The sender posts nothing: it is passive. However many messages wait, they cost one READ of the
-//! tail, one of the messages, and one WRITE of the head: batching that nobody has to ask for. The
-//! price is that a receiver asks all the time, also when there is nothing, and cannot sleep; and
-//! that a message waits for the next question.
+//! The sender is passive: it posts no work requests. All waiting messages together cost one READ of the tail, one
+//! READ of the messages, and one WRITE of the head. The receiver therefore batches without any setting. In return it
+//! polls the tail all the time, also when no message waits, and cannot sleep. A message waits until the next READ of
+//! the tail.
 //!
-//! Both have a ring: a message is free at the sender as soon as it was read, and at the receiver
-//! when the program frees it and all before it.
+//! Both ends have a ring. The sender frees a message as soon as it was read. The receiver frees it when the program
+//! has freed it and all messages before it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,12 +42,12 @@ pub use crate::ring::RingMessage as Message;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferedRead;
 
-/// One end of a connection to be.
+/// One end of a future connection.
 pub type Endpoint = engine::Endpoint<BufferedRead>;
 /// A connection.
 pub type Connection = engine::Connection<BufferedRead>;
 
-/// In the memory beside the ring: the tail, which the receiver reads.
+/// Offset of the tail in the memory beside the ring. The receiver reads it.
 const TAIL: usize = 0;
 
 /// Marks READs of the tail.
@@ -56,10 +56,10 @@ const READ_TAIL: u64 = 1;
 const READ_MESSAGES: u64 = 2;
 /// Marks WRITEs of the head.
 const WRITE_HEAD: u64 = 3;
-/// Requests of the receiving half at once: the tail, messages, and two heads.
+/// Maximum number of requests of the receiving half: the tail, messages, and two heads.
 const REQUESTS: usize = 4;
 
-/// What is allocated before the peer is known.
+/// Memory that is allocated before the peer is known.
 #[derive(Debug)]
 pub struct Memory {
     ring: Region,
@@ -137,7 +137,7 @@ impl Recipe for BufferedRead {
     }
 }
 
-/// The half that sends: it only writes into its own memory.
+/// The sending half. It only writes into its own memory.
 pub struct Passive {
     max_message: usize,
     window: u64,
@@ -148,7 +148,7 @@ pub struct Passive {
     tail: u64,
     published: u64,
     waiting: usize,
-    /// Where messages end that were not read.
+    /// Ends of the messages that the peer has not read.
     ends: VecDeque<u64>,
     last_accepted: MessageId,
     last_done: MessageId,
@@ -187,8 +187,8 @@ impl Outgoing for Passive {
         match source {
             Source::Bytes(bytes) => self.ring.copy_in(offset + WORD, bytes),
             Source::Memory { region, offset: from, length } => {
-                // The ring is where messages wait in this protocol: there is no sending without a
-                // copy. It goes by pieces, from memory that others may write.
+                // Messages wait in the ring, so this protocol always copies. It copies by pieces, since others may
+                // write the source at the same time.
                 let mut piece = [0; 4096];
                 for at in (0..length).step_by(piece.len()) {
                     let piece = &mut piece[..(length - at).min(4096)];
@@ -246,27 +246,27 @@ impl Outgoing for Passive {
         self.last_accepted
     }
 
-    /// The head comes without a completion.
+    /// The head arrives without a completion.
     fn notifies(&self) -> bool {
         self.ends.is_empty()
     }
 }
 
-/// The half that receives: it asks, pulls, and tells what it has pulled.
+/// The receiving half. It reads the tail and the messages, and writes the head to the peer.
 pub struct Puller {
     peer: PeerRing,
     ring: Arc<Ring>,
-    /// Where the tail is read to.
+    /// Memory into which the tail is read.
     landing: Region,
     max_message: usize,
-    /// The peer's tail, as far as it is known.
+    /// Last known tail of the peer.
     tail: u64,
-    /// Up to here READs were posted, and here they are complete.
+    /// READs were posted up to `asked` and are complete up to `pulled`.
     asked: u64,
     pulled: u64,
-    /// Where the next message begins.
+    /// Beginning of the next message.
     position: u64,
-    /// The head that the peer was told.
+    /// Last head that was written to the peer.
     told: u64,
     is_asking: bool,
     heads_out: usize,
@@ -283,7 +283,7 @@ impl Puller {
 impl Incoming for Puller {
     type Message = RingMessage;
 
-    /// Takes apart what was pulled. The last message may be here in part only.
+    /// Splits the bytes that were read into messages. The last message may be incomplete.
     #[inline]
     fn look(&mut self) -> Result<usize, ConnectionError> {
         let mut count = 0;
@@ -329,7 +329,7 @@ impl Incoming for Puller {
             list.push(Self::request(READ_MESSAGES, operation, Payload::Sges(&messages)));
             self.asked += length;
         }
-        // The next question goes out at once.
+        // The next READ of the tail is posted at once.
         if !self.is_asking && self.tail == self.asked {
             let operation = SendOperation::Read { remote_address: words.wrapping_add(TAIL as u64), rkey };
             list.push(Self::request(READ_TAIL, operation, Payload::Sges(&tail)));
@@ -338,7 +338,7 @@ impl Incoming for Puller {
         if !list.is_empty() {
             qp.post_send(&list)?;
         }
-        // That it asks again is nothing that happened.
+        // A repeated READ of the tail is no progress.
         Ok(0)
     }
 
@@ -365,7 +365,7 @@ impl Incoming for Puller {
         self.inbox.pop_front()
     }
 
-    /// Nothing tells of messages but asking for them.
+    /// The receiver learns of messages only by reading the tail.
     fn notifies(&self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! The carrier of the messages of every protocol: a queue pair of the reliable kind and its completion
-//! queue, how they are brought up, how the peer's death is noticed, and how both sides part.
+//! The carrier of the messages of every protocol: a reliable queue pair and its completion queue. It connects the
+//! queue pair, detects the death of the peer, and closes both sides.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{
@@ -15,20 +15,20 @@ use crate::setup::EndpointDescription;
 /// Marks the work requests of receives.
 pub(crate) const RECEIVE_TAG: u64 = 1 << 63;
 
-/// Marks the work requests of messages that carry no data; which of them, the rest says.
+/// Marks the work requests of messages without data. The other bits name the kind.
 pub(crate) const CONTROL_TAG: u64 = 1 << 62;
 /// The last message of this side.
 pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
-/// The question whether the peer lives.
+/// The keepalive, which asks the peer's RNIC for an acknowledgement.
 pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
-/// So many times the interval of [`Config::keepalive_ns`] may pass without an answer before that is told.
+/// Number of intervals of [`Config::keepalive_ns`] without an answer before a warning is logged.
 const STANDSTILL_INTERVALS: u64 = 10;
 
 /// Room in the send queue for messages that carry no data.
 pub(crate) const CONTROL_SENDS: usize = 8;
 
-/// How long the queues of a connection are.
+/// Lengths of the queues of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Queues {
     pub(crate) sends: usize,
@@ -39,13 +39,13 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Completions that may be in the queue at once.
+    /// Returns the maximum number of completions in the queue.
     pub(crate) fn completions(&self) -> usize {
         self.sends + CONTROL_SENDS + self.receives
     }
 }
 
-/// A carrier that is made, but not connected.
+/// A carrier that is not connected yet.
 #[derive(Debug)]
 pub struct Unconnected {
     pub(crate) pd: Pd,
@@ -56,7 +56,7 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// A completion queue for one carrier.
+    /// Makes a completion queue for one carrier.
     pub(crate) fn completion_queue(pd: &Pd, queues: Queues, channel: Option<&Channel>) -> Result<Cq, ConnectError> {
         Ok(match channel {
             Some(channel) => pd.device().create_cq_on(queues.completions(), channel)?,
@@ -101,7 +101,7 @@ impl Unconnected {
         }
     }
 
-    /// Checks that both ends want the same, and takes the queue pair to where receives can be
+    /// Checks that the settings of both ends match, and moves the queue pair to the state in which receives can be
     /// posted.
     pub(crate) fn prepare(
         &self,
@@ -121,12 +121,12 @@ impl Unconnected {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        // The peer asks with a WRITE whether this side lives. What it may write, regions say.
+        // The keepalive of the peer is a WRITE. The access of regions limits other WRITEs.
         rc::initialise(&self.qp, access | Access::REMOTE_WRITE)?;
         Ok(())
     }
 
-    /// Connects, once receives are posted.
+    /// Connects the queue pair after receives are posted.
     pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Carrier, ConnectError> {
         let own = self.description(config);
         let Self { pd, qp, cq, .. } = self;
@@ -159,15 +159,15 @@ impl Unconnected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     Open,
-    /// Goodbye is to be said once everything is acknowledged.
+    /// The goodbye is sent after everything is acknowledged.
     Wanted,
-    /// It was said, and is not acknowledged yet.
+    /// The goodbye was sent and is not acknowledged yet.
     Said,
-    /// It was acknowledged.
+    /// The goodbye was acknowledged.
     Done,
 }
 
-/// A connected queue pair with its completion queue, and what is known of the peer's life.
+/// A connected queue pair with its completion queue and the state of the keepalive.
 #[derive(Debug)]
 pub struct Carrier {
     pub(crate) pd: Pd,
@@ -177,25 +177,25 @@ pub struct Carrier {
     pub(crate) peer_closed: bool,
     pub(crate) over: Option<ConnectionError>,
     heard_ns: u64,
-    /// Since then something was heard.
+    /// Whether the peer was heard since `heard_ns`.
     was_heard: bool,
-    /// Completions taken by one poll at most.
+    /// Maximum number of completions that one poll takes.
     pub(crate) poll_list: usize,
     keepalive_ns: u64,
     keepalive_out: bool,
-    /// That the question stays without an answer was told.
+    /// Whether the warning about an unanswered keepalive was logged.
     stands_still: bool,
     pub(crate) keepalives: u64,
 }
 
 impl Carrier {
-    /// What is still on its way in or out is given up.
+    /// Moves the queue pair to the error state: all outstanding work requests are flushed.
     pub(crate) fn fail(&self) {
         let error = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
         let _ = self.qp.modify(&error);
     }
 
-    /// Why nothing can be sent, if so.
+    /// Returns an error if nothing can be sent.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<(), ConnectionError> {
         match (self.over, self.closing) {
@@ -205,7 +205,7 @@ impl Carrier {
         }
     }
 
-    /// Ends the connection: the first reason stays.
+    /// Ends the connection. The first reason is kept.
     pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
         let reason = *self.over.get_or_insert(reason);
         self.fail();
@@ -222,13 +222,13 @@ impl Carrier {
         self.closing == Closing::Done || self.over.is_some()
     }
 
-    /// Was a goodbye sent?
+    /// Returns whether a goodbye was sent.
     pub(crate) fn has_said_goodbye(&self) -> bool {
         matches!(self.closing, Closing::Said | Closing::Done)
     }
 
-    /// The peer lives. When that was is looked up once nothing comes any more: reading the clock
-    /// costs more than most of what is done for a message.
+    /// Records that the peer lives. The time is taken later, once no completion comes, since reading the clock costs
+    /// more than most of the work for a message.
     #[inline]
     pub(crate) fn heard(&mut self) {
         self.was_heard = true;
@@ -241,16 +241,15 @@ impl Carrier {
         self.stands_still = false;
     }
 
-    /// Says goodbye with this word.
+    /// Sends a goodbye with this word.
     pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), PostError> {
         self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word))?;
         self.closing = Closing::Said;
         Ok(())
     }
 
-    /// Asks whether the peer lives, if nothing was heard of it for long, and says it if neither an answer comes nor
-    /// an error. That is no error of the connection: a peer without a receive for what was sent before the question
-    /// answers once it has one.
+    /// Sends a keepalive if the peer was silent for long. Logs a warning if neither an answer nor an error comes. The
+    /// connection continues: a peer that lacks a receive for an earlier message answers once it has one.
     pub(crate) fn keep_alive(&mut self) -> Result<(), PostError> {
         if self.was_heard {
             self.heard_at(self.pd.device().now_ns());
@@ -265,21 +264,21 @@ impl Carrier {
             self.stands_still = true;
             tracing::warn!(
                 qpn = %self.qp.qpn(),
-                "nothing was heard of the peer for {:.1} s, and its RNIC answers nothing, though retries are not spent: \
-                 either it has no receive for what was sent, or its queue pair or this one stands still",
+                "the peer's RNIC has answered nothing for {:.1} s, although retries are left: \
+                 the peer has no receive, or its queue pair or this one stands still",
                 (now_ns - self.heard_ns) as f64 / 1e9
             );
             return Ok(());
         }
-        // A WRITE of no bytes needs no key and takes no receive: it only asks for an acknowledgement.
+        // A WRITE of no bytes needs no key and takes no receive. It only asks for an acknowledgement.
         self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
         self.keepalive_out = true;
         self.keepalives += 1;
         Ok(())
     }
 
-    /// When the connection wants to be polled even if nothing happens: to ask whether the peer lives, or to say
-    /// that no answer comes.
+    /// Returns the time of the next poll that is due without an event: to send a keepalive, or to warn that no answer
+    /// comes.
     pub(crate) fn poll_timeout_ns(&self) -> Option<u64> {
         let intervals = if self.keepalive_out { 1 + STANDSTILL_INTERVALS } else { 1 };
         (self.keepalive_ns > 0 && !self.stands_still)
@@ -297,12 +296,12 @@ impl Carrier {
         self.qp.post_send(&[request])
     }
 
-    /// Takes the completion of a message that carried no data.
+    /// Takes the completion of a message without data.
     #[inline]
     pub(crate) fn take_control(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
         if completion.status != Status::Success {
             if self.has_said_goodbye() {
-                // A peer that has heard the goodbye may be gone before its RNIC could say so.
+                // After the peer has received the goodbye, it may exit before its RNIC acknowledges.
                 self.closing = Closing::Done;
                 return Ok(());
             }
@@ -316,22 +315,22 @@ impl Carrier {
         Ok(())
     }
 
-    /// What a receive that failed means.
+    /// Classifies a failed receive.
     pub(crate) fn receive_failed(&self, status: Status) -> Result<(), ConnectionError> {
         match (self.closing, self.peer_closed) {
             _ if status == Status::LocalLength => {
                 Err(ConnectionError::Protocol("a message that is longer than the receive posted for it"))
             }
-            // Both sides have said goodbye: nothing is lost with the queue pair.
+            // Both sides have said goodbye, so the failed queue pair loses no message.
             (Closing::Done, true) => Ok(()),
-            // The goodbye was not acknowledged, and the peer has not said its own.
+            // The goodbye was not acknowledged, and the peer has sent none.
             (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
             _ => Err(ConnectionError::Local(status)),
         }
     }
 
-    /// Checks that a receive took a SEND: a WRITE with immediate data takes a receive as well, but its bytes lie
-    /// wherever its sender wrote them (IBTA Vol 1, 10.7.2.2), not in the memory of the receive.
+    /// Checks that a receive took a SEND. A WRITE with immediate data also takes a receive, but its bytes are not in
+    /// the memory of the receive (IBTA Vol 1, 10.7.2.2).
     #[inline]
     pub(crate) fn check_is_send(completion: &Completion) -> Result<(), ConnectionError> {
         if completion.opcode != CompletionOpcode::Receive {
@@ -343,7 +342,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Checks that the peer has not said goodbye: after its goodbye a peer may send no more messages.
+    /// Checks that the peer has not said goodbye. After its goodbye, a peer may send no messages.
     #[inline]
     pub(crate) fn check_may_send(&self) -> Result<(), ConnectionError> {
         if self.peer_closed {
@@ -352,7 +351,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// The peer says goodbye, which it does once.
+    /// Records the goodbye of the peer. Rejects a second one.
     pub(crate) fn take_goodbye(&mut self) -> Result<(), ConnectionError> {
         if std::mem::replace(&mut self.peer_closed, true) {
             return Err(ConnectionError::Protocol("a second goodbye"));

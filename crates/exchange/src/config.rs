@@ -1,4 +1,4 @@
-//! What a connection is made with.
+//! Options of a connection.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use doorbell_wire::{ack_timeout_ns, rnr_timer_code_at_least};
 use crate::error::ConnectError;
 use crate::send_receive::CREDIT_RECEIVES;
 
-/// The most messages in one post.
+/// Maximum number of messages in one post.
 pub const MAX_BATCH: usize = 64;
-/// The largest window and the greatest depth.
+/// Maximum of the window and of the depth.
 pub const MAX_WINDOW: usize = 1 << 14;
-/// The most completions taken by one poll.
+/// Maximum number of completions that one poll takes.
 pub const MAX_POLL_LIST: usize = 32;
-/// The most receives in one post.
+/// Maximum number of receives in one post.
 pub const MAX_REPOST_LIST: usize = 64;
-/// The largest exponent of an acknowledgement timeout: it has five bits (IBTA Vol 1, 11.2.4.2).
+/// Maximum exponent of an acknowledgement timeout: it has five bits (IBTA Vol 1, 11.2.4.2).
 const MAX_TIMEOUT: u8 = 31;
 
 /// Bytes of the longest message that one work request carries (IBTA Vol 1, 9.4.1).
 pub(crate) const LONGEST_TRANSFER: usize = 1 << 31;
 
-/// What a connection is made with: values that suit most programs, which methods of the same name change.
+/// Options of a connection. The defaults suit most programs; methods of the same names change them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,46 +33,48 @@ pub(crate) const LONGEST_TRANSFER: usize = 1 << 31;
 /// assert_eq!(config.send_buffers, 16);
 /// ```
 ///
-/// Values are checked when an endpoint is made of them; the error names the value and what is allowed.
+/// An endpoint checks the values when it is made. The error names the value and the allowed range.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// Messages unacknowledged at most: 1 to 16384.
+    /// Maximum number of unacknowledged messages: 1 to 16384.
     pub window: usize,
-    /// Messages per post: 1 to 64, and no more than the window. Fewer are posted by
-    /// [`flush`](crate::MessageConnection::flush) or the next poll.
+    /// Messages per post: 1 to 64, and at most the window. [`flush`](crate::MessageConnection::flush) or the next
+    /// poll posts fewer.
     pub batch: usize,
     /// Receive buffers that the peer may fill: 1 to 16384.
     pub depth: usize,
-    /// Completions taken by one poll at most: 1 to 32.
+    /// Maximum number of completions that one poll takes: 1 to 32.
     pub poll_list: usize,
-    /// Receives that are posted again in one list at most: 1 to 64; 1 posts each by itself, as it is given back.
+    /// Maximum number of receives in one repost list: 1 to 64. With 1, each receive is posted by itself when it is
+    /// given back.
     pub repost_list: usize,
-    /// Every message posted has a completion of its own, as in published evaluations; otherwise the last of a list tells
-    /// of all before it. Of Send-Receive and Direct-Read alone.
+    /// Whether each posted message has its own completion, as in published evaluations. Otherwise the completion of
+    /// the last message in a list covers all of them. Only Send-Receive and Direct-Read use this option.
     pub signal_each: bool,
-    /// Messages up to this many bytes go inline. More than the device takes is the same as the most that it takes.
+    /// Maximum bytes of an inline message. Values above the limit of the device mean that limit.
     pub inline: usize,
-    /// Bytes of the longest message that can be received, and of the longest sent by copying: 0 to 1 GiB.
+    /// Bytes of the longest message that can be received or sent by copying: 0 to 1 GiB.
     pub max_message: usize,
-    /// Send buffers for messages that are copied. As many as the window or more, up to 16384; or none, if all messages
-    /// are sent from regions of the program.
+    /// Send buffers for copied messages: from the window to 16384. 0 is allowed if the program sends all messages
+    /// from its own regions.
     pub send_buffers: usize,
-    /// Flow control by credits. Without it a slow receiver provokes RNR NAKs.
+    /// Flow control by credits. Without it, a slow receiver causes RNR NAKs.
     pub credits: bool,
-    /// The path MTU to ask for; `None` takes the largest that both ends carry.
+    /// Requested path MTU. `None` selects the largest that both ends support.
     pub path_mtu: Option<PathMtu>,
-    /// Acknowledgement timeout exponent: 4.096 us times two to it, 0 to 31; 0 never expires.
+    /// Exponent of the acknowledgement timeout, 0 to 31: 4.096 us times two to this power. 0 means that it never
+    /// expires.
     pub timeout: u8,
-    /// Times that the timeout may expire in a row: 0 to 7. Linux's rdma_rxe treats 7 as unlimited, so
-    /// that a peer's death is never noticed; hence the default of 6.
+    /// Maximum number of timeouts in a row: 0 to 7. Linux's rdma_rxe treats 7 as unlimited and then never detects a
+    /// dead peer. The default is therefore 6.
     pub retry_count: u8,
-    /// Times that an RNR NAK may come in a row: 0 to 7; 7 is unlimited.
+    /// Maximum number of RNR NAKs in a row: 0 to 7. 7 means unlimited.
     pub rnr_retry: u8,
-    /// Code of the least time that the peer is to wait after an RNR NAK (IBTA Vol 1, 9.7.5.2.8): 0 to 31.
+    /// Code of the minimum time that the peer waits after an RNR NAK (IBTA Vol 1, 9.7.5.2.8): 0 to 31.
     pub min_rnr_timer: u8,
-    /// When this side has heard nothing from the peer for so many nanoseconds, it asks whether the peer lives; 0: it never
-    /// asks. If neither an answer nor an error has come after ten times as long, the log has a warning.
+    /// Silence of the peer, in nanoseconds, after which this side sends a keepalive. 0 disables keepalives. If
+    /// neither an answer nor an error comes within ten times this time, a warning is logged.
     pub keepalive_ns: u64,
 }
 
@@ -100,25 +102,25 @@ impl Default for Config {
 }
 
 impl Config {
-    /// One message unacknowledged at a time.
+    /// Returns a configuration with one unacknowledged message.
     pub fn sequential() -> Self {
         Self { window: 1, batch: 1, send_buffers: 1, ..Self::default() }
     }
 
-    /// 64 unacknowledged, posted one by one.
+    /// Returns a configuration with 64 unacknowledged messages and one message per post.
     pub fn unbatched() -> Self {
         Self { window: 64, batch: 1, send_buffers: 64, ..Self::default() }
     }
 
-    /// 256 unacknowledged, eight per post.
+    /// Returns a configuration with 256 unacknowledged messages and eight messages per post.
     pub fn batched() -> Self {
         Self { window: 256, batch: 8, depth: 512, send_buffers: 256, ..Self::default() }
     }
 
-    /// The names that [`by_name`](Self::by_name) knows.
+    /// Names that [`by_name`](Self::by_name) accepts.
     pub const NAMES: [&str; 3] = ["sequential", "unbatched", "batched"];
 
-    /// The configuration of this name, as published evaluations use them.
+    /// Returns the configuration with this name, as published evaluations use it.
     pub fn by_name(name: &str) -> Option<Self> {
         match name {
             "sequential" => Some(Self::sequential()),
@@ -128,8 +130,8 @@ impl Config {
         }
     }
 
-    /// Sets how many messages may be unacknowledged, 1 to 16384; and as many send buffers, unless the program does
-    /// without ([`send_buffers`](Self::send_buffers)).
+    /// Sets the maximum number of unacknowledged messages, 1 to 16384. Sets the same number of send buffers, unless
+    /// there are none ([`send_buffers`](Self::send_buffers)).
     pub fn window(mut self, messages: usize) -> Self {
         self.window = messages;
         if self.send_buffers != 0 {
@@ -138,106 +140,107 @@ impl Config {
         self
     }
 
-    /// Sets how many messages are posted at once: 1 to 64, and no more than the window.
+    /// Sets the number of messages per post: 1 to 64, and at most the window.
     pub fn batch(mut self, messages: usize) -> Self {
         self.batch = messages;
         self
     }
 
-    /// Sets how many receive buffers the peer may fill: 1 to 16384.
+    /// Sets the number of receive buffers that the peer may fill: 1 to 16384.
     pub fn depth(mut self, receives: usize) -> Self {
         self.depth = receives;
         self
     }
 
-    /// Sets how many completions one poll takes at most: 1 to 32.
+    /// Sets the maximum number of completions that one poll takes: 1 to 32.
     pub fn poll_list(mut self, completions: usize) -> Self {
         self.poll_list = completions;
         self
     }
 
-    /// Sets how many receives are posted again in one list at most: 1 to 64.
+    /// Sets the maximum number of receives in one repost list: 1 to 64.
     pub fn repost_list(mut self, receives: usize) -> Self {
         self.repost_list = receives;
         self
     }
 
-    /// Sets whether every message posted has a completion of its own ([`signal_each`](Self#structfield.signal_each)).
+    /// Sets whether each posted message has its own completion ([`signal_each`](Self#structfield.signal_each)).
     pub fn signal_each(mut self, on: bool) -> Self {
         self.signal_each = on;
         self
     }
 
-    /// Sets up to how many bytes messages go inline. The device's own limit applies too.
+    /// Sets the maximum bytes of an inline message. The limit of the device applies too.
     pub fn inline(mut self, bytes: usize) -> Self {
         self.inline = bytes;
         self
     }
 
-    /// Sets the bytes of the longest message that can be received, and of the longest sent by copying: 0 to 1 GiB.
+    /// Sets the bytes of the longest message that can be received or sent by copying: 0 to 1 GiB.
     pub fn max_message(mut self, bytes: usize) -> Self {
         self.max_message = bytes;
         self
     }
 
-    /// Sets how many send buffers messages are copied to: as many as the window or more, up to 16384; or 0, for
-    /// programs that send from regions of their own alone. To be called after [`window`](Self::window).
+    /// Sets the number of send buffers for copied messages: from the window to 16384. 0 suits programs that send only
+    /// from their own regions. Call it after [`window`](Self::window).
     pub fn send_buffers(mut self, buffers: usize) -> Self {
         self.send_buffers = buffers;
         self
     }
 
-    /// Switches flow control on or off. Without it a slow receiver provokes RNR NAKs.
+    /// Enables or disables flow control. Without it, a slow receiver causes RNR NAKs.
     pub fn credits(mut self, on: bool) -> Self {
         self.credits = on;
         self
     }
 
-    /// Sets the path MTU to ask for; `None` takes the largest that both ends carry.
+    /// Sets the requested path MTU. `None` selects the largest that both ends support.
     pub fn path_mtu(mut self, mtu: impl Into<Option<PathMtu>>) -> Self {
         self.path_mtu = mtu.into();
         self
     }
 
-    /// Sets the acknowledgement timeout: up to 8796 s, rounded up to the next of 8.192 us, 16.384 us, and so on.
+    /// Sets the acknowledgement timeout, up to 8796 s. Rounds it up to 8.192 us, 16.384 us, and so on.
     pub fn timeout(self, time: Duration) -> Self {
         let wanted = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let reaches = |exponent: &u8| ack_timeout_ns(*exponent).is_some_and(|ns| ns >= wanted);
         self.timeout_exponent((1..=MAX_TIMEOUT).find(reaches).unwrap_or(MAX_TIMEOUT + 1))
     }
 
-    /// Sets the acknowledgement timeout as verbs write it: 4.096 us times two to this exponent, 0 to 31; 0 never
-    /// expires.
+    /// Sets the exponent of the acknowledgement timeout, 0 to 31: 4.096 us times two to this power. 0 means that it
+    /// never expires.
     pub fn timeout_exponent(mut self, exponent: u8) -> Self {
         self.timeout = exponent;
         self
     }
 
-    /// Sets how many times the timeout may expire in a row: 0 to 7.
+    /// Sets the maximum number of timeouts in a row: 0 to 7.
     pub fn retry_count(mut self, times: u8) -> Self {
         self.retry_count = times;
         self
     }
 
-    /// Sets how many times an RNR NAK may come in a row: 0 to 7; 7 is unlimited.
+    /// Sets the maximum number of RNR NAKs in a row: 0 to 7. 7 means unlimited.
     pub fn rnr_retry(mut self, times: u8) -> Self {
         self.rnr_retry = times;
         self
     }
 
-    /// Sets the least time that the peer is to wait after an RNR NAK: rounded up to the next that verbs can express, of
-    /// 10 us to 655.36 ms; longer times become 655.36 ms.
+    /// Sets the minimum time that the peer waits after an RNR NAK. Rounds it up to the next time that verbs can
+    /// express, from 10 us to 655.36 ms. Longer times become 655.36 ms.
     pub fn min_rnr_timer(self, time: Duration) -> Self {
         self.min_rnr_timer_code(rnr_timer_code_at_least(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Sets that time by the code that verbs have for it: 0 to 31.
+    /// Sets the minimum RNR NAK time by its verbs code: 0 to 31.
     pub fn min_rnr_timer_code(mut self, code: u8) -> Self {
         self.min_rnr_timer = code;
         self
     }
 
-    /// Sets after which silence the peer is asked whether it lives; zero is never, and more than 584 years are 584.
+    /// Sets the silence after which this side sends a keepalive. Zero disables keepalives. Times above 584 years
+    /// become 584 years.
     pub fn keepalive(mut self, silence: Duration) -> Self {
         self.keepalive_ns = u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX);
         self
@@ -276,7 +279,7 @@ impl Config {
         self.max_message.checked_next_multiple_of(64).unwrap_or(usize::MAX).max(64)
     }
 
-    /// Bytes of message memory that an endpoint of this configuration allocates.
+    /// Returns the bytes of message memory that an endpoint of this configuration allocates.
     pub fn memory_bytes(&self) -> usize {
         let buffers = self.depth.saturating_add(CREDIT_RECEIVES).saturating_add(self.send_buffers);
         buffers.saturating_mul(self.stride())

@@ -1,4 +1,4 @@
-//! What connections of every protocol have in common for a program.
+//! The common interface of connections of all protocols.
 //!
 //! ```no_run
 //! # fn example(pd: &doorbell_verbs::Pd, peer: &doorbell_exchange::setup::EndpointDescription)
@@ -22,52 +22,51 @@ use crate::error::{ConnectError, ConnectionError};
 use crate::send_receive::SharedReceives;
 use crate::setup::EndpointDescription;
 
-/// Names a message of a connection. Ids rise by one.
+/// Number of a message in its connection. Ids rise by one.
 pub type MessageId = u64;
 
-/// What became of an attempt to send.
+/// Result of an attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submit {
-    /// Taken: it is done when [`MessageConnection::is_done`] says so of this id.
+    /// The message was accepted. It is done when [`MessageConnection::is_done`] returns true for this id.
     Accepted(MessageId),
-    /// Not taken, and nothing is wrong: poll and try again.
+    /// The message was not accepted. Poll and try again.
     Full(Backpressure),
 }
 
-/// Why a message was not taken.
+/// Reason for which a message was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backpressure {
-    /// As many messages as the window allows are unacknowledged.
+    /// The number of unacknowledged messages has reached the window.
     Window,
-    /// The peer has no receive left: it must free messages first.
+    /// The peer has no receive left. It must free messages first.
     Credits,
 }
 
-/// What became of a message.
+/// State of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The peer has it: its RNIC, or, where the peer pulls messages, the peer.
+    /// The peer's RNIC has the message. If the peer pulls messages, the peer has read it.
     Done,
-    /// It is on its way.
+    /// The message is in flight.
     Pending,
-    /// The connection ended before it was known to have arrived.
+    /// The connection ended before the arrival was confirmed.
     Failed(ConnectionError),
 }
 
-/// A received message, which holds the memory that it lies in.
+/// A received message, which holds its memory.
 ///
-/// Its bytes are copied out, since some protocols let the peer reach that memory while the message
-/// is held, and a slice of memory that changes is undefined behaviour. Where the peer cannot, the
-/// message is a slice too.
+/// Callers copy its bytes. Some protocols let the peer write that memory while the message is held, and a slice of
+/// memory that changes is undefined behaviour. If the peer cannot write there, the message also derefs to a slice.
 #[allow(clippy::len_without_is_empty)] // a message of no bytes is a message
 pub trait Received: Send {
-    /// Bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
 
-    /// Copies its first bytes, as many as `out` has room for. Returns how many.
+    /// Copies its first bytes, up to the length of `out`. Returns their number.
     fn copy_to(&self, out: &mut [u8]) -> usize;
 
-    /// All its bytes.
+    /// Returns all its bytes.
     fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
         let copied = self.copy_to(&mut out);
@@ -89,68 +88,69 @@ impl<M: std::ops::Deref<Target = [u8]> + Send> Received for M {
     }
 }
 
-/// A connection that carries messages both ways: a non-blocking state machine.
+/// A connection that carries messages in both directions: a non-blocking state machine.
 ///
-/// Call [`poll`](Self::poll) (or [`receive`](Self::receive), which polls) again and again;
-/// nothing moves otherwise but what was posted already. When the connection is over, every call
-/// says why, and [`outcome`](Self::outcome) tells of each message whether it arrived.
+/// Call [`poll`](Self::poll), or [`receive`](Self::receive), which polls, again and again. Without polls, only
+/// requests that were posted already advance. After the connection has ended, each call returns the reason, and
+/// [`outcome`](Self::outcome) returns for each message whether it arrived.
 pub trait MessageConnection {
     /// A received message. Dropping it gives its buffer back, from any thread and in any order.
     type Message: Received;
 
-    /// Sends a message, which is copied (or goes inline).
+    /// Sends a message by copying it or inline.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the message is longer than [`max_send`](Self::max_send)
-    /// ([`ConnectionError::Misuse`]): then the connection goes on.
+    /// The connection is over, or the message is longer than [`max_send`](Self::max_send)
+    /// ([`ConnectionError::Misuse`]). In the second case the connection stays usable.
     fn send(&mut self, message: &[u8]) -> Result<Submit, ConnectionError>;
 
-    /// Sends a message from memory of the program, without copying. The memory must not change
-    /// until the message is done; if it does, the peer may see either. What access the region
-    /// needs, and whether bytes behind the message are used, [`Connector::source_access`] and
-    /// [`Connector::bytes_behind`] say.
+    /// Sends a message from memory of the program, without copying. The memory must not change until the message is
+    /// done; otherwise the peer may see either version. [`Connector::source_access`] returns the access that the
+    /// region needs. [`Connector::bytes_behind`] returns the number of bytes after the message that the protocol
+    /// uses.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the message is longer than the peer takes, or not inside the region, or the region
-    /// lacks the access that the protocol needs ([`ConnectionError::Misuse`]): then the connection goes on.
+    /// The connection is over. Or the message is longer than the peer accepts, or not inside the region, or the
+    /// region lacks the access that the protocol needs ([`ConnectionError::Misuse`]). After a misuse, the connection
+    /// stays usable.
     fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
 
     /// Posts messages that wait for their batch to be full.
     ///
     /// # Errors
     ///
-    /// The device refuses a work request: then the connection is over. A call that finds nothing to post succeeds, also
-    /// on a connection that is over.
+    /// The device rejects a work request, which ends the connection. A call without waiting messages succeeds, also
+    /// after the connection has ended.
     fn flush(&mut self) -> Result<(), ConnectionError>;
 
-    /// Bytes of the longest message that [`send`](Self::send) takes.
+    /// Returns the bytes of the longest message that [`send`](Self::send) accepts.
     fn max_send(&self) -> usize;
 
-    /// Moves the connection along. Returns whether anything happened.
+    /// Advances the connection. Returns whether anything happened.
     ///
     /// # Errors
     ///
     /// The connection is over. Messages that arrived before can still be taken.
     fn poll(&mut self) -> Result<bool, ConnectionError>;
 
-    /// The next message of those that a poll has brought.
+    /// Returns the next message that a poll has received.
     fn take(&mut self) -> Option<Self::Message>;
 
-    /// The next message, if one has arrived. Polls if none has.
+    /// Returns the next message, if one has arrived. Polls if none has.
     ///
     /// # Errors
     ///
-    /// The connection is over; or the peer has closed its side and every message was taken
-    /// ([`ConnectionError::PeerClosed`]: sending is still possible then).
+    /// The connection is over, or the peer has closed its side and every message was taken
+    /// ([`ConnectionError::PeerClosed`]). In the second case sending is still possible.
     fn receive(&mut self) -> Result<Option<Self::Message>, ConnectionError> {
         self.receive_noting(&mut false)
     }
 
-    /// Receives as [`receive`](Self::receive) does. Sets `moved` if a message arrived or a poll moved anything. A caller
-    /// that sleeps while nothing happens also waits for events without a message, such as the acknowledgement of its
-    /// goodbye.
+    /// Receives as [`receive`](Self::receive) does. Sets `moved` if a message arrived or a poll moved anything. A
+    /// caller that sleeps while nothing happens also waits for events without a message, such as the acknowledgement
+    /// of its goodbye.
     ///
     /// # Errors
     ///
@@ -169,15 +169,15 @@ pub trait MessageConnection {
         }
     }
 
-    /// The last id that is done. All before it are done as well.
+    /// Returns the last id that is done. All ids before it are done as well.
     fn last_done(&self) -> MessageId;
 
-    /// Is this message done?
+    /// Returns whether this message is done.
     fn is_done(&self, id: MessageId) -> bool {
         id <= self.last_done()
     }
 
-    /// What became of a message.
+    /// Returns the state of a message.
     fn outcome(&self, id: MessageId) -> Outcome {
         match self.over() {
             _ if self.is_done(id) => Outcome::Done,
@@ -186,89 +186,89 @@ pub trait MessageConnection {
         }
     }
 
-    /// Messages that are accepted and not done.
+    /// Returns the number of messages that are accepted and not done.
     fn unacknowledged(&self) -> u64;
 
-    /// Closes this side: nothing more can be sent, what was sent is still delivered, and then the
-    /// peer is told. Poll until [`is_closed`](Self::is_closed). Messages of the peer can still be
-    /// received until it has closed its side too.
+    /// Closes this side. No more messages can be sent. Accepted messages are delivered, and then the peer receives a
+    /// goodbye. Poll until [`is_closed`](Self::is_closed). Messages of the peer can be received until it has closed
+    /// its side too.
     fn close(&mut self);
 
-    /// Has the peer's RNIC taken the goodbye, or is the connection over anyway?
+    /// Returns whether the peer's RNIC has acknowledged the goodbye, or the connection is over.
     fn is_closed(&self) -> bool;
 
-    /// Has the peer closed its side? Messages that arrived before can still be taken.
+    /// Returns whether the peer has closed its side. Messages that arrived before can still be taken.
     fn is_peer_closed(&self) -> bool;
 
-    /// Why the connection is over, if it is.
+    /// Returns the reason for which the connection is over, if it is.
     fn over(&self) -> Option<ConnectionError>;
 
-    /// Arms one notification on the channel that the end was made with. Poll once more before
-    /// waiting: what is there already may raise none.
+    /// Arms one notification on the channel of this end. Poll once more before waiting: completions that arrived
+    /// earlier may raise no notification.
     fn arm(&self);
 
-    /// The channel, if there is one.
+    /// Returns the channel, if there is one.
     fn channel(&self) -> Option<&Channel>;
 
-    /// Does everything that this connection waits for now raise a notification? If not, it has to
-    /// be polled.
+    /// Returns whether every event that this connection waits for raises a notification. If not, the caller has to
+    /// poll.
     fn notifies(&self) -> bool {
         true
     }
 
-    /// When the connection wants to be polled even if nothing happens.
+    /// Returns the time of the next poll that is due without an event.
     fn poll_timeout_ns(&self) -> Option<u64>;
 
-    /// Messages that asked whether the peer lives: WRITEs of no bytes.
+    /// Returns the number of keepalives that were sent: WRITEs of no bytes.
     fn keepalives(&self) -> u64;
 
-    /// Messages sent that carried no data, if those of no bytes look the same to counters; else 0.
+    /// Returns the number of messages without data, if counters cannot distinguish them from empty messages;
+    /// otherwise 0.
     fn control_sends(&self) -> u64 {
         0
     }
 
-    /// The queue pair, for queries.
+    /// Returns the queue pair, for queries.
     fn qp(&self) -> &Qp;
 }
 
-/// Several ends of one process.
+/// Several ends in one process.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'a> {
-    /// Where they are made.
+    /// Protection domain of the ends.
     pub pd: &'a Pd,
-    /// Where they notify.
+    /// Channel for their notifications.
     pub channel: Option<&'a Channel>,
-    /// How many.
+    /// Number of ends.
     pub count: usize,
     /// Receives that they share. Only Send-Receive uses them.
     pub shared: Option<&'a SharedReceives>,
-    /// One thread receives from all of them, so that they may share a ring.
+    /// Whether one thread receives from all of them, so that they may share a ring.
     pub one_thread: bool,
 }
 
-/// Makes connections of one protocol, in one of its variants.
+/// A factory for connections of one protocol, in one of its variants.
 pub trait Connector {
-    /// One end of a connection to be.
+    /// One end of a future connection.
     type Endpoint;
     /// A connection.
     type Connection: MessageConnection;
 
-    /// Which protocol and variant: its name and what it can do.
+    /// Returns the protocol and variant: its name and its capabilities.
     fn protocol(&self) -> Protocol;
 
-    /// What a region has to be registered for that messages are sent from
-    /// ([`MessageConnection::send_from`]).
+    /// Returns the access that a region needs if messages are sent from it ([`MessageConnection::send_from`]).
     fn source_access(&self) -> Access {
         Access::empty()
     }
 
-    /// Bytes behind a message in such a region that belong to it: no other message may use them
+    /// Returns the number of bytes after a message in such a region that belong to it. No other message may use them
     /// until it is done.
     fn bytes_behind(&self) -> usize {
         0
     }
 
-    /// Makes an end. With a channel, [`MessageConnection::arm`] notifies there.
+    /// Makes an end. With a channel, [`MessageConnection::arm`] arms notifications there.
     ///
     /// # Errors
     ///
@@ -285,19 +285,19 @@ pub trait Connector {
         (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
     }
 
-    /// What the peer needs to know.
+    /// Returns the description that the peer needs.
     fn describe(&self, endpoint: &Self::Endpoint) -> EndpointDescription;
 
-    /// Connects with the peer whose description this is. From then on it can be sent to.
+    /// Connects to the peer with this description. After that, messages can be sent.
     ///
     /// # Errors
     ///
-    /// The two ends do not fit together (protocol, credits, UDP port or description); shared receives have no part left
-    /// for the connection ([`ConnectError::Crowded`], [`ConnectError::NoShare`]); or memory, the queue pair's
-    /// transitions or the first receives are refused.
+    /// The two ends do not match (protocol, credits, UDP port or description). Or shared receives have no part left
+    /// for the connection ([`ConnectError::Crowded`], [`ConnectError::NoShare`]). Or memory, a transition of the
+    /// queue pair or the first receives are refused.
     fn connect(&self, endpoint: Self::Endpoint, peer: &EndpointDescription) -> Result<Self::Connection, ConnectError>;
 
-    /// One source for the readers at the other ends of these connections, if the protocol has that.
+    /// Returns one source for the readers at the other ends of these connections, if the protocol supports it.
     ///
     /// # Errors
     ///

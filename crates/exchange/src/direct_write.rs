@@ -1,4 +1,4 @@
-//! Direct-Write: the receiver grants its free buffers, the sender writes into them.
+//! Direct-Write: the receiver grants its free buffers, and the sender writes into them.
 //!
 //! ```text
 //! sender                                              receiver
@@ -8,14 +8,14 @@
 //!                    WRITE of how many were granted
 //! ```
 //!
-//! One message costs one WRITE, and a share of a grant: grants go out for several buffers at once,
-//! as two WRITEs. The receiver posts no receives and gets no completions; it looks at memory, so it
-//! cannot sleep. Buffers are as long as the longest message, and are granted again in the order in
-//! which the program frees them, so a message that is held for long blocks no other.
+//! One message costs one WRITE and a share of a grant. A grant covers several buffers and costs two WRITEs. The
+//! receiver posts no receives for messages and gets no completions for them. It polls memory, so it cannot sleep.
+//! Each buffer has the length of the longest message. Buffers are granted again in the order in which the program
+//! frees them, so a message that is held for long blocks no other.
 //!
-//! The message ends where its buffer ends, so that the receiver knows where its last byte is,
-//! whatever its length. RNICs write the bytes of a WRITE in order, the last one last; that is no
-//! rule of IBTA, but what protocols have relied on since there is RDMA.
+//! The message ends where its buffer ends, so the receiver knows the place of its last byte for any length. RNICs
+//! write the bytes of a WRITE in order. IBTA does not require this order, but RDMA protocols have always relied on
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,34 +41,34 @@ use crate::slots::Slots;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectWrite;
 
-/// One end of a connection to be.
+/// One end of a future connection.
 pub type Endpoint = engine::Endpoint<DirectWrite>;
 /// A connection.
 pub type Connection = engine::Connection<DirectWrite>;
 
-/// Bytes of a grant: the address, the key.
+/// Bytes of a grant: the address and the key.
 const GRANT: usize = 16;
-/// In the memory that the peer writes: how many buffers it has granted, then the ring of grants.
+/// Offset of the ring of grants in the memory that the peer writes. The number of granted buffers comes before it.
 const GRANTS: usize = 64;
-/// Requests that granting takes: what is around the end of the ring, and the number.
+/// Requests of one grant: two pieces if it wraps around the end of the ring, and the number.
 const GRANT_REQUESTS: usize = 3;
 
-/// Bytes of a buffer: the message, and the word behind it, which is aligned.
+/// Returns the bytes of a buffer: the message, and the aligned word after it.
 fn stride(max_message: usize) -> usize {
     (max_message + WORD).next_multiple_of(64)
 }
 
-/// The same, for a message as long as somebody else says.
+/// Returns the same for the longest message of a peer, or `None` on overflow.
 fn checked_stride(max_message: usize) -> Option<usize> {
     max_message.checked_add(WORD)?.checked_next_multiple_of(64)
 }
 
-/// How many grants memory of this length has room for.
+/// Returns the number of grants that fit into memory of this length.
 fn places(length: u64) -> u64 {
     (length.saturating_sub(GRANTS as u64) / GRANT as u64).min(1 << 20)
 }
 
-/// What is allocated before the peer is known.
+/// Memory that is allocated before the peer is known.
 #[derive(Debug)]
 pub struct Memory {
     grants: Region,
@@ -85,7 +85,7 @@ impl Recipe for DirectWrite {
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // As many as may be used and granted again while word of that is on its way.
+        // The ring has twice the window: the used grants, and their renewals in flight.
         let grants = pd.allocate(GRANTS + 2 * config.window * GRANT, access, MemoryKind::Plain)?;
         let buffers = pd.allocate(config.depth * stride(config.max_message), access, MemoryKind::Plain)?;
         Ok(Memory { grants, buffers })
@@ -123,12 +123,12 @@ impl Recipe for DirectWrite {
         if places == 0 {
             return given("the peer's memory for grants", peer_grants.length, "at least 80 B");
         }
-        // From one of its buffers to the next: each lies within what was granted.
+        // Distance between two buffers of the peer. Each buffer lies within the granted memory.
         let peer_stride = match usize::try_from(peer.max_message).ok().and_then(checked_stride) {
             Some(stride) if stride as u64 <= peer_buffers.length / u64::from(peer.depth.max(1)) => stride,
             _ => return given("the longest message of the peer", peer.max_message, "less than each of its buffers"),
         };
-        // The first buffers are granted by being there.
+        // The first buffers count as granted without a WRITE.
         let own_places = self::places(grants.len() as u64);
         let (of_peer, of_own) = (own_places.min(peer.depth.into()), places.min(config.depth as u64));
         for number in 0..of_peer {
@@ -166,31 +166,31 @@ impl Recipe for DirectWrite {
     }
 }
 
-/// The half that sends: it uses grants in order.
+/// The sending half. It uses grants in order.
 pub struct Granted {
     outbox: Outbox,
     peer_max_message: usize,
     peer_stride: usize,
     grants: Region,
-    /// How many grants there is room for.
+    /// Number of grants that the ring has room for.
     places: u64,
     used: u64,
     known: u64,
-    /// The peer has written a number of grants that cannot be.
+    /// Whether the peer has written an impossible number of grants.
     is_misled: bool,
     batch: usize,
     pending: Vec<(Staged, SendOperation)>,
 }
 
 impl Granted {
-    /// Looks how much more the peer has granted than is known.
+    /// Reads the number of grants. Returns the number of new ones.
     #[inline]
     fn learn(&mut self) -> u64 {
         let granted = u64::from_le(self.grants.load_acquire_u64(0));
         if granted == self.known || granted == 0 {
-            return 0; // the first ones were granted by being there, without a number
+            return 0; // the first grants come without a number
         }
-        // Of more than there is room for the peer has overwritten some.
+        // A larger number means that the peer has overwritten unused grants.
         if granted < self.known || granted - self.used > self.places {
             self.is_misled = true;
             return 0;
@@ -241,7 +241,7 @@ impl Outgoing for Granted {
         result
     }
 
-    /// Whoever waits for a grant hears of it.
+    /// Looks for new grants if all known ones are used.
     #[inline]
     fn poll(&mut self, _qp: &Qp) -> Result<usize, ConnectionError> {
         let newly = if self.used == self.known { self.learn() as usize } else { 0 };
@@ -266,30 +266,31 @@ impl Outgoing for Granted {
     }
 
     fn notifies(&self) -> bool {
-        // Grants come without a completion.
+        // Grants arrive without a completion.
         self.used != self.known
     }
 }
 
-/// Where the word behind a buffer is.
+/// Returns the offset of the word at the end of a buffer.
 fn word_of(slots: &Slots, slot: u32) -> usize {
     slots.offset(slot + 1) - WORD
 }
 
-/// The half that receives: it grants buffers and looks at the one that was granted first.
+/// The receiving half. It grants buffers and polls the one that was granted first.
 pub struct Buffers {
     pool: Arc<Slots>,
     max_message: usize,
-    /// Granted, in order.
+    /// Granted buffers, in order.
     waiting: VecDeque<u32>,
     inbox: VecDeque<(u32, usize)>,
-    /// The peer's ring of grants, as it is to be.
+    /// Local copy of the peer's ring of grants.
     draft: Region,
     peer_grants: RemoteRegion,
     places: u64,
     granted: u64,
     is_granting: bool,
-    /// This many free buffers are granted at once; fewer only where the peer has fewer grants left than this.
+    /// Number of free buffers that makes a grant due. An idle receiver grants fewer if the peer has fewer grants left
+    /// than this.
     regrant_at: usize,
 }
 
@@ -317,13 +318,13 @@ impl Incoming for Buffers {
         Ok(count)
     }
 
-    /// Grants what is free.
+    /// Grants the free buffers.
     #[inline]
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError> {
         let room = (self.places as usize).saturating_sub(self.waiting.len());
         let count = self.pool.free().min(room);
-        // A receiver that is faster than its sender is idle after nearly every message. Few grants are worth a post only
-        // where the peer may soon have none left.
+        // A receiver that is faster than its sender is idle after nearly every message. A small grant is worth a post
+        // only if the peer may soon have no grants left.
         let is_due = count >= self.regrant_at || is_idle && self.waiting.len() < self.regrant_at;
         if self.is_granting || count == 0 || !is_due {
             return Ok(0);
@@ -363,7 +364,7 @@ impl Incoming for Buffers {
                 destination: None,
             })
             .collect();
-        // The number comes behind what it counts: WRITEs take effect in order (IBTA Vol 1, 10.8.3.3).
+        // WRITEs take effect in order (IBTA Vol 1, 10.8.3.3), so the number follows the grants that it counts.
         list.push(SendRequest {
             wr_id: INCOMING_TAG,
             operation: SendOperation::Write { remote_address: address, rkey },
@@ -387,14 +388,14 @@ impl Incoming for Buffers {
         Some(Message { pool: Arc::clone(&self.pool), slot, length })
     }
 
-    /// Messages come without a completion.
+    /// Messages arrive without a completion.
     fn notifies(&self) -> bool {
         false
     }
 }
 
-/// A received message. It holds one buffer of its connection; dropping it gives the buffer back,
-/// from any thread and in any order.
+/// A received message. It holds one buffer of its connection. Dropping it gives the buffer back, from any thread and
+/// in any order.
 pub struct Message {
     pool: Arc<Slots>,
     slot: u32,

@@ -1,7 +1,7 @@
-//! A machine of two halves that know nothing of each other: one that sends, one that receives.
+//! A machine of two independent halves: one that sends, and one that receives.
 //!
-//! The protocols that write into the peer's ring or buffers, or read from its ring, are made so. What they have in
-//! common stands here: receives without buffers, and words between the halves of both ends.
+//! The protocols that write into the peer's ring or buffers, or read from its ring, use it. This module has their
+//! common parts: receives without buffers, and words between the halves of both ends.
 
 use doorbell_protocols::POLL_LIST;
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, PostError, Qp, RecvRequest};
@@ -14,77 +14,76 @@ use crate::error::ConnectionError;
 use crate::outbox::Source;
 use crate::ring::WORD;
 
-/// Marks the work requests of the half that receives.
+/// Marks the work requests of the receiving half.
 pub(crate) const INCOMING_TAG: u64 = 1 << 61;
-/// Marks what the half that sends posts beside messages.
+/// Marks the work requests of the sending half that carry no message.
 pub(crate) const OUTGOING_TAG: u64 = 1 << 60;
 
-/// A word (the immediate data of a SEND without bytes) for the half that receives; others, but the goodbye, are for the
-/// half that sends.
+/// Marks a word for the receiving half. A word is the immediate data of a SEND without bytes. Other words, except the
+/// goodbye, are for the sending half.
 pub(crate) const TO_RECEIVER: u32 = 1 << 30;
 
-/// What a half says of a word that its protocol does not have.
+/// Error for a word that the protocol does not have.
 pub(crate) const UNEXPECTED_WORD: ConnectionError = ConnectionError::Protocol("a word where none is expected");
-/// What a half says of immediate data that its protocol does not have.
+/// Error for immediate data that the protocol does not have.
 pub(crate) const UNEXPECTED_NOTICE: ConnectionError =
     ConnectionError::Protocol("immediate data where none is expected");
 
-/// Receives for words: the goodbye, and what halves tell each other.
+/// Receives for words: the goodbye and the messages between halves.
 pub(crate) const WORD_RECEIVES: usize = 32;
 
-/// The half that sends.
+/// The sending half.
 pub trait Outgoing {
-    /// Bytes of the longest message that is copied.
+    /// Returns the bytes of the longest message that is copied.
     fn max_send(&self) -> usize;
-    /// Bytes of the longest message that the peer takes.
+    /// Returns the bytes of the longest message that the peer accepts.
     fn max_received(&self) -> usize;
-    /// Why a message of this length is not taken now.
+    /// Returns the reason for which a message of this length is not accepted now.
     fn refusal(&mut self, length: usize) -> Option<Backpressure>;
-    /// Takes a message, which was not refused.
+    /// Accepts a message that was not refused.
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
-    /// Posts what waits for its batch to be full.
+    /// Posts messages that wait for a full batch.
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
-    /// Moves along; returns what happened.
+    /// Advances the half. Returns the number of events.
     fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError>;
-    /// Something was sent or read. Returns whether that is news: a question that is asked again and
-    /// again may be answered as before.
+    /// Takes the completion of a request. Returns whether it is news: a repeated READ may bring the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// The peer's other half says something.
+    /// Takes a word of the peer's other half.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
     }
-    /// The last message that is done.
+    /// Returns the last message that is done.
     fn last_done(&self) -> MessageId;
-    /// The last message that was accepted.
+    /// Returns the last message that was accepted.
     fn last_accepted(&self) -> MessageId;
-    /// Does what it waits for raise a notification?
+    /// Returns whether every event that this half waits for raises a notification.
     fn notifies(&self) -> bool;
 }
 
-/// The half that receives.
+/// The receiving half.
 pub trait Incoming {
-    /// What it hands out.
+    /// Type of the received messages.
     type Message: Received;
-    /// Looks for messages in memory; returns how many there are.
+    /// Looks for messages in memory. Returns their number.
     fn look(&mut self) -> Result<usize, ConnectionError>;
-    /// Tells the peer what it needs to know, or asks it; returns what was done. Nobody calls it any
-    /// more once the peer has said goodbye.
+    /// Sends the peer its grants or its head, or reads from the peer. Returns the number of actions. The engine no
+    /// longer calls it after the peer has said goodbye.
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError>;
-    /// Something was sent or read. Returns whether that is news, as with the other half.
+    /// Takes the completion of a request. Returns whether it is news, as in the other half.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// The peer's other half says something.
+    /// Takes a word of the peer's other half.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
     }
-    /// A WRITE of so many bytes announces itself.
+    /// Takes a WRITE with immediate data of `_length` bytes.
     fn take_notice(&mut self, _immediate: u32, _length: usize) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_NOTICE)
     }
-    /// The next message.
+    /// Returns the next message.
     fn take(&mut self) -> Option<Self::Message>;
-    /// The peer is gone; it has said goodbye, or not.
+    /// Ends the half. `_in_peace` is true if the peer has said goodbye.
     fn end(&mut self, _in_peace: bool) {}
-    /// Does what it waits for raise a notification?
+    /// Returns whether every event that this half waits for raises a notification.
     fn notifies(&self) -> bool;
 }
 
@@ -92,19 +91,19 @@ pub trait Incoming {
 pub struct Duplex<O, I> {
     outgoing: O,
     incoming: I,
-    /// Receives of the list of completions at hand, which are posted again at its end.
+    /// Receives of the current list of completions. The end of the list reposts them.
     taken: usize,
 }
 
 impl<O: Outgoing, I: Incoming> Duplex<O, I> {
-    /// Joins the halves, and posts so many receives.
+    /// Joins the halves, and posts this number of receives.
     pub(crate) fn new(carrier: &Unconnected, receives: usize, outgoing: O, incoming: I) -> Result<Self, PostError> {
         post_receives(&carrier.qp, receives)?;
         Ok(Self { outgoing, incoming, taken: 0 })
     }
 }
 
-/// Receives that have no memory: they take words and notices.
+/// Posts receives without memory, which take words and notices.
 fn post_receives(qp: &Qp, count: usize) -> Result<(), PostError> {
     let mut left = count;
     while left > 0 {
@@ -174,7 +173,7 @@ impl<O: Outgoing, I: Incoming> Machine for Duplex<O, I> {
         }
     }
 
-    /// Posts the receives before the peer learns that there is room for more.
+    /// Posts the receives before the peer learns that there is more room.
     #[inline]
     fn end_of_list(&mut self, qp: &Qp) -> Result<(), PostError> {
         post_receives(qp, std::mem::take(&mut self.taken))

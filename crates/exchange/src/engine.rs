@@ -1,9 +1,9 @@
-//! The engine of every connection: it takes completions, posts what waits, tells why a post failed, ends the
-//! connection, says goodbye, and asks whether the peer lives.
+//! The engine of every connection. It takes completions, posts waiting messages, explains failed posts, ends the
+//! connection, sends the goodbye and the keepalives.
 //!
-//! What is particular to a protocol is a [`Machine`], which the engine calls. The four protocols whose sending and
-//! receiving halves know nothing of each other share one machine, [`Duplex`](crate::duplex::Duplex). All calls are
-//! static, so each protocol's connection is compiled as if there were no other.
+//! A [`Machine`] implements the protocol, and the engine calls it. The four protocols with independent sending and
+//! receiving halves share one machine, [`Duplex`](crate::duplex::Duplex). All calls are static, so the code of each
+//! protocol is compiled separately.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Completion, Cq, Pd, PostError, Qp, Region, Srq, Status};
@@ -16,113 +16,114 @@ use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::outbox::Source;
 use crate::setup::{EndpointDescription, RemoteRegion};
 
-/// The goodbye of protocols whose other words leave the top bit alone.
+/// The goodbye of protocols whose other words leave the top bit clear.
 pub(crate) const GOODBYE: u32 = 1 << 31;
 
-/// What is particular to a protocol, of one connection: its sending and its receiving half.
+/// The state of one connection that depends on the protocol: its sending and its receiving half.
 ///
 /// A call that posts returns the error of the post. The engine then looks for the reason in the completions, and ends
-/// the connection; a machine never does that itself.
+/// the connection. A machine never ends the connection itself.
 pub trait Machine {
-    /// What it hands out.
+    /// Type of the received messages.
     type Message: Received;
 
-    /// Bytes of the longest message that is copied.
+    /// Returns the bytes of the longest message that is copied.
     fn max_send(&self) -> usize;
-    /// Bytes of the longest message that may be sent from the program's memory.
+    /// Returns the bytes of the longest message that may be sent from the program's memory.
     fn max_send_from(&self) -> usize;
-    /// Checks that a message can be sent from there.
+    /// Checks that a message can be sent from this memory.
     #[inline]
     fn check_source(&self, region: &Region, offset: usize, length: usize) -> Result<(), Misuse> {
         Misuse::check_length(length, self.max_send_from())?;
         Misuse::check_inside(region, offset, length)
     }
-    /// Why a message of this length is not taken now.
+    /// Returns the reason for which a message of this length is not accepted now.
     fn refusal(&mut self, length: usize) -> Option<Backpressure>;
-    /// Takes a message, which was not refused.
+    /// Accepts a message that was not refused.
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
-    /// Posts what waits for its batch to be full.
+    /// Posts messages that wait for a full batch.
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
 
-    /// Does the connection take its completions itself? If not, somebody hands them in
-    /// ([`Connection::hand_in`]).
+    /// Returns whether the connection takes its own completions. If not, a hub passes them to
+    /// [`Connection::hand_in`].
     #[inline]
     fn takes_completions(&self) -> bool {
         true
     }
-    /// Does this work request only tell the peer what it needs? Then it is no harm if it fails after the goodbye.
+    /// Returns whether this work request only serves the peer. Such a request may fail after the goodbye without
+    /// harm.
     #[inline]
     fn serves_the_peer(_wr_id: u64) -> bool {
         false
     }
-    /// Something was sent or read. Returns whether that is news: a question that is asked again and
-    /// again may be answered as before.
+    /// Takes the completion of a request. Returns whether it is news: a repeated READ may bring the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// A receive has brought something, be it the peer's goodbye.
+    /// Takes a successful receive, which may hold the peer's goodbye.
     fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError>;
-    /// A receive was flushed: its buffer holds nothing.
+    /// Takes a flushed receive. Its buffer holds no message.
     #[inline]
     fn take_flushed(&mut self, _wr_id: u64) -> Result<(), PostError> {
         Ok(())
     }
-    /// A list of completions was taken, none of which was an error: what is to be posted for all of them together.
+    /// Posts the requests for a whole list of completions, none of which was an error.
     #[inline]
     fn end_of_list(&mut self, _qp: &Qp) -> Result<(), PostError> {
         Ok(())
     }
-    /// Moves along, after so many completions that were news. Returns what happened beside those.
+    /// Advances the machine after `news` completions that were news. Returns the number of further events.
     fn advance(&mut self, carrier: &Carrier, news: usize) -> Result<usize, ConnectionError>;
 
-    /// The word of this side's goodbye, which is said next.
+    /// Returns the word of this side's goodbye, which the engine sends next.
     #[inline]
     fn goodbye(&mut self) -> u32 {
         GOODBYE
     }
-    /// The connection is over; the peer has said goodbye, or not. May be called twice.
+    /// Ends the machine. `in_peace` is true if the peer has said goodbye. The engine may call it twice.
     fn end(&mut self, in_peace: bool);
 
-    /// The next message.
+    /// Returns the next message.
     fn take(&mut self) -> Option<Self::Message>;
-    /// The last message that is done.
+    /// Returns the last message that is done.
     fn last_done(&self) -> MessageId;
-    /// The last message that was accepted.
+    /// Returns the last message that was accepted.
     fn last_accepted(&self) -> MessageId;
-    /// Does what it waits for raise a notification?
+    /// Returns whether every event that the machine waits for raises a notification.
     fn notifies(&self) -> bool;
-    /// Messages sent that carried no data, if those of no bytes look the same to counters; else 0.
+    /// Returns the number of messages without data, if counters cannot distinguish them from empty messages;
+    /// otherwise 0.
     fn control_sends(&self, _transport: &Carrier) -> u64 {
         0
     }
 }
 
-/// How the ends of a protocol are made.
+/// A constructor of the ends of a protocol.
 pub trait Recipe: Clone {
-    /// What is allocated before the peer is known.
+    /// Memory that is allocated before the peer is known.
     type Memory: std::fmt::Debug;
-    /// What is particular to its connections.
+    /// The machine of its connections.
     type Machine: Machine;
 
-    /// Which protocol and variant.
+    /// Returns the protocol and variant.
     fn id(&self) -> Protocol;
-    /// Allocates, and checks what the device must be able to do.
+    /// Allocates the memory, and checks the capabilities of the device.
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;
     /// Makes several ends.
     fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<Self>>, ConnectError> {
         (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
     }
-    /// Regions that the peer is told of.
+    /// Returns the regions whose keys the peer receives.
     fn regions(_memory: &Self::Memory) -> [RemoteRegion; 2] {
         [RemoteRegion::NONE; 2]
     }
-    /// Bytes of the longest message that an end of this configuration takes.
+    /// Returns the bytes of the longest message that an end of this configuration accepts.
     fn max_received(&self, config: &Config) -> usize {
         config.max_message
     }
-    /// What the peer may do.
+    /// Returns the access of the peer.
     fn access(&self) -> Access;
-    /// How long queues must be.
+    /// Returns the lengths of the queues.
     fn queues(&self, config: &Config) -> Queues;
-    /// Makes the machine, and posts its receives: the peer cannot send yet.
+    /// Makes the machine, and posts its receives. The peer cannot send yet.
     fn machine(
         &self,
         carrier: &Unconnected,
@@ -144,7 +145,7 @@ pub trait Recipe: Clone {
     }
 }
 
-/// One end of a connection to be: made, but not connected.
+/// One end of a future connection, which is not connected yet.
 #[derive(Debug)]
 pub struct Endpoint<R: Recipe> {
     recipe: R,
@@ -154,7 +155,7 @@ pub struct Endpoint<R: Recipe> {
 }
 
 impl<R: Recipe> Endpoint<R> {
-    /// Makes an end with a completion queue of its own.
+    /// Makes an end with its own completion queue.
     pub(crate) fn with_memory(
         recipe: &R,
         pd: &Pd,
@@ -180,14 +181,14 @@ impl<R: Recipe> Endpoint<R> {
         Ok(Self { recipe: recipe.clone(), config: config.clone(), carrier, memory })
     }
 
-    /// What the peer needs to know.
+    /// Returns the description that the peer needs.
     pub fn description(&self) -> EndpointDescription {
         let max_message = self.recipe.max_received(&self.config) as u64;
         let regions = R::regions(&self.memory);
         EndpointDescription { max_message, regions, ..self.carrier.description(&self.config) }
     }
 
-    /// Connects with the peer whose description this is. Receives are posted before it can send.
+    /// Connects to the peer with this description. Receives are posted before the peer can send.
     pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<R>, ConnectError> {
         let Self { recipe, config, carrier, memory } = self;
         carrier.prepare(&config, peer, recipe.access())?;
@@ -253,15 +254,15 @@ impl<R: Recipe> std::fmt::Debug for Connection<R> {
 
 impl<R: Recipe> Drop for Connection<R> {
     fn drop(&mut self) {
-        // Messages that the program still holds keep the queue pair: to the peer it is dead from now on, whatever
-        // becomes of its memory.
+        // Messages that the program holds keep the queue pair alive. Its error state makes the connection dead for
+        // the peer at once.
         self.carrier.fail();
         self.machine.end(self.carrier.peer_closed);
     }
 }
 
 impl<R: Recipe> Connection<R> {
-    /// Takes completions, one list, and does what is to be done for all of them. Returns how many are news.
+    /// Takes one list of completions and posts the requests that they require. Returns the number of news.
     #[inline]
     fn reap(&mut self) -> Result<usize, ConnectionError> {
         let Some(news) = self.reap_list()? else { return Ok(0) };
@@ -270,7 +271,7 @@ impl<R: Recipe> Connection<R> {
         Ok(news)
     }
 
-    /// Takes completions, one list. Returns how many are news, if there were any.
+    /// Takes one list of completions. Returns the number of news, or `None` if the list is empty.
     #[inline]
     fn reap_list(&mut self) -> Result<Option<usize>, ConnectionError> {
         if !self.machine.takes_completions() {
@@ -290,7 +291,7 @@ impl<R: Recipe> Connection<R> {
         for completion in &list[..count] {
             match self.take_completion(completion) {
                 Ok(is_news) => news += usize::from(is_news),
-                // The first error is the reason; flushed requests behind it are consequences.
+                // The first error is the reason. Later flushed requests are consequences of it.
                 Err(error) => {
                     failed.get_or_insert(error);
                 }
@@ -319,7 +320,7 @@ impl<R: Recipe> Connection<R> {
         }
         if completion.status != Status::Success {
             return match carrier.has_said_goodbye() && R::Machine::serves_the_peer(wr_id) {
-                // A peer that has heard the goodbye may be gone: it needs nothing any more.
+                // After the goodbye, the peer may be gone and needs no service.
                 true => Ok(true),
                 false => Err(ConnectionError::from_send(completion.status)),
             };
@@ -327,8 +328,8 @@ impl<R: Recipe> Connection<R> {
         machine.take_completion(wr_id)
     }
 
-    /// Takes a completion that somebody else took out of the queue, at this time. Nobody calls the machine's
-    /// [`end_of_list`](Machine::end_of_list) then.
+    /// Takes a completion that a hub has polled at `now_ns`. The hub does not call the machine's
+    /// [`end_of_list`](Machine::end_of_list).
     #[inline]
     pub(crate) fn hand_in(&mut self, completion: &Completion, now_ns: u64) -> Result<(), ConnectionError> {
         let result = self.take_completion(completion);
@@ -336,8 +337,8 @@ impl<R: Recipe> Connection<R> {
         result.map(drop)
     }
 
-    /// Lets the machine move along after so many completions that were news, says goodbye if it is time to, and asks
-    /// whether the peer lives if nothing happened. Returns whether anything happened.
+    /// Advances the machine after `news` completions that were news. Sends the goodbye if it is due, and a keepalive
+    /// if nothing happened. Returns whether anything happened.
     #[inline]
     pub(crate) fn settle(&mut self, news: usize) -> Result<bool, ConnectionError> {
         let moved = match self.machine.advance(&self.carrier, news) {
@@ -345,7 +346,7 @@ impl<R: Recipe> Connection<R> {
             Err(ConnectionError::Post(error)) => return Err(self.unposted(error)),
             Err(error) => return Err(self.end(error)),
         };
-        // Not only when nothing else is to be done: the peer may never stop sending.
+        // The goodbye does not wait for an idle moment, since the peer may never stop sending.
         if self.carrier.closing == Closing::Wanted && self.unacknowledged() == 0 {
             let said = self.carrier.say_goodbye(self.machine.goodbye());
             self.explained(said)?;
@@ -362,7 +363,7 @@ impl<R: Recipe> Connection<R> {
         result.map_err(|error| self.unposted(error))
     }
 
-    /// Ends the connection, since a post failed. The queue pair may have failed before; then its completions say why.
+    /// Ends the connection after a failed post. If the queue pair failed earlier, its completions have the reason.
     #[cold]
     fn unposted(&mut self, error: PostError) -> ConnectionError {
         match self.reap_list() {
@@ -371,21 +372,21 @@ impl<R: Recipe> Connection<R> {
         }
     }
 
-    /// Ends the connection: the first reason stays.
+    /// Ends the connection. The first reason is kept.
     pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
         let reason = self.carrier.end(reason);
         self.machine.end(self.carrier.peer_closed);
         reason
     }
 
-    /// Why a message of this length is not taken now.
+    /// Returns the reason for which a message of this length is not accepted now.
     #[inline]
     pub(crate) fn refusal(&mut self, length: usize) -> Result<Option<Backpressure>, ConnectionError> {
         self.carrier.check_open()?;
         Ok(self.machine.refusal(length))
     }
 
-    /// Has the machine take a message of this length, unless something is in the way.
+    /// Lets the machine accept a message of this length, unless it is refused.
     #[inline]
     pub(crate) fn submit(
         &mut self,

@@ -1,40 +1,40 @@
 use doorbell_verbs::{Access, ModifyError, Overrun, PostError, Region, Status};
 
-/// Why a connection is over; or, of [`Misuse`] alone, why a call was refused. Every message that was not done when
+/// Reason for which a connection is over. [`Misuse`] alone only refuses a call. Each message that was not done when
 /// the connection ended is lost to its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// The peer said goodbye.
+    /// The peer has said goodbye.
     #[error("the peer closed the connection")]
     PeerClosed,
-    /// The peer does not answer any more: it is dead, or the network between is.
+    /// The peer no longer answers: the peer or the network is dead.
     #[error("the peer does not answer any more ({})", .0.describe())]
     PeerUnreachable(Status),
     /// The peer refused a message.
     #[error("the peer refused a message ({})", .0.describe())]
     PeerRefused(Status),
-    /// Something is wrong on this side.
+    /// An operation failed on this side.
     #[error("the connection failed on this side ({})", .0.describe())]
     Local(Status),
-    /// This side closed it.
+    /// This side closed the connection.
     #[error("the connection was closed on this side")]
     Closed,
-    /// The peer sent what the protocol does not allow.
+    /// The peer has sent data that the protocol does not allow.
     #[error("the peer broke the protocol: it sent {0}")]
     Protocol(&'static str),
-    /// The peer sent a message that is longer than the description of this side allows.
+    /// The peer has sent a message that is longer than this side's description allows.
     #[error("the peer broke the protocol: it sent a message of {length} B, this side takes {most} B at most")]
     TooLong {
         /// Bytes of the message.
         length: usize,
-        /// Bytes of the longest message that this side takes.
+        /// Bytes of the longest message that this side accepts.
         most: usize,
     },
-    /// A call asked for what cannot be. The connection goes on.
+    /// The arguments of a call are invalid. The connection stays usable.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// A work request was refused.
+    /// The device rejected a work request.
     #[error(transparent)]
     Post(#[from] PostError),
     /// Completions were lost.
@@ -43,7 +43,7 @@ pub enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// What an unsuccessful completion of a send means.
+    /// Classifies an unsuccessful completion of a send.
     pub fn from_send(status: Status) -> Self {
         match status {
             Status::RetryExceeded | Status::RnrRetryExceeded => Self::PeerUnreachable(status),
@@ -53,42 +53,42 @@ impl ConnectionError {
     }
 }
 
-/// Why a call was refused: what the program gave, and what is allowed. Nothing was done.
+/// Reason for which a call was refused, with the given and the allowed value. The call had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A message is longer than this side copies, or than the peer takes.
+    /// A message is longer than this side copies, or than the peer accepts.
     #[error("a message of {given} B does not fit: {allowed} B are allowed here")]
     TooLong {
         /// Bytes of the message.
         given: usize,
-        /// Bytes of the longest one.
+        /// Bytes of the longest message that is allowed.
         allowed: usize,
     },
     /// A piece of memory reaches beyond its region.
     #[error("{length} B at offset {offset} are not inside a region of {region} B")]
     Outside {
-        /// Bytes of the piece, with what the protocol puts behind a message.
+        /// Bytes of the piece, including the bytes that the protocol adds after a message.
         length: usize,
-        /// Where it begins.
+        /// Offset of the piece in its region.
         offset: usize,
         /// Bytes of the region.
         region: usize,
     },
-    /// A region is not registered for what is to be done with it.
+    /// A region lacks the access that a call needs.
     #[error("the region is registered for {given:?}, needed is {needed:?}")]
     Access {
-        /// What it is registered for.
+        /// Access of the region.
         given: Access,
-        /// What it has to be registered for.
+        /// Access that the call needs.
         needed: Access,
     },
-    /// More goes with a message than there is room for.
+    /// The application bytes of a message are too long.
     #[error("{given} B are to go with a message, allowed are {allowed} B")]
     Application {
-        /// Bytes.
+        /// Application bytes.
         given: usize,
-        /// Bytes at most.
+        /// Maximum application bytes.
         allowed: usize,
     },
 }
@@ -110,7 +110,7 @@ impl Misuse {
         Ok(())
     }
 
-    /// Checks that a region is registered for what is to be done with it.
+    /// Checks that a region has the access that a call needs.
     #[inline]
     pub(crate) fn check_access(region: &Region, needed: Access) -> Result<(), Self> {
         let given = region.access();
@@ -118,58 +118,58 @@ impl Misuse {
     }
 }
 
-/// Why two endpoints do not connect.
+/// Reason for which two endpoints do not connect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The two ends want different things.
+    /// A setting differs between the two ends.
     #[error("{what} differs: {own} here, {peer} at the peer")]
     Mismatch {
-        /// What.
+        /// Name of the setting.
         what: &'static str,
-        /// Here.
+        /// Value at this end.
         own: u64,
-        /// There.
+        /// Value at the peer.
         peer: u64,
     },
     /// The two ends speak different protocols.
     #[error("this end speaks {own}, the peer {peer}")]
     Protocol {
-        /// Here.
+        /// Protocol of this end.
         own: doorbell_protocols::WireId,
-        /// There.
+        /// Protocol of the peer.
         peer: doorbell_protocols::WireId,
     },
     /// A setting is out of range.
     #[error("{what} is {given}, allowed is {allowed}")]
     Setting {
-        /// Which setting.
+        /// Name of the setting.
         what: &'static str,
-        /// What was given.
+        /// Given value.
         given: u64,
-        /// What is allowed.
+        /// Allowed values.
         allowed: &'static str,
     },
     /// The shared receive buffers are too short.
     #[error("messages of up to {longest} B do not fit the shared receive buffers of {shared} B")]
     TooLongForShared {
-        /// The longest message of the connection.
+        /// Bytes of the longest message of the connection.
         longest: usize,
-        /// The length of the buffers.
+        /// Length of the buffers.
         shared: usize,
     },
     /// The shared receives are granted to other connections.
     #[error("{wanted} receives are wanted, {left} of the shared ones are not granted to others")]
     NoShare {
-        /// What was asked for.
+        /// Number of receives that the connection needs.
         wanted: usize,
-        /// What there is.
+        /// Number of receives that are left.
         left: usize,
     },
-    /// There are as many connections as was asked for.
+    /// The maximum number of connections exists.
     #[error("the {0} already has as many connections as it was made for")]
     Crowded(&'static str),
-    /// A connection cannot become one of a hub or a replication.
+    /// A connection cannot be added to a hub or a replication.
     #[error("the connection cannot be added: {0}")]
     Unfit(&'static str),
     /// A verbs object could not be made.

@@ -28,12 +28,12 @@
 //! # }
 //! ```
 //!
-//! Every connection is a non-blocking state machine: a [`MessageConnection`] sends with
-//! `send`, which returns an id at once, and hands out messages with `receive`; `poll` moves it
-//! along. [`blocking`] and [`asynchronous`] are thin adapters for those who want to wait.
+//! Every connection is a non-blocking state machine. `send` of a [`MessageConnection`] returns an id at once,
+//! `receive` returns messages, and `poll` advances the connection. [`blocking`] and [`asynchronous`] are thin
+//! adapters for programs that wait.
 //!
-//! The connections read no clock, do not sleep, start no threads and touch no socket: set-up takes the
-//! peer's endpoint description in and gives one's own out. [`setup`] carries descriptions over TCP, and
+//! The connections read no wall clock, do not sleep, start no threads and touch no socket. Set-up takes the peer's
+//! endpoint description and returns the description of this end. [`setup`] carries descriptions over TCP, and
 //! [`admission`] decides which peers of a TCP listener may begin.
 #![deny(unsafe_code)]
 
@@ -78,10 +78,10 @@ pub use tokio::{TokioLobby, TokioWaiter};
 pub use doorbell_protocols as protocols;
 use doorbell_protocols::Protocol;
 
-/// What makes connections of a protocol that is chosen at run time. [`with_connector!`] does something with what is in
-/// it, by code of that protocol alone.
+/// The connector of a protocol that is chosen at run time. [`with_connector!`] runs generic code with the connector
+/// inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // each is the protocol of this name
+#[allow(missing_docs)] // each variant has the name of its protocol
 pub enum AnyConnector {
     SendReceive(SendReceive),
     DirectRead(DirectRead),
@@ -118,8 +118,8 @@ impl From<Protocol> for AnyConnector {
     }
 }
 
-/// Does something that is generic over [`Connector`]s with the one of a [`Protocol`]: once, so that the code of each
-/// protocol is as if there were no other.
+/// Runs code that is generic over [`Connector`]s with the connector of a [`Protocol`]. The dispatch happens once, so
+/// the code of each protocol is compiled separately.
 ///
 /// ```
 /// use doorbell_exchange::protocols::Protocol;

@@ -1,4 +1,4 @@
-//! Messages on their way into a peer's memory: copied, inline, or from where they lie.
+//! Messages for a peer's memory: copied, inline, or sent from their place.
 
 use doorbell_verbs::{
     Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest, Sge,
@@ -10,16 +10,16 @@ use crate::connection::MessageId;
 use crate::error::ConnectError;
 use crate::ring::WORD;
 
-/// Where a message comes from.
+/// Source of a message.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// It is copied.
+    /// Bytes that are copied.
     Bytes(&'a [u8]),
-    /// It stays where it is until it is done.
+    /// Memory that stays in use until the message is done.
     Memory {
         /// The region.
         region: &'a Region,
-        /// Where in it.
+        /// Offset in the region.
         offset: usize,
         /// Bytes.
         length: usize,
@@ -42,7 +42,7 @@ impl Source<'_> {
     }
 }
 
-/// A word that travels with a message, in the same WRITE.
+/// A word that travels with a message in the same WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Word {
     Absent,
@@ -51,22 +51,22 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    /// The number, and behind it a byte that is not 0: the last to be written, so that it shows
-    /// that all is there.
+    /// Returns a word with the number and a last byte that is not 0. RNICs write that byte last, so it shows that the
+    /// message is complete.
     pub(crate) fn signal(length: usize) -> [u8; WORD] {
         let mut word = (length as u64).to_le_bytes();
         word[WORD - 1] = 1;
         word
     }
 
-    /// The number in a word.
+    /// Returns the number in a word.
     pub(crate) fn number(word: [u8; WORD]) -> usize {
         let [a, b, c, d, ..] = word;
         u32::from_le_bytes([a, b, c, d]) as usize
     }
 }
 
-/// A message that is laid out to be written.
+/// A message that is ready to be posted.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) id: MessageId,
@@ -83,13 +83,13 @@ enum Place {
 /// Messages that were accepted and are not done.
 pub(crate) struct Outbox {
     window: u64,
-    /// Messages up to this go inline.
+    /// Maximum bytes of an inline message.
     inline: usize,
     buffers: Option<Region>,
     buffer_count: u64,
     stride: usize,
     max_message: usize,
-    /// Words of messages that stay where they are.
+    /// Words of messages that are not copied.
     words: Region,
     store: Box<[u8]>,
     next_id: MessageId,
@@ -120,12 +120,12 @@ impl Outbox {
         })
     }
 
-    /// Bytes that a queue pair has to take inline.
+    /// Returns the inline bytes that a queue pair must support.
     pub(crate) fn inline_bytes(config: &Config) -> usize {
         config.inline.saturating_add(WORD)
     }
 
-    /// Bytes of the longest message that is copied.
+    /// Returns the bytes of the longest message that is copied.
     pub(crate) fn max_message(&self) -> usize {
         self.max_message
     }
@@ -153,7 +153,7 @@ impl Outbox {
         self.completed = id;
     }
 
-    /// Accepts a message and lays it out. The window must not be full.
+    /// Accepts a message and prepares its post. The window must not be full.
     #[inline]
     pub(crate) fn stage(&mut self, source: Source<'_>, word: Word) -> Staged {
         let id = self.next_id;
@@ -176,7 +176,7 @@ impl Outbox {
         }
         let sges = match source {
             Source::Bytes(bytes) => {
-                // `max_message` is no more than the inline size without buffers.
+                // Without buffers, `max_message` is at most the inline size.
                 let Some(buffers) = &self.buffers else { unreachable!("there are send buffers") };
                 let start = (id % self.buffer_count) as usize * self.stride;
                 buffers.copy_in(start, before);
@@ -200,8 +200,8 @@ impl Outbox {
         Staged { id, place: Place::Memory(sges) }
     }
 
-    /// Posts messages with what is to be done with each, and one request behind them. The last
-    /// request makes a completion, which tells of all.
+    /// Posts messages with their operations, and one request after them. The completion of the last request covers
+    /// all of them.
     #[inline]
     pub(crate) fn post<'a>(
         &'a self,

@@ -1,29 +1,29 @@
-//! Bringing an RC queue pair from reset to ready (IBTA Vol 1, 10.3.1), as all connections do it.
+//! State transitions of an RC queue pair from reset to ready (IBTA Vol 1, 10.3.1), as all connections use them.
 
 use doorbell_verbs::{Access, AddressVector, ModifyError, Qp, QpAttributes, QpState};
 
 use crate::error::ConnectError;
 use crate::setup::EndpointDescription;
 
-/// What a queue pair is connected with.
+/// Settings of an RC connection.
 #[derive(Clone, Copy, Debug)]
 pub struct RcSettings {
-    /// Acknowledgement timeout exponent: 4.096 us times two to it.
+    /// Exponent of the acknowledgement timeout: 4.096 us times two to this power.
     pub timeout: u8,
-    /// Times that the timeout may expire in a row.
+    /// Maximum number of timeouts in a row.
     pub retry_count: u8,
-    /// Times that an RNR NAK may come in a row; 7 is without end.
+    /// Maximum number of RNR NAKs in a row. 7 means unlimited.
     pub rnr_retry: u8,
-    /// Code of the least time that the peer is to wait after an RNR NAK.
+    /// Code of the minimum time that the peer waits after an RNR NAK.
     pub min_rnr_timer: u8,
 }
 
-/// Takes a queue pair from reset to the initial state, in which receives can be posted. `access`
-/// is what the peer may do to regions that allow it too.
+/// Moves a queue pair from reset to the initial state, in which receives can be posted. `access` is the access of the
+/// peer to regions that allow it too.
 ///
 /// # Errors
 ///
-/// The queue pair is not in the reset state, or the device refuses.
+/// The queue pair is not in the reset state, or the device rejects the transition.
 pub fn initialise(qp: &Qp, access: Access) -> Result<(), ModifyError> {
     qp.modify(&QpAttributes {
         state: Some(QpState::Init),
@@ -34,12 +34,12 @@ pub fn initialise(qp: &Qp, access: Access) -> Result<(), ModifyError> {
     })
 }
 
-/// Takes an initialised queue pair, described by `own`, to where it receives from its peer and can
-/// send. READs and atomics may be outstanding in either direction as the device allows.
+/// Moves an initialised queue pair, described by `own`, to the state in which it receives from its peer and can send.
+/// The limits of the device bound the outstanding READs and atomics in both directions.
 ///
 /// # Errors
 ///
-/// The ends are on different UDP ports, or the peer's description is none that can be connected to.
+/// The ends use different UDP ports, or no queue pair can connect to the peer's description.
 pub fn connect(
     qp: &Qp,
     own: &EndpointDescription,

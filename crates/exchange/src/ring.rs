@@ -1,10 +1,9 @@
-//! A ring of messages of any length, freed in any order.
+//! A ring of messages of any length, which the program frees in any order.
 //!
-//! Positions count bytes since the beginning and never wrap; a message lies at its position modulo
-//! the length of the ring. The memory is mirrored, so that what wraps around is contiguous. The
-//! *head* is behind the last byte that is free again: a message that is freed before an older one
-//! waits for it. That makes it impossible to hand out the memory of a message that is still held,
-//! however many others were freed.
+//! Positions count bytes since the beginning and never wrap. A message lies at its position modulo the length of the
+//! ring. The memory is mirrored, so a message that wraps around is contiguous. The *head* is the position after the
+//! last byte that is free again. A message that is freed before an older one waits for it. The memory of a held
+//! message is therefore never reused, regardless of the number of other messages that were freed.
 
 mod units;
 /// Atomics and the lock of [`units`], which a model checker replaces by its own.
@@ -23,26 +22,27 @@ use crate::error::ConnectError;
 pub(crate) use units::UNIT;
 use units::Units;
 
-/// Beside the bytes of a message there may be so many more, which tell of it.
+/// Maximum bytes that a protocol adds to a message.
 pub(crate) const WORD: usize = 8;
 
 const PAGE: usize = 4096;
 
-/// Bytes of a ring that a message with so many bytes, all told, takes.
+/// Returns the bytes of a ring that a message takes, given its bytes with all additions.
 #[inline]
 pub(crate) fn space(bytes: usize) -> usize {
     bytes.next_multiple_of(UNIT).max(UNIT)
 }
 
-/// No ring is longer: one READ takes all that waits in it, and heads and answers count units modulo more than it has.
+/// Maximum length of a ring. One READ takes all that waits in it, and heads and answers count units modulo a larger
+/// number.
 pub(crate) const LONGEST_RING: usize = LONGEST_TRANSFER;
 
-/// How long a ring is in which `depth` messages of the longest kind find room, even if up to an
-/// eighth of it is free without the sender's knowing.
+/// Returns the length of a ring with room for `depth` messages of maximum length, even if the sender does not know
+/// yet that an eighth of it is free.
 ///
 /// # Errors
 ///
-/// It would be longer than any ring.
+/// The ring would be longer than [`LONGEST_RING`].
 pub(crate) fn ring_bytes(config: &Config) -> Result<usize, ConnectError> {
     let bytes = (config.depth * space(config.max_message + WORD) * 8).div_ceil(7).next_multiple_of(PAGE);
     if bytes > LONGEST_RING {
@@ -56,10 +56,10 @@ pub(crate) fn ring_bytes(config: &Config) -> Result<usize, ConnectError> {
 pub(crate) struct Ring {
     region: Region,
     bytes: usize,
-    /// What zeroes the memory of messages that are free again, if that is wanted.
+    /// Whether the ring zeroes the memory of freed messages.
     erases: bool,
     units: Units,
-    /// Where else the head is written to, for peers that read it.
+    /// Second location of the head, for peers that read it.
     head_word: Option<(Region, usize)>,
 }
 
@@ -83,36 +83,36 @@ impl Ring {
         self.bytes
     }
 
-    /// Where in the memory a position lies.
+    /// Returns the offset in memory of a position.
     #[inline]
     pub(crate) fn offset(&self, position: u64) -> usize {
         self.units.offset(position)
     }
 
-    /// Behind the last byte that is free again.
+    /// Returns the position after the last byte that is free again.
     #[inline]
     pub(crate) fn head(&self) -> u64 {
         self.units.head()
     }
 
-    /// Is there a message at this position, held or free?
+    /// Returns whether a message, held or free, begins at this position.
     pub(crate) fn is_taken(&self, position: u64) -> bool {
         self.units.is_taken(position)
     }
 
-    /// Lends `space` bytes at `position`, of which the message has `length` bytes at `offset`.
+    /// Lends `space` bytes at `position`. The message has `length` bytes at `offset`.
     #[inline]
     pub(crate) fn lend(self: &Arc<Self>, position: u64, space: usize, offset: usize, length: usize) -> RingMessage {
         self.units.hold(position, space);
         RingMessage { ring: Arc::clone(self), position, offset, length }
     }
 
-    /// Moves the head over what is free again. Returns over how many messages.
+    /// Moves the head over free messages. Returns their number.
     #[inline]
     pub(crate) fn advance(&self) -> usize {
         let erase = |position, space| {
             if self.erases {
-                // From the end of the ring to its start: see `reversed`.
+                // The ring is filled from its end to its start: see `reversed`.
                 self.region.fill(self.reversed(position) - space, space, 0);
             }
         };
@@ -124,17 +124,16 @@ impl Ring {
         self.units.advance(erase, publish)
     }
 
-    /// In a ring that is filled from its end to its start: the offset behind the message at this
-    /// position.
+    /// Returns the offset after the message at this position, in a ring that is filled from its end to its start.
     #[inline]
     pub(crate) fn reversed(&self, position: u64) -> usize {
         2 * self.bytes - self.offset(position)
     }
 
-    /// Frees everything before `limit` that holds no received message: its sender is dead.
+    /// Frees all bytes before `limit` that hold no received message, since their sender is dead.
     pub(crate) fn skip(&self, limit: u64) {
         self.units.skip(limit);
-        // Another thread that tried meanwhile has found the head locked.
+        // Another thread that tried at the same time has found the head locked.
         self.advance();
     }
 }

@@ -1,7 +1,7 @@
-//! Carrying endpoint descriptions to the peer over TCP.
+//! Exchange of endpoint descriptions with the peer over TCP.
 //!
-//! Both ends send one hello: a magic, a version, a number of descriptions and the descriptions.
-//! All numbers are big endian. Everything is bounded by a deadline.
+//! Both ends send one hello: a magic, a version, the number of descriptions and the descriptions. All numbers are big
+//! endian. A deadline bounds the whole exchange.
 #![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
 
 use std::io::{self, Read, Write};
@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 use doorbell_protocols::WireId;
 use doorbell_verbs::{PathMtu, Psn, Qp, Qpn, RKey, Region};
 
-/// The version of the hello and of what is spoken afterwards.
+/// Version of the hello and of the protocol after it.
 pub const VERSION: u16 = 5;
 
-/// What each end says once it is connected with the other, behind the hellos.
+/// Byte that each end sends after the hellos, once it is connected.
 pub const READY: u8 = 1;
 
-/// What each hello starts with.
+/// First bytes of each hello.
 const MAGIC: [u8; 8] = *b"DOORBELL";
 
 const DESCRIPTION_BYTES: usize = 1 + 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1 + 2 * RemoteRegion::BYTES;
 
-/// The most connections that are set up at once.
+/// Maximum number of connections in one set-up.
 pub const MAX_ENDPOINTS: usize = 4096;
 
 /// Memory that a peer may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// Where it begins.
+    /// Address of its first byte.
     pub address: u64,
-    /// Bytes; 0 is no memory.
+    /// Bytes. 0 means no memory.
     pub length: u64,
     /// Its key.
     pub rkey: RKey,
@@ -42,7 +42,7 @@ impl RemoteRegion {
     /// No memory.
     pub const NONE: Self = Self { address: 0, length: 0, rkey: RKey::new(0) };
 
-    /// All of a region.
+    /// Returns the description of a whole region.
     pub fn of(region: &Region) -> Self {
         Self { address: region.address(), length: region.len() as u64, rkey: region.rkey() }
     }
@@ -54,40 +54,40 @@ impl RemoteRegion {
     }
 }
 
-/// What one end needs to know of the other.
+/// Description of one end for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointDescription {
-    /// What it speaks.
+    /// Protocol of the end.
     pub protocol: WireId,
-    /// The device.
+    /// GID of its device.
     pub gid: Ipv6Addr,
-    /// The queue pair.
+    /// Number of its queue pair.
     pub qpn: Qpn,
-    /// The first sequence number that it sends.
+    /// First sequence number that it sends.
     pub psn: Psn,
-    /// The largest path MTU that it can use.
+    /// Largest path MTU that it can use.
     pub path_mtu: PathMtu,
-    /// The UDP port of its device.
+    /// UDP port of its device.
     pub udp_port: u16,
     /// Receives that it posts for data.
     pub depth: u32,
-    /// Bytes of the longest message that it takes.
+    /// Bytes of the longest message that it accepts.
     pub max_message: u64,
-    /// It uses flow control by credits.
+    /// Whether it uses flow control by credits.
     pub credits: bool,
     /// Memory that its protocol lets the peer reach.
     pub regions: [RemoteRegion; 2],
 }
 
 impl EndpointDescription {
-    /// A queue pair that programs use through verbs alone, of which the peer knows no receives, no flow control and no
-    /// memory. It can use every path MTU of its device.
+    /// Returns the description of a queue pair that programs use through verbs alone. It has no receives, no flow
+    /// control and no memory for the peer. It can use every path MTU of its device.
     pub fn bare(qp: &Qp, psn: Psn) -> Self {
         let attributes = qp.pd().device().attributes();
         Self::one_sided(attributes.gid, qp.qpn(), psn, attributes.active_mtu, attributes.udp_port)
     }
 
-    /// The same of a queue pair that is no [`Qp`] of this process, such as that of a middlebox.
+    /// Returns the description of a queue pair that is no [`Qp`] of this process, such as that of a middlebox.
     pub fn one_sided(gid: Ipv6Addr, qpn: Qpn, psn: Psn, path_mtu: PathMtu, udp_port: u16) -> Self {
         Self {
             protocol: WireId::ONE_SIDED,
@@ -96,7 +96,7 @@ impl EndpointDescription {
             psn,
             path_mtu,
             udp_port,
-            depth: 0, // which no connection of messages has
+            depth: 0, // no message connection has this depth
             max_message: 0,
             credits: false,
             regions: [RemoteRegion::NONE; 2],
@@ -104,71 +104,71 @@ impl EndpointDescription {
     }
 }
 
-/// Why set-up failed.
+/// Reason for which set-up failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The peer is no Doorbell.
+    /// The peer does not speak this set-up.
     #[error(
         "{peer} does not speak Doorbell's set-up: it sent \"{}\" where \"{}\" is expected",
         .got.escape_ascii(),
         MAGIC.escape_ascii()
     )]
     NotDoorbell {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// What came first.
+        /// First bytes that the peer has sent.
         got: [u8; 8],
     },
-    /// The peer is another version.
+    /// The peer has another version.
     #[error("{peer} speaks version {theirs} of Doorbell's set-up, this side speaks {VERSION}: use the same release")]
     Version {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// Its version.
+        /// Version of the peer.
         theirs: u16,
     },
-    /// The peer wants another number of connections.
+    /// The peer sets up another number of connections.
     #[error("{peer} sets up {theirs} connections, this side {ours}: give both sides the same number")]
     Count {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// Its number.
+        /// Number of the peer.
         theirs: usize,
-        /// Ours.
+        /// Number of this side.
         ours: usize,
     },
-    /// This side wants too many connections.
+    /// This side sets up too many connections.
     #[error("{0} connections are to be set up at once, allowed are {MAX_ENDPOINTS}")]
     TooMany(usize),
-    /// A description makes no sense.
+    /// A description is invalid.
     #[error("{peer} sent a description with {what}")]
     Description {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// What is wrong.
+        /// Defect of the description.
         what: &'static str,
     },
     /// The deadline passed.
     #[error("{peer} did not answer within {seconds} s")]
     Deadline {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// The time it had.
+        /// Seconds until the deadline.
         seconds: f64,
     },
-    /// The connection broke.
+    /// The TCP connection broke.
     #[error("the connection to {peer} broke: {error}")]
     Io {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// Why.
+        /// Error of the stream.
         error: io::Error,
     },
 }
 
 impl SetupError {
-    /// What an error of the stream to a peer means, which had so much time.
+    /// Classifies an error of the stream to a peer. `deadline` is the time that the peer had.
     pub fn broke(peer: &str, error: io::Error, deadline: Duration) -> Self {
         let peer = peer.to_owned();
         match error.kind() {
@@ -181,7 +181,7 @@ impl SetupError {
 }
 
 impl EndpointDescription {
-    /// Appends what the peer is sent of it.
+    /// Appends the encoded description.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.protocol.get());
         out.extend(self.gid.octets());
@@ -197,11 +197,11 @@ impl EndpointDescription {
         }
     }
 
-    /// What a peer has sent of its own.
+    /// Decodes the description of a peer.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// A text with the defect of the description.
     pub fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
         fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], &'static str> {
             let (head, rest) = bytes.split_first_chunk::<N>().ok_or("too few bytes")?;
@@ -236,18 +236,18 @@ impl EndpointDescription {
         if bytes.is_empty() { Ok(description) } else { Err("too many bytes") }
     }
 
-    /// The same as hexadecimal digits, for whoever carries it in text.
+    /// Returns the encoded description as hexadecimal digits, for programs that carry it as text.
     pub fn to_hex(&self) -> String {
         let mut bytes = Vec::with_capacity(DESCRIPTION_BYTES);
         self.encode(&mut bytes);
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// What [`to_hex`](Self::to_hex) made text of.
+    /// Decodes the output of [`to_hex`](Self::to_hex).
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// A text with the defect of the description.
     pub fn from_hex(text: &str) -> Result<Self, &'static str> {
         if text.len() != 2 * DESCRIPTION_BYTES {
             return Err("too few or too many digits");
@@ -258,7 +258,7 @@ impl EndpointDescription {
     }
 }
 
-/// A TCP stream on which all reads and writes together end at a deadline, however few bytes each of them brings.
+/// A TCP stream whose reads and writes share one deadline, even if each of them transfers few bytes.
 #[derive(Debug)]
 pub struct Timed<'a> {
     stream: &'a TcpStream,
@@ -266,9 +266,9 @@ pub struct Timed<'a> {
 }
 
 impl<'a> Timed<'a> {
-    /// From now on there is so much time. It leaves the stream's own timeouts changed.
+    /// Starts the deadline. The stream's own timeouts stay changed.
     pub fn new(stream: &'a TcpStream, deadline: Duration) -> Self {
-        // A deadline beyond what the clock can tell is none.
+        // A deadline that the clock cannot express means none.
         Self { stream, until: Instant::now().checked_add(deadline) }
     }
 
@@ -278,11 +278,12 @@ impl<'a> Timed<'a> {
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 
-    /// Looks at bytes that wait to be read, once there are any. Returns how many, 0 if there will be none.
+    /// Waits for bytes and returns their number without consuming them. Returns 0 at the end of the stream.
     ///
     /// # Errors
     ///
-    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is broken.
+    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is
+    /// broken.
     pub fn peek(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             self.stream.set_read_timeout(self.left()?)?;
@@ -297,8 +298,8 @@ impl<'a> Timed<'a> {
     ///
     /// # Errors
     ///
-    /// The deadline has passed, as in [`peek`](Self::peek); the peer ends the stream before that
-    /// ([`io::ErrorKind::UnexpectedEof`]); or the stream is broken.
+    /// The deadline has passed, as in [`peek`](Self::peek). Or the peer ends the stream early
+    /// ([`io::ErrorKind::UnexpectedEof`]). Or the stream is broken.
     pub fn read_exact(&mut self, mut out: &mut [u8]) -> io::Result<()> {
         while !out.is_empty() {
             self.stream.set_read_timeout(self.left()?)?;
@@ -331,12 +332,12 @@ impl<'a> Timed<'a> {
     }
 }
 
-/// Sends our descriptions and receives the peer's, as many, within `deadline`.
+/// Sends this side's descriptions and receives the same number from the peer, within `deadline`.
 ///
 /// # Errors
 ///
-/// There are more than [`MAX_ENDPOINTS`] descriptions, the peer does not answer within `deadline`, the stream is
-/// broken, or [`parse`] refuses what the peer sent.
+/// There are more than [`MAX_ENDPOINTS`] descriptions. Or the peer does not answer within `deadline`, the stream is
+/// broken, or [`parse`] rejects the hello of the peer.
 pub fn exchange(
     stream: &TcpStream,
     own: &[EndpointDescription],
@@ -355,7 +356,7 @@ pub fn exchange(
     }
 }
 
-/// What is sent to the peer, whose hello [`parse`] reads.
+/// Returns the hello of this side, which [`parse`] reads.
 pub fn hello(own: &[EndpointDescription]) -> Vec<u8> {
     let mut hello = MAGIC.to_vec();
     hello.extend(VERSION.to_be_bytes());
@@ -366,21 +367,21 @@ pub fn hello(own: &[EndpointDescription]) -> Vec<u8> {
     hello
 }
 
-/// What the beginning of a peer's hello tells.
+/// State of a hello after some of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// So many bytes have to follow, at least one, before it tells more.
+    /// The parser needs this number of bytes, at least one, before it can continue.
     Incomplete(usize),
-    /// These are the peer's descriptions.
+    /// The hello is complete and has these descriptions.
     Complete(Vec<EndpointDescription>),
 }
 
-/// Reads what came so far of a peer's hello, which is to hold `ours` descriptions. For those who carry it by other
-/// means than [`exchange`].
+/// Parses the received part of a peer's hello, which must hold `ours` descriptions. Programs that do not use
+/// [`exchange`] call this function.
 ///
 /// # Errors
 ///
-/// The peer is named as `peer` in what is wrong with its hello.
+/// The hello is invalid. The error names the peer as `peer`.
 pub fn parse(peer: &str, bytes: &[u8], ours: usize) -> Result<Parsed, SetupError> {
     let Some((magic, rest)) = bytes.split_first_chunk::<8>() else {
         return Ok(Parsed::Incomplete(MAGIC.len() - bytes.len()));
@@ -418,8 +419,8 @@ fn exchange_within(
     receive(timed, peer, own.len(), deadline)
 }
 
-/// Receives the peer's hello alone, which is to hold `ours` descriptions: for an end that decides what it sends by what it
-/// was sent. The stream's time began with `deadline`, which errors name.
+/// Receives the peer's hello, which must hold `ours` descriptions. It suits an end that answers depending on that
+/// hello. The time of the stream began with `deadline`, which errors name.
 ///
 /// # Errors
 ///
@@ -469,7 +470,7 @@ mod tests {
         }
     }
 
-    /// A peer that sends `bytes` and nothing else, until it is hung up on.
+    /// Exchanges descriptions with a peer that sends only `bytes`, and returns the error.
     fn against(bytes: &[u8], deadline: Duration) -> SetupError {
         let bytes = bytes.to_vec();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -477,7 +478,7 @@ mod tests {
         let peer = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&bytes).unwrap();
-            // The other end may reset the connection, since it has not read all of it.
+            // The other end may reset the connection, since it has not read all bytes.
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let stream = TcpStream::connect(address).unwrap();
@@ -502,7 +503,7 @@ mod tests {
         assert_eq!(peer.join().unwrap(), [description(), description()]);
     }
 
-    /// However soon each byte comes after the one before.
+    /// The bytes arrive in short intervals.
     #[test]
     fn a_peer_that_drips_has_no_longer_than_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -537,7 +538,7 @@ mod tests {
 
     #[test]
     fn garbage_other_versions_and_silence_are_told_apart() {
-        // What was said decides, however late a busy machine brings it.
+        // The sent bytes decide, even if a busy machine delivers them late.
         let said = |bytes| against(bytes, Duration::from_secs(60));
         let error = said(b"HTTP/1\r\n\0");
         assert!(matches!(error, SetupError::NotDoorbell { .. }));

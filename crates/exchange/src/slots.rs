@@ -1,4 +1,4 @@
-//! Buffers of one length, lent to the program and given back in any order.
+//! Buffers of one length, lent to the program and returned in any order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// `count` buffers, each `stride` behind the one before, of which these are free.
+    /// Makes `count` buffers at a distance of `stride` bytes. The buffers in `free` are free.
     pub(crate) fn new(region: Region, stride: usize, count: usize, free: Range<u32>) -> Arc<Self> {
         let slots = Self { region, stride, free: ArrayQueue::new(count) };
         free.for_each(|slot| slots.give_back(slot));
@@ -24,13 +24,13 @@ impl Slots {
         &self.region
     }
 
-    /// Where a buffer begins.
+    /// Returns the offset of a buffer.
     #[inline]
     pub(crate) fn offset(&self, slot: u32) -> usize {
         slot as usize * self.stride
     }
 
-    /// How many are free.
+    /// Returns the number of free buffers.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
     }

@@ -1,8 +1,8 @@
 //! One connection in two halves, for two tasks or two threads.
 //!
-//! The halves share the connection under a lock, which nobody holds while waiting. Of two halves that wait, one *drives*:
-//! it sleeps until the connection is notified and moves it along. The other *follows*: it is woken whenever
-//! the driver has moved the connection, and takes over when the driver has what it waited for, or goes.
+//! The halves share the connection under a lock. Neither half holds it while it waits. Of two waiting halves, one
+//! *drives*: it sleeps until the connection is notified and advances it. The other one *follows*: the driver wakes it
+//! after each step. It takes over when the driver has its result or is dropped.
 
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
@@ -14,22 +14,22 @@ use crate::connection::{MessageConnection, MessageId};
 use crate::error::ConnectionError;
 use crate::waiting::{self, Wait};
 
-/// What both halves share.
+/// State that both halves share.
 #[derive(Debug)]
 struct Shared<W, C> {
     state: Mutex<State<C>>,
     waiter: W,
     observer: Option<Box<dyn LockObserver>>,
-    /// Polls that find nothing before a half waits.
+    /// Number of empty polls before a half waits.
     spins: u32,
 }
 
 #[derive(Debug)]
 struct State<C> {
     connection: C,
-    /// One half waits for notifications.
+    /// Whether one half waits for notifications.
     is_driven: bool,
-    /// Rises whenever a half that follows has a reason to look again.
+    /// Counter that rises when the following half has to poll again.
     turns: u64,
     follower: Option<Waker>,
 }
@@ -71,18 +71,18 @@ impl<C> Drop for Locked<'_, C> {
     }
 }
 
-/// What a half that does not have what it wants is to do.
+/// Next step of a half that waits.
 enum Turn<T> {
     Ready(T),
     /// Wait for notifications, for both halves.
     Drive,
-    /// Wait until the turns are no longer so many.
+    /// Wait until the turns differ from this number.
     Follow(u64),
 }
 
 impl<W: Waiter, C: MessageConnection> Shared<W, C> {
     fn lock(&self) -> Locked<'_, C> {
-        // A panic in a call of the connection leaves it as any other error in the middle would.
+        // A panic in a call leaves the connection in the same state as an error.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let observer = self.observer.as_deref();
         if let Some(observer) = observer {
@@ -91,7 +91,7 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
         Locked { state, observer }
     }
 
-    /// Moves the connection along until `attempt` brings something.
+    /// Advances the connection until `attempt` succeeds.
     async fn until<T>(&self, mut attempt: impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<T, ConnectionError> {
         loop {
             match self.turn(&mut attempt)? {
@@ -105,7 +105,7 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
     fn turn<T>(&self, attempt: &mut impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<Turn<T>, ConnectionError> {
         let mut spins = 0;
         loop {
-            // The lock is let go of between polls, so that the other half can post.
+            // The lock is released between polls, so that the other half can post.
             let mut state = self.lock();
             if let Some(value) = attempt(&mut state.connection)? {
                 return Ok(Turn::Ready(value));
@@ -141,17 +141,17 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
         .await;
     }
 
-    /// Waits for notifications. Whoever drops this future hands over to the other half.
+    /// Waits for notifications. Dropping the future hands over to the other half.
     async fn drive(&self) -> Result<(), ConnectionError> {
         let _hand_over = HandOver(self);
-        // The lock is let go of before the other half is handed over to, and before the wait.
+        // The lock is released before the hand-over and before the wait.
         let prepared = Wait::prepare(&mut self.lock().connection, &self.waiter);
         prepared?.pass(&self.waiter).await;
         Ok(())
     }
 }
 
-/// Lets the other half drive.
+/// A guard that lets the other half drive.
 struct HandOver<'a, W: Waiter, C: MessageConnection>(&'a Shared<W, C>);
 
 impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
@@ -162,12 +162,12 @@ impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
     }
 }
 
-/// The half that sends. Dropping it closes this side of the connection; the peer is told as long as the other half
-/// is waited on.
+/// The half that sends. Dropping it closes this side of the connection. The peer receives the goodbye while the other
+/// half is being waited on.
 #[derive(Debug)]
 pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Shared<W, C>>);
 
-/// The half that receives. Once it is dropped nothing more is received, and the peer can send until its window or its
+/// The half that receives. After it is dropped, no message is received, and the peer can send until its window or its
 /// credits are used up.
 #[derive(Debug)]
 pub struct ReceiveHalf<W: Waiter, C: MessageConnection>(Arc<Shared<W, C>>);
@@ -184,7 +184,7 @@ pub(crate) fn split<W: Waiter, C: MessageConnection>(
 }
 
 impl<W: Waiter, C: MessageConnection> Async<W, C> {
-    /// Splits the connection into a half that sends and one that receives, for two tasks. From here on each call takes
+    /// Splits the connection into a half that sends and one that receives, for two tasks. After that, each call takes
     /// an uncontended lock.
     pub fn split(self) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
         let (connection, waiter) = self.into_parts();
@@ -193,18 +193,19 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
 }
 
 impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
-    /// Sends a message, waiting until it is taken.
+    /// Sends a message and waits until the connection has accepted it.
     ///
-    /// Safe to cancel: a message whose future was dropped before it was complete is not sent.
+    /// This method is cancel safe: if the future is dropped before it is complete, the message is not sent.
     ///
     /// # Errors
     ///
-    /// The connection is over; or the message is too long ([`ConnectionError::Misuse`]), and the connection goes on.
+    /// The connection is over, or the message is too long ([`ConnectionError::Misuse`]). In the second case the
+    /// connection stays usable.
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         self.0.until(waiting::accepted(message)).await
     }
 
-    /// Waits until a message is done. Safe to cancel.
+    /// Waits until a message is done. This method is cancel safe.
     ///
     /// # Errors
     ///
@@ -213,12 +214,12 @@ impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
         self.0.until(waiting::done(id)).await
     }
 
-    /// Says goodbye, after everything is delivered; the other half can still receive. Safe to cancel, but the goodbye
-    /// is not taken back.
+    /// Sends a goodbye after all messages are delivered. The other half can still receive. This method is cancel
+    /// safe, but a goodbye that was begun is sent.
     ///
     /// # Errors
     ///
-    /// The connection ended before the peer had the goodbye.
+    /// The connection ended before the goodbye was delivered.
     pub async fn close(self) -> Result<(), ConnectionError> {
         self.0.lock().connection.close();
         self.0.until(waiting::closed).await
@@ -229,18 +230,19 @@ impl<W: Waiter, C: MessageConnection> Drop for SendHalf<W, C> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.connection.close();
-        // The goodbye may need a poll to leave.
+        // The goodbye may need a poll before it is posted.
         let _ = state.connection.poll();
         state.wake_follower();
     }
 }
 
 impl<W: Waiter, C: MessageConnection> ReceiveHalf<W, C> {
-    /// Waits for the next message. Safe to cancel: no message is lost.
+    /// Waits for the next message. This method is cancel safe: no message is lost.
     ///
     /// # Errors
     ///
-    /// The connection is over; or the peer has closed its side and no more can come ([`ConnectionError::PeerClosed`]).
+    /// The connection is over, or the peer has closed its side and no more messages can come
+    /// ([`ConnectionError::PeerClosed`]).
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.0.until(waiting::arrived).await
     }

@@ -1,4 +1,4 @@
-//! Waiting in tokio's runtime.
+//! Adapters for tokio's runtime.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,17 +15,17 @@ use crate::admission::{Event, Lobby, Opening, Step};
 use crate::asynchronous::Waiter;
 use crate::waiting::take_notifications;
 
-/// Waits for the notifications of one completion channel in tokio's runtime, for all connections that notify there.
+/// A waiter for the notifications of one completion channel in tokio's runtime, for all connections of that channel.
 ///
-/// The channel's descriptor is registered with the runtime once. A task of its own takes the notifications and wakes
-/// only the tasks whose connections were notified, so a thousand connections on one channel cost each other nothing.
-/// That task ends when the last clone of the waiter is dropped.
+/// The descriptor of the channel is registered with the runtime once. One task takes the notifications and wakes only
+/// the tasks whose connections were notified. A thousand connections on one channel therefore do not slow each other
+/// down. The task ends when the last clone of the waiter is dropped.
 #[derive(Clone, Debug)]
 pub struct TokioWaiter {
     /// Ends the task with the last clone.
     _task: Arc<AbortOnDrop>,
     descriptor: RawFd,
-    /// Whose clock deadlines are on.
+    /// Device whose clock deadlines use.
     device: Device,
 }
 
@@ -39,15 +39,15 @@ impl Drop for AbortOnDrop {
 }
 
 impl TokioWaiter {
-    /// Registers the channel with the runtime that this is called in.
+    /// Registers the channel with the current runtime.
     ///
     /// # Errors
     ///
-    /// The runtime does not take the descriptor: too many are open, or the runtime was built without IO.
+    /// The runtime rejects the descriptor: too many are open, or the runtime was built without IO.
     ///
     /// # Panics
     ///
-    /// Outside a runtime of tokio, as [`tokio::spawn`] does.
+    /// Panics outside a runtime of tokio, as [`tokio::spawn`] does.
     pub fn new(channel: &Channel) -> io::Result<Self> {
         let (descriptor, device) = (channel.as_raw_fd(), channel.device().clone());
         // SAFETY: a channel has one descriptor for all its life, and the registration holds a handle on the channel.
@@ -66,7 +66,7 @@ impl TokioWaiter {
 impl Waiter for TokioWaiter {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
         debug_assert!(channel.is_none_or(|channel| channel.as_raw_fd() == self.descriptor), "another channel");
-        // Whoever waits for a notification is woken by the task that takes the notifications.
+        // The task that takes the notifications wakes this one.
         match (channel, deadline_ns) {
             (None, _) => tokio::task::yield_now().await,
             (Some(_), Some(deadline_ns)) => tokio::time::sleep(self.device.time_until(deadline_ns)).await,
@@ -88,7 +88,7 @@ impl<O: Opening> TokioLobby<O> {
     ///
     /// # Errors
     ///
-    /// The runtime does not take the descriptor: too many are open, or the runtime was built without IO.
+    /// The runtime rejects the descriptor: too many are open, or the runtime was built without IO.
     ///
     /// # Panics
     ///
@@ -103,7 +103,7 @@ impl<O: Opening> TokioLobby<O> {
         self.0.get_mut().set_total(total);
     }
 
-    /// Handles visitors until one is admitted or refused. Safe to cancel.
+    /// Handles visitors until one is admitted or refused. This method is cancel safe.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The one way to wait for a connection, beneath the blocking calls, the futures and the halves of both: poll, arm,
-//! poll once more, sleep until a notification or a deadline, take the notifications.
+//! The common wait of the blocking calls, the futures and the halves of both. It polls, arms a notification, polls
+//! once more, sleeps until a notification or a deadline, and takes the notifications.
 
 use std::future::{Future, poll_fn};
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,10 +14,10 @@ use crate::asynchronous::Waiter;
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
 
-/// What a call waits for: a value, once the connection has it.
+/// Result of an attempt: a value, once the connection has it.
 pub(crate) type Attempt<T> = Result<Option<T>, ConnectionError>;
 
-/// A message is accepted.
+/// Returns an attempt to send a message.
 pub(crate) fn accepted<C: MessageConnection>(message: &[u8]) -> impl FnMut(&mut C) -> Attempt<MessageId> {
     move |connection| match connection.send(message)? {
         Submit::Accepted(id) => Ok(Some(id)),
@@ -25,7 +25,7 @@ pub(crate) fn accepted<C: MessageConnection>(message: &[u8]) -> impl FnMut(&mut 
     }
 }
 
-/// A message has arrived.
+/// Attempts to take a message.
 pub(crate) fn arrived<C: MessageConnection>(connection: &mut C) -> Attempt<C::Message> {
     match connection.take() {
         None if connection.is_peer_closed() => Err(ConnectionError::PeerClosed),
@@ -33,7 +33,7 @@ pub(crate) fn arrived<C: MessageConnection>(connection: &mut C) -> Attempt<C::Me
     }
 }
 
-/// A message is done.
+/// Returns an attempt that succeeds when a message is done.
 pub(crate) fn done<C: MessageConnection>(id: MessageId) -> impl FnMut(&mut C) -> Attempt<()> {
     move |connection| match connection.outcome(id) {
         Outcome::Done => Ok(Some(())),
@@ -42,7 +42,7 @@ pub(crate) fn done<C: MessageConnection>(id: MessageId) -> impl FnMut(&mut C) ->
     }
 }
 
-/// This side, which was closed, has said goodbye.
+/// Succeeds when the goodbye of this side was acknowledged.
 pub(crate) fn closed<C: MessageConnection>(connection: &mut C) -> Attempt<()> {
     match connection.is_closed() {
         true => connection.over().map_or(Ok(Some(())), Err),
@@ -50,13 +50,13 @@ pub(crate) fn closed<C: MessageConnection>(connection: &mut C) -> Attempt<()> {
     }
 }
 
-/// The peer has said goodbye. Messages that come before are dropped.
+/// Succeeds when the peer has said goodbye. Drops messages that come before it.
 pub(crate) fn drained<C: MessageConnection>(connection: &mut C) -> Attempt<()> {
     while connection.take().is_some() {}
     Ok(connection.is_peer_closed().then_some(()))
 }
 
-/// Moves a connection along until an attempt brings something.
+/// Advances a connection until an attempt succeeds.
 pub(crate) async fn until<C: MessageConnection, T>(
     connection: &mut C,
     waiter: &impl Waiter,
@@ -71,7 +71,7 @@ pub(crate) async fn until<C: MessageConnection, T>(
     }
 }
 
-/// Moves a connection along until something happened. It is polled so many times before each wait.
+/// Advances a connection until an event occurs. Polls up to `spins` times before each wait.
 pub(crate) async fn progress<C: MessageConnection>(
     connection: &mut C,
     waiter: &impl Waiter,
@@ -90,13 +90,13 @@ pub(crate) async fn progress<C: MessageConnection>(
     }
 }
 
-/// How to wait until a connection is worth polling again.
+/// Next wait of a connection.
 pub(crate) enum Wait {
-    /// Not at all: something happened.
+    /// No wait, since an event occurred.
     Not,
-    /// Until others had their turn, since no notification will come. The connection's deadline goes with it.
+    /// A turn of other tasks, since no notification will come, with the connection's deadline.
     Turn(Option<u64>),
-    /// For a notification, until the deadline.
+    /// A notification or the deadline.
     Notification(Channel, Sleeper, u64),
 }
 
@@ -112,7 +112,7 @@ impl Wait {
         };
         let sleeper = Sleeper::new(&channel, connection);
         connection.arm();
-        // What came before the notification was armed may raise none.
+        // Completions before the arming may raise no notification.
         if connection.poll()? {
             return Ok(Self::Not);
         }
@@ -120,7 +120,7 @@ impl Wait {
         Ok(Self::Notification(channel, sleeper, deadline_ns))
     }
 
-    /// Waits. Whoever drops the future leaves the notifications to others.
+    /// Waits. If the future is dropped, the notifications stay for other tasks.
     pub(crate) async fn pass(self, waiter: &impl Waiter) {
         match self {
             Self::Not => {}
@@ -140,17 +140,17 @@ impl Wait {
     }
 }
 
-/// The longest sleep, even if the connection has no deadline of its own: messages that other
-/// threads drop are reposted and reported by polling.
+/// Maximum sleep, even if the connection has no deadline of its own. Polling reposts and reports the messages that
+/// other threads drop.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 
-/// Until when a connection may be left alone, on its device's clock: until its deadline, if that is soon.
+/// Returns the time until which a connection may sleep, on its device's clock.
 fn sleep_deadline_ns(connection: &impl MessageConnection) -> u64 {
     let longest_ns = connection.qp().pd().device().now_ns() + LONGEST_SLEEP_NS;
     connection.poll_timeout_ns().map_or(longest_ns, |deadline_ns| deadline_ns.min(longest_ns))
 }
 
-/// Names a queue that notifies on a channel: no two channels have one descriptor.
+/// Key of a queue that notifies on a channel. No two channels have the same descriptor.
 type Key = (RawFd, CqId);
 
 #[derive(Default)]
@@ -159,7 +159,8 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// Who sleeps. A channel may serve many connections, and whoever wakes first takes the notifications of all.
+/// Sleeping tasks. A channel may serve many connections, and the first task that wakes takes the notifications of
+/// all.
 static SLEEPERS: Mutex<Option<FxHashMap<Key, State>>> = Mutex::new(None);
 
 fn sleepers() -> MutexGuard<'static, Option<FxHashMap<Key, State>>> {
@@ -171,14 +172,14 @@ fn sleepers() -> MutexGuard<'static, Option<FxHashMap<Key, State>>> {
 pub(crate) struct Sleeper(Key);
 
 impl Sleeper {
-    /// To be made before the notification is armed: from then on others may take it.
+    /// Registers the task. Must come before the notification is armed, since other tasks may take it from then on.
     fn new(channel: &Channel, connection: &impl MessageConnection) -> Self {
         let key = (channel.as_raw_fd(), connection.qp().recv_cq().id());
         sleepers().get_or_insert_default().insert(key, State::default());
         Self(key)
     }
 
-    /// Has another taken its notification? If not, the waker is called when one does.
+    /// Returns whether another task has taken its notification. If not, that task will call the waker.
     fn is_notified(&self, waker: &Waker) -> bool {
         let mut sleepers = sleepers();
         let Some(state) = sleepers.get_or_insert_default().get_mut(&self.0) else { return true };

@@ -1,4 +1,4 @@
-//! Connections that tasks wait for: deadlines, deaths, and channels that connections share.
+//! Tasks that wait for connections: deadlines, deaths, and shared channels.
 
 mod common;
 
@@ -18,7 +18,7 @@ use doorbell_verbs::{Channel, Device};
 
 type Connection = <SendReceive as Connector>::Connection;
 
-/// A connection on a channel, and its peer.
+/// Returns a connection on a channel, and its peer.
 fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connection, Connection) {
     let end = |index: usize, channel| {
         SendReceive.endpoint(&devices[index].create_pd().unwrap(), config, channel).expect("an endpoint")
@@ -28,12 +28,12 @@ fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connectio
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// Blocks the thread on the channel until a notification arrives or the deadline passes.
+/// A waiter that blocks the thread until a notification arrives or the deadline passes.
 struct Asleep;
 
 impl Waiter for Asleep {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
-        let deadline_ns = deadline_ns.expect("whoever sleeps is told until when");
+        let deadline_ns = deadline_ns.expect("a sleeping waiter gets a deadline");
         let channel = channel.expect("the connection has a channel");
         channel.wait(Some(channel.device().time_until(deadline_ns))).unwrap();
     }
@@ -75,7 +75,7 @@ fn closing_a_connection_whose_peer_died_says_so() {
     let mut a = Async::new(a, Asleep);
     let died = block_on(a.receive()).unwrap_err();
     assert_eq!(block_on(a.close()), Err(died));
-    // In peace it is Ok, and what the peer sent before is still there.
+    // After a goodbye the result is Ok, and earlier messages of the peer are still there.
     let (a, mut b) = pair(&devices, &channel, &config());
     let mut a = Async::new(a, Asleep);
     b.close();
@@ -86,7 +86,7 @@ fn closing_a_connection_whose_peer_died_says_so() {
     assert_eq!(block_on(a.close()), Ok(()));
 }
 
-/// Sleeps until its waker is called: the test says when the channel's descriptor is looked at.
+/// A waiter that sleeps until its waker is called. The test decides when it checks the descriptor.
 struct Asked<'a> {
     looks: &'a Cell<bool>,
 }
@@ -116,8 +116,8 @@ impl Wake for Woken {
     }
 }
 
-/// Of two tasks that sleep on one channel the first takes the notifications of both off it: then the descriptor is
-/// not readable any more, and the second would sleep on.
+/// Two tasks sleep on one channel. The first one that wakes takes the notifications of both, so the descriptor is not
+/// readable any more. Without a wake-up, the second task would sleep on.
 #[test]
 fn whoever_takes_the_notification_of_another_wakes_it() {
     let devices = wire::devices();
@@ -135,7 +135,7 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
         assert!(sleeps(a.as_mut(), &wakers[0]).is_pending());
         assert!(sleeps(b.as_mut(), &wakers[1]).is_pending());
         for peer in [&mut of_a, &mut of_b] {
-            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("nothing is in the way") };
+            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("the message is accepted") };
             while !peer.is_done(id) {
                 peer.poll().unwrap();
                 devices[0].drive();
@@ -148,12 +148,12 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
         let Poll::Ready(message) = sleeps(b.as_mut(), &wakers[1]) else { panic!("it is notified, too") };
         assert_eq!(&*message, b"hello");
     }
-    // Whoever does not sleep any more is not woken.
-    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("nothing is in the way") };
+    // A task that no longer sleeps is not woken.
+    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("the message is accepted") };
     assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
 }
 
-/// Of two halves that wait one drives. When its future is dropped, the other is woken and drives.
+/// Of two halves that wait, one drives. When its future is dropped, the other one wakes and drives.
 #[test]
 fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
     let devices = wire::devices();
@@ -174,20 +174,20 @@ fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
                 of_a.poll().unwrap();
                 devices[0].drive();
             }
-            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else { panic!("nothing is in the way") };
+            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else { panic!("the message is accepted") };
             while !of_a.is_done(answer) {
                 of_a.poll().unwrap();
                 devices[0].drive();
             }
         }
-        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "whoever followed is woken to drive");
+        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the half that followed is woken to drive");
         let Poll::Ready(result) = done.as_mut().poll(&mut Context::from_waker(&wakers[1])) else {
             panic!("the acknowledgement is here")
         };
         result.unwrap();
     }
     let message = block_on(receive.receive()).unwrap();
-    assert_eq!(&*message, b"answer", "what came while nobody waited for it is still there");
+    assert_eq!(&*message, b"answer", "a message that came while no task waited is still there");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Peers that speak verbs, but not the protocol: what each connection makes of them.
+//! Peers that speak verbs but break the protocol, and the reactions of each connection.
 
 mod common;
 
@@ -21,7 +21,7 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::{Access, MemoryKind, SendOperation};
 
-/// Polls until the connection ends, and tells why; what it hands out before that is no message of this peer.
+/// Polls until the connection ends, and returns the reason. Checks that it has received no message of this peer.
 #[track_caller]
 fn ending<C: MessageConnection>(bare: &mut Bare, connection: &mut C) -> ConnectionError {
     let mut taken = Vec::new();
@@ -29,12 +29,12 @@ fn ending<C: MessageConnection>(bare: &mut Bare, connection: &mut C) -> Connecti
         let _ = connection.poll();
         taken.extend(connection.take().map(|message| message.to_vec()));
     });
-    assert_eq!(taken, Vec::<Vec<u8>>::new(), "nothing was sent that is a message");
+    assert_eq!(taken, Vec::<Vec<u8>>::new(), "the peer sent no message");
     connection.over().expect("the connection is over")
 }
 
-/// The peer writes into memory of this side that another connection opened to it, and announces that here. The bytes
-/// lie there, not in the receive that the announcement takes.
+/// The peer writes into memory that another connection opened to it, and announces the write to this one. The bytes
+/// are not in the receive that the announcement takes.
 #[test]
 fn a_write_with_immediate_is_no_message_where_messages_are_sends() {
     let mut stage = Stage::new();
@@ -56,7 +56,7 @@ fn a_write_with_immediate_is_no_message_where_messages_are_sends() {
     }
 }
 
-/// Where words are SENDs without bytes, too.
+/// The same holds for protocols whose words are SENDs without bytes.
 #[test]
 fn a_write_with_immediate_is_no_word() {
     fn check<P: Connector>(stage: &mut Stage, protocol: P, goodbye: u32) {
@@ -83,7 +83,8 @@ fn a_write_with_immediate_is_no_word() {
     }
 }
 
-/// A connection that shares receives takes no more than it announced, though the shared buffers are longer.
+/// A connection with shared receives takes no message above its announced length, even if the shared buffers are
+/// longer.
 #[test]
 fn a_message_longer_than_announced_is_refused_where_shared_buffers_would_take_it() {
     let mut stage = Stage::new();
@@ -108,7 +109,7 @@ fn a_message_longer_than_announced_is_refused_where_shared_buffers_would_take_it
     }
 }
 
-/// Peers that send credits without end, with no message of this side to answer the last.
+/// The peer sends credits again and again, while no message of this side answers the last ones.
 #[test]
 fn credits_without_end_are_refused_and_hold_up_no_removal() {
     const ALONE: u32 = 1 << 31;
@@ -126,7 +127,7 @@ fn credits_without_end_are_refused_and_hold_up_no_removal() {
     let flooded: Vec<_> = (0..3).map(|_| join(&mut bares)).collect();
     let (done, is_done) = mpsc::channel();
     let remover = std::thread::spawn(move || {
-        // There is something to take out.
+        // The queue now has completions to take out.
         for _ in 0..100 {
             hub.poll().unwrap();
         }
@@ -154,7 +155,7 @@ fn credits_without_end_are_refused_and_hold_up_no_removal() {
     assert_eq!(ended, [expected; 3]);
 }
 
-/// Who has used up all grants looks at their number, which the peer writes.
+/// A sender without grants reads their number, which the peer writes.
 #[test]
 fn a_number_of_grants_that_cannot_be_ends_the_connection() {
     let mut stage = Stage::new();
@@ -173,13 +174,13 @@ fn a_number_of_grants_that_cannot_be_ends_the_connection() {
     }
 }
 
-/// What a receiver asks for is as much as the peer says that there is.
+/// The receiver reads as many bytes as the peer's tail announces.
 #[test]
 fn a_tail_that_cannot_be_ends_the_connection() {
     let mut stage = Stage::new();
     for number in [1_u64 << 20, u64::MAX] {
         let (mut bare, connection) = Bare::meet(&BufferedRead, &stage.pd, &stage.other, &config(), |_| {});
-        // The second region that a bare peer describes has the words of its ring.
+        // The second region in the description of a bare peer has the words of its ring.
         for at in [0, 8] {
             bare.open.store_release_u64(OPEN_BYTES / 2 + at, number.to_le());
         }
@@ -190,12 +191,12 @@ fn a_tail_that_cannot_be_ends_the_connection() {
     }
 }
 
-/// How many conversations of each variant there are; more with `DOORBELL_HOSTILE_SEEDS`.
+/// Returns the number of conversations of each variant. `DOORBELL_HOSTILE_SEEDS` can raise it.
 fn seeds() -> u64 {
     std::env::var("DOORBELL_HOSTILE_SEEDS").map_or(200, |text| text.parse().expect("a number of seeds"))
 }
 
-/// What a seed makes of one variant.
+/// Returns the input of one variant for a seed.
 fn input(variant: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed << 8 | variant as u64);
     let length = rng.within(20, 1500);
@@ -204,14 +205,14 @@ fn input(variant: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Bytes of memory that this process has.
+/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/statm").expect("the kernel tells of this process");
     status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
 }
 
-/// Bare queue pairs that say anything in any order to every variant of every protocol, with a healthy connection
-/// beside each: what they say is no message, or ends their connection, and nobody else notices.
+/// Bare queue pairs send anything in any order to every variant of every protocol, beside a healthy connection. Their
+/// data is no message, or it ends their own connection. Other connections are not affected.
 #[test]
 fn peers_that_say_anything_end_their_own_connection_only() {
     let mut steps = vec![[0_u64; STEPS.len()]; VARIANTS.len()];
@@ -238,7 +239,7 @@ fn peers_that_say_anything_end_their_own_connection_only() {
         println!("{name}: {} received, {} sent, steps {:?}", received[variant], sent[variant], steps[variant]);
         assert!(steps[variant].iter().all(|&count| count > 0), "{name}: a step never came: {:?}", steps[variant]);
         assert!(sent[variant] > 0, "{name}: the victim never sent");
-        // By hand the program takes none.
+        // With placement by hand, the program takes no messages.
         assert!(received[variant] > 0 || name.contains("by hand"), "{name}: no message ever came");
     }
     for (ending, count) in &endings {
@@ -264,7 +265,7 @@ fn peers_that_say_anything_end_their_own_connection_only() {
         "a head that is",
         "a message outside the ring",
         "a message where nothing was reserved for it",
-        "an answer that nobody asked for",
+        "an answer without a question",
         "the peer refused",
     ] {
         assert!(endings.keys().any(|ending| ending.contains(words)), "no connection ended with: {words}");
@@ -273,7 +274,7 @@ fn peers_that_say_anything_end_their_own_connection_only() {
     assert!(grown < 64 << 20, "the process has grown by {grown} B");
 }
 
-/// A bare socket as the peer of set-up: bytes of an honest hello, cut, repeated and changed, or any.
+/// A bare socket is the peer of set-up. It sends any bytes, or an honest hello that is cut, repeated and changed.
 #[test]
 fn sockets_that_say_anything_fail_the_set_up_only() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -310,7 +311,7 @@ fn sockets_that_say_anything_fail_the_set_up_only() {
             Err(SetupError::NotDoorbell { .. }) => "speaks another language",
             Err(SetupError::Version { .. }) => "speaks another version",
             Err(SetupError::Count { .. }) => "has another number",
-            Err(SetupError::Description { .. }) => "describes what cannot be",
+            Err(SetupError::Description { .. }) => "sends an invalid description",
             Err(SetupError::Io { .. }) => "breaks off",
             Err(other) => panic!("seed {seed}: {other}"),
         };

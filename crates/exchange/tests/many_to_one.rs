@@ -1,5 +1,4 @@
-//! Many senders to one receiver: one completion queue for all, receive buffers of their own or
-//! shared.
+//! Many senders to one receiver: one completion queue for all, and own or shared receive buffers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,7 +24,7 @@ fn shared(pd: &Pd, depth: usize, reposting: Reposting) -> SharedReceives {
     SharedReceives::new(pd, SharedOptions { depth, connections: SENDERS, max_message: 5000, reposting }).unwrap()
 }
 
-/// A sender on a device of its own, and its name at the hub.
+/// Returns a sender on its own device, and its name at the hub.
 fn join(hub: &mut Hub, config: Config, shared: Option<&SharedReceives>) -> Result<(Connection, Key), ConnectError> {
     let sender = Endpoint::new(&device().create_pd().unwrap(), config.clone(), None).unwrap();
     let receiver = hub.endpoint(config, shared)?;
@@ -34,19 +33,19 @@ fn join(hub: &mut Hub, config: Config, shared: Option<&SharedReceives>) -> Resul
     Ok((sender.connect(&of_receiver).unwrap(), hub.add(connection)?))
 }
 
-/// Numbered, of a length that follows from the number.
+/// Returns a payload with this number. The number determines its length.
 fn payload(sender: usize, number: u64) -> Vec<u8> {
     let lengths = [16, 1, 64, 65, 4096, 5000, 300, 0];
     let length = lengths[(number as usize + sender) % lengths.len()];
     (0..length).map(|at| (number as usize * 31 + sender * 7 + at) as u8).collect()
 }
 
-/// Each sends so many messages, which arrive once, in order and intact.
+/// Delivers this number of messages of each sender, and checks that they arrive once, in order and intact.
 fn deliver(hub: &mut Hub, senders: &mut [(Connection, Key)], messages: u64) {
     deliver_after(hub, senders, 0, messages);
 }
 
-/// The same, where the first few are sent already.
+/// Delivers the same if the first `already` messages were sent before.
 fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64, messages: u64) {
     let mut sent = vec![already; senders.len()];
     let mut received = vec![0; senders.len()];
@@ -90,8 +89,8 @@ fn one_receiver_serves_many_senders_from_buffers_of_their_own() {
     assert_eq!(rnr_naks(&device, &senders), 0);
 }
 
-/// A hub handles a few connections in each poll. If a program sleeps after a poll that reports no event, all goodbyes must
-/// have been sent.
+/// A hub handles a few connections in each poll. If a program sleeps after a poll that reports no event, all goodbyes
+/// must have been sent.
 #[test]
 fn a_hub_says_every_goodbye_before_it_says_that_nothing_happens() {
     const MANY: usize = 20;
@@ -105,7 +104,7 @@ fn a_hub_says_every_goodbye_before_it_says_that_nothing_happens() {
         hub.get_mut(*key).expect("a connection of the hub").close();
     }
     while hub.poll().unwrap() {}
-    // From here on the program sleeps.
+    // After this, the program sleeps.
     let until_ns = device.now_ns() + 60_000_000_000;
     for (index, (sender, _)) in senders.iter_mut().enumerate() {
         while !sender.is_peer_closed() {
@@ -149,7 +148,7 @@ fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price()
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
     let shared = shared(&pd, 12, Reposting::Locked);
     let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
-    // The receiver does not look, and 24 buffers do not hold four windows of 32.
+    // The receiver does not poll, and 24 buffers cannot hold four windows of 32.
     for (index, (connection, _)) in senders.iter_mut().enumerate() {
         for number in 0..32 {
             assert!(matches!(connection.send(&payload(index, number)).unwrap(), Submit::Accepted(_)));

@@ -1,5 +1,5 @@
-//! What programs and descriptions may not ask for: each is an error that says what was given and what is allowed,
-//! and the connection goes on.
+//! Invalid requests of programs and invalid descriptions. Each causes an error with the given and the allowed value,
+//! and the connection stays usable.
 
 mod common;
 
@@ -14,7 +14,7 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 
-/// Does something with every protocol and variant.
+/// Runs a check with every protocol and variant.
 macro_rules! each_protocol {
     ($check:expr) => {{
         let check = $check;
@@ -49,9 +49,9 @@ fn refused(result: Result<Submit, ConnectionError>, expected: &str) {
     }
 }
 
-/// A message arrives.
+/// Checks that a message arrives.
 fn deliver<C: MessageConnection>(a: &mut C, b: &mut C, message: &[u8]) {
-    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("nothing is in the way") };
+    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("the message is accepted") };
     let mut received = None;
     while received.is_none() || !a.is_done(id) {
         a.poll().unwrap();
@@ -132,7 +132,7 @@ fn direct_read_says_what_it_needs_of_memory_and_of_what_goes_with_a_message() {
     assert_eq!(error, ConnectionError::Misuse(Misuse::Access { given: Access::LOCAL_WRITE, needed }));
     refused(a.send_with(&[1; 10], &[0; 65]), "65 B are to go with a message, allowed are 64 B");
 
-    // The program of the peer says where messages go, so that one may be longer than the buffers.
+    // The program of the peer places messages itself, so a message may be longer than the buffers.
     let region = pds[0].allocate(5001, protocol.source_access(), MemoryKind::Plain).unwrap();
     assert!(matches!(a.send_from(&region, 0, 5000).unwrap(), Submit::Accepted(1)));
     while b.request().is_none() {
@@ -208,7 +208,7 @@ fn a_message_is_copied_as_far_as_there_is_room_for_it() {
     each_protocol!(Copies);
 }
 
-/// Whatever a configuration holds, an end is made of it or an error says what is allowed.
+/// Makes an end of extreme configurations: it exists, or an error names the allowed values.
 struct Extremes;
 
 impl Extremes {
@@ -232,7 +232,7 @@ impl Extremes {
             assert!(error.starts_with(words), "{error}");
             assert!(change.memory_bytes() > 0);
         }
-        // More inline than the device takes goes from memory.
+        // Messages above the inline limit of the device are sent from memory.
         let inline = base.clone().inline(usize::MAX);
         let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &inline);
         deliver(&mut a, &mut b, &[3; 400]);
@@ -251,7 +251,8 @@ fn configurations_that_cannot_be_are_refused_with_what_is_allowed() {
     each_protocol!(Extremes);
 }
 
-/// A ring of more than 2 GiB is none: positions in it could not be told in units, nor one READ take all of it.
+/// A ring of more than 2 GiB is invalid: words cannot express its positions in units, and one READ cannot take all of
+/// it.
 #[test]
 fn a_peer_with_a_ring_that_is_too_long_is_refused() {
     struct TooLongRing;

@@ -1,4 +1,4 @@
-//! The waiter for tokio: what is dropped loses nothing, deadlines hold, and connections share a channel.
+//! The waiter for tokio: cancel safety, deadlines, and connections that share a channel.
 #![cfg(feature = "tokio")]
 
 use std::cell::Cell;
@@ -13,14 +13,14 @@ use doorbell_verbs::{Channel, Device};
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
-/// Longer than any of this takes.
+/// Longer than any step of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// So short that a wait is dropped again and again.
+/// So short that waits are dropped again and again.
 const HASTE: Duration = Duration::from_micros(200);
 
 type Task = Async<TokioWaiter>;
 
-/// A device with a channel, waited for in the runtime that this is called in.
+/// A device with a channel and a waiter in the current runtime.
 struct Node {
     device: Device,
     channel: Channel,
@@ -52,7 +52,7 @@ fn config() -> Config {
     Config::default().window(4).depth(4).max_message(64)
 }
 
-/// Runs in a runtime of one thread.
+/// Runs a test in a runtime of one thread.
 fn in_runtime(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { timeout(PATIENCE, LocalSet::new().run_until(test)).await.expect("it ends") });
@@ -76,9 +76,9 @@ fn receives_that_are_dropped_lose_no_message() {
         });
         for number in 0..50_u32 {
             let dropped = timeout(HASTE, b.receive()).await;
-            assert!(dropped.is_err(), "nothing is sent yet, so this wait is dropped");
+            assert!(dropped.is_err(), "no message is sent yet, so this wait is dropped");
             wanted.set(number + 1);
-            // Others are dropped while the message is on its way.
+            // Futures are dropped while the message is in flight.
             let message = loop {
                 if let Ok(message) = timeout(HASTE, b.receive()).await {
                     break message.unwrap();
@@ -91,7 +91,7 @@ fn receives_that_are_dropped_lose_no_message() {
     });
 }
 
-/// Both halves of one end, and what is dropped of either.
+/// Both halves of one end, whose futures are dropped.
 #[test]
 fn halves_whose_futures_are_dropped_lose_no_message_and_send_none_twice() {
     in_runtime(async {
@@ -109,7 +109,7 @@ fn halves_whose_futures_are_dropped_lose_no_message_and_send_none_twice() {
         });
         let sending = tokio::task::spawn_local(async move {
             for number in 0..200_u32 {
-                // A send that was dropped before it was complete is not sent, so it is made again.
+                // A dropped send was not sent, so the loop repeats it.
                 while timeout(HASTE, send.send(&number.to_be_bytes())).await.map(Result::unwrap).is_err() {}
             }
             send.close().await.unwrap();
@@ -159,7 +159,7 @@ fn many_connections_of_one_channel_are_each_woken() {
     });
 }
 
-/// Nothing notifies of a silent death but the connection's own question, which is due at its deadline.
+/// Only the keepalive, which is due at its deadline, detects a silent death.
 #[test]
 fn a_task_that_sleeps_in_tokio_notices_that_its_peer_died() {
     in_runtime(async {

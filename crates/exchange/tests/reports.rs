@@ -1,5 +1,5 @@
-//! All interleavings of a connection that receives messages and a thread that drops some: the peer never waits for a credit
-//! message that no side will send.
+//! All interleavings of a connection that receives messages and a thread that drops some: the peer never waits for a
+//! credit message that no side will send.
 
 #[allow(dead_code)] // grants that ride with data are not part of the models
 #[path = "../src/send_receive/reports.rs"]

@@ -1,5 +1,5 @@
-//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to freed
-//! memory. No held message is overwritten, and no free memory is forgotten.
+//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to
+//! freed memory. No held message is overwritten, and no free memory is forgotten.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part
 #[path = "../src/ring/units.rs"]
@@ -51,7 +51,7 @@ impl Ring {
 
     /// Writes a message, as a peer does, and receives it, as a connection does.
     fn receive(&self, position: u64) {
-        assert!(!self.units.is_taken(position), "a message lies where the head says that nothing does");
+        assert!(!self.units.is_taken(position), "a message lies in space that the head shows as free");
         self.write(position);
         self.units.hold(position, UNIT);
     }

@@ -50,7 +50,7 @@ fn messages_arrive_once_in_order_and_intact() {
                 received += 1;
                 held.push(message);
                 if held.len() > 20 {
-                    held.swap_remove(received as usize * 7 % 20); // given back in any order
+                    held.swap_remove(received as usize * 7 % 20); // messages are freed in any order
                 }
             }
         }
@@ -81,7 +81,7 @@ fn a_receiver_that_stops_reading_is_back_pressure_and_nothing_else() {
     while messages.len() < 16 {
         messages.extend(b.receive().unwrap());
     }
-    drop(messages); // a quarter of the depth is freed: the drops repost and report
+    drop(messages); // the drops free a quarter of the depth, repost and report
     while !matches!(a.send(b"again").unwrap(), Submit::Accepted(_)) {
         a.poll().unwrap();
     }
@@ -128,7 +128,7 @@ fn a_goodbye_is_heard_without_credits_too() {
     closer.join().unwrap().unwrap();
 }
 
-/// The acknowledgement of the last goodbye may be lost for good, since whoever heard it is gone.
+/// The acknowledgement of the last goodbye may be lost forever, since its receiver has exited.
 #[test]
 fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
     for seed in 0..12 {
@@ -136,7 +136,7 @@ fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
             let plan = format!("drop=0.25,seed={seed}").parse().unwrap();
             soft::open(&SoftOptions { faults: Some(plan), ..SoftOptions::default() }).unwrap()
         };
-        // Short timeouts: the side that waits in vain is to find out soon, but not before a busy peer has answered.
+        // Short timeouts end the wait of the other side soon, but a busy peer still has time to answer.
         let config = Config::default().timeout_exponent(12);
         let (a, b) = (lossy(), lossy());
         let a = Endpoint::new(&a.create_pd().unwrap(), config.clone(), None).unwrap();
@@ -167,8 +167,8 @@ fn a_silent_peer_that_dies_is_noticed() {
     assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
 }
 
-/// A peer that takes nothing, where credits do not hold the sender back: its RNIC answers that it is not ready, for
-/// ever, which is no error. Nor does the connection end, but it is told once.
+/// The peer receives nothing, and no credits hold the sender back. Its RNIC answers "receiver not ready" forever,
+/// which is no error. The connection continues, and one warning is logged.
 #[test]
 fn a_connection_that_stands_still_is_told_once() {
     let told = Told::default();
@@ -177,17 +177,17 @@ fn a_connection_that_stands_still_is_told_once() {
         let config = Config::default().window(64).credits(false).depth(4).keepalive(Duration::from_millis(2));
         let (mut a, mut b) = pair(config.clone(), config);
         let device = a.qp().pd().device().clone();
-        const MESSAGES: u64 = 64; // as many as the window lets out, and more than the peer has receives
+        const MESSAGES: u64 = 64; // the window, and more than the receives of the peer
         (0..MESSAGES).for_each(|_| assert!(matches!(a.send(b"hello").unwrap(), Submit::Accepted(_))));
         while device.counters().unwrap().rnr_nak_received == 0 {
             a.poll().unwrap();
         }
-        a.poll().unwrap(); // what was acknowledged before
-        told.0.lock().unwrap().clear(); // of a machine that was busy with others
+        a.poll().unwrap(); // takes the acknowledgements
+        told.0.lock().unwrap().clear(); // a busy machine may have caused earlier warnings
         let start_ns = device.now_ns();
         while told.text().is_empty() {
             a.poll().unwrap();
-            assert!(device.now_ns() < start_ns + 60_000_000_000, "nobody told anything");
+            assert!(device.now_ns() < start_ns + 60_000_000_000, "no warning was logged");
         }
         let until_ns = device.now_ns() + 100_000_000;
         while device.now_ns() < until_ns {
@@ -206,7 +206,7 @@ fn a_connection_that_stands_still_is_told_once() {
     });
 }
 
-/// What was logged.
+/// Text of the log.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! Many senders, one ring: what Shared-Write does when they come, go and die.
+//! Many senders and one ring: senders of Shared-Write join, leave and die.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ fn many_senders_share_one_ring() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let mut pairs: Vec<_> = (0..4).map(|_| join(&ring)).collect();
     until(&mut pairs, 2000, |pairs| all_received(pairs, 2000));
-    // One more may join, others may leave in peace.
+    // Another sender may join, and others may leave with a goodbye.
     pairs.push(join(&ring));
     for pair in &mut pairs[..2] {
         pair.sender.as_mut().unwrap().close();
@@ -94,7 +94,7 @@ fn many_senders_share_one_ring() {
     until(&mut pairs, 2000, |pairs| {
         pairs.iter().take(2).all(|pair| pair.receiver.is_peer_closed()) && pairs[4].received == 2000
     });
-    assert_eq!(ring.recovered(), 0, "who says goodbye leaves nothing behind");
+    assert_eq!(ring.recovered(), 0, "a sender that says goodbye leaves no hole");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let mut pairs: Vec<_> = (0..3).map(|_| join(&ring)).collect();
     until(&mut pairs, 50, |pairs| all_received(pairs, 50));
-    // It reserves, in several pieces, and never writes: its connection is not polled any more.
+    // The sender reserves space in several pieces and never writes, since its connection is not polled any more.
     let dying = pairs[1].sender.as_mut().unwrap();
     for number in 50..53 {
         assert!(matches!(dying.send(&payload(1, number)).unwrap(), Submit::Accepted(_)));
@@ -122,7 +122,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
             pair.receive(index);
         }
     }
-    // The others come to a stop: all that the ring has room for is behind the hole.
+    // The others stop, since the hole blocks the ring.
     let mut rounds = 0;
     let mut seen = 0;
     while rounds < 300 {
@@ -143,7 +143,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
     assert_eq!(pairs[1].received, 50);
 }
 
-/// Senders die at any moment, also while others are being asked because of one that died before.
+/// Senders die at any moment, also during the questions about an earlier death.
 #[test]
 fn whoever_dies_whenever_the_living_go_on() {
     for seed in 1..=12_u64 {

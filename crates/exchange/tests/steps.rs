@@ -1,7 +1,7 @@
-//! What the connections of each protocol really post, against the steps that its description has.
+//! Operations that the connections of each protocol post, compared with the steps in its description.
 //!
-//! Packets are counted on a wire between two devices of one thread, so that it is known what each end had seen when it
-//! polled. The keep-alive is off, and nobody says goodbye.
+//! Packets are counted on a wire between two devices of one thread, so the test knows what each end had received at
+//! each poll. The keepalive is off, and the ends send no goodbye.
 
 #[path = "../benches/protocols/wire.rs"]
 #[allow(dead_code, missing_docs, reason = "benches use the rest")]
@@ -16,21 +16,21 @@ use doorbell_protocols::{End, Protocol, Run, Size, Step, Store};
 use doorbell_verbs::{Completion, Cq, Device};
 use doorbell_wire::{BTH_LEN, BthPacket, MessageKind, Opcode, Operation, RETH_LEN, RethRepr};
 
-/// Longer than anything here takes, however slow the machine: protection against hanging.
+/// Longer than any step of these tests on a slow machine. It protects against hanging.
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// How often each operation of each length was posted. A kind is a number, since kinds have no order.
+/// Number of posted operations of each kind and length. A kind is a number, since kinds have no order.
 type Counts = BTreeMap<(usize, u64), u64>;
 
 fn number(kind: MessageKind) -> usize {
     MessageKind::ALL.iter().position(|&other| other == kind).expect("a kind")
 }
 
-/// The operations of a device, from its packets.
+/// The operations of a device, derived from its packets.
 #[derive(Default)]
 struct Seen {
     counts: Counts,
-    /// Packets that were seen already: a busy machine may send some again.
+    /// Packets that were seen before, since a busy machine may retransmit some.
     packets: BTreeSet<(u32, u32)>,
     total: u64,
     /// Sequence numbers of the last request that this device sent, and of the last that it answered.
@@ -44,7 +44,8 @@ impl Seen {
         self.total += 1;
         let bth = BthPacket::new_checked(packet).expect("a packet of RoCE");
         let opcode = bth.opcode();
-        // One queue pair and one packet per message: what is last is highest, but for what is sent again.
+        // There is one queue pair and one packet per message, so the last packet has the highest number, except for
+        // retransmissions.
         let last = if opcode.is_request() { &mut self.requested } else { &mut self.answered };
         let psn = bth.psn().get();
         if last.is_none_or(|last| is_at_least(psn, last)) {
@@ -70,7 +71,7 @@ fn is_at_least(psn: u32, other: u32) -> bool {
     psn.wrapping_sub(other) & 0xff_ffff < 1 << 23
 }
 
-/// The operation that a request packet belongs to, and whether it is the first of it.
+/// Returns the operation of a request packet, and whether the packet is its first.
 fn kind(opcode: Opcode) -> Option<(MessageKind, bool)> {
     if !opcode.is_request() {
         return None;
@@ -87,11 +88,11 @@ fn kind(opcode: Opcode) -> Option<(MessageKind, bool)> {
     Some((kind, opcode.is_first() || opcode.is_only()))
 }
 
-/// Two devices, and what each has posted.
+/// Two devices, and the operations that each has posted.
 struct Stage {
     devices: [Device; 2],
     seen: [Arc<Mutex<Seen>>; 2],
-    /// Empty queues: polling them lets a device work without its connections noticing.
+    /// Empty queues. Polling them lets a device work while its connections notice nothing.
     idle: [Cq; 2],
 }
 
@@ -116,7 +117,7 @@ impl Stage {
         [connector.connect(a, &of_b).expect("a connection"), connector.connect(b, &of_a).expect("a connection")]
     }
 
-    /// Packets so far, and whether all requests among them were answered.
+    /// Returns the number of packets, and whether all requests among them were answered.
     fn packets(&self) -> (u64, bool) {
         let [a, b] = [0, 1].map(|index: usize| {
             let Seen { total, requested, answered, .. } =
@@ -129,7 +130,7 @@ impl Stage {
         (a.0 + b.0, is_answered(a.1, b.2) && is_answered(b.1, a.2))
     }
 
-    /// Lets both devices work until all that was posted is answered, and the answers have been taken.
+    /// Lets both devices work until all posted requests are answered and the answers were taken.
     fn settle(&self) {
         const POLLS: u32 = 50;
         let (mut quiet, mut before) = (0, 0);
@@ -148,31 +149,31 @@ impl Stage {
     }
 }
 
-/// What an end did in a run: the messages that it sent and those that it received, and what it posted.
+/// Results of an end in a run: the messages that it sent and received, and the operations that it posted.
 struct Done {
     sent: Run,
     received: Run,
     posted: Counts,
 }
 
-/// An operation by its number, and its length if that is one for all.
+/// An operation by its number, and its length if all have the same.
 type Class = (usize, Option<u64>);
 
-/// How often operations of a class may be posted.
+/// Allowed number of operations of a class.
 #[derive(Clone, Copy)]
 struct Allowed {
     least: u64,
     most: Option<u64>,
-    /// Their length is a multiple of this.
+    /// Unit of their lengths.
     unit: u64,
 }
 
-/// Holds what an end posted against steps. All operations of one kind and length belong together.
+/// Compares the operations of an end with steps. All operations of one kind and length belong together.
 fn check(steps: &[Step], done: &Done) -> Result<(), String> {
     let mut classes: BTreeMap<Class, Allowed> = BTreeMap::new();
     for step in steps.iter().filter(|step| step.is_part(done.sent.credits)) {
         let posts = step.posts(if step.by == End::Sender { &done.sent } else { &done.received });
-        // One operation may be for several messages or buffers: then it is as long as all of these.
+        // One operation may cover several messages or buffers, and then has their total length.
         let (bytes, unit) = match step.size {
             Size::AllNew { unit, .. } => (None, unit),
             Size::Entries(entry) => (None, entry),
@@ -199,11 +200,12 @@ fn check(steps: &[Step], done: &Done) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes of a message of which a ring of one page has room for one.
+/// Bytes of a message that fills a ring of one page.
 const ALONE_BYTES: usize = 3500;
 
-/// One message at a time, into room for one, each end polled only once all is complete: then every step is posted for
-/// every message, and it is known how often an end asks. Returns what the sender did and what the receiver did.
+/// Sends one message at a time into room for one, and polls each end only after all requests are complete. Every step
+/// is then posted for every message, and the number of polls of each end is known. Returns the results of the sender
+/// and of the receiver.
 fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Done; 2] {
     let config = Config::default()
         .window(1)
@@ -216,7 +218,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
     let [mut a, mut b] = stage.pair(connector, &config);
     let mut polls = [0_u64; 2];
     let mut poll_a = |a: &mut P::Connection| {
-        assert!(polls[0] < 100 * messages, "nothing moves any more");
+        assert!(polls[0] < 100 * messages, "no progress");
         polls[0] += 1;
         a.poll().expect("a connection");
         stage.settle();
@@ -244,7 +246,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
             }
         };
         drop(received);
-        // Now it is free: the receiver reports that, or lets itself be asked.
+        // The receiver frees the message, and reports that or is asked.
         poll_b(&mut b);
         while a.last_done() < id {
             poll_a(&mut a);
@@ -266,7 +268,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
     ]
 }
 
-/// Many messages unacknowledged, in batches, each way as many as asked for, some held for a while.
+/// Sends many messages in both directions at once, in batches. The ends hold some of them for a while.
 fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], bytes: usize) -> [Done; 2] {
     let config = Config::default()
         .window(32)
@@ -285,10 +287,10 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
     let (until_ns, mut rounds) = (device.now_ns() + PATIENCE_NS, 0);
     while received != [messages[1], messages[0]] || ends.iter().any(|end| end.unacknowledged() > 0) {
         rounds += 1;
-        // Not so many rounds: while a device's thread is in the midst of its work and does not run, polling takes no time.
-        assert!(device.now_ns() < until_ns, "nothing moves any more: {sent:?} sent, {received:?} received");
+        // A limit of rounds would fail: polling takes no time while the thread of a device is preempted at work.
+        assert!(device.now_ns() < until_ns, "no progress: {sent:?} sent, {received:?} received");
         for (index, end) in ends.iter_mut().enumerate() {
-            // In one round as many as go, in another a few.
+            // Some rounds send as many messages as possible, others only a few.
             for _ in 0..[32, 1, 5][rounds % 3] {
                 if sent[index] == messages[index] {
                     break;
@@ -314,7 +316,7 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
         window: 32,
         batch: 4,
         depth: 40,
-        // A ring has room for more than that.
+        // A ring has room for more than 40 messages.
         space: slots.then_some(40),
         credits,
         is_answered: answers > 0,
@@ -332,7 +334,7 @@ fn check_both(steps: &[Step], done: &[Done; 2]) -> Result<(), String> {
     check(steps, &done[0]).and_then(|()| check(steps, &done[1]))
 }
 
-/// With credits, and without where that is possible.
+/// Returns the settings of credits: on, and off if the protocol allows it.
 fn credits_of(protocol: Protocol) -> &'static [bool] {
     if protocol.is_possible_without_credits() { &[true, false] } else { &[true] }
 }
@@ -350,8 +352,7 @@ fn connections_post_what_their_steps_say() {
     }
 }
 
-/// The check sees every step: without one of them, or with one of them twice, a description does not fit what
-/// connections post.
+/// The check detects every step. A description with one step missing or doubled does not match the posted operations.
 #[test]
 fn a_step_too_few_or_too_many_is_noticed() {
     for protocol in Protocol::ALL {
@@ -371,8 +372,8 @@ fn a_step_too_few_or_too_many_is_noticed() {
     }
 }
 
-/// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It grants them in groups
-/// all the same: a grant costs two WRITEs.
+/// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It still grants
+/// buffers in groups, since a grant costs two WRITEs.
 #[test]
 fn an_idle_receiver_does_not_grant_each_buffer_by_itself() {
     const MESSAGES: u64 = 200;
@@ -393,6 +394,6 @@ fn an_idle_receiver_does_not_grant_each_buffer_by_itself() {
     }
     let [_, by_b] = stage.counts();
     let (posted, groups) = (by_b.values().sum::<u64>(), MESSAGES / 10);
-    // Two WRITEs each, three where the ring of grants ends in between.
+    // Two WRITEs for each group, or three if the ring of grants wraps in between.
     assert!((2 * groups - 2..=3 * groups).contains(&posted), "{posted} WRITEs for {MESSAGES} buffers");
 }

@@ -1,5 +1,5 @@
-//! What an engineer would write for one protocol, one direction, messages of one length and both
-//! ends known to be sound: the operations of the protocol over verbs, and nothing else.
+//! Hand-written loops over verbs, one for each protocol: only the operations of the protocol. They send messages of
+//! one length in one direction, and both ends trust each other.
 
 use std::collections::VecDeque;
 
@@ -14,18 +14,18 @@ use doorbell_verbs::{
 use crate::{BYTES, Pair, wire};
 
 const LIST: usize = 32;
-/// Bytes of a message, the word that tells of it, and padding: a place in a ring.
+/// Bytes of a place in a ring: a message, its word, and padding.
 const SPACE: usize = 32;
-/// The word with the length.
+/// Bytes of the word with the length.
 const WORD: usize = 8;
-/// In the memory of each end: words that the peer writes or reads, then places for messages, then
-/// what it sends.
+/// Offsets in the memory of each end: first words that the peer writes or reads, then places for messages, then the
+/// data that this end sends.
 const PLACES: usize = 4096;
 const LANDING: usize = 1024;
 const SCRATCH: usize = 1 << 19;
 const MEMORY: usize = 1 << 20;
 
-/// Marks completions of what carries no message.
+/// Marks completions of requests without a message.
 const OTHER: u64 = 1 << 62;
 
 struct End {
@@ -86,7 +86,7 @@ impl End {
         self.qp.post_send(list).expect("there is room");
     }
 
-    /// Posts one request that makes a completion.
+    /// Posts one signaled request.
     fn post_signaled(&self, wr_id: u64, operation: SendOperation, payload: Payload<'_>) {
         self.post(&[SendRequest { flags: SendFlags::SIGNALED, ..request(wr_id, operation, payload) }]);
     }
@@ -110,8 +110,8 @@ impl End {
         }
     }
 
-    /// Takes one list of completions, of receives with what came beside their bytes and of sends, and
-    /// posts the receives again. Returns how many those are.
+    /// Takes one list of completions: receives with their attachments, and sends. Reposts the receives and returns
+    /// their number.
     fn poll(&self, mut received: impl FnMut(Attachment), mut sent: impl FnMut(u64)) -> u64 {
         let (mut places, mut taken) = ([0; LIST], 0);
         let mut list = [Completion::default(); LIST];
@@ -145,7 +145,7 @@ fn immediate(attachment: Attachment) -> u64 {
     }
 }
 
-/// A message and the word that tells of it.
+/// Returns a message with its word.
 fn with_word(before: bool) -> [u8; BYTES + WORD] {
     let mut word = (BYTES as u64).to_le_bytes();
     word[WORD - 1] = 1;
@@ -155,14 +155,14 @@ fn with_word(before: bool) -> [u8; BYTES + WORD] {
     out
 }
 
-/// What a sender knows of its messages.
+/// State of a sender.
 struct Sender {
     end: End,
     window: u64,
     batch: u64,
     sent: u64,
     done: u64,
-    /// Messages that the receiver has room for.
+    /// Number of messages that the receiver has room for.
     granted: u64,
 }
 
@@ -171,13 +171,13 @@ impl Sender {
         Self { end, window: config.window as u64, batch: config.batch as u64, sent: 0, done: 0, granted }
     }
 
-    /// How many messages the next post may carry.
+    /// Returns the number of messages in the next post.
     fn next(&self, target: u64) -> u64 {
         let last = target.min(self.done + self.window).min(self.granted);
         last.saturating_sub(self.sent).min(self.batch)
     }
 
-    /// Posts messages, each with the operation for its number, and maybe something behind them.
+    /// Posts messages, each with the operation for its number, and optionally one request after them.
     fn post(
         &mut self,
         count: u64,
@@ -201,7 +201,7 @@ impl Sender {
     }
 }
 
-/// SENDs, and a SEND back for each quarter of the depth.
+/// Send-Receive: SENDs, and a SEND back for each quarter of the depth.
 pub(crate) struct SendReceive {
     sender: Sender,
     receiver: End,
@@ -226,7 +226,7 @@ impl Pair for SendReceive {
         let target = sender.sent + messages;
         while sender.done < target || *received < target {
             while let count @ 1.. = sender.next(target) {
-                // Credits ride on messages.
+                // Messages carry the credits.
                 let operation = |_: &End, number: u64| SendOperation::SendImmediate(number as u32);
                 sender.post(count, &[7; BYTES], operation, None);
             }
@@ -245,17 +245,17 @@ impl Pair for SendReceive {
     }
 }
 
-/// A SEND that tells where the message is, a READ, and a WRITE of the signal byte.
+/// Direct-Read: a SEND with the place of the message, a READ, and a WRITE of the signal byte.
 pub(crate) struct DirectRead {
     sender: Sender,
     receiver: End,
-    /// Messages that were announced, asked for, and read.
+    /// Messages that were announced, requested, and read.
     announced: u64,
     asked: u64,
     read: u64,
 }
 
-/// READs in flight.
+/// Maximum number of READs in flight.
 const READS: u64 = 32;
 /// Bytes of an announcement.
 const ANNOUNCEMENT: usize = 16;
@@ -335,7 +335,7 @@ impl Pair for DirectRead {
     }
 }
 
-/// A WRITE of the message, and two WRITEs back for 16 buffers: their places, and how many.
+/// Direct-Write: a WRITE of the message, and two WRITEs back for 16 buffers: their places, and their number.
 pub(crate) struct DirectWrite {
     sender: Sender,
     receiver: End,
@@ -382,7 +382,7 @@ impl Pair for DirectWrite {
                 *received += 1;
             }
             if *received - *told >= 16 && !*is_telling {
-                // Both the news and the ring of grants are powers of two here.
+                // The new grants and the ring of grants are powers of two here.
                 let (from, count) = ((*told % *depth) as usize, (*received - *told).min(*depth - *told % *depth));
                 for number in *told..*told + count {
                     let at = SCRATCH + (number % *depth) as usize * 16;
@@ -417,7 +417,7 @@ enum Notice {
     Reverse,
 }
 
-/// A WRITE into the next place of a ring, and a SEND back for an eighth of it.
+/// Buffered-Write: a WRITE into the next place of a ring, and a SEND back for each eighth of it.
 pub(crate) struct BufferedWrite {
     notice: Notice,
     sender: Sender,
@@ -429,7 +429,7 @@ pub(crate) struct BufferedWrite {
 
 impl BufferedWrite {
     pub(crate) fn immediate(config: &Config) -> Self {
-        // A receive for each message; as `exchange` has them.
+        // One receive for each message, as in `exchange`.
         Self::new(config, Notice::Immediate, (config.depth as u64 * 8).div_ceil(7))
     }
 
@@ -510,13 +510,13 @@ impl Pair for BufferedWrite {
     }
 }
 
-/// A FETCH_ADD for what waits, a WRITE into what it reserved, and a READ of the head.
+/// Shared-Write: a FETCH_ADD for the waiting messages, a WRITE into the reserved space, and a READ of the head.
 pub(crate) struct SharedWrite {
     sender: Sender,
     receiver: End,
     places: u64,
-    /// Messages that wait or were sent; those with space reserved, and those for which it is being
-    /// reserved, in up to eight requests.
+    /// Messages that wait or were sent, those with reserved space, and those with a reservation in flight, in up to
+    /// eight requests.
     accepted: u64,
     asked: u64,
     reserved: u64,
@@ -528,13 +528,13 @@ pub(crate) struct SharedWrite {
 const RESERVATIONS: usize = 8;
 const RESERVE: u64 = OTHER | 1;
 const HEAD: u64 = OTHER | 2;
-/// Where the head is, behind the tail.
+/// Offset of the head, after the tail.
 const HEAD_WORD: usize = 64;
 
 impl SharedWrite {
     pub(crate) fn new(config: &Config) -> Self {
         let [a, b] = End::pair();
-        // `exchange` needs no word beside these messages: a place is half as large.
+        // `exchange` needs no word in these messages, so a place is half as large.
         let places = BufferedWrite::whole_pages(config) * 2;
         b.receive_first((config.depth as u64 * 8).div_ceil(7));
         Self {
@@ -557,7 +557,7 @@ impl Pair for SharedWrite {
         let receives = sender.granted - sender.end.region.load_acquire_u64(LANDING + 8);
         let target = sender.sent + messages;
         while sender.done < target || *received < target {
-            // Reservations go out as messages are accepted, each for what has gathered.
+            // Reservations are posted as messages are accepted, each for all messages without one.
             let mut is_last = false;
             while !is_last {
                 let wanted = target.min(sender.done + sender.window).min(*accepted + sender.batch);
@@ -617,8 +617,8 @@ impl Pair for SharedWrite {
     }
 }
 
-/// A READ of the tail, one of all messages up to it, and a WRITE of the head. Connections go both
-/// ways, so the sender asks for the other's tail as well.
+/// Buffered-Read: a READ of the tail, one READ of all messages up to it, and a WRITE of the head. Connections work in
+/// both directions, so the sender also reads the tail of the receiver.
 pub(crate) struct BufferedRead {
     sender: Sender,
     receiver: End,
@@ -690,7 +690,7 @@ impl Pair for BufferedRead {
                 },
             );
             let head = read.to_le_bytes();
-            // The ring of the other side is not mirrored here: up to its end at a time.
+            // The ring of the other side is not mirrored here, so one READ stops at its end.
             let count = (*tail - *asked).min(ring - *asked % ring);
             let pulled = [memory.sge(place(*asked), count as usize * SPACE)];
             let landing = [memory.sge(LANDING, 8)];

@@ -1,9 +1,8 @@
-//! CPU time per message of every protocol, beside a hand-written loop over verbs that does the same
-//! operations: both ends in one thread, over two software RNICs that a wire in memory joins.
+//! CPU time per message of every protocol, compared with a hand-written loop over verbs. The loop does the same
+//! operations. Both ends run in one thread, over two software RNICs and a wire in memory.
 //!
-//! What the two share, the RNIC with the ICRC of every packet, is the verbs path; what is between
-//! them is what `exchange` costs. Packets per message are printed beside, since a comparison is only fair
-//! if both send as many.
+//! Both share the verbs path: the RNIC, with the ICRC of every packet. Their difference is the cost of `exchange`.
+//! The program also prints the packets per message, since the comparison is only fair if both send the same number.
 
 mod by_hand;
 mod wire;
@@ -19,22 +18,21 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::Device;
 
-/// Bytes of a message: what it costs to handle it, not to copy it.
+/// Bytes of a message: so few that its handling dominates, not its copy.
 const BYTES: usize = 16;
-/// Messages between two looks at the clock.
+/// Messages between two reads of the clock.
 const ROUND: u64 = 256;
 
 /// A pair of ends that moves messages from the first to the second.
 trait Pair {
-    /// Sends so many more messages, and waits until the sender knows that they have arrived and the
-    /// receiver has freed them.
+    /// Sends this number of messages, and waits until the sender knows that the receiver has freed them.
     fn run(&mut self, messages: u64);
 
-    /// The devices of sender and receiver.
+    /// Returns the devices of sender and receiver.
     fn devices(&self) -> [&Device; 2];
 }
 
-/// The protocol as `exchange` has it.
+/// The implementation of `exchange`.
 struct Exchanged<P: Connector> {
     sender: P::Connection,
     receiver: P::Connection,
@@ -85,7 +83,7 @@ impl<P: Connector> Pair for Exchanged<P> {
     }
 }
 
-/// CPU time of the process, so that other load on the machine is not measured.
+/// CPU time of the process, which excludes other load on the machine.
 struct CpuTime(WallTime);
 
 impl Measurement for CpuTime {
@@ -119,10 +117,10 @@ impl Measurement for CpuTime {
     }
 }
 
-/// Rounds of either side, one after the other, of which the ratio is taken.
+/// Number of rounds of each side, in alternation, for the ratio.
 const TURNS: usize = 101;
 
-/// CPU times and their ratio, taken in turns, so that both meet the same machine; and packets per
+/// Measures both sides in alternation under the same load. Returns their CPU times, the ratio, and the packets per
 /// message of each.
 fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     let clock = CpuTime(WallTime);
@@ -161,7 +159,7 @@ fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     }
 }
 
-/// A protocol and the loop by hand that does the same, each made where it is needed.
+/// A protocol and its hand-written loop, each with its constructor.
 struct Contest {
     name: &'static str,
     exchange: fn(&Config) -> Box<dyn Pair>,
@@ -245,7 +243,7 @@ fn protocols(c: &mut Criterion<CpuTime>) {
 /// The two sides of a contest.
 const WHO: [&str; 2] = ["exchange", "by hand"];
 
-/// `count PROTOCOL exchange|by-hand BATCH MESSAGES`: nothing but messages, for an instruction counter.
+/// Runs `count PROTOCOL exchange|by-hand BATCH MESSAGES`: only messages, for an instruction counter.
 fn count(arguments: &[String]) -> Result<(), String> {
     let [name, who, batch, messages] = arguments else {
         return Err("usage: count PROTOCOL exchange|by-hand BATCH MESSAGES".to_owned());

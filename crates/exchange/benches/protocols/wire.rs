@@ -1,5 +1,5 @@
-//! A wire between two devices of one thread, without the kernel: what is sent lies there for the
-//! other end to take.
+//! A wire between two devices of one thread, without the kernel. Sent packets wait in memory until the other end
+//! takes them.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,17 +21,17 @@ struct Packets {
     runs: Vec<(Range<usize>, usize, usize)>,
 }
 
-/// One direction.
+/// Packets of one direction.
 type Direction = Arc<Mutex<Packets>>;
 
-/// Sees each packet that a device sends, from its BTH on.
+/// An observer of each packet that a device sends, from its BTH on.
 pub(crate) type Tap = Box<dyn FnMut(&[u8]) + Send>;
 
 struct Wire {
     tap: Option<Tap>,
     outward: Direction,
     inward: Direction,
-    /// What is being handed over.
+    /// Packets that are being handed over.
     taken: Packets,
     outer: Outer,
 }
@@ -42,8 +42,8 @@ fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
 
 impl Link for Wire {
     fn properties(&self) -> LinkProperties {
-        // Sealed, as every packet of RoCE is: the ICRC is part of what verbs cost here. Taken from a network in memory,
-        // since this file is also built against older revisions, whose links promise more.
+        // Packets are sealed, as in RoCE, since the ICRC is part of the cost of verbs. The properties come from a
+        // network in memory: this file is also built against older revisions, whose links have more fields.
         MemoryNetwork::new(MemoryOptions::default()).attach(Ipv4Addr::LOCALHOST.into()).properties()
     }
 
@@ -82,12 +82,12 @@ impl Link for Wire {
     }
 }
 
-/// Two devices that are joined by a wire.
+/// Returns two devices that are joined by a wire.
 pub(crate) fn devices() -> [Device; 2] {
     tapped_devices([None, None])
 }
 
-/// The same, each with somebody who sees its packets.
+/// Returns the same with an observer for the packets of each device.
 pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
     let mut taps = taps.into_iter();
     let wires: [Direction; 2] = Default::default();
@@ -103,7 +103,7 @@ pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
         };
         let (outward, inward) = (Arc::clone(&wires[index]), Arc::clone(&wires[1 - index]));
         let link = Box::new(Wire { tap: taps.next().flatten(), outward, inward, taken: Packets::default(), outer });
-        // Nobody sleeps here, so nobody needs to be woken.
+        // The ends never sleep, so the descriptor never becomes readable.
         let readable = OwnedFd::from(EventFd::new().expect("a file descriptor")).into();
         let end = LinkEnd {
             link,

@@ -131,8 +131,8 @@ enum Turn<O: Opening> {
 }
 
 impl<O: Opening> Lobby<O> {
-    /// Takes over a listener. Each visitor speaks a copy of `opening`. Visitors have at most a quarter of the descriptors
-    /// of this process.
+    /// Takes over a listener. Each visitor speaks a copy of `opening`. Visitors have at most a quarter of the
+    /// descriptors of this process.
     ///
     /// # Errors
     ///
@@ -141,7 +141,8 @@ impl<O: Opening> Lobby<O> {
         let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
         limits.visitors = limits.visitors.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1);
         listener.set_nonblocking(true)?;
-        // The standard library's backlog is short: clients would wait for seconds after strangers in the kernel's queue.
+        // The standard library's backlog is short: clients would wait for seconds after strangers in the kernel's
+        // queue.
         listen(&listener, Backlog::new(BACKLOG)?)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
@@ -177,7 +178,8 @@ impl<O: Opening> Lobby<O> {
         self.admission.set_total(total);
     }
 
-    /// Handles visitors until one is admitted or refused, or until an instant. Without an instant, it waits without limit.
+    /// Handles visitors until one is admitted or refused, or until an instant. Without an instant, it waits without
+    /// limit.
     ///
     /// # Errors
     ///
@@ -227,7 +229,8 @@ impl<O: Opening> Lobby<O> {
         next.and_then(|at| self.begun.checked_add(at))
     }
 
-    /// Returns the time at which the lobby watches the listener again. Until then, its connections wait in the kernel.
+    /// Returns the time at which the lobby watches the listener again. Until then, its connections wait in the
+    /// kernel.
     fn opens_at(&self) -> Duration {
         self.paused_until.unwrap_or_default().max(self.admission.place_at())
     }
@@ -242,8 +245,8 @@ impl<O: Opening> Lobby<O> {
         Ok(())
     }
 
-    /// Returns the visitors whose streams are ready, and whether a connection can be accepted. Waits for at most `within`,
-    /// or without limit if it is `None`.
+    /// Returns the visitors whose streams are ready, and whether a connection can be accepted. Waits for at most
+    /// `within`, or without limit if it is `None`.
     fn ready(&mut self, within: Option<Duration>) -> io::Result<(Vec<Number>, bool)> {
         let is_open = self.opens_at() <= self.begun.elapsed();
         self.listen(is_open)?;
@@ -444,7 +447,8 @@ impl<O: Opening> Guest<O> {
         }
     }
 
-    /// Drops further input of a dismissed visitor. If the input stayed unread, the kernel would drop the reason instead.
+    /// Drops further input of a dismissed visitor. If the input stayed unread, the kernel would drop the reason
+    /// instead.
     fn drop_input(&mut self, piece: &mut [u8]) -> Turn<O> {
         match self.stream.read(piece) {
             Ok(0) => Turn::Gone(None),

@@ -1,4 +1,4 @@
-//! The half that receives: it finds messages in its ring.
+//! The receiving half: it finds messages in its ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use crate::error::ConnectionError;
 use crate::outbox::Word;
 use crate::ring::{Ring, RingMessage, UNIT, WORD, space};
 
-/// The half that receives.
+/// The receiving half.
 pub struct Written {
     variant: BufferedWrite,
     ring: Arc<Ring>,
     words: Region,
     max_message: usize,
-    /// Where the next message begins.
+    /// Beginning of the next message.
     position: u64,
     inbox: VecDeque<RingMessage>,
-    /// What the peer was told of the head, and how often without its RNIC having said so.
+    /// Last head that was sent to the peer, and the number of heads without an acknowledgement.
     told: u64,
     words_out: usize,
-    /// Messages that are free again and were not told of, and how many of them are told at once:
-    /// with immediate data each has taken a receive.
+    /// Messages freed since the last head was sent, and the number of them that makes a new head due. With immediate
+    /// data, each message has taken a receive.
     untold: usize,
     tell_at: usize,
 }
@@ -51,7 +51,7 @@ impl Written {
         }
     }
 
-    /// Takes the message that begins here, whose bytes are at `offset`.
+    /// Takes the message at the current position, with its bytes at `offset`.
     #[inline]
     fn take_message(&mut self, space: usize, offset: usize, length: usize) -> Result<(), ConnectionError> {
         let free = self.ring.bytes() as u64 - (self.position - self.ring.head());
@@ -63,7 +63,7 @@ impl Written {
         Ok(())
     }
 
-    /// The length in the word at this offset.
+    /// Returns the length in the word at this offset.
     #[inline]
     fn length_at(&self, offset: usize) -> Result<usize, ConnectionError> {
         let mut word = [0; WORD];
@@ -101,8 +101,7 @@ impl Written {
     #[inline]
     fn look_at_signals(&mut self) -> Result<usize, ConnectionError> {
         let mut count = 0;
-        // A ring that is full ends where the oldest message is, whose signal byte is none of a new
-        // one.
+        // A full ring ends at the oldest message. Its signal byte does not belong to a new message.
         while self.position - self.ring.head() < self.ring.bytes() as u64 {
             let end = self.ring.reversed(self.position);
             if self.ring.region().load_acquire_u8(end - 1) == 0 {
@@ -128,7 +127,7 @@ impl Incoming for Written {
         }
     }
 
-    /// Frees what can be freed; what is told is told once an eighth of the ring is free.
+    /// Frees messages in order. Sends the head once an eighth of the ring is free.
     #[inline]
     fn tell(&mut self, qp: &Qp, _is_idle: bool) -> Result<usize, ConnectionError> {
         let freed = self.ring.advance();

@@ -10,18 +10,17 @@
 //!      or        READ of the head, when space is short
 //! ```
 //!
-//! One message costs one WRITE, and with the *tail's offset* one more for each batch. *Immediate
-//! data* is the only notification that can wake a receiver that sleeps, and the only one that takes
-//! receives of it. *Reverse* writing fills the ring from its end to its start, so that the last
-//! byte of a message lies next to the message before: the receiver knows where to look without
-//! being told. It has to zero what it frees, since any byte may become a signal byte.
+//! One message costs one WRITE. The *tail's offset* costs one more WRITE for each batch. *Immediate data* is the only
+//! notification that can wake a sleeping receiver, and the only one that takes its receives. *Reverse* writing fills
+//! the ring from its end to its start, so the last byte of a message lies next to the previous message. The receiver
+//! therefore knows where the next signal byte will be. It zeroes the memory that it frees, since any byte may become
+//! a signal byte.
 //!
-//! With READ for acknowledgement and without immediate data the receiver is passive: it posts
-//! nothing at all.
+//! With READ for acknowledgement and without immediate data, the receiver is passive: it posts no work requests.
 //!
-//! Messages of any length follow each other without waste. They are freed in any order, but the
-//! head moves only over what is free from the oldest on, and it counts bytes, not messages: a
-//! message that is held blocks those behind it once the ring is full, and is never overwritten.
+//! Messages of any length follow each other without gaps. The program frees them in any order, but the head moves
+//! only over free messages from the oldest one on. The head counts bytes, not messages. A message that is held blocks
+//! later messages once the ring is full. It is never overwritten.
 
 mod incoming;
 mod outgoing;
@@ -45,59 +44,59 @@ pub(crate) use outgoing::{FARTHEST, Head};
 
 pub use crate::ring::RingMessage as Message;
 
-/// How the receiver learns of a message. Both ends must agree on it.
+/// Notification of the receiver about a message. Both ends must agree on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Notification {
-    /// By immediate data.
+    /// Immediate data.
     #[default]
     Immediate,
-    /// By a WRITE of the tail's offset.
+    /// A WRITE of the tail's offset.
     TailOffset,
-    /// By the last byte of the message, which is written from the end of the ring to its start.
+    /// The last byte of the message. The ring is filled from its end to its start.
     Reverse,
 }
 
-/// How the sender learns of free space. Both ends must agree on it.
+/// Source of the sender's knowledge of free space. Both ends must agree on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// The receiver sends word every eighth of the ring.
+    /// The receiver sends the head for every eighth of the ring.
     #[default]
     Send,
-    /// The sender reads it when space is short.
+    /// The sender reads the head when space is short.
     Read,
 }
 
 /// The protocol Buffered-Write, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferedWrite {
-    /// How the receiver learns of a message.
+    /// Notification of the receiver about a message.
     pub notification: Notification,
-    /// How the sender learns of free space.
+    /// Source of the sender's knowledge of free space.
     pub acknowledge: Acknowledge,
 }
 
-/// One end of a connection to be.
+/// One end of a future connection.
 pub type Endpoint = engine::Endpoint<BufferedWrite>;
 /// A connection.
 pub type Connection = engine::Connection<BufferedWrite>;
 
-/// In the memory beside the ring: the tail, which the sender writes.
+/// Offset of the tail in the memory beside the ring. The sender writes it.
 const TAIL: usize = 0;
-/// The head, which the sender reads.
+/// Offset of the head. The sender reads it.
 pub(crate) const HEAD: usize = 64;
 /// Bytes beside the ring.
 pub(crate) const WORDS: usize = 128;
 
-/// Words of the head that may be on their way: one for each eighth, and one that is late.
+/// Maximum number of heads in flight: one for each eighth, and a late one.
 const WORDS_OUT: usize = 10;
 
-/// Receives for notices, so that `depth` messages can be held even if an eighth of all is free
-/// without the sender's knowing.
+/// Returns the number of receives for notices. The program can hold `depth` messages even if the sender does not know
+/// yet that an eighth of the ring is free.
 pub(crate) fn notices(depth: usize) -> usize {
     (depth * 8).div_ceil(7)
 }
 
-/// What is allocated before the peer is known.
+/// Memory that is allocated before the peer is known.
 #[derive(Debug)]
 pub struct Memory {
     ring: Arc<Ring>,
@@ -142,7 +141,7 @@ impl Recipe for BufferedWrite {
             Notification::TailOffset | Notification::Reverse => 0,
         };
         Queues {
-            // Each message, with a tail's offset behind it; a READ of the head.
+            // Each message with a tail's offset after it, and a READ of the head.
             sends: 2 * config.window + 1 + WORDS_OUT,
             receives: notices + WORD_RECEIVES,
             inline: Outbox::inline_bytes(config),
@@ -169,7 +168,7 @@ impl Recipe for BufferedWrite {
 pub(crate) struct PeerRing {
     pub(crate) ring: RemoteRegion,
     pub(crate) words: RemoteRegion,
-    /// Its length; the memory has it twice.
+    /// Length of the ring. The memory maps it twice.
     pub(crate) bytes: u64,
 }
 
@@ -190,13 +189,13 @@ impl PeerRing {
         Ok(Self { ring, words, bytes })
     }
 
-    /// Where a position lies.
+    /// Returns the address of a position.
     #[inline]
     pub(crate) fn address(&self, position: u64) -> u64 {
         self.ring.address.wrapping_add(position % self.bytes)
     }
 
-    /// Where the byte behind a position lies, in a ring that is filled from its end to its start.
+    /// Returns the address after a position, in a ring that is filled from its end to its start.
     #[inline]
     pub(crate) fn reversed(&self, position: u64) -> u64 {
         self.ring.address.wrapping_add(2 * self.bytes - position % self.bytes)

@@ -1,4 +1,4 @@
-//! The half that sends: it writes at the tail of the peer's ring.
+//! The sending half: it writes at the tail of the peer's ring.
 
 use std::collections::VecDeque;
 
@@ -16,26 +16,26 @@ use crate::setup::EndpointDescription;
 /// Marks READs of the head.
 const READ_HEAD: u64 = OUTGOING_TAG | 1;
 
-/// How heads are told: in units, modulo this.
+/// Modulus of the heads that are sent, which count units.
 pub(super) const HEAD_WORDS: u64 = 1 << 30;
 
-/// No position is beyond it, however long a connection lives: what a peer says of more is no position, and could not
-/// be added to.
+/// Bound of all positions, which no connection reaches in its life. The protocol rejects larger values of a peer, so
+/// that additions cannot overflow.
 pub(crate) const FARTHEST: u64 = 1 << 62;
 
-/// How many READs in a row may bring a head that cannot be. Nothing promises that a READ of a word which the peer's processor is
-/// storing finds all of its bytes old or all of them new, and Linux's `rdma_rxe` copies them one by one on some machines. The
-/// next READ finds them whole.
+/// Maximum number of READs in a row that bring an impossible head. The peer's processor may store the word while the
+/// READ copies it, and no standard promises that the READ sees all its bytes old or all new. Linux's `rdma_rxe`
+/// copies them one by one on some machines. The next READ sees the whole word.
 const MOST_TORN: u32 = 16;
 
-/// What is known of the head of a peer's ring.
+/// State of this side's copy of the head of a peer's ring.
 pub(crate) struct Head {
     peer: PeerRing,
-    /// Where it is read to.
+    /// Memory into which the head is read.
     landing: Region,
     position: u64,
     is_being_read: bool,
-    /// READs in a row that brought no head that can be.
+    /// READs in a row that brought an impossible head.
     torn: u32,
 }
 
@@ -54,7 +54,7 @@ impl Head {
         self.is_being_read
     }
 
-    /// Begins to read it.
+    /// Posts a READ of the head.
     pub(crate) fn read(&mut self, qp: &Qp) -> Result<(), PostError> {
         let sges = [self.landing.sge(0, 8)];
         qp.post_send(&[SendRequest {
@@ -71,7 +71,7 @@ impl Head {
         Ok(())
     }
 
-    /// Is this the completion of reading it? Then it is known now.
+    /// Returns whether this completion belongs to a READ of the head, and if so, stores the new head.
     pub(crate) fn take_completion(&mut self, wr_id: u64, tail: u64) -> Result<bool, ConnectionError> {
         if wr_id != READ_HEAD {
             return Ok(false);
@@ -94,7 +94,7 @@ impl Head {
     }
 }
 
-/// The half that sends.
+/// The sending half.
 pub struct Writes {
     variant: BufferedWrite,
     outbox: Outbox,
@@ -104,8 +104,8 @@ pub struct Writes {
     head: Head,
     /// A message did not find space.
     is_short: bool,
-    /// With immediate data, where messages end that are not free again, and how many there may be:
-    /// each takes a receive of the peer.
+    /// With immediate data: the ends of messages that are not free again, and their maximum number. Each takes a
+    /// receive of the peer.
     ends: VecDeque<u64>,
     receives: usize,
     batch: usize,
@@ -138,7 +138,7 @@ impl Writes {
         })
     }
 
-    /// Bytes of the ring that a message takes.
+    /// Returns the bytes of the ring that a message takes.
     #[inline]
     fn space(&self, length: usize) -> u64 {
         match self.variant.notification {
@@ -211,7 +211,7 @@ impl Outgoing for Writes {
     #[inline]
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
         let tail = self.tail.to_le_bytes();
-        // Behind what it counts: WRITEs take effect in order (IBTA Vol 1, 10.8.3.3).
+        // WRITEs take effect in order (IBTA Vol 1, 10.8.3.3), so the tail follows the messages that it counts.
         let behind = (self.variant.notification == Notification::TailOffset).then_some((
             SendOperation::Write {
                 remote_address: self.peer.words.address.wrapping_add(TAIL as u64),
@@ -229,7 +229,7 @@ impl Outgoing for Writes {
         if self.variant.acknowledge == Acknowledge::Send || self.head.is_being_read() {
             return Ok(0);
         }
-        // Ahead of need, so that the answer is there when it is wanted.
+        // The head is read before it is needed, so that the answer arrives in time.
         let half = self.tail - self.head.position() > self.peer.bytes / 2;
         if self.is_short || half && self.outbox.unacknowledged() > 0 {
             self.head.read(qp)?;
@@ -245,7 +245,7 @@ impl Outgoing for Writes {
             if has_moved {
                 self.freed();
             }
-            // Otherwise who is short is still, and it is read again.
+            // If the sender is still short of space, it reads the head again.
             return Ok(has_moved);
         }
         self.outbox.complete(wr_id);
@@ -272,7 +272,7 @@ impl Outgoing for Writes {
     }
 
     fn notifies(&self) -> bool {
-        // A READ that finds the head where it was wakes nobody for good.
+        // A READ that finds the same head again wakes no thread permanently.
         self.variant.acknowledge == Acknowledge::Send || !self.is_short
     }
 }

@@ -1,4 +1,4 @@
-//! Both halves as one machine, and what its connections can do beside what all can.
+//! Both halves as one machine, and the calls that only these connections have.
 
 use doorbell_verbs::{Access, Attachment, Completion, PostError, Qp, Region};
 use smallvec::smallvec;
@@ -14,7 +14,7 @@ use crate::engine::{GOODBYE, Machine};
 use crate::error::{ConnectionError, Misuse};
 use crate::outbox::Source;
 
-/// What is particular to connections of the protocol Direct-Read.
+/// The machine of the protocol Direct-Read.
 pub struct Direct {
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
@@ -78,7 +78,7 @@ impl Machine for Direct {
         }
     }
 
-    /// First the receives, then the acknowledgements, which let the peer send again.
+    /// Posts the receives first, then the acknowledgements, which let the peer send again.
     #[inline]
     fn end_of_list(&mut self, qp: &Qp) -> Result<(), PostError> {
         self.receiving.repost(qp)?;
@@ -116,26 +116,26 @@ impl Machine for Direct {
 }
 
 impl Connection {
-    /// Sends a message, which is copied, with up to [`MAX_APPLICATION_BYTES`] in its read request.
+    /// Sends a message by copying it, with up to [`MAX_APPLICATION_BYTES`] in its read request.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the message or what goes with it is too long ([`ConnectionError::Misuse`]): then the
-    /// connection goes on.
+    /// The connection is over, or the message or its application bytes are too long ([`ConnectionError::Misuse`]). In
+    /// the second case the connection stays usable.
     pub fn send_with(&mut self, message: &[u8], application: &[u8]) -> Result<Submit, ConnectionError> {
         Misuse::check_length(message.len(), self.max_send())?;
         check_application(application)?;
         self.submit(message.len(), |machine, qp| machine.sending.send(qp, Source::Bytes(message), application))
     }
 
-    /// Sends a message from memory of the program, with up to [`MAX_APPLICATION_BYTES`] in its read
-    /// request. The region must be registered for remote reading; with signal bytes also for remote
-    /// writing, and the byte behind the message is the signal byte.
+    /// Sends a message from memory of the program, with up to [`MAX_APPLICATION_BYTES`] in its read request. The
+    /// region must be registered for remote reads. With signal bytes it must also be registered for remote writes,
+    /// and the byte after the message is the signal byte.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the region does not allow that, or has no byte behind the message, or the message or
-    /// what goes with it is too long ([`ConnectionError::Misuse`]): then the connection goes on.
+    /// The connection is over. Or the region lacks that access or the byte after the message, or the message or its
+    /// application bytes are too long ([`ConnectionError::Misuse`]). After a misuse, the connection stays usable.
     pub fn send_from_with(
         &mut self,
         region: &Region,
@@ -149,20 +149,20 @@ impl Connection {
         self.submit(length, |machine, qp| machine.sending.send(qp, source, application))
     }
 
-    /// The oldest message that waits to be read, where the program places messages by hand.
+    /// Returns the oldest message that waits to be read, if the program places messages by hand.
     pub fn request(&self) -> Option<&Request> {
         let receiving = &self.machine.receiving;
         if receiving.pool.is_some() { None } else { receiving.requests.front() }
     }
 
-    /// Begins to read the oldest message that waits into memory of the program, which must be
-    /// registered for local writes. Does not wait. `None` if no message waits, or as many are
-    /// being read as may be: poll and try again.
+    /// Posts a READ of the oldest waiting message into memory of the program, without waiting for it. The memory must
+    /// be registered for local writes. Returns `None` if no message waits or the maximum number of READs is in
+    /// flight: poll and try again.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the region has no room for the message there, or may not be written
-    /// ([`ConnectionError::Misuse`]): then the connection goes on.
+    /// The connection is over. Or the region has no room for the message at this offset, or local writes to it are
+    /// not allowed ([`ConnectionError::Misuse`]). After a misuse, the connection stays usable.
     pub fn read_into(&mut self, region: &Region, offset: usize) -> Result<Option<ReadId>, ConnectionError> {
         if let Some(error) = self.carrier.over {
             return Err(error);
@@ -183,18 +183,18 @@ impl Connection {
         Ok(Some(self.machine.receiving.reads_begun))
     }
 
-    /// Is this message read?
+    /// Returns whether the READ of this message is complete.
     pub fn is_read(&self, id: ReadId) -> bool {
         id <= self.machine.receiving.reads_done
     }
 
-    /// Acknowledgements that were sent: WRITEs of a signal byte, or SENDs.
+    /// Returns the number of acknowledgements that were sent: WRITEs of a signal byte, or SENDs.
     pub fn acknowledgements(&self) -> u64 {
         self.machine.receiving.acknowledgements
     }
 }
 
-/// Checks the length of what is to go with a message.
+/// Checks the length of the application bytes of a message.
 fn check_application(application: &[u8]) -> Result<(), Misuse> {
     let (given, allowed) = (application.len(), MAX_APPLICATION_BYTES);
     if given > allowed { Err(Misuse::Application { given, allowed }) } else { Ok(()) }

@@ -1,12 +1,12 @@
-//! Buffers that messages are read into, lent to the program.
+//! Buffers with received messages, lent to the program.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::slots::Slots;
 
-/// A received message. It holds one buffer of its connection; dropping it gives the buffer back,
-/// from any thread and in any order.
+/// A received message. It holds one buffer of its connection. Dropping it gives the buffer back, from any thread and
+/// in any order.
 pub struct Message {
     pool: Arc<Slots>,
     slot: u32,

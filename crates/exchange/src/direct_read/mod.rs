@@ -1,4 +1,4 @@
-//! Direct-Read: the receiver pulls each message to where it wants it. True zero copy.
+//! Direct-Read: the receiver reads each message into its final place, without any copy.
 //!
 //! ```text
 //! sender                                    receiver
@@ -8,23 +8,21 @@
 //!   is_done(id)   <-  WRITE of the signal byte (or a SEND that tells how many are read)
 //! ```
 //!
-//! One message costs one small SEND and one WRITE of a byte (or a SEND, for several messages at
-//! once), and one READ that occupies the link with a request one way and the data the other. The
-//! message waits at the sender until the receiver takes it, so a slow message blocks no others'
-//! memory, and nothing but read requests needs receives: each is reposted before its message is
-//! acknowledged, so a sender whose window is no larger than the receiver's depth never finds none.
-//! That is the whole flow control.
+//! One message costs one small SEND, one READ, and one WRITE of a byte (or one SEND for several messages). The READ
+//! occupies the link with a request in one direction and with the data in the other. The message waits at the sender
+//! until the receiver reads it, so a slow message occupies no memory of others. Only read requests need receives. The
+//! receiver reposts each receive before it acknowledges the message. A sender whose window is at most the depth of
+//! the receiver therefore always finds a receive. The protocol needs no other flow control.
 //!
-//! Behind the message lies its *signal byte*: 0 while the message waits, 1 once it is read. Who
-//! cannot place a byte there chooses [`Acknowledge::Send`], which is also what wakes a sender that
-//! sleeps on a completion channel.
+//! The *signal byte* lies after the message: 0 while the message waits, 1 once it is read. A program that cannot
+//! place a byte there chooses [`Acknowledge::Send`]. This choice also wakes a sender that sleeps on a completion
+//! channel.
 //!
-//! *Unfenced*, the acknowledgement is posted once the READ is complete. *Fenced*, both are posted
-//! together, the acknowledgement with the fence flag, since RC does not order a WRITE or SEND
-//! behind the completion of an earlier READ (IBTA Vol 1, 10.8.3.3, the ordering table of work
-//! requests). That saves a turn of the receiver, and costs READs their overlap: a fenced request
-//! holds up those behind it. A fenced receiver has a message when the READ is complete, or, as in the
-//! published evaluation, only when the acknowledgement is ([`Fence`]).
+//! *Unfenced*, the receiver posts the acknowledgement after the READ is complete. *Fenced*, it posts both together,
+//! the acknowledgement with the fence flag. RC does not order a WRITE or SEND after the completion of an earlier READ
+//! (IBTA Vol 1, 10.8.3.3, the ordering table of work requests). The fence saves a turn of the receiver, but READs no
+//! longer overlap, since a fenced request delays later ones. A fenced receiver has a message when the READ is
+//! complete. In the published evaluation, it has the message only when the acknowledgement is complete ([`Fence`]).
 
 mod machine;
 mod message;
@@ -51,62 +49,62 @@ use receiving::{READS_IN_FLIGHT, Receiving};
 use request::MAX_REQUEST_BYTES;
 use sending::Sending;
 
-/// One end of a connection to be.
+/// One end of a future connection.
 pub type Endpoint = engine::Endpoint<DirectRead>;
 /// A connection.
 pub type Connection = engine::Connection<DirectRead>;
 
-/// Receives beside those for read requests: for the goodbye.
+/// Additional receives, for the goodbye.
 const CONTROL_RECEIVES: usize = 1;
 
-/// How the sender learns that a message was read. Both ends must agree on it.
+/// Source of the sender's knowledge that a message was read. Both ends must agree on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// The receiver writes the byte behind the message.
+    /// The receiver writes the byte after the message.
     #[default]
     SignalByte,
-    /// The receiver sends word of how many it has read.
+    /// The receiver sends the number of messages that it has read.
     Send,
 }
 
-/// Whether READ and acknowledgement are posted together, the latter with the fence flag, and which completion the
-/// receiver waits for before it has the message. The peer need not know.
+/// Whether READ and acknowledgement are posted together, with the fence flag on the acknowledgement, and which
+/// completion the receiver waits for. Only the receiver uses this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fence {
-    /// There is no fence: the acknowledgement is posted when the READ is complete.
+    /// No fence: the acknowledgement is posted when the READ is complete.
     #[default]
     Nothing,
-    /// Both are posted together; the receiver waits for the READ.
+    /// Both are posted together. The receiver waits for the READ.
     ReadCompletion,
-    /// Both are posted together; the receiver waits for the acknowledgement, a round trip longer. So Direct-Read was
-    /// measured and published.
+    /// Both are posted together. The receiver waits for the acknowledgement, which takes a round trip longer. The
+    /// published measurements of Direct-Read used this variant.
     AcknowledgementCompletion,
 }
 
-/// Where messages are read to.
+/// Destination of the READs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Into buffers of the connection, in order, as soon as they are announced.
+    /// Buffers of the connection, in order, as soon as messages are announced.
     #[default]
     Pool,
-    /// Where the program says, when it says so (`read_into` of a [`Connection`]).
+    /// Memory that the program passes to `read_into` of a [`Connection`].
     ByHand,
 }
 
 /// The protocol Direct-Read, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectRead {
-    /// Whether READ and acknowledgement are posted together, at this end.
+    /// Whether this end posts READ and acknowledgement together.
     pub fence: Fence,
-    /// How the sender learns that a message was read.
+    /// Source of the sender's knowledge that a message was read.
     pub acknowledge: Acknowledge,
-    /// Where messages are read to at this end.
+    /// Destination of the READs at this end.
     pub placement: Placement,
 }
 
 impl DirectRead {
-    /// Bytes of the longest message that an end of this configuration takes. A program that says itself where each
-    /// message goes has no buffers that would limit it.
+    /// Returns the bytes of the longest message that an end of this configuration accepts. A program that places each
+    /// message itself has no buffers that limit it.
     fn longest_received(&self, config: &Config) -> usize {
         match self.placement {
             Placement::Pool => config.max_message,
@@ -125,7 +123,7 @@ impl Recipe for DirectRead {
             (Acknowledge::SignalByte, Fence::ReadCompletion) => Protocol::DirectReadFenced,
             (Acknowledge::SignalByte, Fence::AcknowledgementCompletion) => Protocol::DirectReadFencedAwaited,
             (Acknowledge::Send, Fence::Nothing) => Protocol::DirectReadSend,
-            // Which completion is awaited changes nothing that is posted.
+            // The awaited completion does not change the requests that are posted.
             (Acknowledge::Send, _) => Protocol::DirectReadFencedSend,
         }
     }
@@ -143,7 +141,7 @@ impl Recipe for DirectRead {
         self.longest_received(config)
     }
 
-    /// A peer that was given a key may read, and with signal bytes write, what it was given.
+    /// A peer may read the regions whose key it was given. With signal bytes it may also write them.
     fn access(&self) -> Access {
         self.access_of_sources()
     }
@@ -151,12 +149,12 @@ impl Recipe for DirectRead {
     fn queues(&self, config: &Config) -> Queues {
         let acknowledgements = match self.acknowledge {
             Acknowledge::SignalByte => 0,
-            // Each is word of a message more, so there are never more than messages.
+            // Each one acknowledges at least one new message, so the window bounds their number.
             Acknowledge::Send => config.window,
         };
         Queues {
-            // An acknowledgement leaves the queue when a READ behind it completes, or another
-            // acknowledgement does: there may be twice as many as READs.
+            // An acknowledgement leaves the queue when a later READ or acknowledgement completes. The queue may
+            // therefore hold twice as many acknowledgements as READs.
             sends: config.window + 3 * READS_IN_FLIGHT,
             receives: config.depth + CONTROL_RECEIVES + acknowledgements,
             inline: MAX_REQUEST_BYTES,
@@ -178,7 +176,7 @@ impl Recipe for DirectRead {
 
     fn access_of_sources(&self) -> Access {
         match self.acknowledge {
-            // Who lets others write must be able to itself (IBTA Vol 1, 10.6.3.1; ibv_reg_mr(3)).
+            // A region with remote writes must also allow local writes (IBTA Vol 1, 10.6.3.1; ibv_reg_mr(3)).
             Acknowledge::SignalByte => Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
             Acknowledge::Send => Access::REMOTE_READ,
         }

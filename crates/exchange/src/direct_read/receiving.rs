@@ -1,4 +1,4 @@
-//! The half that receives: it reads the messages that were announced, and says which it has read.
+//! The receiving half: it reads announced messages and acknowledges them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::engine::GOODBYE;
 use crate::error::{ConnectError, ConnectionError};
 use crate::slots::Slots;
 
-/// READs in flight at most (facts of the published evaluation: nothing is gained above).
+/// Maximum number of READs in flight. The published evaluation found no gain above it.
 pub(super) const READS_IN_FLIGHT: usize = 32;
 
-/// From one buffer for a read request to the next.
+/// Distance between two buffers for read requests.
 const REQUEST_STRIDE: usize = MAX_REQUEST_BYTES.next_multiple_of(64);
 
 /// Marks the work requests of READs.
@@ -29,10 +29,10 @@ pub(super) const READ_TAG: u64 = 1 << 61;
 /// Marks the work requests of acknowledgements.
 const ACKNOWLEDGE_TAG: u64 = CONTROL_TAG | 3;
 
-/// What a signal byte becomes when its message was read.
+/// Value of a signal byte after its message was read.
 pub(super) const READ: u8 = 1;
 
-/// Names a READ of a connection. Ids rise by one.
+/// Number of a READ in its connection. Ids rise by one.
 pub type ReadId = u64;
 
 /// A message that is being read.
@@ -41,34 +41,34 @@ struct Reading {
     place: Place,
 }
 
-/// Where a message is read to.
+/// Destination of a READ.
 pub(super) enum Place {
     /// A buffer of the pool.
     Slot(u32),
-    /// Memory of the program, which lives as long.
+    /// Memory of the program. The handle keeps it registered.
     Region { _held: Region },
 }
 
-/// Places that messages are to be read to, oldest message first.
+/// Destinations of the next READs, oldest message first.
 pub(super) type Places = SmallVec<[(Sge, Place); READS_IN_FLIGHT]>;
 
-/// The half that receives.
+/// The receiving half.
 pub(super) struct Receiving {
     protocol: DirectRead,
     depth: usize,
-    /// Bytes of the longest message that is taken.
+    /// Bytes of the longest message that this end accepts.
     longest: usize,
     /// Buffers for read requests.
     receives: Region,
     pub(super) pool: Option<Arc<Slots>>,
-    /// Messages of the peer that wait to be read.
+    /// Messages of the peer that wait for a READ.
     pub(super) requests: VecDeque<Request>,
     reads: VecDeque<Reading>,
     pub(super) reads_begun: ReadId,
     pub(super) reads_done: ReadId,
     inbox: VecDeque<(u32, usize)>,
     pub(super) acknowledgements: u64,
-    /// What the list of completions at hand has brought: receives to be posted again, and messages that were read.
+    /// Results of the current list of completions: receives to repost, and messages that were read.
     taken: Vec<u32>,
     read: Vec<RemotePlace>,
 }
@@ -116,7 +116,7 @@ impl Receiving {
         Ok(receiving)
     }
 
-    /// The receive with this buffer has taken something. It is posted again at the end of the list.
+    /// Records that the receive with this buffer is complete. The end of the list reposts it.
     #[inline]
     pub(super) fn taken(&mut self, slot: u32) {
         self.taken.push(slot);
@@ -126,15 +126,15 @@ impl Receiving {
     #[inline]
     pub(super) fn take_request(&mut self, slot: u32, length: usize) -> Result<(), ConnectionError> {
         let mut bytes = [0; MAX_REQUEST_BYTES];
-        // No receive is longer.
+        // No receive is longer than a read request.
         let bytes = &mut bytes[..length.min(MAX_REQUEST_BYTES)];
         self.receives.copy_out(slot as usize * REQUEST_STRIDE, bytes);
         let request = Request::decode(bytes).ok_or(ConnectionError::Protocol("a read request that is none"))?;
         if request.len() > self.longest {
             return Err(ConnectionError::TooLong { length: request.len(), most: self.longest });
         }
-        // Where acknowledgements are awaited, the peer may have seen those of all that are being read, and sent as many
-        // anew.
+        // With awaited acknowledgements, the peer may have received those of all current READs. It may already have
+        // sent the same number of new messages.
         let unacknowledged = match self.protocol.fence {
             Fence::AcknowledgementCompletion => 0,
             Fence::Nothing | Fence::ReadCompletion => self.reads.len(),
@@ -146,12 +146,12 @@ impl Receiving {
         Ok(())
     }
 
-    /// Another READ would be one too many.
+    /// Returns whether the maximum number of READs is in flight.
     pub(super) fn is_full(&self) -> bool {
         self.reads.len() >= READS_IN_FLIGHT
     }
 
-    /// Begins as many READs as there are buffers for.
+    /// Posts as many READs as there are free buffers.
     #[inline]
     pub(super) fn begin_into_pool(&mut self, qp: &Qp) -> Result<(), PostError> {
         let Some(pool) = &self.pool else { return Ok(()) };
@@ -163,11 +163,11 @@ impl Receiving {
         if places.is_empty() { Ok(()) } else { self.begin(qp, &mut places) }
     }
 
-    /// Begins READs of the oldest requests, one for each place, in one post.
+    /// Posts READs of the oldest requests in one post, one for each destination.
     pub(super) fn begin(&mut self, qp: &Qp, places: &mut Places) -> Result<(), PostError> {
         let mut list: SmallVec<[SendRequest<'_>; 2 * READS_IN_FLIGHT]> = SmallVec::new();
         let DirectRead { fence, acknowledge, .. } = self.protocol;
-        // The completion that is awaited says that the message is here.
+        // The signaled completion shows that the message has arrived.
         let (read_flags, fenced_flags, fenced_tag) = match fence {
             Fence::AcknowledgementCompletion => {
                 (SendFlags::empty(), SendFlags::FENCE | SendFlags::SIGNALED, Some(READ_TAG))
@@ -198,7 +198,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// The oldest READ is complete, and so is its acknowledgement where that is awaited.
+    /// Records that the oldest READ is complete, with its acknowledgement if that is awaited.
     #[inline]
     pub(super) fn read(&mut self, id: ReadId) {
         let Some(Reading { remote, place }) = self.reads.pop_front() else { return };
@@ -209,7 +209,7 @@ impl Receiving {
         self.read.push(remote);
     }
 
-    /// Posts the receives again that the list of completions at hand has brought.
+    /// Reposts the receives of the current list of completions.
     #[inline]
     pub(super) fn repost(&mut self, qp: &Qp) -> Result<(), PostError> {
         if self.taken.is_empty() {
@@ -227,7 +227,7 @@ impl Receiving {
         qp.post_recv(&list)
     }
 
-    /// Tells the peer what was read, unless that was posted with the READs.
+    /// Acknowledges the messages that were read, unless the acknowledgements were posted with the READs.
     #[inline]
     pub(super) fn acknowledge(&mut self, qp: &Qp) -> Result<(), PostError> {
         let Some(last) = self.read.last() else { return Ok(()) };
@@ -238,7 +238,7 @@ impl Receiving {
                 self.read.clear();
                 return Ok(());
             }
-            // One tells of all.
+            // One SEND acknowledges all of them.
             DirectRead { acknowledge: Acknowledge::Send, .. } => {
                 list.push(acknowledgement(Acknowledge::Send, last, self.reads_done, SendFlags::empty()));
             }
@@ -260,8 +260,8 @@ impl Receiving {
     }
 }
 
-/// Tells the peer that a message, and with SENDs all up to this id, was read. Not signaled unless the flags say so: it
-/// has left the queue when anything behind it has.
+/// Returns the acknowledgement of a message. A SEND acknowledges all messages up to this id. The request is
+/// unsignaled unless `flags` contain the signal flag: a later completion shows that it has left the queue.
 fn acknowledgement(kind: Acknowledge, place: &RemotePlace, id: ReadId, flags: SendFlags) -> SendRequest<'static> {
     let (operation, payload): (_, &'static [u8]) = match kind {
         Acknowledge::SignalByte => {

@@ -1,4 +1,4 @@
-//! One source, many readers: each pulls the same message from the same memory.
+//! One source and many readers, which all read the same message from the same memory.
 
 use doorbell_verbs::Region;
 
@@ -7,11 +7,10 @@ use crate::connection::{MessageConnection, MessageId, Submit};
 use crate::engine::Machine;
 use crate::error::{ConnectError, ConnectionError, Misuse};
 
-/// Publishes messages to many readers. What it costs the source is one small SEND per reader,
-/// whatever the length: the readers move the bytes, each when it has room.
+/// A publisher of messages to many readers. Each message costs the source one small SEND per reader, regardless of
+/// its length. The readers move the bytes when they have room.
 ///
-/// The connections have to be acknowledged by SEND ([`Acknowledge::Send`]): a message has one
-/// signal byte only.
+/// The connections must acknowledge by SEND ([`Acknowledge::Send`]), since a message has only one signal byte.
 #[derive(Debug)]
 pub struct Replication {
     readers: Vec<Reader>,
@@ -21,23 +20,23 @@ pub struct Replication {
 #[derive(Debug)]
 struct Reader {
     connection: Connection,
-    /// Messages that were published before it took part.
+    /// Messages that were published before this reader was added.
     before: MessageId,
-    /// That it ended was told.
+    /// Whether [`Replication::next_ended`] has returned this reader.
     is_ended: bool,
 }
 
 impl Replication {
-    /// Without readers yet.
+    /// Makes a source without readers.
     pub fn new() -> Self {
         Self { readers: Vec::new(), published: 0 }
     }
 
-    /// Takes in a reader, for what is published from now on. Returns its number.
+    /// Adds a reader for messages that are published from now on. Returns its number.
     ///
     /// # Errors
     ///
-    /// Its messages are not acknowledged by SEND, or some were sent already.
+    /// The reader does not acknowledge by SEND, or its connection has already sent messages.
     pub fn add(&mut self, connection: Connection) -> Result<usize, ConnectError> {
         if connection.machine.sending.acknowledge != Acknowledge::Send {
             return Err(ConnectError::Unfit("a message has one signal byte only, so its readers have to send word"));
@@ -49,12 +48,12 @@ impl Replication {
         Ok(self.readers.len() - 1)
     }
 
-    /// Announces a message to all readers that live, or to none if one of them has as many unread
-    /// as its window allows. The memory must not change until the message is done.
+    /// Announces a message to all live readers. Announces it to none if the window of one of them is full. The memory
+    /// must not change until the message is done.
     ///
     /// # Errors
     ///
-    /// One of the readers does not take such a message, or the region does not allow it: nobody was sent it.
+    /// A reader does not accept such a message, or the region does not allow it. In both cases no reader receives it.
     pub fn publish(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, Misuse> {
         for reader in self.living() {
             reader.connection.machine.check_source(region, offset, length)?;
@@ -65,7 +64,7 @@ impl Replication {
             }
         }
         for reader in self.living() {
-            // One that ends just now is told of by `next_ended`.
+            // `next_ended` returns a reader that ends now.
             let _ = reader.connection.send_from_with(region, offset, length, &[]);
         }
         self.published += 1;
@@ -76,7 +75,7 @@ impl Replication {
         self.readers.iter_mut().filter(|reader| reader.connection.over().is_none())
     }
 
-    /// Moves all connections along. Returns whether anything happened.
+    /// Advances all connections. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
         let mut moved = false;
         for reader in self.living() {
@@ -85,13 +84,13 @@ impl Replication {
         moved
     }
 
-    /// The last message that every reader has read. Those that ended do not count.
+    /// Returns the last message that every live reader has read.
     pub fn last_done(&self) -> MessageId {
         let living = self.readers.iter().filter(|reader| reader.connection.over().is_none());
         living.map(|reader| reader.before + reader.connection.last_done()).min().unwrap_or(self.published)
     }
 
-    /// A reader that has ended, why, and the last message that it has read; each is told of once.
+    /// Returns a reader that has ended, the reason, and the last message that it has read. Returns each reader once.
     pub fn next_ended(&mut self) -> Option<(usize, ConnectionError, MessageId)> {
         self.readers.iter_mut().enumerate().find_map(|(index, reader)| {
             let error = reader.connection.over()?;
@@ -100,7 +99,7 @@ impl Replication {
         })
     }
 
-    /// The connections, by number.
+    /// Returns the connection with this number.
     pub fn connection_mut(&mut self, number: usize) -> Option<&mut Connection> {
         self.readers.get_mut(number).map(|reader| &mut reader.connection)
     }

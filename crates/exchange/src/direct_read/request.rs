@@ -1,9 +1,9 @@
-//! What a sender announces: the read request.
+//! The read request, with which a sender announces a message.
 
 use doorbell_verbs::RKey;
 use smallvec::SmallVec;
 
-/// Bytes of its own that a program may put into a read request.
+/// Maximum application bytes in a read request.
 pub const MAX_APPLICATION_BYTES: usize = 64;
 
 const HEADER_BYTES: usize = 8 + 4 + 4;
@@ -11,7 +11,7 @@ const HEADER_BYTES: usize = 8 + 4 + 4;
 /// Bytes of the longest read request.
 pub(super) const MAX_REQUEST_BYTES: usize = HEADER_BYTES + MAX_APPLICATION_BYTES;
 
-/// Where a message lies at the sender.
+/// Location of a message in the memory of the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RemotePlace {
     pub(super) address: u64,
@@ -19,7 +19,7 @@ pub(super) struct RemotePlace {
     pub(super) length: u32,
 }
 
-/// A message that waits at the sender to be read.
+/// A message that waits for a READ at the sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub(super) place: RemotePlace,
@@ -27,18 +27,18 @@ pub struct Request {
 }
 
 impl Request {
-    /// Bytes of the message.
+    /// Returns the bytes of the message.
     #[allow(clippy::len_without_is_empty)] // a message of no bytes is a message
     pub fn len(&self) -> usize {
         self.place.length as usize
     }
 
-    /// What the sender's program says of it.
+    /// Returns the application bytes that the sender has added.
     pub fn application(&self) -> &[u8] {
         &self.application
     }
 
-    /// Numbers are big endian.
+    /// Encodes the request, with numbers in big endian.
     pub(super) fn encode(&self) -> SmallVec<[u8; MAX_REQUEST_BYTES]> {
         let mut out = SmallVec::new();
         out.extend_from_slice(&self.place.address.to_be_bytes());

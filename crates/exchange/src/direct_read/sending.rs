@@ -1,4 +1,4 @@
-//! The half that sends: it announces messages, and learns which of them were read.
+//! The sending half: it announces messages and takes their acknowledgements.
 
 use std::collections::VecDeque;
 
@@ -15,33 +15,33 @@ use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::outbox::Source;
 use crate::setup::EndpointDescription;
 
-/// The half that sends.
+/// The sending half.
 pub(super) struct Sending {
     pub(super) acknowledge: Acknowledge,
-    /// What regions that messages lie in must allow, and how many bytes behind a message belong to it.
+    /// Access that the regions of messages need, and the number of bytes after a message that belong to it.
     access: Access,
     bytes_behind: usize,
     batch: usize,
     signal_each: bool,
-    /// Announcements that may be in the send queue.
+    /// Maximum number of announcements in the send queue.
     posted_most: u64,
-    /// Messages that may be unread: no more than the peer has receives.
+    /// Maximum number of unread messages: at most the receives of the peer.
     window: u64,
-    /// Bytes of the longest message that the peer takes, and of the longest that is copied.
+    /// Bytes of the longest message that the peer accepts, and of the longest that is copied.
     longest: usize,
     longest_copied: usize,
-    /// Buffers for messages that are copied, and how many. Without send buffers those are for the messages of no bytes,
-    /// which have a signal byte, too.
+    /// Buffers for copied messages, and their number. Without send buffers, they hold empty messages, which also have
+    /// a signal byte.
     region: Region,
     places: u64,
     stride: usize,
     pub(super) next_id: MessageId,
-    /// Last id that was read.
+    /// Last id that the peer has read.
     pub(super) completed: MessageId,
     /// Last id whose announcement has left the send queue.
     announced: MessageId,
     pending: Vec<(MessageId, SmallVec<[u8; MAX_REQUEST_BYTES]>)>,
-    /// Where the signal bytes of unread messages are, oldest first.
+    /// Locations of the signal bytes of unread messages, oldest first.
     signals: VecDeque<(Region, usize)>,
 }
 
@@ -57,7 +57,7 @@ impl Sending {
             buffers => (buffers, config.max_message),
         };
         let longest = usize::try_from(peer.max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER);
-        // Behind each message lies its signal byte.
+        // The signal byte follows each message.
         let stride = (copied + 1).next_multiple_of(64);
         Ok(Self {
             acknowledge: protocol.acknowledge,
@@ -88,7 +88,7 @@ impl Sending {
         self.longest_copied
     }
 
-    /// Checks that a message can be sent from there.
+    /// Checks that a message can be sent from this memory.
     pub(super) fn check_source(&self, region: &Region, offset: usize, length: usize) -> Result<(), Misuse> {
         Misuse::check_length(length, self.longest)?;
         Misuse::check_inside(region, offset, length + self.bytes_behind)?;
@@ -98,12 +98,12 @@ impl Sending {
     #[inline]
     pub(super) fn refusal(&self) -> Option<Backpressure> {
         let last = self.next_id - 1;
-        // A message may be read before the queue knows that its announcement arrived.
+        // The peer may read a message before the queue reports that its announcement arrived.
         let full = last - self.completed >= self.window || last - self.announced >= self.posted_most;
         full.then_some(Backpressure::Window)
     }
 
-    /// Takes a message, with some bytes of the program in its read request.
+    /// Accepts a message, with application bytes for its read request.
     #[inline]
     pub(super) fn send(&mut self, qp: &Qp, source: Source<'_>, application: &[u8]) -> Result<MessageId, PostError> {
         let (region, offset, length) = match source {
@@ -130,14 +130,14 @@ impl Sending {
         Ok(id)
     }
 
-    /// Posts announcements that wait for their batch to be full.
+    /// Posts announcements that wait for a full batch.
     #[inline]
     pub(super) fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
         if self.pending.is_empty() {
             return Ok(());
         }
         let last = self.pending.len() - 1;
-        // Filled where it is: a list that is collected is moved, and it is long.
+        // The list is filled in place, since a collected list would be moved, and it is long.
         let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
         for (index, (id, bytes)) in self.pending.iter().enumerate() {
             list.push(SendRequest {
@@ -154,13 +154,13 @@ impl Sending {
         result
     }
 
-    /// Announcements up to this message have left the send queue.
+    /// Records that the announcements up to this message have left the send queue.
     #[inline]
     pub(super) fn announced(&mut self, id: MessageId) {
         self.announced = id;
     }
 
-    /// Looks at the signal bytes of the oldest messages. Returns how many were read.
+    /// Reads the signal bytes of the oldest messages. Returns the number of messages that the peer has read.
     #[inline]
     pub(super) fn look_at_signals(&mut self) -> usize {
         if self.acknowledge == Acknowledge::Send {
@@ -177,7 +177,7 @@ impl Sending {
         count
     }
 
-    /// The peer says how many messages it has read.
+    /// Takes the number of messages that the peer has read.
     #[inline]
     pub(super) fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
         let newly = word.wrapping_sub(self.completed as u32) & !GOODBYE;

@@ -1,7 +1,7 @@
 //! The units of a ring of messages: which are free, and where the head is.
 //!
-//! Threads that drop messages, connections that move the head and peers that write to free memory meet here. `tests/ring.rs`
-//! has a model checker go through all their interleavings.
+//! Threads that drop messages, connections that move the head and peers that write to free memory meet here.
+//! `tests/ring.rs` has a model checker go through all their interleavings.
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -15,8 +15,8 @@ const HELD: u32 = 1 << 31;
 
 /// Units of a ring, with the messages that begin at them.
 pub(super) struct Units {
-    /// Number of units of the message that begins at each unit, with [`HELD`] if it is held; 0 if no message is known to
-    /// begin there.
+    /// Number of units of the message that begins at each unit, with [`HELD`] if it is held; 0 if no message is known
+    /// to begin there.
     units: Box<[AtomicU32]>,
     head: AtomicU64,
     /// Held by the thread that moves the head, or that looks for holes.
@@ -65,8 +65,9 @@ impl Units {
         unit.store(unit.load(Ordering::Relaxed) & !HELD, Ordering::Release);
     }
 
-    /// Moves the head over all messages that are free again, and returns their number. Passes each message to `erase`, by
-    /// its position and its bytes, before the head shows that it is free. Passes the new head to `publish`.
+    /// Moves the head over all messages that are free again, and returns their number. Passes each message to
+    /// `erase`, by its position and its bytes, before the head shows that it is free. Passes the new head to
+    /// `publish`.
     #[inline]
     pub(super) fn advance(&self, mut erase: impl FnMut(u64, usize), publish: impl FnOnce(u64)) -> usize {
         let first = self.head();

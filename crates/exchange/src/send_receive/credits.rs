@@ -1,27 +1,27 @@
-//! Flow control: how many receives the peer has posted for our messages.
+//! Flow control: the number of receives that the peer has posted for messages of this side.
 //!
-//! Credits are cumulative counts of receives posted for data, modulo 2^30. They ride in the
-//! immediate data of data messages; alone they are a zero-length SEND whose immediate has the top
-//! bit set, for which [`CREDIT_RECEIVES`] are posted beside the window.
+//! Credits are cumulative counts of receives posted for data, modulo 2^30. They travel in the immediate data of data
+//! messages. A credit message is a SEND of no bytes whose immediate data has the top bit set. [`CREDIT_RECEIVES`]
+//! receives are posted for such messages in addition to the window.
 
-/// Receives (and their buffers) that each side posts beside those it grants: for credit messages,
-/// of which at most one is unanswered, and for the goodbye.
+/// Receives and buffers that each side posts in addition to those that it grants. They take credit messages, of which
+/// at most one is unanswered, and the goodbye.
 pub const CREDIT_RECEIVES: usize = 3;
 
-/// Marks a message that carries nothing but what its immediate says.
+/// Marks a message that consists only of its immediate data.
 const ALONE: u32 = 1 << 31;
 /// Marks the last message of a connection.
 const GOODBYE: u32 = 1 << 30;
 const COUNT_MASK: u32 = GOODBYE - 1;
 
-/// What came in the immediate data of a message.
+/// Contents of the immediate data of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word {
-    /// The message is nothing but this word.
+    /// Whether the message consists only of this word.
     pub(crate) alone: bool,
-    /// It is the last of the connection.
+    /// Whether the message is the last of the connection.
     pub(crate) goodbye: bool,
-    /// Receives posted for data so far, modulo 2^30.
+    /// Number of receives posted for data, modulo 2^30.
     pub(crate) granted: u32,
 }
 
@@ -42,7 +42,7 @@ impl Word {
         Self { alone: immediate & ALONE != 0, goodbye: immediate & GOODBYE != 0, granted: immediate & COUNT_MASK }
     }
 
-    /// The full count, given one that is at most 2^29 off.
+    /// Returns the full count, given one that differs by at most 2^29.
     pub(crate) fn extend(self, near: u64) -> u64 {
         let ahead = self.granted.wrapping_sub(near as u32) & COUNT_MASK;
         if ahead <= COUNT_MASK / 2 {
@@ -53,7 +53,7 @@ impl Word {
     }
 }
 
-/// What a sender may send.
+/// Credits of a sender.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendCredits {
     granted: u64,
@@ -75,11 +75,11 @@ impl SendCredits {
         self.sent += 1;
     }
 
-    /// Takes a grant. False if it is impossible: further ahead than the peer has receives.
+    /// Takes a grant. Returns false if it is impossible: further ahead than the peer has receives.
     #[inline]
     pub(crate) fn grant(&mut self, word: Word, depth: u64) -> bool {
         let granted = word.extend(self.granted);
-        self.granted = self.granted.max(granted); // grants arrive in order; old ones do no harm
+        self.granted = self.granted.max(granted); // grants arrive in order, and old ones do no harm
         self.granted <= self.sent + depth
     }
 }
@@ -99,8 +99,8 @@ mod tests {
             prop_assert_eq!(word.extend(near), count);
         }
 
-        /// Two sides, any order of freeing, sending and delivery: the sender never has more
-        /// messages on their way than receives, and never starves while receives are free.
+        /// Two sides free, send and deliver in any order. The sender never has more messages in flight than receives,
+        /// and always gets credits while receives are free.
         #[test]
         fn credits_neither_overrun_nor_starve(depth in 1_u64..40, steps in prop::collection::vec(0_u8..4, 1..400)) {
             let mut sender = SendCredits::new(depth);
@@ -124,7 +124,7 @@ mod tests {
                 prop_assert!(words.len() <= 2, "credit messages have receives of their own, but few");
                 prop_assert!(on_the_way + held <= depth);
             }
-            // Everything is delivered and freed: then the sender can go on.
+            // After all messages are delivered and freed, the sender has credits again.
             for _ in 0..on_the_way { receiver.received(); }
             granted += on_the_way + held;
             for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! One receiver for many senders: a single completion queue serves all connections, so that one
-//! poll looks for the messages of all. The queue pair's number in a completion says whose it is.
+//! One receiver for many senders. A single completion queue serves all connections, so one poll finds the messages of
+//! all. The queue pair number in a completion identifies the connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::connection::MessageConnection;
 use crate::engine::Recipe;
 use crate::error::{ConnectError, ConnectionError};
 
-/// Connections that are looked after in each poll that brings nothing, in turn.
+/// Number of connections that each empty poll handles in turn.
 const LOOKED_AFTER: usize = 8;
 
-/// A connection's place in a hub's completion queue: so many completions it may leave there.
+/// Share of a connection in the completion queue of a hub.
 #[derive(Debug)]
 pub(super) struct Claim {
     claimed: Arc<AtomicUsize>,
@@ -37,11 +37,11 @@ impl Drop for Claim {
 #[derive(Debug)]
 struct Member {
     connection: Connection,
-    /// That it ended is known.
+    /// Whether the end of the connection is recorded.
     is_ended: bool,
 }
 
-/// Names a connection of a hub.
+/// Name of a connection of a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(usize);
 
@@ -50,29 +50,29 @@ pub struct Key(usize);
 pub struct Hub {
     pd: Pd,
     cq: Cq,
-    /// Completions that the connections may leave in the queue, and what it holds.
+    /// Completions that the connections may leave in the queue, and the capacity of the queue.
     claimed: Arc<AtomicUsize>,
     depth: usize,
-    /// Completions taken by one poll at most.
+    /// Maximum number of completions that one poll takes.
     poll_list: usize,
     connections: Slab<Member>,
     by_number: FxHashMap<Qpn, usize>,
-    /// Whose messages have arrived, in order.
+    /// Connections whose messages have arrived, in order.
     arrived: VecDeque<usize>,
-    /// Connections that ended and were not told of.
+    /// Connections that have ended and that [`Hub::next_ended`] has not returned yet.
     ended: VecDeque<usize>,
     next_idle: usize,
-    /// Connections that may have work and were not handled since.
+    /// Connections that may have work and were not handled since the last completion.
     unattended: usize,
 }
 
 impl Hub {
-    /// A hub for connections of so many completions together: each needs its window, its depth and
-    /// some eleven more.
+    /// Makes a hub whose completion queue has `depth` entries. Each connection needs its window, its depth and eleven
+    /// more entries.
     ///
     /// # Errors
     ///
-    /// The channel belongs to another device, `depth` is out of range, or the device refuses the completion queue.
+    /// The channel belongs to another device, `depth` is out of range, or the device rejects the completion queue.
     pub fn new(pd: &Pd, depth: usize, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         let device = pd.device();
         let cq = match channel {
@@ -94,8 +94,8 @@ impl Hub {
         })
     }
 
-    /// A hub that has room for `connections` of this configuration, and whose polls take as many completions as
-    /// `config.poll_list` says.
+    /// Makes a hub with room for `connections` of this configuration. Each poll takes up to `config.poll_list`
+    /// completions.
     ///
     /// # Errors
     ///
@@ -111,8 +111,8 @@ impl Hub {
         Ok(Self { poll_list: config.poll_list, ..hub })
     }
 
-    /// Makes an end whose connection will be polled here: [`add`](Self::add) it once it is
-    /// connected, before anything else.
+    /// Makes an end whose connection this hub will poll. [`add`](Self::add) the connection once it is connected,
+    /// before any other call.
     ///
     /// # Errors
     ///
@@ -129,11 +129,11 @@ impl Hub {
         Endpoint::of_hub(&self.pd, &config, shared, self.cq.clone(), claim)
     }
 
-    /// Takes a connection in, whose end was made here.
+    /// Adds a connection whose end this hub has made.
     ///
     /// # Errors
     ///
-    /// Its end was made elsewhere: its completions would never be seen.
+    /// Another hub, or none, has made its end. This hub would never see its completions.
     pub fn add(&mut self, connection: Connection) -> Result<Key, ConnectError> {
         let is_ours = connection.machine.claim.as_ref().is_some_and(|claim| Arc::ptr_eq(&claim.claimed, &self.claimed));
         if !is_ours {
@@ -145,13 +145,13 @@ impl Hub {
         Ok(Key(key))
     }
 
-    /// Moves all connections along: takes one list of completions, hands each to its connection,
-    /// reposts receives. Returns whether anything happened, or may happen in the next poll: a poll handles only a few
-    /// connections. [`next_ended`](Self::next_ended) returns the connections that end; the others go on.
+    /// Advances all connections: takes one list of completions, passes each one to its connection, and reposts
+    /// receives. Returns whether anything happened, or may happen in the next poll, since a poll handles only a few
+    /// connections. [`next_ended`](Self::next_ended) returns the connections that have ended. The others continue.
     ///
     /// # Errors
     ///
-    /// Completions were lost: no connection can be relied on any more.
+    /// Completions were lost, so no connection is reliable any more.
     pub fn poll(&mut self) -> Result<bool, Overrun> {
         if self.reap()? > 0 {
             self.unattended = self.connections.len();
@@ -163,7 +163,7 @@ impl Hub {
         Ok(self.unattended > 0 || self.ended.len() > ended)
     }
 
-    /// Takes one list of completions. Returns how many.
+    /// Takes one list of completions. Returns their number.
     #[inline]
     fn reap(&mut self) -> Result<usize, Overrun> {
         let mut list = [Completion::default(); MAX_POLL_LIST];
@@ -217,7 +217,7 @@ impl Hub {
         }
     }
 
-    /// The next message of any connection, in the order of arrival. Polls if none has arrived.
+    /// Returns the next message of any connection, in the order of arrival. Polls if none has arrived.
     ///
     /// # Errors
     ///
@@ -229,10 +229,10 @@ impl Hub {
         Ok(self.take())
     }
 
-    /// The next message of those that a poll has brought.
+    /// Returns the next message that a poll has received.
     pub fn take(&mut self) -> Option<(Key, Message)> {
         while let Some(key) = self.arrived.pop_front() {
-            // A connection that was removed, or emptied by its own `take`, has none.
+            // A connection that was removed, or emptied by its own `take`, has no message.
             if let Some(message) = self.connections.get_mut(key).and_then(|member| member.connection.take()) {
                 return Some((Key(key), message));
             }
@@ -240,7 +240,7 @@ impl Hub {
         None
     }
 
-    /// A connection that has ended, and why; each is told of once.
+    /// Returns a connection that has ended, and the reason. Returns each connection once.
     pub fn next_ended(&mut self) -> Option<(Key, ConnectionError)> {
         while let Some(key) = self.ended.pop_front() {
             if let Some(error) = self.connections.get(key).and_then(|member| member.connection.over()) {
@@ -250,38 +250,38 @@ impl Hub {
         None
     }
 
-    /// A connection, to look at.
+    /// Returns a connection, for queries.
     pub fn get(&self, key: Key) -> Option<&Connection> {
         self.connections.get(key.0).map(|member| &member.connection)
     }
 
-    /// A connection, to send on and to close. It is moved along by the hub's poll.
+    /// Returns a connection, mutably, to send on it or to close it. The hub's poll advances it.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut Connection> {
         self.unattended = self.connections.len();
         self.connections.get_mut(key.0).map(|member| &mut member.connection)
     }
 
-    /// Connections.
+    /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.connections.len()
     }
 
-    /// Is there none?
+    /// Returns whether the hub has no connections.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()
     }
 
-    /// The names of all connections.
+    /// Returns the names of all connections.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         self.connections.iter().map(|(key, _)| Key(key))
     }
 
-    /// Lets go of a connection: messages of it that were not taken are gone.
+    /// Removes a connection. Drops its messages that were not taken.
     pub fn remove(&mut self, key: Key) -> bool {
         let Some(member) = self.connections.get_mut(key.0) else { return false };
         member.connection.end(ConnectionError::Closed);
-        // What it left in the queue is taken out, so that shared buffers go back to the others. The queue holds no
-        // more than all claims together; what comes behind that is of others, who may send without end.
+        // The completions of the connection are taken out, so that shared buffers go back to the others. The queue
+        // holds at most `depth` of them. Later ones belong to other connections, which may send forever.
         let mut left = self.depth;
         while left > 0
             && let Ok(count @ 1..) = self.reap()
@@ -300,7 +300,7 @@ impl Hub {
         self.cq.arm(Notify::Next);
     }
 
-    /// The channel, if there is one.
+    /// Returns the channel, if there is one.
     pub fn channel(&self) -> Option<&Channel> {
         self.cq.channel()
     }

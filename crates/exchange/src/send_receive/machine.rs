@@ -1,5 +1,5 @@
-//! Both halves as one machine. They share the pool of receives: its grants ride on what is sent, and what arrives
-//! brings those of the peer.
+//! Both halves as one machine. They share the pool of receives: sent messages carry its grants, and received messages
+//! carry the grants of the peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::engine::Machine;
 use crate::error::ConnectionError;
 use crate::outbox::Source;
 
-/// Receives are reposted in lists of at least this many while messages flow.
+/// Minimum length of a repost list while messages flow.
 const REPOST_BATCH: usize = 16;
 
-/// What a receive has brought.
+/// Content of a receive.
 enum Arrival {
     /// A message.
     Data,
-    /// Nothing but the word in its immediate data.
+    /// Only the word in its immediate data.
     Word,
 }
 
-/// What is particular to connections of the protocol Send-Receive.
+/// The machine of the protocol Send-Receive.
 pub struct Pooled {
     pub(super) config: Config,
     pub(super) sending: Sending,
@@ -36,21 +36,21 @@ pub struct Pooled {
     /// The peer's receives for data.
     pub(super) peer_depth: u64,
     pub(super) inbox: VecDeque<(u32, u32)>,
-    /// Messages of the peer that carried nothing but credits.
+    /// Messages of the peer that carried only credits.
     pub(super) credit_words: u64,
-    /// Its place in the completion queue of a [`Hub`](super::Hub), which takes its completions.
+    /// Its share in the completion queue of a [`Hub`](super::Hub), which takes its completions.
     pub(super) claim: Option<Claim>,
-    /// Where completions of receives that others share are left in the end, unless a hub takes them.
+    /// Completion queue that is drained at the end if receives are shared and no hub takes the completions.
     pub(super) left_behind: Option<Cq>,
 }
 
 impl Drop for Pooled {
     fn drop(&mut self) {
         if !self.pool.is_shared() {
-            return; // buffers and queue pair go together
+            return; // buffers and queue pair are dropped together
         }
-        // Shared buffers go back to the others: those of receives that nobody looked at, among them one that the queue
-        // pair may have held itself, and those of messages that nobody took.
+        // Shared buffers go back to the other connections: those of unpolled receives, and those of messages that the
+        // program has not taken. The queue pair itself may have held one of the receives.
         let mut list = [Completion::default(); MAX_POLL_LIST];
         while let Some(cq) = &self.left_behind
             && let Ok(count @ 1..) = cq.poll(&mut list)
@@ -68,13 +68,13 @@ impl Drop for Pooled {
 }
 
 impl Pooled {
-    /// Have as many buffers been given back as are posted in one list?
+    /// Returns whether the returned buffers fill a repost list.
     #[inline]
     pub(super) fn has_list_to_repost(&self) -> bool {
         self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list)
     }
 
-    /// Posts what was given back, and tells the peer of it if it is time to.
+    /// Posts the returned buffers, and reports them to the peer if a report is due.
     #[inline]
     pub(super) fn repost(&self) -> Result<(), PostError> {
         self.pool.repost()?;
@@ -82,7 +82,7 @@ impl Pooled {
         Ok(())
     }
 
-    /// What a receive that succeeded has brought, if the peer may send that.
+    /// Classifies a successful receive, and checks that the peer may send it.
     #[inline]
     fn judge(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<Arrival, ConnectionError> {
         Carrier::check_is_send(completion)?;
@@ -103,7 +103,7 @@ impl Pooled {
             return self.judge_word(carrier, word, length);
         }
         carrier.check_may_send()?;
-        // Shared buffers may be longer than what this connection takes.
+        // Shared buffers may be longer than the longest message of this connection.
         if length > self.config.max_message {
             return Err(ConnectionError::TooLong { length, most: self.config.max_message });
         }
@@ -120,7 +120,7 @@ impl Pooled {
         Ok(Arrival::Data)
     }
 
-    /// The same of a message that carries nothing but a word.
+    /// Classifies a message that consists only of a word.
     fn judge_word(&mut self, carrier: &mut Carrier, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
         if length > 0 {
             return Err(ConnectionError::Protocol("a word with a message behind it"));
@@ -132,7 +132,8 @@ impl Pooled {
         if self.pool.credits().is_none() {
             return Err(ConnectionError::Protocol("credits that were not agreed on"));
         }
-        // The peer leaves one at most unanswered, and only a message of this side answers it: see `ReceiveCredits`.
+        // The peer leaves at most one credit message unanswered, and only a message of this side answers it: see
+        // `ReceiveCredits`.
         self.credit_words += 1;
         if self.credit_words > self.sending.next_id {
             return Err(ConnectionError::Protocol("credits again and again, without an answer to the last"));
@@ -189,29 +190,29 @@ impl Machine for Pooled {
                 self.pool.taken();
                 self.inbox.push_back((slot, completion.byte_len));
             }
-            // It was not a receive for data: nothing is granted.
+            // The receive was not one for data, so there is no grant.
             Ok(Arrival::Word) => self.pool.post(slot)?,
-            Err(_) if self.pool.is_shared() => self.pool.post(slot)?, // the buffer is others' as well
+            Err(_) if self.pool.is_shared() => self.pool.post(slot)?, // other connections need the buffer
             Err(_) => {}
         }
         arrival.map(drop)
     }
 
     fn take_flushed(&mut self, wr_id: u64) -> Result<(), PostError> {
-        // A shared buffer is others' as well.
+        // Other connections need a shared buffer.
         if self.pool.is_shared() { self.pool.post(wr_id as u32) } else { Ok(()) }
     }
 
     #[inline]
     fn advance(&mut self, _transport: &Carrier, news: usize) -> Result<usize, ConnectionError> {
-        // What can wait, waits until nothing else is to be done.
+        // Reposting waits for an idle moment or a full list.
         if news == 0 || self.has_list_to_repost() {
             self.repost()?;
         }
         Ok(0)
     }
 
-    /// The goodbye grants as well.
+    /// Returns the goodbye, which also carries a grant.
     fn goodbye(&mut self) -> u32 {
         let granted = self.pool.granted();
         if let Some(credits) = self.pool.credits() {
@@ -244,7 +245,7 @@ impl Machine for Pooled {
         true
     }
 
-    /// Credits and the goodbye.
+    /// Returns the number of credit messages and goodbyes.
     fn control_sends(&self, carrier: &Carrier) -> u64 {
         self.pool.reports() + u64::from(carrier.has_said_goodbye())
     }

@@ -7,10 +7,10 @@
 //!   is_done(id)   <-  SEND of 0 B with immediate: credits, every quarter of the depth
 //! ```
 //!
-//! One message costs one SEND and one receive; a credit message is spent per quarter of the depth
-//! unless data goes the other way too. Ids rise; RC completes in order, so one number, the last
-//! completed id, answers every wait. The window of unacknowledged messages decides throughput;
-//! several messages in one post (*doorbell batching*) save CPU on the sending side.
+//! One message costs one SEND and one receive. Without data in the other direction, each quarter of the depth also
+//! costs a credit message. RC completes in order, so the last completed id answers every wait. The window of
+//! unacknowledged messages decides throughput. Several messages in one post (*doorbell batching*) save CPU time on
+//! the sending side.
 
 mod credits;
 mod hub;
@@ -56,22 +56,22 @@ use sending::Sending;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReceive;
 
-/// One end of a connection to be.
+/// One end of a future connection.
 pub type Endpoint = engine::Endpoint<SendReceive>;
 /// A connection.
 pub type Connection = engine::Connection<SendReceive>;
 
-/// What an end has before its peer is known.
+/// State of an end before its peer is known.
 #[derive(Debug, Default)]
 pub struct Sharing {
     /// Receives that it shares with others, if it has none of its own.
     receives: Option<SharedReceives>,
-    /// Its place in a completion queue that it shares with others.
+    /// Its share in a completion queue that it shares with others.
     claim: Option<Claim>,
 }
 
 impl Endpoint {
-    /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) notifies there.
+    /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) arms notifications there.
     ///
     /// # Errors
     ///
@@ -80,8 +80,8 @@ impl Endpoint {
         SendReceive.endpoint(pd, &config, channel)
     }
 
-    /// Makes an end that receives into buffers which it shares with others. Of `config`, the depth
-    /// is the part of them that is granted to the peer, where there are credits.
+    /// Makes an end that receives into shared buffers. With credits, the depth in `config` is its share of them,
+    /// which is granted to the peer.
     ///
     /// # Errors
     ///
@@ -111,12 +111,12 @@ impl Endpoint {
 }
 
 impl Connection {
-    /// What the connection was made with.
+    /// Returns the options of the connection.
     pub fn config(&self) -> &Config {
         &self.machine.config
     }
 
-    /// Times that a message was not taken for lack of credits.
+    /// Returns how often a message was not accepted because credits were missing.
     pub fn stalled_on_credits(&self) -> u64 {
         self.machine.sending.stalled_on_credits
     }
@@ -158,7 +158,7 @@ impl Recipe for SendReceive {
         peer: &EndpointDescription,
     ) -> Result<Pooled, ConnectError> {
         let (pd, qp) = (&carrier.pd, carrier.qp.clone());
-        // More than the device takes inline goes from memory.
+        // Messages above the inline limit of the device are sent from memory.
         let inline = config.inline.min(pd.device().attributes().limits.max_inline);
         let config = Config { inline, ..config.clone() };
         let (stride, repost_list) = (config.stride(), config.repost_list);

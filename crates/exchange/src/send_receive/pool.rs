@@ -1,4 +1,4 @@
-//! Receive buffers: posted, lent to the program as messages, given back in any order.
+//! Receive buffers: posted, lent to the program as messages, and returned in any order.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,26 +17,25 @@ use crate::config::MAX_REPOST_LIST;
 /// Marks the work requests of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;
 
-/// Where receives are posted.
+/// Queue that receives are posted to.
 enum Target {
-    /// A queue pair of its own.
+    /// The queue pair of one connection.
     Qp(Qp),
     /// A queue that several connections share.
     Srq(Srq),
 }
 
-/// Who posts buffers again that were given back.
+/// Thread that reposts returned buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reposting {
-    /// Whoever gives back a buffer when enough have come together, or polls a connection. Others
-    /// meanwhile pass by.
+    /// The thread that returns the last buffer of a list, or that polls a connection. Other threads skip the work
+    /// meanwhile.
     Locked,
-    /// Nobody but a thread that the program runs for it
-    /// ([`SharedReceives::repost`](super::SharedReceives::repost)).
+    /// Only a thread that the program runs for it ([`SharedReceives::repost`](super::SharedReceives::repost)).
     Thread,
 }
 
-/// Receive buffers: posted, lent, and given back.
+/// Receive buffers: posted, lent, and returned.
 pub(crate) struct Store {
     target: Target,
     region: Region,
@@ -46,7 +45,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Of shared receives: `available` may be granted, to so many `connections`.
+    /// Makes a store of shared receives. `available` of them may be granted, to at most `connections`.
     pub(super) fn shared(
         srq: Srq,
         region: Region,
@@ -67,7 +66,7 @@ impl Store {
     /// Posts these buffers.
     pub(crate) fn post(&self, slots: &[u32]) -> Result<(), PostError> {
         for slots in slots.chunks(self.layout.repost_list) {
-            // Filled where they are: a list that is collected is moved, and it is long.
+            // The lists are filled in place, since a collected list would be moved, and it is long.
             let mut sges: SmallVec<[Sge; MAX_REPOST_LIST]> = SmallVec::new();
             for &slot in slots {
                 sges.push(self.sge(slot));
@@ -84,13 +83,13 @@ impl Store {
         Ok(())
     }
 
-    /// Posts what was given back, in lists, and renews the grants. Returns how many.
+    /// Posts the returned buffers in lists, and renews the grants. Returns the number of buffers.
     #[inline]
     pub(super) fn repost(&self, own: Option<&Account>) -> Result<usize, PostError> {
         self.returns.repost(own.map(Account::grants), |slots| self.post(slots))
     }
 
-    /// Takes a share of what may be granted, for a connection. `Err` says how much there is.
+    /// Takes a share of the available receives for a connection. `Err` has the number of available ones.
     pub(super) fn admit(&self, share: usize) -> Result<(), Refused> {
         self.returns.admit(share)
     }
@@ -101,22 +100,22 @@ impl Store {
     }
 }
 
-/// The shape of receive buffers.
+/// Layout of receive buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
     pub(crate) stride: usize,
-    /// Receives in one post at most.
+    /// Maximum number of receives in one post.
     pub(crate) repost_list: usize,
 }
 
-/// What one connection has been granted, and what it has told its peer.
+/// Grants of one connection, and the grants that it has reported to its peer.
 pub(crate) struct Account {
     qp: Qp,
     grants: Grants,
     /// `None` without flow control.
     credits: Option<ReceiveCredits>,
-    /// Credit messages that were sent.
+    /// Number of credit messages that were sent.
     reports: AtomicU64,
 }
 
@@ -137,7 +136,7 @@ impl Granted for Account {
         &self.grants
     }
 
-    /// Tells the peer of receives that were posted, if it is time to.
+    /// Reports posted receives to the peer, if a report is due.
     #[inline]
     fn report(&self) {
         let granted = self.grants.granted();
@@ -151,7 +150,7 @@ impl Granted for Account {
                 payload: Payload::Inline(&[]),
                 destination: None,
             };
-            // A connection that is over needs no credits; the connection finds out by itself.
+            // A connection that is over needs no credits, and detects the error itself.
             if self.qp.post_send(&[request]).is_ok() {
                 self.reports.fetch_add(1, Ordering::Relaxed);
             }
@@ -159,7 +158,7 @@ impl Granted for Account {
     }
 }
 
-/// The receive buffers of one connection, or its part of those that it shares.
+/// Receive buffers of one connection, or its share of shared ones.
 pub(crate) struct Pool {
     store: Arc<Store>,
     account: Arc<Account>,
@@ -167,7 +166,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Buffers of its own: `granted` receives for data, `beside` more for what carries no data.
+    /// Makes a pool with its own buffers: `granted` receives for data, and `beside` more for messages without data.
     pub(crate) fn new(
         qp: Qp,
         region: Region,
@@ -186,7 +185,7 @@ impl Pool {
         Ok(Arc::new(Self { store: Arc::new(store), account, is_shared: false }))
     }
 
-    /// A part of shared buffers, which was admitted.
+    /// Makes a pool for a share that was admitted.
     pub(crate) fn sharing(store: &Arc<Store>, qp: Qp, granted: usize, flow_control: bool) -> Arc<Self> {
         let account = Arc::new(Account::new(qp, granted, flow_control));
         Arc::new(Self { store: Arc::clone(store), account, is_shared: true })
@@ -200,12 +199,12 @@ impl Pool {
         self.is_shared
     }
 
-    /// Posts a buffer again that held nothing for the program.
+    /// Reposts a buffer that held no data for the program.
     pub(crate) fn post(&self, slot: u32) -> Result<(), PostError> {
         self.store.post(&[slot])
     }
 
-    /// A buffer has data for the program in it.
+    /// Counts a buffer that holds data for the program.
     #[inline]
     pub(crate) fn taken(&self) {
         if self.is_shared {
@@ -213,13 +212,13 @@ impl Pool {
         }
     }
 
-    /// Receives posted for data so far.
+    /// Returns the number of receives posted for data until now.
     #[inline]
     pub(crate) fn granted(&self) -> u64 {
         self.account.grants.granted()
     }
 
-    /// Posts what was given back, in lists, unless that is the business of another thread.
+    /// Posts the returned buffers in lists, unless the program runs a thread for it.
     #[inline]
     pub(crate) fn repost(&self) -> Result<(), PostError> {
         match self.store.reposting {
@@ -228,12 +227,12 @@ impl Pool {
         }
     }
 
-    /// Credit messages that were sent.
+    /// Returns the number of credit messages that were sent.
     pub(crate) fn reports(&self) -> u64 {
         self.account.reports.load(Ordering::Relaxed)
     }
 
-    /// Buffers that were given back and are not posted again yet.
+    /// Returns the number of returned buffers that are not posted yet.
     #[inline]
     pub(crate) fn returned(&self) -> usize {
         self.store.returns.len()
@@ -242,19 +241,19 @@ impl Pool {
     pub(crate) fn give_back(&self, slot: u32) {
         let account = self.is_shared.then(|| Arc::clone(&self.account));
         if self.store.returns.give_back(slot, account) {
-            // An error stays where the connection finds it.
+            // The connection finds a stored error later.
             let _ = self.repost();
             self.report();
         }
     }
 
-    /// Tells the peer of receives that were posted, if it is time to.
+    /// Reports posted receives to the peer, if a report is due.
     #[inline]
     pub(crate) fn report(&self) {
         self.account.report();
     }
 
-    /// The connection is over, and has given back what it held itself.
+    /// Gives the share back after the connection has ended and has returned its own buffers.
     pub(crate) fn dismiss(&self) {
         if self.is_shared {
             self.store.returns.dismiss(&self.account.grants);
@@ -262,8 +261,8 @@ impl Pool {
     }
 }
 
-/// A received message. It holds one receive buffer of its connection; dropping it gives the
-/// buffer back, from any thread and in any order.
+/// A received message. It holds one receive buffer of its connection. Dropping it gives the buffer back, from any
+/// thread and in any order.
 pub struct Message {
     pool: Arc<Pool>,
     slot: u32,

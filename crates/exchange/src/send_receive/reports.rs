@@ -1,18 +1,18 @@
 //! Grants that were reported to the peer, and the one credit message that may be unanswered.
 //!
-//! The connection counts arrivals while other threads drop messages. `tests/reports.rs` has a model checker go through all
-//! their interleavings.
+//! The connection counts arrivals while other threads drop messages. `tests/reports.rs` has a model checker go
+//! through all their interleavings.
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Grants that a receiver has reported to its peer. The connection and the threads that drop messages use it at the same
-/// time.
+/// Grants that a receiver has reported to its peer. The connection and the threads that drop messages use it at the
+/// same time.
 #[derive(Debug)]
 pub(crate) struct ReceiveCredits {
     depth: u64,
     /// Data messages that arrived. Only the connection writes it.
     received: AtomicU64,
-    /// The last grant that was sent.
+    /// Last grant that was sent.
     reported: AtomicU64,
     /// Grant that the peer knew when the last credit message was sent. A data message beyond it shows that the peer
     /// received the credit message. [`ANSWERED`] after that.
@@ -51,8 +51,8 @@ impl ReceiveCredits {
         }
     }
 
-    /// Returns whether a credit message is due: a quarter of the depth is unreported, or the peer has no credit left. The
-    /// message then counts as sent, and the caller has to send it.
+    /// Returns whether a credit message is due: a quarter of the depth is unreported, or the peer has no credit left.
+    /// The message then counts as sent, and the caller has to send it.
     #[inline]
     pub(crate) fn take_due(&self, granted: u64) -> bool {
         loop {
@@ -64,8 +64,8 @@ impl ReceiveCredits {
             if !due || mark().is_err() {
                 return false;
             }
-            // Meanwhile another thread may have sent a newer grant, and the peer may have used it up. Then no message would
-            // ever answer this mark.
+            // Meanwhile another thread may have sent a newer grant, and the peer may have used it up. Then no message
+            // would ever answer this mark.
             if self.reported.load(Ordering::Acquire) == reported {
                 self.reported.fetch_max(granted, Ordering::AcqRel);
                 return true;

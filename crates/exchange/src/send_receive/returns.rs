@@ -1,7 +1,7 @@
 //! Buffers that were given back, the thread that posts them again, and the grants that each post renews.
 //!
-//! Several threads give buffers back; one of them posts, and the others pass by. `tests/pool.rs` has a model checker go through
-//! all their interleavings.
+//! Several threads give buffers back; one of them posts, and the others pass by. `tests/pool.rs` has a model checker
+//! go through all their interleavings.
 
 use std::sync::{Arc, PoisonError, TryLockError};
 
@@ -15,7 +15,8 @@ use crate::config::MAX_REPOST_LIST;
 pub(super) struct Grants {
     /// Receives posted for its data so far.
     granted: AtomicU64,
-    /// Its part of shared receives. The next fields count those that it has taken, and those of them that are posted again.
+    /// Its part of shared receives. The next fields count those that it has taken, and those of them that are posted
+    /// again.
     share: usize,
     taken: AtomicU64,
     reposted: AtomicU64,
@@ -176,8 +177,8 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         Ok(())
     }
 
-    /// Grants the unused receives of a connection that is over to others. Buffers that its program still holds follow when
-    /// the program returns them.
+    /// Grants the unused receives of a connection that is over to others. Buffers that its program still holds follow
+    /// when the program returns them.
     pub(super) fn dismiss(&self, grants: &Grants) {
         let mut ledger = self.ledger();
         grants.over.store(true, Ordering::Relaxed);

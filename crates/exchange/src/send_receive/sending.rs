@@ -1,4 +1,4 @@
-//! The half that sends: windows, batches, inline messages, and credits.
+//! The sending half: window, batches, inline messages, and credits.
 
 use doorbell_verbs::{Payload, PostError, Qp, Region, SendFlags, SendOperation, SendRequest, Sge};
 use smallvec::SmallVec;
@@ -10,26 +10,26 @@ use crate::connection::{Backpressure, MessageId};
 use crate::outbox::Source;
 use crate::setup::EndpointDescription;
 
-/// A message that waits for its batch to be full.
+/// A message that waits for a full batch.
 struct Pending {
     id: MessageId,
-    /// Memory, or how many bytes of the inline store.
+    /// Memory of the message, or its number of bytes in the inline store.
     place: Result<Sge, usize>,
 }
 
-/// The half that sends.
+/// The sending half.
 pub(super) struct Sending {
     window: u64,
     batch: usize,
     signal_each: bool,
-    /// Messages up to this go inline.
+    /// Maximum bytes of an inline message.
     inline: usize,
     inline_store: Box<[u8]>,
-    /// Buffers for messages that are copied, if there are any, and how many.
+    /// Buffers for copied messages, if there are any, and their number.
     region: Option<Region>,
     buffers: u64,
     stride: usize,
-    /// Bytes of the longest message that the peer takes, and of the longest that is copied.
+    /// Bytes of the longest message that the peer accepts, and of the longest that is copied.
     longest: usize,
     longest_copied: usize,
     pub(super) next_id: MessageId,
@@ -42,7 +42,7 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    /// With `region` for messages that are copied.
+    /// Makes the half, with `region` for copied messages.
     pub(super) fn new(config: &Config, region: Option<Region>, peer: &EndpointDescription) -> Self {
         let longest = usize::try_from(peer.max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER);
         let copied = if region.is_some() { config.max_message.max(config.inline) } else { config.inline };
@@ -75,11 +75,11 @@ impl Sending {
         self.longest_copied
     }
 
-    /// Why a message cannot be taken now.
+    /// Returns the reason for which a message is not accepted now.
     #[inline]
     pub(super) fn refusal(&mut self) -> Option<Backpressure> {
-        // Where each message completes by itself a list waits until all of it has room, or lists would become ever
-        // shorter.
+        // If each message has its own completion, a list waits until all of it fits the window. Otherwise lists would
+        // become shorter and shorter.
         let wanted = if self.signal_each && self.pending.is_empty() { self.batch as u64 } else { 1 };
         if self.next_id - 1 - self.completed + wanted > self.window {
             return Some(Backpressure::Window);
@@ -93,7 +93,7 @@ impl Sending {
         None
     }
 
-    /// Takes a message. The grants of `pool` ride on what is posted.
+    /// Accepts a message. The posted messages carry the grants of `pool`.
     #[inline]
     pub(super) fn send(&mut self, qp: &Qp, source: Source<'_>, pool: &Pool) -> Result<MessageId, PostError> {
         let id = self.next_id;
@@ -105,7 +105,7 @@ impl Sending {
         } else {
             match source {
                 Source::Bytes(message) => {
-                    // `longest_copied` is no more than the inline size without send buffers.
+                    // Without send buffers, `longest_copied` is at most the inline size.
                     let Some(region) = &self.region else { unreachable!("there are send buffers") };
                     let at = (id % self.buffers) as usize * self.stride;
                     region.copy_in(at, message);
@@ -125,7 +125,7 @@ impl Sending {
         Ok(id)
     }
 
-    /// Posts messages that wait for their batch to be full.
+    /// Posts messages that wait for a full batch.
     #[inline]
     pub(super) fn flush(&mut self, qp: &Qp, pool: &Pool) -> Result<(), PostError> {
         if self.pending.is_empty() {
@@ -142,7 +142,7 @@ impl Sending {
         let request = |index: usize, pending: &Pending, payload| SendRequest {
             wr_id: pending.id,
             operation,
-            // Messages complete in order: one completion tells of the whole list.
+            // Messages complete in order, so one completion covers the whole list.
             flags: if self.signal_each || index + 1 == self.pending.len() {
                 SendFlags::SIGNALED
             } else {
@@ -163,7 +163,7 @@ impl Sending {
         let result = if let [one] = &self.pending[..] {
             qp.post_send(&[request(0, one, payload(0, one))])
         } else {
-            // Filled where it is: a list that is collected is moved, and it is long.
+            // The list is filled in place, since a collected list would be moved, and it is long.
             let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
             for (index, pending) in self.pending.iter().enumerate() {
                 list.push(request(index, pending, payload(index, pending)));

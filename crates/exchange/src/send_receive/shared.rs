@@ -1,12 +1,11 @@
 //! Receive buffers that several connections share (a shared receive queue).
 //!
-//! Buffers of its own cost each connection `depth * max_message` bytes, whether it uses them or
-//! not; shared ones cost that once. Completions still arrive on each connection's own queue.
+//! With its own buffers, each connection takes `depth * max_message` bytes, even if it does not use them. Shared
+//! buffers take this memory once. Completions still arrive on each connection's own queue.
 //!
-//! With credits, each connection is granted its part of the shared receives when it is connected,
-//! and gets a new grant for each message that it gives back: what is granted is never more than
-//! what is posted, so no sender finds none. Without credits any number of connections may share,
-//! and senders that are too fast provoke RNR NAKs.
+//! With credits, each connection is granted its share of the receives when it connects. It gets a new grant for each
+//! message that it gives back. The granted receives never exceed the posted ones, so each message finds a receive.
+//! Without credits, any number of connections may share, and fast senders cause RNR NAKs.
 
 use std::sync::Arc;
 
@@ -17,16 +16,16 @@ use super::pool::{Layout, Pool, Refused, Reposting, Store};
 use crate::config::{Config, MAX_WINDOW};
 use crate::error::ConnectError;
 
-/// What shared receives are made with.
+/// Options of shared receives.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedOptions {
     /// Receive buffers for data, for all connections together.
     pub depth: usize,
-    /// Connections at most: for what carries no data, three more buffers each.
+    /// Maximum number of connections. Each one adds three buffers for messages without data.
     pub connections: usize,
     /// Bytes of the longest message.
     pub max_message: usize,
-    /// Who posts buffers again.
+    /// Thread that reposts buffers.
     pub reposting: Reposting,
 }
 
@@ -59,7 +58,7 @@ impl SharedReceives {
             return Err(setting("the depth of shared receives", options.depth, "1 to 16384"));
         }
         if options.connections == 0 || slots > most {
-            let allowed = "at least 1, and so many that three receives for each fit the queue too";
+            let allowed = "at least 1, and the queue must have room for three receives of each";
             return Err(setting("the number of connections that share receives", options.connections, allowed));
         }
         let config = Config { max_message: options.max_message, ..Config::default() };
@@ -75,23 +74,22 @@ impl SharedReceives {
         Ok(Self { store: Arc::new(store), srq, pd: pd.clone(), options })
     }
 
-    /// Posts again what was given back, and tells the senders whose grants it renews. With
-    /// [`Reposting::Thread`] nobody else does: call it again and again, from one thread. Returns
-    /// how many.
+    /// Posts the returned buffers, and reports the renewed grants to the senders. Returns the number of buffers. With
+    /// [`Reposting::Thread`], no other code posts them: call this function again and again, from one thread.
     ///
     /// # Errors
     ///
-    /// The device refuses a receive.
+    /// The device rejects a receive.
     pub fn repost(&self) -> Result<usize, PostError> {
         self.store.repost(None)
     }
 
-    /// The shared receive queue.
+    /// Returns the shared receive queue.
     pub fn srq(&self) -> &Srq {
         &self.srq
     }
 
-    /// What they were made with.
+    /// Returns the options of the receives.
     pub fn options(&self) -> &SharedOptions {
         &self.options
     }
@@ -106,7 +104,7 @@ impl SharedReceives {
         if longest > shared { Err(ConnectError::TooLongForShared { longest, shared }) } else { Ok(()) }
     }
 
-    /// Gives a connection its part.
+    /// Gives a connection its share.
     pub(super) fn admit(&self, qp: Qp, config: &Config) -> Result<Arc<Pool>, ConnectError> {
         let share = if config.credits { config.depth } else { 0 };
         self.store.admit(share).map_err(|refused| match refused {

@@ -17,7 +17,7 @@ fn pair() -> (Connection, Connection) {
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// A side that has said goodbye, and whose goodbye is not acknowledged as far as it knows.
+/// Returns a side whose goodbye was sent and not acknowledged, with its peer.
 fn said_goodbye() -> (Connection, Connection) {
     let (mut a, b) = pair();
     a.close();
@@ -30,7 +30,7 @@ fn completion(wr_id: u64, status: Status) -> Completion {
     Completion { wr_id, status, opcode: CompletionOpcode::Send, ..Completion::default() }
 }
 
-/// No RNIC takes one that names memory of these connections, which is none that may be invalidated from afar.
+/// No RNIC accepts such a SEND for the memory of these connections, since remote invalidation is not enabled there.
 #[test]
 fn a_send_that_invalidates_is_no_message() {
     let (mut a, _b) = pair();
@@ -55,7 +55,7 @@ fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
     assert_eq!((a.carrier.closing, a.carrier.over), (Closing::Done, None));
 }
 
-/// What was out when the queue pair failed is flushed, one by one, and none of it is an error.
+/// Requests that were outstanding when the queue pair failed are flushed one by one, and none of them is an error.
 #[test]
 fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
     let (mut a, _b) = said_goodbye();
@@ -87,15 +87,15 @@ fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
         a.poll().unwrap();
     }
     drop(b);
-    assert_eq!(shared.unclaimed(), (35, 2), "all but what the program holds");
+    assert_eq!(shared.unclaimed(), (35, 2), "all but the buffers that the program holds");
     drop(held);
     shared.repost().unwrap();
     assert_eq!(shared.unclaimed(), (40, 2));
     assert_eq!(shared.srq().posted().unwrap(), 40 + 2 * CREDIT_RECEIVES);
 }
 
-/// The goodbye grants as well. What the peer did with that grant answers no later credit message, so
-/// it must count as told.
+/// The goodbye also carries a grant. Messages that use this grant answer no later credit message, so it must count as
+/// reported.
 #[test]
 fn a_side_that_said_goodbye_goes_on_granting() {
     let endpoint = || {
@@ -115,10 +115,10 @@ fn a_side_that_said_goodbye_goes_on_granting() {
     let mut held = Vec::new();
     fill(&mut a);
     take(&mut b, &mut held, 8);
-    drop(held.pop()); // a grant of 9 is sent,
+    drop(held.pop()); // the connection sends a grant of 9
     b.settle(0).unwrap();
     held.truncate(4);
-    b.close(); // and before it is answered the goodbye grants 12
+    b.close(); // the goodbye grants 12 before the first grant is answered
     b.settle(0).unwrap();
     while !a.is_peer_closed() {
         a.poll().unwrap();
@@ -126,7 +126,7 @@ fn a_side_that_said_goodbye_goes_on_granting() {
     fill(&mut a);
     assert_eq!(a.unacknowledged() + a.last_done(), 12);
     take(&mut b, &mut held, 8);
-    b.settle(0).unwrap(); // there is nothing to tell
+    b.settle(0).unwrap(); // no grant is unreported
     held.clear();
     for _ in 0..1_000_000 {
         b.poll().unwrap();

@@ -1,4 +1,4 @@
-//! The half that receives: messages of one sender in the ring of all.
+//! The receiving half: messages of one sender in the ring of all senders.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::duplex::{INCOMING_TAG, Incoming};
 use crate::error::ConnectionError;
 use crate::ring::{RingMessage, UNIT, space};
 
-/// The half that receives.
+/// The receiving half.
 pub struct Shared {
     common: Arc<Common>,
     member: Option<Member>,
     max_message: usize,
     inbox: VecDeque<RingMessage>,
-    /// A question is on its way, or its answer.
+    /// Round of the question or answer that is in flight.
     asked: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Incoming for Shared {
     type Message = RingMessage;
 
     fn look(&mut self) -> Result<usize, ConnectionError> {
-        Ok(0) // notices bring all
+        Ok(0) // notices announce all messages
     }
 
     #[inline]
@@ -65,7 +65,7 @@ impl Incoming for Shared {
 
     fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
         let (Some(round), Some(member)) = (self.asked.take(), &mut self.member) else {
-            return Err(ConnectionError::Protocol("an answer that nobody asked for"));
+            return Err(ConnectionError::Protocol("an answer without a question"));
         };
         let Common { ring, recovery, .. } = &*self.common;
         let unwritten = (word & ALL_WRITTEN == 0).then(|| {
@@ -106,7 +106,7 @@ impl Incoming for Shared {
     fn end(&mut self, in_peace: bool) {
         let Some(member) = self.member.take() else { return };
         let Common { ring, recovery, .. } = &*self.common;
-        // All that the peer has reserved before its goodbye is written.
+        // A peer that has said goodbye has written all its reservations.
         let tail = (!in_peace).then(|| self.common.tail());
         recovery.leave(member, tail, ring);
     }

@@ -7,22 +7,20 @@
 //!                <-  READ of the head, when space is short
 //! ```
 //!
-//! One message costs a FETCH_ADD, which a batch shares, and a WRITE. Buffers are shared between all
-//! connections: a ring as long as what all senders together keep busy, not what each of them might.
-//! What a sender reserves is in the order of reservation, so a message that is held, or that its
-//! sender is slow to write, blocks all others once the ring is full.
+//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All connections share the
+//! buffers. The ring is as long as all senders together need, not as long as the sum of their limits. Reservations
+//! are in order. A message that is held, or that its sender writes late, blocks all others once the ring is full.
 //!
 //! # A sender that dies after reserving
 //!
-//! It leaves a hole that nobody will fill, and the receiver does not know how long it is. When a
-//! connection ends without a goodbye, the receiver first makes sure that the dead cannot write any
-//! more (its queue pair goes to the error state), and notes the tail: all that the dead has reserved
-//! lies before it. Then it asks every other sender. Each answers once all its reservations from
-//! before the question that fit into the ring are written, and says where its first unwritten one
-//! begins, if there is any. As RC delivers in order, those messages are here when the answer is.
-//! What is still missing before the tail, and before the first unwritten reservation of the living,
-//! was reserved by the dead: it is free. No clock is involved, and a sender that is merely slow is
-//! waited for.
+//! A dead sender leaves a hole that no sender will fill, and the receiver does not know its length. When a connection
+//! ends without a goodbye, the receiver moves its queue pair to the error state, so the dead sender cannot write any
+//! more. The receiver then records the tail: all reservations of the dead sender lie before it.
+//!
+//! Then the receiver asks every other sender. Each sender answers once all its earlier reservations that fit into the
+//! ring are written. The answer names its first unwritten reservation, if there is one. RC delivers in order, so
+//! those messages arrive before the answer. A gap before the tail and before the first unwritten reservation of a
+//! live sender belongs to the dead sender, so it is free. The receiver uses no clock, and it waits for slow senders.
 
 mod incoming;
 mod outgoing;
@@ -53,15 +51,15 @@ pub use crate::ring::RingMessage as Message;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedWrite;
 
-/// One end of a connection to be.
+/// One end of a future connection.
 pub type Endpoint = engine::Endpoint<SharedWrite>;
 /// A connection.
 pub type Connection = engine::Connection<SharedWrite>;
 
-/// In the memory beside the ring: the tail, which senders add to. Both offsets count bytes.
+/// Offset of the tail in the memory beside the ring. Senders add to it. Tail and head count bytes.
 const TAIL: usize = 0;
 
-/// FETCH_ADDs of a sender in flight at most.
+/// Maximum number of FETCH_ADDs of a sender in flight.
 const RESERVATIONS: usize = 8;
 
 /// A ring that many senders write into.
@@ -71,7 +69,7 @@ pub struct SharedRing {
     pd: Pd,
 }
 
-/// What the connections of a ring share.
+/// State that the connections of a ring share.
 #[derive(Debug)]
 pub struct Common {
     ring: Arc<Ring>,
@@ -87,27 +85,27 @@ impl Common {
         Ok(Arc::new(Self { ring, words, recovery: Recovery::default() }))
     }
 
-    /// Up to here space is reserved.
+    /// Returns the end of the reserved space.
     fn tail(&self) -> u64 {
-        // Atomics work on numbers in host order.
+        // Atomics use numbers in host order.
         self.words.load_acquire_u64(TAIL)
     }
 }
 
 impl SharedRing {
-    /// Makes a ring for so many messages of the longest kind as the configuration is deep.
+    /// Makes a ring for as many messages of maximum length as the depth in the configuration.
     ///
     /// # Errors
     ///
-    /// The configuration is not allowed ([`ConnectError::Setting`]), the ring would be longer than any may be, or its
+    /// The configuration is not allowed ([`ConnectError::Setting`]), the ring would exceed its maximum length, or its
     /// memory cannot be allocated.
     pub fn new(pd: &Pd, config: &Config) -> Result<Self, ConnectError> {
         config.check()?;
         Ok(Self { shared: Common::new(pd, config)?, pd: pd.clone() })
     }
 
-    /// Makes an end whose peer writes into the ring. Its messages are handed out by its own
-    /// connection; each connection may be polled by another thread.
+    /// Makes an end whose peer writes into the ring. Each connection returns the messages of its own peer. Different
+    /// threads may poll different connections.
     ///
     /// # Errors
     ///
@@ -123,7 +121,7 @@ impl SharedRing {
         Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, None, Arc::clone(&self.shared))
     }
 
-    /// Senders that died while they had space reserved or may have, and were dealt with.
+    /// Returns the number of dead senders whose possible reservations were freed.
     pub fn recovered(&self) -> u64 {
         self.shared.recovery.completed()
     }
@@ -141,7 +139,7 @@ impl Recipe for SharedWrite {
         Common::new(pd, config)
     }
 
-    /// Whoever receives from all has one ring for all.
+    /// Makes the ends. If one thread receives from all of them, they share one ring.
     fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint>, ConnectError> {
         if !group.one_thread {
             return (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect();

@@ -1,4 +1,4 @@
-//! The half that sends: it reserves, then writes.
+//! The sending half: it reserves space, then writes.
 
 use std::collections::VecDeque;
 
@@ -20,53 +20,53 @@ const RESERVE: u64 = OUTGOING_TAG | 2;
 /// Marks answers.
 const ANSWER: u64 = OUTGOING_TAG | 3;
 
-/// The question of a receiver that has lost another sender.
+/// Question of a receiver that has lost another sender.
 pub(super) const QUESTION: u32 = 1;
-/// An answer that names no position: nothing is unwritten.
+/// Answer without a position: all reservations are written.
 pub(super) const ALL_WRITTEN: u32 = 1 << 29;
-/// Positions in answers: in units, modulo this.
+/// Modulus of positions in answers, which count units.
 pub(super) const ANSWER_UNITS: u64 = 1 << 29;
 
-/// A message that waits for its reservation, or for the ring to have room for it.
+/// A message that waits for its reservation, or for room in the ring.
 struct Waiting {
     staged: Staged,
     space: u64,
 }
 
-/// A question that is not answered yet.
+/// State of a question of the receiver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Question {
     No,
-    /// It was asked when so many reservations had been made.
+    /// The question came after this number of reservations.
     Asked(u64),
-    /// The head was asked for since.
+    /// A READ of the head was posted after that.
     Reading(u64),
-    /// And is known: so this half knows all that fits into the ring.
+    /// The READ is complete, so this half knows which reservations fit into the ring.
     Known(u64),
 }
 
-/// The half that sends.
+/// The sending half.
 pub struct Reserved {
     outbox: Outbox,
     peer: PeerRing,
     peer_max_message: usize,
     head: Head,
-    /// Behind what was ever reserved by this half.
+    /// End of the last reservation of this half.
     reserved_to: u64,
-    /// Accepted and not posted, oldest first.
+    /// Messages that are accepted and not posted, oldest first.
     waiting: VecDeque<Waiting>,
-    /// How many of them, from the oldest on, have a position, and those positions: one for each
-    /// reservation, with how many messages are left of it.
+    /// Positions of the oldest waiting messages: one for each reservation, with the number of its messages that are
+    /// left.
     placed: VecDeque<(u64, usize)>,
-    /// How many messages each reservation in flight is for, and their bytes.
+    /// Number of messages of each reservation in flight, and their bytes.
     reserving: VecDeque<(usize, u64)>,
     reservations_begun: u64,
     reservations_done: u64,
-    /// Where FETCH_ADDs put what was there before.
+    /// Memory into which FETCH_ADDs put the previous value.
     landing: Region,
-    /// Messages that wait and for which nothing is reserved or being reserved.
+    /// Number of waiting messages without a reservation, also none in flight.
     unreserved: usize,
-    /// Where messages end that are not free again: each takes a receive of the peer.
+    /// Ends of messages that are not free again. Each takes a receive of the peer.
     ends: VecDeque<u64>,
     receives: usize,
     batch: usize,
@@ -100,7 +100,7 @@ impl Reserved {
         })
     }
 
-    /// Reserves space for all that waits, unless too much of that is under way.
+    /// Reserves space for all waiting messages, unless too many reservations are in flight.
     fn reserve(&mut self, qp: &Qp) -> Result<(), PostError> {
         if self.unreserved == 0 || self.reserving.len() >= RESERVATIONS {
             return Ok(());
@@ -125,12 +125,12 @@ impl Reserved {
         Ok(())
     }
 
-    /// Where the oldest waiting message is to go, if that is known.
+    /// Returns the position of the oldest waiting message, if it has one.
     fn next_position(&self) -> Option<u64> {
         self.placed.front().map(|&(position, _)| position)
     }
 
-    /// Writes what has a place in the ring. Returns how many messages.
+    /// Writes messages that have room in the ring. Returns their number.
     fn write(&mut self, qp: &Qp) -> Result<usize, PostError> {
         let mut list: SmallVec<[(Staged, SendOperation); MAX_BATCH]> = SmallVec::new();
         while list.len() < MAX_BATCH
@@ -158,14 +158,14 @@ impl Reserved {
         Ok(list.len())
     }
 
-    /// Answers the question, if all is written that has to be.
+    /// Answers the question, if all reservations that fit are written.
     fn answer(&mut self, qp: &Qp) -> Result<(), ConnectionError> {
         let Question::Known(begun) = self.question else { return Ok(()) };
         if self.reservations_done < begun {
             return Ok(());
         }
-        // Whatever fits was just written, or waits for a receive of the peer to be free again: then
-        // it is unwritten like what does not fit.
+        // All messages that fit were just written, or wait for a receive of the peer. The latter count as unwritten,
+        // like messages that do not fit.
         let word = match self.next_position() {
             Some(position) => (position / UNIT as u64 % ANSWER_UNITS) as u32,
             None => ALL_WRITTEN,
@@ -249,7 +249,7 @@ impl Outgoing for Reserved {
                 self.placed.push_back((position, count));
             }
             ANSWER => {}
-            // The tail may be anywhere: others add to it.
+            // The tail has no bound here, since other senders add to it.
             id if self.head.take_completion(id, u64::MAX)? => {
                 while self.ends.front().is_some_and(|&end| end <= self.head.position()) {
                     self.ends.pop_front();
@@ -282,7 +282,7 @@ impl Outgoing for Reserved {
     }
 
     fn notifies(&self) -> bool {
-        // A READ that finds the head where it was wakes nobody for good.
+        // A READ that finds the same head again wakes no thread permanently.
         self.placed.is_empty()
     }
 }

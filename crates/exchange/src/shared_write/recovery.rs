@@ -1,39 +1,39 @@
-//! What becomes of space that a dead sender has reserved: see the module above.
+//! Recovery of space that a dead sender has reserved: see the module above.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::ring::Ring;
 
-/// A sender that lives.
+/// A live sender.
 #[derive(Debug)]
 pub(super) struct Member {
     id: u64,
-    /// The last round that it has answered.
+    /// Last round that it has answered.
     answered: u64,
 }
 
-/// Nothing is to be found out.
+/// No round is due.
 const NEVER: u64 = u64::MAX;
 
 #[derive(Debug, Default)]
 struct State {
     next_member: u64,
-    /// Who lives, and the last round that each has answered.
+    /// Live senders, with the last round that each has answered.
     members: Vec<(u64, u64)>,
-    /// All that the dead have reserved lies before.
+    /// End of all reservations of dead senders.
     limit: u64,
-    /// Of this round's answers: the first reservation that is not written.
+    /// First unwritten reservation in the answers of this round.
     unwritten: Option<u64>,
     is_open: bool,
 }
 
-/// Who lives, and what is being found out about the dead.
+/// Live senders, and the state of the search for holes.
 #[derive(Debug)]
 pub(super) struct Recovery {
-    /// Counts the rounds of questions. Read without the lock.
+    /// Number of rounds of questions. Threads read it without the lock.
     round: AtomicU64,
-    /// When the head is here, another round is needed: not all holes could be found yet.
+    /// Head at which another round is due, since not all holes could be found yet.
     again_at: AtomicU64,
     completed: AtomicU64,
     state: Mutex<State>,
@@ -55,7 +55,7 @@ impl Recovery {
         self.completed.load(Ordering::Relaxed)
     }
 
-    /// Takes in a sender. What it reserves lies behind what any dead one has.
+    /// Adds a sender. Its reservations lie after those of all dead senders.
     pub(super) fn join(&self) -> Member {
         let mut state = self.state();
         let id = state.next_member;
@@ -65,8 +65,8 @@ impl Recovery {
         Member { id, answered }
     }
 
-    /// A sender is gone; without a goodbye it may have reserved what lies before `tail`. Nothing
-    /// can be written by it any more.
+    /// Removes a sender, which can no longer write. Without a goodbye, its reservations may lie anywhere before
+    /// `tail`.
     pub(super) fn leave(&self, member: Member, tail: Option<u64>, ring: &Ring) {
         let mut state = self.state();
         state.members.retain(|&(other, _)| other != member.id);
@@ -84,7 +84,7 @@ impl Recovery {
         self.round.fetch_add(1, Ordering::Release);
     }
 
-    /// Is another round due?
+    /// Starts another round if it is due.
     #[inline]
     pub(super) fn look(&self, ring: &Ring) {
         if ring.head() >= self.again_at.load(Ordering::Relaxed) {
@@ -95,15 +95,15 @@ impl Recovery {
         }
     }
 
-    /// The round that this sender is to be asked about, if there is one: no round ends before all
-    /// have answered. Takes no lock, since every poll asks.
+    /// Returns the round that this sender must answer, if there is one. A round ends after all senders have answered.
+    /// Takes no lock, since every poll calls it.
     #[inline]
     pub(super) fn question_for(&self, member: &Member) -> Option<u64> {
         let round = self.round.load(Ordering::Acquire);
         (member.answered < round).then_some(round)
     }
 
-    /// A sender answers: all is written that fits, but for what begins here.
+    /// Takes the answer of a sender: it has written all messages that fit, up to `unwritten`.
     pub(super) fn answered(&self, member: &mut Member, round: u64, unwritten: Option<u64>, ring: &Ring) {
         member.answered = round;
         let mut state = self.state();
@@ -116,17 +116,17 @@ impl Recovery {
         self.conclude(&mut state, ring);
     }
 
-    /// Frees the holes, once everybody has answered.
+    /// Frees the holes after all senders have answered.
     fn conclude(&self, state: &mut State, ring: &Ring) {
         let round = self.round.load(Ordering::Relaxed);
         if !state.is_open || state.members.iter().any(|&(_, answered)| answered < round) {
             return;
         }
         state.is_open = false;
-        // What does not fit into the ring yet lies where older messages are.
+        // Reservations that do not fit into the ring yet overlap older messages.
         let end = state.limit.min(ring.head() + ring.bytes() as u64);
         let (limit, again_at) = match state.unwritten {
-            // Behind it there may be holes as well, but the head cannot pass it before it is written.
+            // Later holes may exist, but the head cannot pass this position before it is written.
             Some(position) if position < end => (position, position + 1),
             _ => (end, end),
         };

@@ -1,4 +1,4 @@
-//! A bare queue pair as the peer of a connection: it speaks verbs, and whatever the test wants it to say.
+//! A bare queue pair as the peer of a connection. It speaks verbs, and the test chooses its messages.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use doorbell_verbs::{
 
 use super::wire;
 
-/// Bytes of the memory that a bare peer opens: half of it each for the two regions that a description names.
+/// Bytes of the memory that a bare peer opens. Each of the two regions in its description has half of it.
 pub const OPEN_BYTES: usize = 1 << 15;
-/// Bytes beside it that a bare peer sends from.
+/// Bytes of the memory that a bare peer sends from.
 const OUT_BYTES: usize = 1 << 17;
-/// Receives that a bare peer keeps posted, and their length.
+/// Number of receives that a bare peer keeps posted, and their length.
 const RECEIVES: usize = 64;
 const RECEIVE_BYTES: usize = 512;
 const SENDS: usize = 64;
 
-/// What connections with bare peers are made with: small, so that every bound is near.
+/// Returns the options of connections with bare peers: small, so that every bound is near.
 pub fn config() -> Config {
     Config::default()
         .window(4)
@@ -35,11 +35,11 @@ pub fn config() -> Config {
         .keepalive(Duration::ZERO)
 }
 
-/// Two devices, and a healthy connection between them, which nothing that a hostile peer does may disturb.
+/// Two devices with a healthy connection between them, which no hostile peer may disturb.
 pub struct Stage {
     pub victim: Device,
     pub other: Device,
-    /// Where connections with bare peers are made.
+    /// Protection domain of the connections with bare peers.
     pub pd: Pd,
     healthy: [<SendReceive as Connector>::Connection; 2],
     exchanged: u64,
@@ -55,13 +55,13 @@ impl Stage {
     pub fn new() -> Self {
         let [victim, other] = wire::devices();
         let pd = victim.create_pd().expect("a protection domain");
-        // It has to live however busy the machine is.
+        // The healthy connection must survive on a busy machine.
         let patient = config().timeout_exponent(18).retry_count(7);
         let (a, b) = pair(&SendReceive, [&pd, &other.create_pd().expect("a protection domain")], &patient);
         Self { victim, other, pd, healthy: [a, b], exchanged: 0 }
     }
 
-    /// One message each way over the healthy connection.
+    /// Sends one message in each direction over the healthy connection.
     pub fn check_health(&mut self) {
         self.exchanged += 1;
         let message = self.exchanged.to_be_bytes().repeat(40);
@@ -82,29 +82,29 @@ impl Stage {
     }
 }
 
-/// Two ends of a protocol that are connected.
+/// Returns two connected ends of a protocol.
 pub fn pair<P: Connector>(protocol: &P, pds: [&Pd; 2], config: &Config) -> (P::Connection, P::Connection) {
     let [a, b] = pds.map(|pd| protocol.endpoint(pd, config, None).expect("an endpoint"));
     let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
     (protocol.connect(a, &of_b).expect("a connection"), protocol.connect(b, &of_a).expect("a connection"))
 }
 
-/// A queue pair that is connected with a connection's, and the memory that the connection believes to be its peer's.
+/// A queue pair that is connected to a connection, and the memory that the connection takes as its peer's.
 pub struct Bare {
     qp: Qp,
     cq: Cq,
     receives: Region,
-    /// Memory that the connection may reach: see [`OPEN_BYTES`].
+    /// Memory that the connection may access: see [`OPEN_BYTES`].
     pub open: Region,
     out: Region,
-    /// What the connection says of itself.
+    /// Description of the connection.
     pub peer: EndpointDescription,
-    /// Requests that were posted, and of those complete.
+    /// Number of posted requests, and of complete ones.
     posted: u64,
     completed: u64,
-    /// How the first request that failed ended.
+    /// Status of the first request that failed.
     pub failed: Option<Status>,
-    /// The immediate data of what came.
+    /// Attachments of received messages.
     pub heard: Vec<doorbell_verbs::Attachment>,
 }
 
@@ -122,7 +122,7 @@ impl Bare {
         Self::join(other, peer, change, |own| protocol.connect(endpoint, own))
     }
 
-    /// The same for an endpoint that was made already.
+    /// Makes the same with an existing endpoint.
     pub fn join<C>(
         other: &Device,
         peer: EndpointDescription,
@@ -175,11 +175,11 @@ impl Bare {
 
     fn post_receive(&self, slot: u64) {
         let sges = [self.receives.sge(slot as usize * RECEIVE_BYTES, RECEIVE_BYTES)];
-        // A queue pair in error takes none, which `poll` finds out.
+        // A queue pair in the error state rejects receives. `poll` detects this state.
         let _ = self.qp.post_recv(&[RecvRequest { wr_id: 1 << 32 | slot, sges: &sges }]);
     }
 
-    /// Posts an operation with these bytes; false if the queue pair takes no more.
+    /// Posts an operation with these bytes. Returns false if the queue pair takes no more.
     pub fn post(&mut self, operation: SendOperation, bytes: &[u8]) -> bool {
         self.poll();
         if self.failed.is_some() || self.posted - self.completed >= SENDS as u64 {
@@ -201,7 +201,7 @@ impl Bare {
         taken
     }
 
-    /// The bytes of its memory that a read request names, if it is one and names such.
+    /// Returns the bytes that a read request names, if they are in this memory.
     pub fn named(&self, request: &[u8]) -> Vec<u8> {
         let Some(place) = request.first_chunk::<16>() else { return Vec::new() };
         let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
@@ -215,7 +215,7 @@ impl Bare {
         bytes
     }
 
-    /// Takes completions, and posts receives again.
+    /// Takes completions, and reposts receives.
     pub fn poll(&mut self) {
         let mut list = [Completion::default(); 32];
         while let Ok(count @ 1..) = self.cq.poll(&mut list) {
@@ -232,7 +232,7 @@ impl Bare {
         }
     }
 
-    /// Lets both devices work until all that was posted is complete, or nothing has moved for long.
+    /// Lets both devices work until all posted requests are complete, or until no progress was seen for long.
     pub fn settle(&mut self, mut connection: impl FnMut()) {
         let mut looks = 0;
         while self.posted > self.completed && looks < 2_000 {
@@ -241,7 +241,7 @@ impl Bare {
             connection();
             looks = if self.completed == before { looks + 1 } else { 0 };
         }
-        // What came with the last packet.
+        // The last packet may have brought more work.
         (0..3).for_each(|_| {
             connection();
             self.poll();

@@ -1,4 +1,4 @@
-//! What only Direct-Read can: the receiver chooses the place.
+//! Cases of Direct-Read alone: the receiver chooses the place.
 
 use std::io::Write;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn the_receiver_places_messages_by_what_the_sender_says_of_them() {
         last = b.read_into(&place, offset as usize).unwrap().unwrap();
     }
     assert_eq!(last, 3);
-    assert!(b.take().is_none(), "nothing is placed by itself");
+    assert!(b.take().is_none(), "no message is placed by itself");
     read(&mut a, &mut b, last);
     for (number, offset) in [(0, 40_000), (1, 0), (2, 10_000)] {
         let mut bytes = vec![0; 5000];
@@ -88,7 +88,7 @@ fn a_slow_message_blocks_only_those_behind_its_window() {
         a.poll().unwrap();
         b.poll().unwrap();
     }
-    assert!(matches!(a.send(b"one more").unwrap(), Submit::Full(_)), "nobody has read any");
+    assert!(matches!(a.send(b"one more").unwrap(), Submit::Full(_)), "no reader has read a message");
     assert_eq!(a.last_done(), 0);
     let place = b.qp().pd().allocate(64, Access::LOCAL_WRITE, MemoryKind::Plain).unwrap();
     let id = b.read_into(&place, 0).unwrap().unwrap();
@@ -137,7 +137,7 @@ fn many_readers_pull_the_same_memory() {
         publish(&mut replication, &mut readers, &mut received, number);
     }
     assert_eq!(received, [50; 3]);
-    readers[1] = None; // it dies with its device
+    readers[1] = None; // the connection dies with its device
     for number in 51..=60 {
         publish(&mut replication, &mut readers, &mut received, number);
     }
@@ -150,7 +150,7 @@ fn many_readers_pull_the_same_memory() {
 
 #[test]
 fn a_peer_that_points_elsewhere_is_refused_and_reads_nothing() {
-    // The sender's memory goes away before the receiver reads it.
+    // The memory of the sender is freed before the receiver reads it.
     let (mut a, mut b) = pair(&by_hand(), &small());
     let region = memory(a.qp().pd(), 101);
     assert!(matches!(a.send_from(&region, 0, 100).unwrap(), Submit::Accepted(1)));
@@ -207,7 +207,7 @@ fn hold_up_and_lose_nothing(fence: Fence) {
         }
         a.poll().unwrap();
         while let Some(message) = b.receive().unwrap() {
-            // The signal byte is behind the READ: a message that is done is here whole.
+            // The signal byte follows the READ, so a message that is done is complete.
             assert_eq!(&*message, &payload(received, 20_000)[..]);
             received += 1;
         }
@@ -216,7 +216,7 @@ fn hold_up_and_lose_nothing(fence: Fence) {
     assert_eq!(b.acknowledgements(), 200);
 }
 
-/// Published evaluations take one completion at a time and leave none out.
+/// Delivers messages as published evaluations do: one completion per poll, and one for each message.
 fn deliver_one_by_one<C: Connector>(protocol: &C) {
     let config = Config::default().window(8).batch(4).depth(8).max_message(5000).signal_each(true).poll_list(1);
     let (mut a, mut b) = pair(protocol, &config);

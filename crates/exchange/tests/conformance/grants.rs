@@ -1,4 +1,4 @@
-//! What only Direct-Write has: buffers that the peer grants.
+//! Cases of Direct-Write alone: buffers that the peer grants.
 
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, ConnectError, Connector, DirectWrite};
@@ -6,7 +6,7 @@ use doorbell_verbs::Device;
 
 use super::device;
 
-/// Connects with a peer whose description was changed.
+/// Connects to a peer with a changed description.
 fn connect(change: fn(&mut EndpointDescription)) -> Result<(), ConnectError> {
     let (a, b) = (device(), device());
     let end = |device: &Device| DirectWrite.endpoint(&device.create_pd().unwrap(), &Config::default(), None);

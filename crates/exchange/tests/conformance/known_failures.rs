@@ -1,26 +1,25 @@
-//! What others got wrong, by name.
+//! Known failures of other implementations, by name.
 
 use super::{Config, Connector, MessageConnection, Received, Submit, pair, payload};
 
-/// Credits counted in messages let a sender overwrite a message that is held, once newer ones were
-/// freed before it.
+/// If credits count messages, a sender can overwrite a held message once newer ones were freed before it.
 pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector>(protocol: P) {
     let config = Config::default().window(8).depth(8).max_message(500);
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received, mut idle) = (0, 0, 0);
     let mut held = None;
-    // Some rings are longer than they have to be; none has room for so many.
+    // Some rings are longer than needed, but none has room for 400 messages.
     while received < 400 && idle < 3000 {
         if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
             sent += 1;
         }
         a.poll().unwrap();
-        // How long the first takes says nothing: devices find out at first how they reach each other.
+        // The time until the first message does not count, since devices first resolve each other's addresses.
         idle += u32::from(held.is_some());
         while let Some(message) = b.receive().unwrap() {
             assert!(message.to_vec() == payload(received, 400), "message {received}");
             received += 1;
-            held.get_or_insert(message); // the first is held, the others are freed
+            held.get_or_insert(message); // the first message is held, the others are freed
             idle = 0;
         }
     }
@@ -40,15 +39,15 @@ pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Co
     }
 }
 
-/// A send queue that is sized from the slots of a ring overflows when messages are smaller, or
-/// take two requests each.
+/// If the slots of a ring determine the length of a send queue, it overflows with smaller messages, or with two
+/// requests per message.
 pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol: P) {
     for (window, batch, depth) in [(1, 1, 512), (64, 1, 1024), (64, 7, 16), (256, 64, 1024)] {
         let config = Config::default().window(window).batch(batch).depth(depth).max_message(64);
         let (mut a, mut b) = pair(&protocol, &config);
         let (mut sent, mut received) = (0, 0);
         while sent < 20 * window as u64 {
-            // Without a poll in between: nothing that is done is taken out of the queue.
+            // Without a poll, no completion leaves the queue.
             while let Submit::Accepted(_) = a.send(&payload(sent, sent as usize % 3)).unwrap() {
                 sent += 1;
             }
@@ -71,7 +70,7 @@ pub(crate) fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol
     }
 }
 
-/// Two peers that both send until they are out of credit, and wait for each other.
+/// Two peers send until they are out of credits, and wait for each other.
 pub(crate) fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
     let config = Config::default().window(64).depth(4).max_message(900);
     let (mut a, mut b) = pair(&protocol, &config);
@@ -85,7 +84,7 @@ pub(crate) fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P)
                 connection.poll().unwrap();
             }
         }
-        // Each takes one message, no more than it must.
+        // Each side takes one message, and no more than necessary.
         let goal = [received[0] + 1, received[1] + 1];
         while received[0] < goal[0] || received[1] < goal[1] {
             for (from, connection) in [(1, &mut a), (0, &mut b)] {
@@ -102,7 +101,7 @@ pub(crate) fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P)
     }
 }
 
-/// A sender that hardly ever polls.
+/// A sender polls rarely.
 pub(crate) fn a_slow_sender_delays_and_loses_nothing<P: Connector>(protocol: P) {
     let config = Config::default().window(8).depth(8).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);

@@ -1,5 +1,5 @@
-//! What every protocol and variant must do: see `suite.rs`. The provider in virtual time runs the same in the crate
-//! doorbell-sim, which is above this one.
+//! Requirements on every protocol and variant: see `suite.rs`. The crate doorbell-sim, which depends on this one,
+//! runs the same suite in virtual time.
 
 mod provider;
 // By its path, as others do, so that its modules lie beside it.

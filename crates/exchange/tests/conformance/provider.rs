@@ -1,28 +1,28 @@
-//! The devices of the suite: software RNICs of this process, or a device of the machine that `DOORBELL_TEST_DEVICE` names.
-//! There the case of loss needs a network that loses packets, and at its other end the device that
+//! The devices of the suite: software RNICs of this process, or a device of the machine that `DOORBELL_TEST_DEVICE`
+//! names. There the case of loss needs a network that loses packets, and at its other end the device that
 //! `DOORBELL_TEST_PEER_DEVICE` names.
 
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 
-/// Devices go on by themselves while all their callers sleep in the kernel.
+/// Whether devices work while all their callers sleep in the kernel.
 pub(crate) const WORKS_WHILE_CALLERS_SLEEP: bool = true;
 
-/// One that reaches the others.
+/// Returns a device that reaches the others.
 pub(crate) fn device() -> Device {
     system_device("DOORBELL_TEST_DEVICE")
         .unwrap_or_else(|| soft::open(&SoftOptions::default()).expect("a software RNIC opens"))
 }
 
-/// The device of the machine that a variable names.
+/// Returns the device of the machine that a variable names.
 fn system_device(variable: &str) -> Option<Device> {
     let name = std::env::var(variable).ok()?;
     let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
     Some(system::open(&options).unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Two devices between which packets get lost, if there can be such.
+/// Returns two devices between which packets are lost, if the set-up allows it.
 pub(crate) fn lossy() -> Option<[Device; 2]> {
     Some(match system_device("DOORBELL_TEST_DEVICE") {
         None => [faulty("drop=0.01,seed=5"), faulty("drop=0.01,duplicate=0.01,seed=6")],

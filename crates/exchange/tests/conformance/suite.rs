@@ -1,6 +1,6 @@
 //! One suite for every protocol and variant, on the devices of `crate::provider`.
 //!
-//! `DOORBELL_MESSAGES` sets how many messages the long case and that of loss send (20,000 otherwise).
+//! `DOORBELL_MESSAGES` sets the number of messages of the long case and of the case of loss (default 20,000).
 
 mod direct_read;
 mod grants;
@@ -47,18 +47,18 @@ fn long() -> u64 {
     std::env::var("DOORBELL_MESSAGES").ok().map_or(20_000, |text| text.parse().expect("a number of messages"))
 }
 
-/// Sizes around every boundary: padding, inline, path MTU, page, the longest.
+/// Sizes around every boundary: padding, inline, path MTU, page, and the longest message.
 const LENGTHS: [usize; 21] =
     [0, 1, 2, 3, 4, 5, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 8193, 10_000];
 
-/// One direction of a conversation: what was sent, what arrived, and what the program holds.
+/// One direction of a conversation: the messages that were sent, that arrived, and that the program holds.
 struct Direction<M> {
     salt: u64,
     sent: u64,
     received: u64,
     held: Vec<M>,
-    /// A message that is held for long blocks others: all are freed, in any order, once some are
-    /// held. Otherwise some are held for long, and others come and go.
+    /// Whether a message that is held for long blocks others. If it does, all held messages are freed from time to
+    /// time, in any order. Otherwise some stay held for long.
     blocks: bool,
 }
 
@@ -82,7 +82,7 @@ impl<M: Received> Direction<M> {
         connection.poll().unwrap();
     }
 
-    /// Messages are given back in any order, and some are held for long.
+    /// Receives messages and frees them in any order. Some are held for long.
     fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
         while let Some(message) = connection.receive().unwrap() {
             let expected = payload(self.received + self.salt, self.length(self.received, lengths));
@@ -99,10 +99,10 @@ impl<M: Received> Direction<M> {
 
 fn converse<P: Connector>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
     let stood = converse_until_it_stands(protocol, pair, messages, hold, lengths);
-    assert_eq!(stood, None, "nothing moves any more");
+    assert_eq!(stood, None, "no progress");
 }
 
-/// Exchanges messages both ways, or tells how many came each way before nothing moved any more.
+/// Exchanges messages in both directions. If progress stops, returns the numbers of messages that arrived.
 fn converse_until_it_stands<P: Connector>(
     protocol: &P,
     (a, b): &mut Pair<P>,
@@ -134,7 +134,7 @@ fn converse_until_it_stands<P: Connector>(
     None
 }
 
-/// For how long the same was counted.
+/// Time for which the same counts were seen.
 #[derive(Default)]
 struct Still {
     counts: [u64; 4],
@@ -143,7 +143,8 @@ struct Still {
 }
 
 impl Still {
-    /// Much longer than any retries take. The time between two looks counts little: the processor may be others'.
+    /// Returns whether the counts stayed the same for much longer than all retries. The time between two calls counts
+    /// little, since other processes may use the processor.
     fn for_long(&mut self, now_ns: u64, counts: [u64; 4]) -> bool {
         let since_ns = (now_ns - self.looked_ns).min(10_000_000);
         let moved = std::mem::replace(&mut self.counts, counts) != counts;
@@ -155,7 +156,7 @@ impl Still {
 
 fn no_rnr<P: Connector>((a, b): &Pair<P>) {
     for connection in [a, b] {
-        // Of a device of the machine the kernel counts, for all tests together.
+        // The kernel counts for a device of the machine, over all tests together.
         if let Some(counters) = connection.qp().pd().device().counters() {
             assert_eq!((counters.rnr_nak_sent, counters.rnr_nak_received), (0, 0));
         }
@@ -172,7 +173,7 @@ fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
 }
 
 fn both_directions_at_once<P: Connector>(protocol: P) {
-    // As many messages held as there are buffers, less one: both sides are short of credit often.
+    // The program holds all buffers but one, so both sides are often out of credits.
     for depth in [1, 2, 5, 16] {
         let config = Config::default().window(8).batch(2).depth(depth).max_message(300);
         let mut pair = pair(&protocol, &config);
@@ -203,13 +204,13 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
-    // What verbs' own case of it shows: a fenced request that has to be sent again waits without end for READs after it.
+    // A test of verbs shows the reason: a fenced request that is retransmitted waits forever for later READs.
     let is_fenced = (&protocol as &dyn Any)
         .downcast_ref::<DirectRead>()
         .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
-    assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "nothing moves any more: {received:?}");
+    assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "no progress: {received:?}");
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    println!("rdma_rxe of Linux {}: with fences, nothing moves any more after {received:?} messages", kernel.trim());
+    println!("rdma_rxe of Linux {}: with fences, no progress after {received:?} messages", kernel.trim());
 }
 
 fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
@@ -224,7 +225,7 @@ fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
         }
         a.poll().unwrap();
     }
-    // A ring that is written into may take more than it has to.
+    // A ring that the peer writes into may accept more than necessary.
     assert!(accepted <= 4096 / 16 && refused.is_some(), "{accepted} were accepted, {refused:?}");
     assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
     let mut received = 0;
@@ -239,9 +240,9 @@ fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
     no_rnr::<P>(&(a, b));
 }
 
-/// Who waits until a poll says that something happened, and then tries again, is never left waiting.
+/// A sender that retries whenever a poll reports an event never stalls.
 fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
-    // So long that a wait without an end is seen as one; nothing but messages moves this connection.
+    // Number of polls after which a wait counts as endless. Only messages advance this connection.
     const PATIENCE: u64 = 3_000_000;
     let config = Config::default().window(32).depth(4).max_message(64);
     let config = config.keepalive(Duration::ZERO);
@@ -253,7 +254,7 @@ fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
             continue;
         }
         waited = if a.poll().unwrap() { 0 } else { waited + 1 };
-        assert!(waited < PATIENCE, "nothing tells that there is room again after {sent} messages");
+        assert!(waited < PATIENCE, "no event reports new room after {sent} messages");
         received += u64::from(b.receive().unwrap().is_some());
     }
     assert!(received > 1000);
@@ -269,7 +270,7 @@ fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) {
         let id = loop {
             match a.send_from(&region, 0, length).unwrap() {
                 Submit::Accepted(id) => break id,
-                // That there is space again has to come to its ears first.
+                // The sender first has to learn that there is space again.
                 Submit::Full(_) => {
                     a.poll().unwrap();
                     b.poll().unwrap();
@@ -310,7 +311,7 @@ fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
         }
     };
     assert_eq!((heard, end), (vec![b"last words".to_vec()], ConnectionError::PeerClosed));
-    // The other direction goes on.
+    // The other direction continues.
     assert!(matches!(b.send(b"reply").unwrap(), Submit::Accepted(_)));
     b.close();
     while !(a.is_closed() && b.is_closed() && a.is_peer_closed()) {
@@ -333,27 +334,27 @@ fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
             sent = 1;
         }
         assert_eq!(a.send(b"hello").unwrap(), Submit::Accepted(sent + 1));
-        drop(b); // its device goes with it, unless the program holds a message
+        drop(b); // its device is dropped with it, unless the program holds a message
         let reason = loop {
             if let Err(error) = a.poll() {
                 break error;
             }
         };
         assert!(matches!(reason, ConnectionError::PeerUnreachable(_)), "{reason:?}");
-        // It may have arrived in the last moment: every id is resolved one way or the other.
+        // The message may have arrived at the last moment. Every id has a final outcome.
         assert_ne!(a.outcome(sent + 1), Outcome::Pending);
         assert_eq!(a.send(b"more"), Err(reason));
         assert_eq!(held.map(|message| message.to_vec()).as_deref(), is_holding.then_some(&b"held"[..]));
     }
 }
 
-/// Peers that have nothing to say ask each other whether they live, and go on.
+/// Idle peers send each other keepalives, and the connection lives.
 fn a_quiet_connection_lives<P: Connector>(protocol: P) {
     let config = Config::default().keepalive(Duration::from_millis(5)).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     let clock = a.qp().pd().device().clone();
     let start_ns = clock.now_ns();
-    // Who asks for messages all the time hears of its peer anyway.
+    // A receiver that polls the peer's memory gets its answers anyway.
     let asks_anyway = protocol.protocol().properties().passive == Some(End::Sender);
     while if asks_anyway { clock.now_ns() < start_ns + 50_000_000 } else { a.keepalives().min(b.keepalives()) < 3 } {
         a.poll().unwrap();
@@ -362,7 +363,7 @@ fn a_quiet_connection_lives<P: Connector>(protocol: P) {
     converse(&protocol, &mut (a, b), [10, 10], 0, &[40]);
 }
 
-/// A goodbye is said though the peer never stops sending.
+/// The goodbye is sent although the peer never stops sending.
 fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
     let config = Config::default().max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
@@ -384,7 +385,8 @@ fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
     assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
 }
 
-/// Who has heard the last goodbye goes at once, and its RNIC still acknowledges it: no retry would be answered.
+/// A side may exit once it has received the last goodbye. Its RNIC must still acknowledge it, since no retry would be
+/// answered.
 fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     for round in 0..20 {
         let config = Config::default().timeout_exponent(19).retry_count(0).max_message(64);
@@ -410,8 +412,8 @@ fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     }
 }
 
-/// A receiver that sleeps is woken for each message, if its protocol says that receivers may sleep: also by an
-/// edge-triggered epoll, which tells of a channel once only.
+/// A sleeping receiver is woken for each message, if its protocol allows receivers to sleep. This also holds for an
+/// edge-triggered epoll, which reports a channel only once.
 fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
 where
     P::Connection: Send,
@@ -428,7 +430,8 @@ where
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
-    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to sleep.
+    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to
+    // sleep.
     let is_sleepy = std::sync::atomic::AtomicBool::new(false);
     let is_sleepy = &is_sleepy;
     std::thread::scope(|scope| {
@@ -465,7 +468,7 @@ where
         }
         assert!(idle_waits > 0);
         for _ in 0..100 {
-            b.poll().unwrap(); // what is to be told to the peer
+            b.poll().unwrap(); // for messages to the peer
         }
         while b.poll().unwrap() {}
     });

@@ -73,7 +73,7 @@ fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     heard
 }
 
-/// The test has strangers that say nothing, half a line, much, or a right beginning, and stay. Between two steps of an
+/// Strangers send no bytes, half a line, many bytes, or a valid beginning, and stay connected. Between two steps of an
 /// honest client, the lobby handles at most one of them.
 #[test]
 fn an_honest_client_waits_for_one_stranger_at_most_between_two_of_its_steps() {
@@ -101,7 +101,7 @@ fn an_honest_client_waits_for_one_stranger_at_most_between_two_of_its_steps() {
     let before = lobby.handled.len();
     let (mut stream, from, line) = admitted(&mut lobby);
     assert_eq!((from, &line[..]), (own, &b"a line"[..]));
-    assert_eq!(read(&mut stream, 4), b"rest", "what follows the opening is of the next protocol");
+    assert_eq!(read(&mut stream, 4), b"rest", "bytes after the opening belong to the next protocol");
     let between = lobby.handled[before..].iter().filter(|from| addresses.contains(from)).count();
     assert!(between <= 1, "{between} strangers were handled between two steps");
 }
@@ -171,7 +171,7 @@ fn a_refused_visitor_reads_why_although_it_goes_on_speaking() {
     drop(too_long);
 }
 
-/// Silent strangers that stay cost nothing: the thread sleeps, even if they have said much before.
+/// Silent strangers cost no CPU time: the thread sleeps, even if they have sent many bytes before.
 #[test]
 fn silent_visitors_with_much_unfinished_input_are_not_handled() {
     let mut lobby = lobby(Limits::default());

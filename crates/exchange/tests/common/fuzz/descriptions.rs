@@ -1,4 +1,4 @@
-//! What a peer says of itself at set-up: connections are made with it, and used.
+//! Descriptions of hostile peers at set-up. Connections are made with them and used.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ thread_local! {
     static STAGE: RefCell<Stage> = RefCell::new(Stage::new());
 }
 
-/// A description that the bytes are, or that they make of an honest one.
+/// Takes the bytes as a description, or as changes of an honest one.
 pub fn fuzz_descriptions(data: &[u8]) {
     let mut choices = Choices(data);
     let variant = choices.byte() % 10;
@@ -23,7 +23,11 @@ pub fn fuzz_descriptions(data: &[u8]) {
         if let Ok(description) = EndpointDescription::decode(choices.0) {
             let mut bytes = Vec::new();
             description.encode(&mut bytes);
-            assert_eq!(EndpointDescription::decode(&bytes), Ok(description), "what is encoded is what was meant");
+            assert_eq!(
+                EndpointDescription::decode(&bytes),
+                Ok(description),
+                "decoding returns the encoded description"
+            );
         }
         return;
     }
@@ -60,7 +64,7 @@ fn meet<P: Connector>(stage: &mut Stage, choices: &mut Choices<'_>, protocol: P)
         let _ = connection.flush();
         bare.poll();
         let _ = connection.poll();
-        assert!(connection.take().is_none(), "nothing was sent");
+        assert!(connection.take().is_none(), "no message was sent");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The words of each protocol: a bare queue pair as the peer of a connection says anything, in any order.
+//! The words of each protocol. A bare queue pair, the peer of a connection, sends any of them in any order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use doorbell_verbs::{Access, MemoryKind, RKey, Region, SendOperation as Op};
 use super::super::bare::{Bare, OPEN_BYTES, Stage, config};
 use super::Choices;
 
-/// What a conversation can be about.
+/// Variants of a conversation.
 pub const VARIANTS: [&str; 19] = [
     "send-receive",
     "send-receive without credits",
@@ -38,7 +38,7 @@ pub const VARIANTS: [&str; 19] = [
     "direct-read, fenced, awaited",
 ];
 
-/// What a bare peer does, and what its victim does meanwhile.
+/// Steps of a bare peer and of its victim.
 pub const STEPS: [&str; 16] = [
     "message of the protocol",
     "SEND",
@@ -59,24 +59,24 @@ pub const STEPS: [&str; 16] = [
 ];
 
 const MOST_STEPS: usize = 60;
-/// A byte that no bare peer writes, and that memory of others is full of.
+/// A byte that no bare peer writes. The memory of other connections is full of it.
 const SECRET: u8 = 0xee;
 
-/// What came of a conversation.
+/// Result of a conversation.
 #[derive(Debug)]
 pub struct Ending {
     pub variant: usize,
-    /// How often each step was taken.
+    /// Number of times that each step was taken.
     pub steps: [u64; STEPS.len()],
     /// Messages that the victim received.
     pub received: u64,
     /// Messages that the victim sent.
     pub sent: u64,
-    /// Why the connection ended, if it did.
+    /// Reason for which the connection ended, if it did.
     pub over: Option<String>,
 }
 
-/// A conversation that the bytes choose.
+/// Runs the conversation that the bytes choose.
 pub fn fuzz_words(data: &[u8]) {
     converse(data);
 }
@@ -90,7 +90,7 @@ thread_local! {
     });
 }
 
-/// The same, and what came of it.
+/// Runs the same, and returns its result.
 pub fn converse(data: &[u8]) -> Ending {
     STAGE.with_borrow_mut(|(stage, secret)| {
         let mut choices = Choices(data);
@@ -99,7 +99,7 @@ pub fn converse(data: &[u8]) -> Ending {
         stage.check_health();
         let mut bytes = vec![0; 1 << 16];
         secret.copy_out(0, &mut bytes);
-        assert!(bytes.iter().all(|&byte| byte == SECRET), "memory that was opened to nobody was written");
+        assert!(bytes.iter().all(|&byte| byte == SECRET), "memory that no peer may access was written");
         ending
     })
 }
@@ -140,7 +140,7 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
             Talk::new(variant, bare, connection.expect("a connection")).run(
                 choices,
                 |connection: &mut direct_read::Connection, choices| {
-                    // Misuse and endings are errors, whatever the peer asked to be read.
+                    // Misuse and endings are errors for any request of the peer.
                     let _ = connection.read_into(&place, choices.below(1 << 14));
                 },
             )
@@ -163,7 +163,7 @@ fn plain<P: Connector>(stage: &mut Stage, variant: usize, choices: &mut Choices<
     Talk::new(variant, bare, connection.expect("a connection")).run(choices, |_, _| {})
 }
 
-/// A hub has other connections: here one of them goes while the peer talks.
+/// Runs a conversation with a connection of a hub, while another connection leaves the hub.
 fn hub(stage: &mut Stage, choices: &mut Choices<'_>) -> Ending {
     let mut hub = Hub::for_connections(&stage.pd, &config(), 2, None).expect("a hub");
     let join = |hub: &mut Hub| {
@@ -215,7 +215,7 @@ fn hub(stage: &mut Stage, choices: &mut Choices<'_>) -> Ending {
     ending
 }
 
-/// Immediate data: the bits that mean something, a small number, or anything.
+/// Returns immediate data: a bit with a meaning and a small number, or any value.
 fn word(choices: &mut Choices<'_>) -> u32 {
     let high = u32::from(choices.byte() & 0xf) << 28;
     match choices.byte() % 4 {
@@ -234,13 +234,13 @@ struct Talk<C: MessageConnection> {
     bare: Bare,
     connection: C,
     held: Vec<(C::Message, Vec<u8>)>,
-    /// What was sent by SENDs that are messages, or named by read requests: no other message comes.
+    /// Messages that were sent by SENDs or named by read requests. No other message may arrive.
     expected: Option<VecDeque<Vec<u8>>>,
     said: Vec<(Op, Vec<u8>)>,
-    /// Where the next message of the protocol goes, and how many there were.
+    /// Position of the next message of the protocol, and the number of messages.
     tail: u64,
     messages: u64,
-    /// How many of 256 steps may be any.
+    /// Share of arbitrary steps, of 256.
     mischief: u8,
     ending: Ending,
 }
@@ -291,13 +291,13 @@ impl<C: MessageConnection> Talk<C> {
         ending.over = connection.over().map(|error| error.to_string());
         drop(connection);
         drop(bare);
-        // What the program holds stays, whoever is gone.
+        // Held messages keep their bytes after the peer has gone.
         assert!(held.iter().all(|(message, bytes)| message.len() == bytes.len()));
         ending
     }
 
     fn step(&mut self, choices: &mut Choices<'_>) {
-        // Whoever breaks every rule at once comes no further than the first.
+        // A peer that breaks every rule at once would only test the first check.
         const LAWFUL: [usize; 8] = [0, 0, 12, 12, 13, 14, 13, 15];
         let step = match choices.byte() < self.mischief {
             true => choices.below(STEPS.len()),
@@ -332,7 +332,7 @@ impl<C: MessageConnection> Talk<C> {
                 self.say(Op::Write { remote_address, rkey: region.rkey }, number);
             }
             6 => {
-                // Behind what read requests name.
+                // This place follows the memory that read requests name.
                 let at = OPEN_BYTES / 2 + 8 * choices.below(OPEN_BYTES / 16);
                 let at = if choices.chance() { OPEN_BYTES / 2 + (at & 0x78) } else { at };
                 let number = self.number(choices);
@@ -404,7 +404,7 @@ impl<C: MessageConnection> Talk<C> {
         }
     }
 
-    /// A message as the protocol wants it, if nothing else was said.
+    /// Sends a valid message of the protocol, in an otherwise valid conversation.
     fn say_message(&mut self, choices: &mut Choices<'_>) {
         let message = bytes(choices, 410);
         let length = message.len();
@@ -469,7 +469,7 @@ impl<C: MessageConnection> Talk<C> {
         }
     }
 
-    /// Somewhere in what the victim opened, or beside it.
+    /// Returns a place inside or beside the memory that the victim has opened.
     fn place(&self, choices: &mut Choices<'_>) -> (u64, RKey) {
         let region = self.bare.peer.regions[choices.below(2)];
         let offset = if choices.chance() { choices.below(256) } else { choices.below(8192) };
@@ -482,7 +482,7 @@ impl<C: MessageConnection> Talk<C> {
         (address, rkey)
     }
 
-    /// A tail, a head, a number of grants, an address, a length: near what is right, or anything.
+    /// Returns a tail, a head, a number of grants, an address or a length: near a valid value, or any.
     fn number(&mut self, choices: &mut Choices<'_>) -> u64 {
         match choices.byte() % 8 {
             0 => 0,
@@ -496,7 +496,7 @@ impl<C: MessageConnection> Talk<C> {
         }
     }
 
-    /// Takes what there is, and looks whether each is a message.
+    /// Takes all messages, and checks that each of them was sent.
     fn receive(&mut self) {
         while let Some(message) = self.connection.take() {
             let bytes = message.to_vec();
