@@ -11,6 +11,7 @@
 //! let cq = device.create_cq(64)?;
 //! let memory = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain)?;
 //! memory.copy_in(0, b"what a peer may read");
+//!
 //! let qp = pd.create_qp(QpOptions {
 //!     kind: QpKind::Rc,
 //!     send_cq: &cq,
@@ -19,6 +20,7 @@
 //!     capacities: QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 },
 //!     signal_all: true,
 //! })?;
+//!
 //! assert_eq!(qp.query().state, QpState::Reset);
 //! # Ok(())
 //! # }

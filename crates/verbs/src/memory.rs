@@ -26,7 +26,7 @@ pub enum MemoryKind<'a> {
     /// The same bytes mapped twice, the second copy directly after the first. Data that wraps around the end of a
     /// ring is then contiguous. The length must be a multiple of the page size; the region is twice as long.
     Mirrored,
-    /// A file, which is written through to; it must be at least as long.
+    /// A shared mapping of a file, which must be at least as long as the region.
     File(&'a File),
 }
 
@@ -318,7 +318,7 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// While the slice lives, nothing else may access the piece: no posted work request may name it, no peer may be
+    /// While the slice lives, nothing else may access the piece. No posted work request may name it, no peer may be
     /// able to reach it, and no other reference or accessor may be used on it.
     #[allow(clippy::mut_from_ref)] // the region is shared by design; the caller guarantees exclusive access
     #[inline]

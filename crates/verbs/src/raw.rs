@@ -217,9 +217,9 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The protection domain, a completion queue or the shared receive queue does not exist; the shared receive queue
-    /// belongs to another protection domain; a capacity is out of range; the device has no free queue pair; or the
-    /// driver refuses.
+    /// The protection domain, a completion queue or the shared receive queue does not exist, or the shared receive
+    /// queue belongs to another protection domain. A capacity is out of range, the device has no free queue pair, or
+    /// the driver refuses.
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn Qp>, Error>;
 
     /// Returns a random first sequence number.
@@ -351,7 +351,7 @@ pub trait Qp: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The queue pair is not UD, `group` is no multicast address of the device's address family, the device has no
+    /// The queue pair is not UD, or `group` is no multicast address of the device's address family. The device has no
     /// free group, the operating system cannot join the group, or the provider offers no groups.
     fn attach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")

@@ -54,8 +54,8 @@ pub struct SoftOptions {
     pub faults: Option<FaultPlan>,
     /// Receive buffer size to request, as the kernel counts it; `None` requests a large one.
     pub receive_buffer_bytes: Option<usize>,
-    /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
-    /// instead of being refused when they are posted.
+    /// Whether bad scatter-gather elements end their work request with an error completion, as on RNICs, instead of a
+    /// refusal at posting.
     pub check_elements_late: bool,
     /// Whether a work request ends with an error, instead of killing the process, if its registered memory is
     /// unmapped. This installs handlers of SIGSEGV and SIGBUS in the process until it ends ([`guard_memory`]).

@@ -1,5 +1,5 @@
-//! The machine's libibverbs where it is missing or is not what it should be. What needs a device is in
-//! the conformance suite, which `cargo xtask guest` runs on one.
+//! The machine's libibverbs where it is missing or unsuitable. Tests that need a device are in the conformance suite,
+//! which `cargo xtask guest` runs on one.
 
 use std::path::Path;
 

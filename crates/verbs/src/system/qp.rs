@@ -318,7 +318,7 @@ pub(super) unsafe fn post_receives<Q>(
         }
         if count > 0 {
             let mut failed = std::ptr::null_mut();
-            // SAFETY: a list of `count` requests that ends; the queue lives.
+            // SAFETY: a terminated list of `count` requests; the queue lives.
             let result = unsafe { post(queue, first, &mut failed) };
             if result != 0 {
                 let index = number * LIST + index_in(first, failed);

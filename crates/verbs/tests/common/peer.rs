@@ -18,7 +18,7 @@ pub fn plan() -> Plan {
     Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
 }
 
-/// What the other end must know, as one line.
+/// Returns the data that the other end needs to connect, as one line.
 pub fn describe(side: &Side, psn: Psn, region: &Region) -> String {
     let address = side.device.attributes().address;
     format!("peer {address} {} {} {} {}", side.qp.qpn().get(), psn.get(), region.address(), region.rkey().get())
