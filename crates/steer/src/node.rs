@@ -66,7 +66,7 @@ impl Node {
         self.in_flight.front().map_or(self.next, |message| message.node_psn.add(message.done))
     }
 
-    /// Does a response with this PSN answer something that was sent? A NAK may also name the next PSN.
+    /// Returns whether a response with this PSN answers a sent request. A NAK may also name the next PSN.
     pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
         let oldest = self.oldest();
         psn.distance_from(oldest) < self.next.distance_from(oldest)

@@ -46,7 +46,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// Has a device share memory with this address.
+    /// Makes a device share memory with this address.
     fn meet(own: &str, device: &Device) -> Self {
         let udp = UdpSocket::bind((own, PORT)).unwrap();
         udp.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -123,7 +123,7 @@ fn file_of(own: &str) -> String {
     format!("rings-of-{own}")
 }
 
-/// Does this process map that file anywhere?
+/// Returns whether this process maps that file.
 fn is_mapped(own: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(&file_of(own))
 }

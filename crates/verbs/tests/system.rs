@@ -33,7 +33,7 @@ fn a_library_without_what_is_needed_is_too_old() {
 fn a_device_that_does_not_exist_is_no_panic() {
     let options = SystemOptions { device: Some("no such device".to_owned()), ..SystemOptions::default() };
     let error = open(&options).unwrap_err();
-    // Which it is depends on what this machine has.
+    // The result depends on the libraries of this machine.
     assert!(
         matches!(
             &error,

@@ -57,7 +57,7 @@ pub fn long_case() -> usize {
     std::env::var("DOORBELL_MESSAGES").ok().map_or(10_000, |text| text.parse().expect("a number of work requests"))
 }
 
-/// Does the network between the devices of [`system_pair`] lose packets?
+/// Returns whether the network between the devices of [`system_pair`] loses packets.
 pub fn system_is_lossy() -> bool {
     std::env::var_os("DOORBELL_TEST_PEER_DEVICE").is_some()
 }

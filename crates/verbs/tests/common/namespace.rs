@@ -10,7 +10,7 @@ use doorbell_verbs::soft::{self, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, Error};
 use nix::sched::{CloneFlags, unshare};
 
-/// How many IPv6 addresses there are in a namespace: devices of one test at most.
+/// Number of IPv6 addresses in a namespace, the maximum number of devices of one test.
 const ADDRESSES: u16 = 16;
 
 /// One of them, of a range for use within a site (RFC 4193).

@@ -37,7 +37,7 @@ pub fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey
     (next().parse().unwrap(), RKey::new(next().parse().unwrap()))
 }
 
-/// How many mappings of rings and how many descriptors this process has.
+/// Returns the numbers of ring mappings and of descriptors of this process.
 pub fn held_now() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let rings = maps.lines().filter(|line| line.contains("memfd:doorbell")).count();

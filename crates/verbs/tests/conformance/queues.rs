@@ -21,7 +21,7 @@ fn wait_readable(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "nothing came");
 }
 
-/// Are queues as deep as was asked for? RNICs round up.
+/// Returns whether queues have exactly the requested depth; RNICs round up.
 fn is_exact(device: &doorbell_verbs::Device) -> bool {
     device.attributes().provider != "system"
 }

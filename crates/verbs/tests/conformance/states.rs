@@ -224,7 +224,7 @@ pub(crate) fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.post(2, SendOperation::Send, &[]);
         a.expect_failure(1, Status::RetryExceeded);
-        // Which of the queues is flushed first is nobody's promise.
+        // No rule defines which of the queues is flushed first.
         let mut flushed = a.reap(2);
         flushed.sort_by_key(|completion| completion.wr_id);
         let flushed: Vec<_> = flushed.iter().map(|completion| (completion.wr_id, completion.status)).collect();
