@@ -31,7 +31,7 @@ fn size_of(message: u64) -> usize {
     [0, 1, 4, 100, 1023, 1024, 1025, 5000, LARGEST][message as usize % 9]
 }
 
-/// Returns whether the plan had any effect.
+/// Checks that the plan had any effect.
 fn assert_struck(plan: &str, a: &Side, b: &Side) {
     let counted = a.device.counters().unwrap().plus(&b.device.counters().unwrap());
     let lost = counted.tx_retransmitted_packets > 0;
