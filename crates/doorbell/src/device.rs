@@ -7,21 +7,21 @@ use doorbell_verbs::soft::{self, FaultPlan, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{self as verbs, Access, MemoryKind, Pd, Region};
 
-/// An RNIC that connections are made on. Clones are the same device, which is closed when the last of them and of what
-/// was made on it is dropped.
+/// An RNIC for connections. Clones are the same device, which is closed when the last clone and the last object made
+/// on it are dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
     pd: Pd,
 }
 
-/// Why a device was not opened.
+/// Errors of opening a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// An option that only the software RNIC has.
+    /// An option applies only to the software RNIC.
     #[error("{option} applies only to the software RNIC: drop it, or the name of the hardware device")]
     SoftwareOnly {
-        /// Which.
+        /// The name of the option.
         option: &'static str,
     },
     /// The device could not be opened.
@@ -39,7 +39,7 @@ impl Device {
         Self::builder().open()
     }
 
-    /// Opens another one: of the machine, on another address, with faults.
+    /// Returns a builder for other devices: a device of the machine, another address, or faults.
     pub fn builder() -> DeviceBuilder {
         DeviceBuilder::default()
     }
@@ -48,22 +48,22 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The device has no protection domain left.
+    /// The device has no free protection domain.
     pub fn of(device: &verbs::Device) -> Result<Self, OpenError> {
         Ok(Self { pd: device.create_pd()? })
     }
 
-    /// Its address, by which peers reach it.
+    /// Returns the address by which peers reach the device.
     pub fn address(&self) -> IpAddr {
         self.verbs().attributes().address
     }
 
-    /// The device, for what [`verbs`] can do with it.
+    /// Returns the device for calls of [`verbs`].
     pub fn verbs(&self) -> &verbs::Device {
         self.pd.device()
     }
 
-    /// The protection domain of all connections and regions that are made through this handle.
+    /// Returns the protection domain of all connections and regions that are made through this handle.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
@@ -72,13 +72,13 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// `bytes` is 0, the operating system has too little memory left, or the device has as many regions as it can have.
+    /// `bytes` is 0, the operating system has too little memory, or the device has no free region.
     pub fn allocate(&self, bytes: usize, access: Access) -> Result<Region, verbs::Error> {
         self.pd.allocate(bytes, access, MemoryKind::Plain)
     }
 }
 
-/// How a [`Device`] is opened. Without any call it is a software RNIC.
+/// Options for opening a [`Device`]. The default is a software RNIC.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct DeviceBuilder {
@@ -93,46 +93,48 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// Takes a device of the machine by its name, such as `mlx5_0`, instead of the software RNIC.
+    /// Selects a device of the machine by its name, such as `mlx5_0`, instead of the software RNIC.
     pub fn hardware(mut self, name: impl Into<String>) -> Self {
         self.hardware = Some(SystemOptions { device: Some(name.into()), ..SystemOptions::default() });
         self
     }
 
-    /// Takes the device of the machine that these options name.
+    /// Selects the device of the machine that these options name.
     pub fn system(mut self, options: SystemOptions) -> Self {
         self.hardware = Some(options);
         self
     }
 
-    /// The software RNIC's name, which `doorbell counters` shows: 1 to 63 letters, digits, dashes, dots and underscores of
-    /// ASCII. Without it the name is `doorbell0`. A device of the machine is named with [`hardware`](Self::hardware).
+    /// Sets the name of the software RNIC, which `doorbell counters` shows: 1 to 63 ASCII letters, digits, dashes,
+    /// dots and underscores. The default is `doorbell0`. [`hardware`](Self::hardware) selects a device of the machine
+    /// by its name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The software RNIC's address: one of this machine's, by which peers reach it. Without it the next free loopback
-    /// address is taken, which only peers on this machine reach.
+    /// Sets the address of the software RNIC: an address of this machine, by which peers reach it. The default is the
+    /// next free loopback address, which only peers on this machine reach.
     pub fn address(mut self, address: impl Into<IpAddr>) -> Self {
         self.address = Some(address.into());
         self
     }
 
-    /// The software RNIC's UDP port, which must be the same at both ends. Anything but 4791 is not RoCE's.
+    /// Sets the UDP port of the software RNIC, which must be the same at both ends. Only 4791 is the port of RoCE v2.
     pub fn udp_port(mut self, port: u16) -> Self {
         self.udp_port = Some(port);
         self
     }
 
-    /// Publishes what the software RNIC counts for `doorbell counters`: off unless switched on. The environment
-    /// variable `DOORBELL_PUBLISH=0` switches it off in any case.
+    /// Publishes the counters of the software RNIC for `doorbell counters`; the default is off. The environment
+    /// variable `DOORBELL_PUBLISH=0` always switches it off.
     pub fn publish_counters(mut self, on: bool) -> Self {
         self.publish = on;
         self
     }
 
-    /// Loses, repeats, reorders, delays or damages packets that arrive at the software RNIC, as the plan's seed decides.
+    /// Drops, duplicates, reorders, delays or corrupts arriving packets of the software RNIC, as the plan's seed
+    /// decides.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -145,8 +147,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Seeds the software RNIC's keys and numbers, which come from the operating system's randomness otherwise. Only
-    /// for tests: peers could guess them.
+    /// Seeds the keys and numbers of the software RNIC, which otherwise come from the operating system's randomness.
+    /// Only for tests, since peers could guess them.
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
         self
@@ -162,9 +164,9 @@ impl DeviceBuilder {
     ///
     /// # Errors
     ///
-    /// The machine has no device of this name; or another program has the address and port; or the address is not one of
-    /// this machine; or an option does not apply to this kind of device; or the
-    /// name has other characters than those allowed.
+    /// The machine has no device of this name, or the name has other characters than those allowed. Another program
+    /// has the address and port, or the address is not one of this machine. An option does not apply to this kind of
+    /// device.
     pub fn open(self) -> Result<Device, OpenError> {
         let device = match &self.hardware {
             Some(options) => {

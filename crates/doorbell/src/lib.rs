@@ -1,8 +1,8 @@
-//! Messages over RDMA, with a software RNIC where there is no hardware.
+//! Messages over RDMA, with a software RNIC for machines without RDMA hardware.
 //!
 #![doc = include_str!("../README.md")]
 //!
-//! # Where things are
+//! # Contents
 //!
 //! | to | use |
 //! |---|---|

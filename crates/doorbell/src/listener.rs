@@ -12,53 +12,53 @@ use doorbell_exchange::{Connector, SendReceive};
 use crate::device::Device;
 use crate::setup::{EstablishError, Options, establish, establish_admitted};
 
-/// Why a listener was not opened.
+/// Errors of opening a listener.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {error}")]
 #[non_exhaustive]
 pub struct ListenError {
     /// The address as it was given, or as it was resolved.
     pub address: String,
-    /// Why.
+    /// The reason.
     pub error: io::Error,
 }
 
-/// Why no client was accepted. The listener goes on in any case.
+/// Errors of accepting a client. The listener continues after each.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// Nobody came.
+    /// No client came before the deadline.
     #[error("no client came within {} s", .0.as_secs_f64())]
     Deadline(Duration),
-    /// The operating system has no connection to give.
+    /// The operating system could not accept a connection.
     #[error("a TCP connection could not be accepted: {0}")]
     Io(#[from] io::Error),
-    /// Somebody came who did not become a client. The next one may.
+    /// A connection did not become a client. The next one may.
     #[error("{peer} did not become a client: {error}")]
     Client {
-        /// Who.
+        /// The address of the peer.
         peer: SocketAddr,
-        /// Why not.
+        /// The reason.
         error: EstablishError,
     },
 }
 
-/// Why a server was not connected to.
+/// Errors of connecting to a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The address names nothing.
+    /// The address has no host or port.
     #[error("the server's address names no host and port: {0}")]
     Address(io::Error),
-    /// Nobody listens there, or nobody answers.
+    /// No listener exists at the address, or it does not answer.
     #[error("{server} cannot be reached: {error}")]
     Unreachable {
-        /// Where.
+        /// The address of the server.
         server: SocketAddr,
-        /// Why not.
+        /// The reason.
         error: io::Error,
     },
-    /// The server was reached, and yet no connection came about.
+    /// The server was reached, but the set-up of the connection failed.
     #[error(transparent)]
     Server(#[from] EstablishError),
 }
@@ -120,7 +120,8 @@ pub(crate) fn limits(client_deadline: Duration) -> Limits {
 pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 
 impl Device {
-    /// Listens on a TCP address, over which connections are set up; messages go by this device. Port 0 takes a free one.
+    /// Listens on a TCP address, over which connections are set up; messages use this device. Port 0 takes a free
+    /// port.
     ///
     /// # Errors
     ///
@@ -148,8 +149,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Nobody listens there, the listener does not answer in time or speaks something else, or the options are wrong or
-    /// do not fit those of the listener.
+    /// No listener exists at the address, it does not answer in time, or it speaks another protocol. The options are
+    /// invalid, or do not match those of the listener.
     pub fn connect<P: Connector>(
         &self,
         address: impl ToSocketAddrs,
@@ -160,10 +161,10 @@ impl Device {
         let left = || deadline.saturating_sub(begun.elapsed());
         let mut last = ConnectError::Address(io::ErrorKind::InvalidInput.into());
         for server in address.to_socket_addrs().map_err(ConnectError::Address)? {
-            // No time at all is an error of its own to the operating system.
+            // The operating system rejects a timeout of 0.
             match TcpStream::connect_timeout(&server, left().max(Duration::from_nanos(1))) {
                 Ok(stream) => {
-                    let _ = stream.set_nodelay(true); // it would only be slower
+                    let _ = stream.set_nodelay(true); // without it the set-up is only slower
                     return Ok(Blocking::new(establish(self, &options, &stream, left())?));
                 }
                 Err(error) => last = ConnectError::Unreachable { server, error },
@@ -174,16 +175,16 @@ impl Device {
 }
 
 impl<P: Connector> Listener<P> {
-    /// The address that clients connect to.
+    /// Returns the address that clients connect to.
     ///
     /// # Errors
     ///
-    /// None: the address was asked for when the listener was opened.
+    /// None: the address was determined when the listener was opened.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.address)
     }
 
-    /// Gives a client that has come this much time to set up its connection, instead of five seconds.
+    /// Sets the time that a client has to set up its connection, instead of five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
         if let Some(lobby) = self.visitors.lobby.get_mut().unwrap_or_else(PoisonError::into_inner) {
             lobby.set_total(deadline);
@@ -194,8 +195,8 @@ impl<P: Connector> Listener<P> {
     ///
     /// # Errors
     ///
-    /// Nobody came. Or somebody came who does not speak Doorbell's set-up, sends nothing in time, or has options that
-    /// do not fit: then the error names it, and the next call waits for the next client.
+    /// No client came before the deadline. A peer does not speak Doorbell's set-up protocol, sends nothing in time,
+    /// or has options that do not match. The error then names the peer, and the next call waits for the next client.
     pub fn accept(&self, deadline: Duration) -> Result<Blocking<P::Connection>, AcceptError> {
         let until = Instant::now().checked_add(deadline);
         let event = {

@@ -19,8 +19,8 @@ use crate::device::Device;
 use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError, limits};
 use crate::setup::{EstablishError, Options};
 
-/// A device whose connections are waited for in tokio's runtime: all of them by one descriptor, which is registered
-/// once. Clones are the same.
+/// A device for connections in tokio's runtime. One descriptor, registered once, serves all of them. Clones are the
+/// same device.
 #[derive(Clone, Debug)]
 pub struct Tokio {
     device: Device,
@@ -28,20 +28,20 @@ pub struct Tokio {
     waiter: TokioWaiter,
 }
 
-/// Why a device was not brought into the runtime.
+/// Errors of registering a device with the runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokioError {
-    /// The device has no completion channel left.
+    /// The device has no free completion channel.
     #[error("the device has no completion channel: {0}")]
     Device(#[from] doorbell_verbs::Error),
-    /// The runtime does not take it.
+    /// The runtime refuses the descriptor.
     #[error("the runtime does not take the completion channel: {0}")]
     Runtime(#[from] io::Error),
 }
 
 impl Device {
-    /// Has connections of this device waited for in the runtime that this is called in.
+    /// Registers this device with the current runtime.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Device {
 type Connection<P> = Async<TokioWaiter, <P as Connector>::Connection>;
 
 impl Tokio {
-    /// Listens on a TCP address, over which connections are set up. Port 0 takes a free one.
+    /// Listens on a TCP address, over which connections are set up. Port 0 takes a free port.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Tokio {
         Err(last)
     }
 
-    /// Makes a connection with the peer at the other end of a stream, whose description may have come already.
+    /// Makes a connection with the peer at the other end of a stream. `description`, if any, was already received.
     async fn establish<P: Connector>(
         &self,
         options: &Options<P>,
@@ -119,7 +119,7 @@ impl Tokio {
         until: Until,
     ) -> Result<Connection<P>, EstablishError> {
         let peer = peer.to_string();
-        let _ = stream.set_nodelay(true); // it would only be slower
+        let _ = stream.set_nodelay(true); // without it the set-up is only slower
         let endpoint = options.protocol.endpoint(self.device.pd(), &options.config, Some(&self.channel))?;
         let own = options.protocol.describe(&endpoint);
         let broke = |error| SetupError::broke(&peer, error, until.given);
@@ -156,7 +156,7 @@ async fn describe(stream: &mut TcpStream, peer: &str, until: Until) -> Result<En
 /// A deadline.
 #[derive(Clone, Copy)]
 struct Until {
-    /// `None` is beyond what the clock can tell.
+    /// `None` is later than any time of the clock.
     at: Option<Instant>,
     given: Duration,
 }
@@ -186,16 +186,16 @@ pub struct TokioListener<P = SendReceive> {
 }
 
 impl<P: Connector> TokioListener<P> {
-    /// The address that clients connect to.
+    /// Returns the address that clients connect to.
     ///
     /// # Errors
     ///
-    /// None: the address was asked for when the listener was opened.
+    /// None: the address was determined when the listener was opened.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.address)
     }
 
-    /// Gives a client that has come this much time to set up its connection, instead of five seconds.
+    /// Sets the time that a client has to set up its connection, instead of five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
         self.visitors.get_mut().set_total(deadline);
     }

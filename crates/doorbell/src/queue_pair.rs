@@ -1,4 +1,4 @@
-//! A queue pair for those who post work requests themselves.
+//! A queue pair for programs that post work requests themselves.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -20,23 +20,23 @@ use crate::setup::{EstablishError, meet};
 pub struct QueuePair {
     /// The queue pair.
     pub qp: Qp,
-    /// Where sends and receives complete.
+    /// Completion queue of sends and receives.
     pub cq: Cq,
     /// The memory that the peer lets this side reach; its length is 0 if the peer lets it reach none.
     pub peer: RemoteRegion,
 }
 
-/// Why a queue pair was not brought up.
+/// Errors of bringing up a queue pair.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueuePairError {
-    /// The two sides did not come together.
+    /// The set-up between the two sides failed.
     #[error(transparent)]
     Peer(#[from] EstablishError),
-    /// The peer wants a connection of messages.
+    /// The peer requests a connection of messages.
     #[error("the peer set up a connection of messages, this side a queue pair: make the same call at both")]
     Messages,
-    /// The device made no queue pair of these capacities.
+    /// The device refused a queue pair of these capacities.
     #[error("the queue pair could not be created: {0}")]
     Create(#[from] verbs::Error),
     /// A step to the connected state was refused.
@@ -50,9 +50,9 @@ pub enum QueuePairError {
 impl Device {
     /// Brings up a queue pair with the peer at the other end of a TCP stream, which makes the same call.
     ///
-    /// The peer may reach the region `shared` as far as its [`Access`] allows; the peer's is
-    /// [`QueuePair::peer`] here. Receives that the peer's first message needs are posted by the program: the sides have to
-    /// agree on who sends first.
+    /// The peer may reach the region `shared` as far as its [`Access`] allows; [`QueuePair::peer`] is the region of
+    /// the peer. The program posts the receives that the peer's first message needs, so the sides have to agree on
+    /// which of them sends first.
     ///
     /// ```
     /// use std::net::{TcpListener, TcpStream};
@@ -63,7 +63,8 @@ impl Device {
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let soon = Duration::from_secs(10);
-    /// let capacities = QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
+    /// let capacities =
+    ///     QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
     /// let tcp = TcpListener::bind("127.0.0.1:0")?;
     /// let address = tcp.local_addr()?;
     /// let target = std::thread::spawn(move || {
@@ -95,8 +96,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The device has no such queue pair, the peer does not make the same call within the deadline, or the two devices
-    /// do not fit.
+    /// The device refuses such a queue pair, the peer does not make the same call within the deadline, or the two
+    /// devices are incompatible.
     pub fn queue_pair(
         &self,
         stream: &TcpStream,
@@ -113,7 +114,7 @@ impl Device {
         let own = EndpointDescription {
             protocol: Protocol::SendReceive.wire_id(),
             regions: [shared.map_or(RemoteRegion::NONE, RemoteRegion::of), RemoteRegion::NONE],
-            // No connection of messages has its depth, which is 0.
+            // Connections of messages never have this depth of 0.
             ..EndpointDescription::bare(&qp, device.random_psn())
         };
         let Config { timeout, retry_count, rnr_retry, min_rnr_timer, .. } = Config::default();
@@ -129,24 +130,24 @@ impl Device {
     }
 }
 
-/// Why an operation on a queue pair did not come to pass.
+/// Errors of an operation on a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
-    /// It was not accepted.
+    /// The operation was not accepted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// More was outstanding than the capacities say.
+    /// More operations were outstanding than the capacities allow.
     #[error(transparent)]
     Overrun(#[from] Overrun),
-    /// It was tried, and failed. The queue pair is in error now.
+    /// The operation failed, and the queue pair is now in error.
     #[error("the operation failed: {}", .0.describe())]
     Failed(Status),
 }
 
 impl QueuePair {
-    /// Posts one operation on this memory and waits until it is complete. Nothing else that makes a completion may be
-    /// outstanding: its completion would be taken for this one's.
+    /// Posts one operation on this memory and waits until it is complete. No other operation that generates a
+    /// completion may be outstanding, since its completion would count as the one of this operation.
     ///
     /// # Errors
     ///
@@ -161,15 +162,15 @@ impl QueuePair {
         }
     }
 
-    /// Polls until there is a completion. The caller has posted what will complete: otherwise this never returns.
+    /// Polls until there is a completion. Without an outstanding operation that completes, this never returns.
     ///
     /// # Errors
     ///
-    /// Completions were lost, since more were outstanding than the capacities say.
+    /// Completions were lost, since more were outstanding than the capacities allow.
     pub fn next_completion(&self) -> Result<Completion, Overrun> {
         let mut out = [Completion::default()];
         while self.cq.poll(&mut out)? == 0 {
-            std::thread::yield_now(); // the peer may wait for this very CPU
+            std::thread::yield_now(); // the peer may need this CPU
         }
         let [completion] = out;
         Ok(completion)

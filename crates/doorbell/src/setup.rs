@@ -1,7 +1,7 @@
 //! Both ends of a connection, from a TCP stream to the peer.
 //!
-//! Each side sends its description, connects with the peer's, and says so by one byte: so neither begins before the
-//! other can receive, and each learns that the other could not connect.
+//! Each side sends its description, connects with the peer's, and reports this by one byte. So neither side begins
+//! before the other can receive, and each learns if the other could not connect.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -14,8 +14,8 @@ use doorbell_verbs::Channel;
 
 use crate::device::Device;
 
-/// How connections are made: by which protocol, with which configuration. Both ends must agree on the protocol and on
-/// flow control; windows, depths and lengths of messages may differ.
+/// Protocol and configuration of a connection. Both ends must agree on the protocol and on flow control; windows,
+/// depths and lengths of messages may differ.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Options<P = SendReceive> {
@@ -25,27 +25,27 @@ pub struct Options<P = SendReceive> {
 }
 
 impl Default for Options {
-    /// Send-Receive, as [`Config::default`] has it.
+    /// Options of Send-Receive with [`Config::default`].
     fn default() -> Self {
         Self::of(SendReceive)
     }
 }
 
 impl<P: Connector> Options<P> {
-    /// The options of a protocol, with the default configuration.
+    /// Creates options of a protocol with the default configuration.
     pub fn of(protocol: P) -> Self {
         Self { protocol, config: Config::default(), sleeps: true }
     }
 
-    /// Sets the configuration. Wrong values are an error of [`connect`](Device::connect) or
-    /// [`accept`](crate::Listener::accept), which says what is allowed.
+    /// Sets the configuration. Invalid values are an error of [`connect`](Device::connect) or
+    /// [`accept`](crate::Listener::accept), which states the allowed values.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Polls without ever sleeping: some microseconds less latency, for a processor that does nothing else. It
-    /// concerns blocking connections alone.
+    /// Polls without ever sleeping: this saves some microseconds of latency, but occupies a processor. Only blocking
+    /// connections use it.
     pub fn busy_poll(mut self) -> Self {
         self.sleeps = false;
         self
@@ -56,35 +56,35 @@ impl<P: Connector> Options<P> {
     }
 }
 
-/// Why two sides that reached each other did not become connected.
+/// Errors of setting up a connection between two sides that reached each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EstablishError {
-    /// The peer speaks something else, is of another release, or is too slow.
+    /// The peer speaks another protocol, is of another release, or is too slow.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// This side's options are wrong, or do not fit the peer's.
+    /// The options of this side are invalid, or do not match the peer's.
     #[error("the connection cannot be made: {0}")]
     Unfit(#[from] exchange::ConnectError),
     /// The device has no room for a connection.
     #[error("the device has no room for a connection: {0}")]
     Device(#[from] doorbell_verbs::Error),
-    /// The listener had no place for more clients, and this one had been silent for longest.
+    /// The listener had no room for more clients, and this one had been silent for longest.
     #[error("{peer} made room for another client, since it had been silent for longest")]
     Evicted {
-        /// Its address.
+        /// The address of the client.
         peer: String,
     },
     /// The peer ended the set-up, since it cannot connect with this side.
     #[error("{peer} gave up: it cannot connect with this side's options, or its program ended")]
     GaveUp {
-        /// Who.
+        /// The name of the peer.
         peer: String,
     },
 }
 
 impl EstablishError {
-    /// What an error means while the peer is expected to say that it is connected.
+    /// Returns the error of a failure to read the byte by which the peer reports that it is connected.
     pub(crate) fn unready(peer: &str, error: io::Error, deadline: Duration) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -105,7 +105,7 @@ impl EstablishError {
         }
     }
 
-    /// Is the peer connected, having said this?
+    /// Returns whether this byte reports that the peer is connected.
     pub(crate) fn check_ready(peer: &str, said: u8) -> Result<(), Self> {
         let what = "anything but that it is connected";
         if said == READY { Ok(()) } else { Err(SetupError::Description { peer: peer.to_owned(), what }.into()) }
@@ -116,7 +116,7 @@ pub(crate) fn name_of(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string())
 }
 
-/// Exchanges descriptions, has `connect` do something with the peer's, and waits until the peer has done so too.
+/// Exchanges descriptions, calls `connect` with the peer's, and waits until the peer has connected too.
 pub(crate) fn meet<T, E: From<EstablishError>>(
     stream: &TcpStream,
     own: EndpointDescription,
@@ -131,7 +131,7 @@ pub(crate) fn meet<T, E: From<EstablishError>>(
     Ok(connected)
 }
 
-/// Tells the peer that this side is connected, and waits for the same word from the peer.
+/// Tells the peer that this side is connected, and waits until the peer reports the same.
 fn be_ready(timed: &mut Timed<'_>, peer: &str, deadline: Duration) -> Result<(), EstablishError> {
     let mut said = [0];
     let result = timed.write_all(&[READY]).and_then(|()| timed.read_exact(&mut said));
@@ -152,7 +152,7 @@ pub(crate) fn establish<P: Connector>(
     meet(stream, own, deadline, |peer| Ok(options.protocol.connect(endpoint, peer)?))
 }
 
-/// Makes a connection with a client whose description has come already.
+/// Makes a connection with a client whose description was already received.
 pub(crate) fn establish_admitted<P: Connector>(
     device: &Device,
     options: &Options<P>,

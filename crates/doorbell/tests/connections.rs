@@ -17,7 +17,7 @@ use doorbell::{
 
 /// Longer than anything here takes, however slow the machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What is to pass.
+/// A short deadline that passes in these tests.
 const SHORT: Duration = Duration::from_millis(50);
 
 type Connection = exchange::send_receive::Connection;
@@ -66,7 +66,7 @@ fn every_protocol_listens_and_connects() {
 
 #[test]
 fn nobody_listens() {
-    // A port that another connection has, so that nobody else takes it for a listener.
+    // A port that another connection has, so that no other process listens on it.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let address = elsewhere.local_addr().unwrap();
@@ -221,7 +221,7 @@ fn a_sending_half_that_is_dropped_closes_its_side() {
 
 #[test]
 fn a_receiving_half_that_is_dropped_leaves_the_other() {
-    // Again and again: at the end the client's device is asleep, and nobody but the goodbye wakes it.
+    // Several rounds: at the end the client's device is asleep, and only the goodbye wakes it.
     for _ in 0..20 {
         let (server, mut client) = pair(Options::default());
         let (mut send, receive) = server.split();

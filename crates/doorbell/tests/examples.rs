@@ -18,7 +18,7 @@ use std::error::Error;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
-/// What an example prints, as the page of examples shows it below the command.
+/// Returns the output of an example, as the page of examples shows it below the command.
 fn shown(name: &str) -> String {
     let page = std::fs::read_to_string(format!("{FOLDER}/README.md")).unwrap();
     let command = format!("$ cargo run -p doorbell --example {name}");

@@ -138,7 +138,7 @@ async fn a_cancelled_receive_loses_no_message() {
                 expected += 1;
             }
         }
-        // The rest is heard in halves of which one waits in vain.
+        // The halves receive the rest; one of them waits without success.
         if expected == 100 {
             break;
         }

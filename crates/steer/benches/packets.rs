@@ -1,7 +1,7 @@
-//! CPU time per packet of the box. Clients' requests arrive, go to the node, and are answered: WRITEs and READs of 128 bytes
-//! that are multiplexed, CASes that become WRITEs, and what a store's client asks for that is steered: puts, each a WRITE of a
-//! node of 128 bytes and a CAS of an old node, which goes to the newest one as a WRITE; and READs of an old node. Every packet's
-//! ICRC is checked on the way in and made on the way out.
+//! CPU time per packet of the box. Requests of clients arrive, go to the node, and are answered. The requests are
+//! multiplexed WRITEs and READs of 128 bytes, CASes that become WRITEs, and steered requests of a store's client. The
+//! latter are puts and READs of an old node. A put is a WRITE of a node of 128 bytes and a CAS of an old node, which
+//! goes to the newest one as a WRITE. Every packet's ICRC is checked on arrival and computed on departure.
 
 use std::net::IpAddr;
 
@@ -52,7 +52,7 @@ impl Layout for Chains {
     }
 }
 
-/// What each client does in its turn.
+/// Request of each client in its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Turn {
     Write,
@@ -93,7 +93,7 @@ fn tail(version: u64) -> u64 {
     TAIL | version
 }
 
-/// Where nodes of a client's key lie.
+/// Returns the address of a node of a client's key.
 fn node_of(client: usize, number: u64) -> u64 {
     BASE + (client as u64 * NODES + number) * BYTES as u64
 }
@@ -152,7 +152,7 @@ impl Bench {
         self.packet.truncate(self.packet.len() - ICRC_LEN);
         self.now_ns += 100;
         self.steer.handle_packet(self.now_ns, &outer(from, self.address), &self.packet);
-        // What follows leaves, with an ICRC.
+        // Resulting packets leave with an ICRC.
         let flow = Flow::new(self.address, self.node, ROCE_UDP_PORT, ROCE_UDP_PORT);
         let mut sum = 0;
         let count = self.steer.poll_transmit(|_, packet| sum ^= u64::from(flow.icrc(0, true, packet)));

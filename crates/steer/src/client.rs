@@ -9,22 +9,22 @@ use crate::config::ClientEnd;
 use crate::message::Message;
 use crate::output::{Output, Path};
 
-/// Results of atomics that are kept for repetitions, for each client: as many as it may have outstanding
-/// (IBTA Vol 1, 9.7.4.4), and some more.
+/// Results of atomics that are kept for repetitions, for each client: the maximum of outstanding atomics (IBTA Vol 1,
+/// 9.7.4.4), and some more.
 const ATOMICS_KEPT: usize = 64;
 
-/// READs that went elsewhere, kept so that a repetition goes there too.
+/// Steered READs, kept so that a repetition is steered to the same node.
 const REDIRECTS_KEPT: usize = 64;
 
 /// Repetitions of a client that wait for their turn.
 const REPETITIONS: usize = 128;
 
-/// What is answered once more, in the order in which the client asked.
+/// Repeated requests that need an answer again, in the order of the client's repetitions.
 #[derive(Debug)]
 pub(crate) enum Repetition {
-    /// A READ, which the node carries out again.
+    /// A READ, which the node executes again.
     Read(Message),
-    /// That READ is at the node.
+    /// A READ that the node is executing again.
     ReadInFlight,
     Atomic {
         psn: Psn,
@@ -33,19 +33,19 @@ pub(crate) enum Repetition {
     Acknowledge,
 }
 
-/// What becomes of a client's requests.
+/// State of a client's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Open,
-    /// The request at the next PSN is refused, once everything before it is answered.
+    /// The request at the next PSN is refused, once all earlier ones are answered.
     Refusing(NakCode),
-    /// The queue pair with the node failed while nothing of this client was there: its next request hears of it.
+    /// The queue pair with the node failed without outstanding requests of this client: its next request gets a NAK.
     Failing,
-    /// The request at this PSN was refused, and nothing after it is carried out.
+    /// The request at this PSN was refused, and later requests are dropped.
     Refused(Psn, NakCode),
 }
 
-/// Where a READ went instead.
+/// New target of a steered READ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Redirect {
     pub(crate) psn: Psn,
@@ -57,39 +57,39 @@ pub(crate) struct Redirect {
 
 #[derive(Debug)]
 pub(crate) struct Client {
-    /// The number that the client sends to.
+    /// The queue pair number that the client sends to.
     pub(crate) own_qpn: Qpn,
     pub(crate) peer: ClientEnd,
     pub(crate) phase: Phase,
     /// The PSN of the next new packet.
     pub(crate) expected: Psn,
-    /// Everything before this is answered.
+    /// The PSN up to which all requests are answered.
     pub(crate) answered: Psn,
-    /// Requests accepted, and answered.
+    /// Numbers of accepted and of answered requests.
     pub(crate) accepted_msn: Msn,
     pub(crate) answered_msn: Msn,
-    /// A WRITE of which packets are missing, and the payload bytes that are there.
+    /// A WRITE with missing packets, and its received payload bytes.
     pub(crate) assembly: Option<(Message, u32)>,
-    /// When the last packet of it arrived.
+    /// Time of its last packet.
     pub(crate) assembly_ns: u64,
     /// Requests that wait for their turn at the node.
     pub(crate) waiting: VecDeque<Message>,
     /// Requests at the node.
     pub(crate) in_flight: usize,
-    /// Bytes of packets that are held for it.
+    /// Bytes of packets that are held for the client.
     pub(crate) held_bytes: usize,
     pub(crate) repetitions: VecDeque<Repetition>,
     atomics: VecDeque<(Psn, u64)>,
     redirects: VecDeque<Redirect>,
-    /// It has a place in the box's list of clients with something to send to the node, or waits for something
-    /// that puts it there.
+    /// Whether the client is in the box's list of clients with requests for the node, or waits for an event that adds
+    /// it there.
     pub(crate) scheduled: bool,
     pub(crate) touched: bool,
-    /// A NAK was made for the PSN that is expected.
+    /// Whether a NAK was made for the expected PSN.
     nak_made: bool,
     nak_due: bool,
     ack_due: bool,
-    /// Packets of an incomplete message are to be acknowledged.
+    /// Whether packets of an incomplete message need an acknowledgement.
     partial_ack_due: bool,
     /// DSCP of its requests, for acknowledgements.
     pub(crate) traffic_class: u8,
@@ -125,29 +125,29 @@ impl Client {
         }
     }
 
-    /// Is there a request of this client that is not answered? One that is incomplete does not count.
+    /// Returns whether the client has an unanswered complete request.
     pub(crate) fn is_answered(&self) -> bool {
         self.waiting.is_empty() && self.in_flight == 0
     }
 
-    /// Is a repetition at the node, or on its way there? Answers to later requests wait until it is answered, since
-    /// the client could not use them.
+    /// Returns whether a repetition is at the node, or on its way there. Answers to later requests wait until it is
+    /// answered, since the client could not use them.
     pub(crate) fn is_repeating(&self) -> bool {
         !self.repetitions.is_empty()
     }
 
-    /// The PSN after the last request that is complete.
+    /// Returns the PSN after the last complete request.
     pub(crate) fn complete_end(&self) -> Psn {
         self.assembly.as_ref().map_or(self.expected, |(message, _)| message.psn)
     }
 
-    /// A packet with the expected PSN has arrived.
+    /// Records that a packet with the expected PSN has arrived.
     pub(crate) fn arrived(&mut self, packets: u32) {
         self.expected = self.expected.add(packets);
         (self.nak_made, self.nak_due) = (false, false);
     }
 
-    /// A packet ahead of the expected one has arrived. True if that is news.
+    /// Records that a packet ahead of the expected one has arrived. Returns true if it is the first such packet.
     pub(crate) fn missed(&mut self) -> bool {
         self.nak_due |= !self.nak_made;
         !std::mem::replace(&mut self.nak_made, true)
@@ -161,7 +161,7 @@ impl Client {
         self.partial_ack_due = true;
     }
 
-    /// Queues a repetition. False if there is no room: then the client will have to ask again.
+    /// Queues a repetition. Returns false if there is no room; the client then has to repeat again.
     pub(crate) fn repeat(&mut self, repetition: Repetition) -> bool {
         let has_room = self.repetitions.len() < REPETITIONS;
         if has_room {
@@ -170,7 +170,7 @@ impl Client {
         has_room
     }
 
-    /// The READ at the head of the repetitions is answered.
+    /// Records that the READ at the head of the repetitions is answered.
     pub(crate) fn repeated(&mut self) {
         if matches!(self.repetitions.front(), Some(Repetition::ReadInFlight)) {
             self.repetitions.pop_front();
@@ -188,7 +188,7 @@ impl Client {
         self.atomics.push_back((psn, original));
     }
 
-    /// Where the READ with this PSN went, if it went elsewhere.
+    /// Returns the new target of the READ with this PSN, if it was steered.
     pub(crate) fn redirect_of(&self, psn: Psn) -> Option<Redirect> {
         self.redirects.iter().rev().find(|redirect| psn.distance_from(redirect.psn) < redirect.packets).copied()
     }
@@ -200,25 +200,25 @@ impl Client {
         self.redirects.push_back(redirect);
     }
 
-    /// A request is answered, apart from what [`settle`](Self::settle) sends.
+    /// Records that a request is answered, except for packets that [`settle`](Self::settle) sends.
     pub(crate) fn completed(&mut self, message: &Message) {
         self.in_flight -= 1;
         self.answered = message.psn.add(message.packets);
         self.answered_msn = message.msn;
     }
 
-    /// The answer to an atomic: at once, or behind the repetitions.
+    /// Sends the answer to an atomic at once, or queues it after the repetitions.
     pub(crate) fn answer_atomic(&mut self, psn: Psn, original: u64, from: IpAddr, out: &mut Output) {
         if self.is_repeating() {
             self.repeat(Repetition::Atomic { psn, original });
         } else {
-            self.ack_due = false; // it acknowledges everything before it
+            self.ack_due = false; // the answer acknowledges all earlier requests
             self.send_atomic(psn, original, from, out);
         }
     }
 
-    /// Sends what may be sent now: answers that were asked for again up to the first READ, then acknowledgements
-    /// and refusals. True if an acknowledgement was among it.
+    /// Sends the packets that may be sent now: repeated answers up to the first READ, then acknowledgements and
+    /// refusals. Returns true if these include an acknowledgement.
     pub(crate) fn settle(&mut self, from: IpAddr, out: &mut Output) -> bool {
         loop {
             match self.repetitions.front() {
@@ -236,7 +236,7 @@ impl Client {
         if !self.is_answered() {
             return has_acked;
         }
-        // A NAK acknowledges everything before it (IBTA Vol 1, 9.7.5.1.2), so it waits until all of that is answered.
+        // A NAK acknowledges all earlier requests (IBTA Vol 1, 9.7.5.1.2), so it waits until they are answered.
         if std::mem::take(&mut self.partial_ack_due) && self.expected != self.answered {
             self.send_ack(self.expected.sub(1), from, out);
         }
@@ -250,12 +250,12 @@ impl Client {
         has_acked
     }
 
-    /// Is a NAK for a lost request about to leave?
+    /// Returns whether a NAK for a lost request waits to be sent.
     pub(crate) fn is_nak_due(&self) -> bool {
         self.nak_due && self.is_answered() && !self.is_repeating()
     }
 
-    /// The way to the client for what the box itself says.
+    /// Returns the path to the client for packets of the box itself.
     pub(crate) fn path(&self, from: IpAddr) -> Path {
         Path { source: from, destination: self.peer.address, traffic_class: self.traffic_class & !ECN, hop_limit: 64 }
     }

@@ -1,30 +1,30 @@
-//! What a box is made with, and whom it knows.
+//! Configuration of a box, and descriptions of its node, regions and clients.
 
 use std::net::IpAddr;
 
 use doorbell_verbs_core::Access;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 
-/// What a box is made with.
+/// Configuration of a box.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The address that clients and node see.
+    /// The address that clients and node use for the box.
     pub address: IpAddr,
-    /// What the box holds at most.
+    /// Limits of the box's memory.
     pub limits: Limits,
-    /// Seeds queue pair numbers and the first PSN. A box that is started again gets another one, so that packets
-    /// for the box before it find no queue pair.
+    /// Seed of queue pair numbers and the first PSN. A restarted box gets another seed, so that packets for its
+    /// predecessor match no queue pair.
     pub seed: u64,
 }
 
 impl Config {
-    /// A box at this address with the default limits and seed 0.
+    /// Returns the configuration of a box at this address, with the default limits and seed 0.
     pub fn at(address: IpAddr) -> Self {
         Self { address, limits: Limits::default(), seed: 0 }
     }
 }
 
-/// What a box holds at most. Nothing that arrives from the network makes it hold more.
+/// Limits of a box's memory, which no packet from the network can exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Clients at one time, at most 32,768.
@@ -37,21 +37,21 @@ pub struct Limits {
     pub client_requests: usize,
     /// Bytes of packets that the box holds for one client.
     pub client_bytes: usize,
-    /// Bytes of packets that the box holds for all of them.
+    /// Bytes of packets that the box holds for all clients.
     pub held_bytes: usize,
     /// Keys whose newest node the box remembers, and three times as many nodes; 16,777,216 at most.
     pub keys: usize,
-    /// Words whose value it remembers, of regions that nothing else reaches.
+    /// Words whose value the box remembers, in regions that only the box accesses.
     pub words: usize,
     /// Bytes in flight to the node, and of READ responses from it, counted as the kernel counts datagrams in a
     /// socket's receive buffer.
     pub window_bytes: u64,
-    /// A client that leaves a message incomplete for this long loses its connection.
+    /// Time after which a client that leaves a message incomplete loses its connection.
     pub incomplete_ns: u64,
 }
 
 impl Limits {
-    /// The most clients that a box can have: their place in its table is a part of their queue pair numbers.
+    /// Maximum number of clients: their index in the table is a part of their queue pair numbers.
     pub const MOST_CLIENTS: usize = 1 << 15;
 }
 
@@ -79,18 +79,18 @@ pub struct NodeEnd {
     pub address: IpAddr,
     /// The node's queue pair.
     pub qpn: Qpn,
-    /// The path MTU of this queue pair, which all clients must have too: a message keeps its packets on both sides.
+    /// The path MTU of this queue pair and of all clients: a message has the same packets on both sides.
     pub path_mtu: PathMtu,
-    /// READs and atomics that the node takes at one time on this queue pair (its `max_dest_rd_atomic`).
+    /// READs and atomics that the node accepts at one time on this queue pair (its `max_dest_rd_atomic`).
     pub max_rd_atomic: u8,
-    /// How long the box waits for an acknowledgement before it sends again; doubles up to 64 times that.
+    /// Time to wait for an acknowledgement before a retransmission; doubles up to 64 times that.
     pub timeout_ns: u64,
-    /// How often in a row it does so before it gives the node up.
+    /// Number of retransmissions in a row before the box gives the node up.
     pub retries: u8,
 }
 
 impl NodeEnd {
-    /// A node at this address, with queue pair 0, 16 READs and atomics, 1 ms and 12 retries.
+    /// Returns a node at this address, with queue pair 0, 16 READs and atomics, 1 ms and 12 retries.
     pub fn at(address: IpAddr, path_mtu: PathMtu) -> Self {
         Self { address, qpn: Qpn::new(0), path_mtu, max_rd_atomic: 16, timeout_ns: 1_000_000, retries: 12 }
     }
@@ -112,22 +112,21 @@ pub struct ClientEnd {
 /// A memory region of the node, as clients reach it through the box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The key that clients show.
+    /// The key that clients use.
     pub rkey: RKey,
-    /// The key that the node knows the region by.
+    /// The key that the node uses for the region.
     pub node_rkey: RKey,
-    /// Where the region begins, for clients and node alike.
+    /// Address of the first byte, for clients and node alike.
     pub address: u64,
-    /// Bytes of it.
+    /// Length in bytes.
     pub length: u64,
-    /// What clients may do.
+    /// Access rights of clients.
     pub access: Access,
-    /// Every access to the region passes this box, the node's own processor included: only then a CAS may become a
-    /// WRITE.
+    /// Whether every access to the region passes this box, also the node's own. Only then a CAS may become a WRITE.
     pub exclusive: bool,
 }
 
-/// Why a box refuses a node, a region or a client.
+/// Errors of adding a node, a region or a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -143,26 +142,26 @@ pub enum SetupError {
     /// The region ends beyond the address space.
     #[error("a region of {length} bytes at {address:#x} ends beyond the address space")]
     RegionBounds {
-        /// Where it was to begin.
+        /// The requested start address.
         address: u64,
-        /// Its length.
+        /// The requested length.
         length: u64,
     },
-    /// No node is attached, or it was given up.
+    /// No node is attached, or the box has given the node up.
     #[error("the box has no queue pair with a memory node: attach one first")]
     NoNode,
-    /// The client's path MTU is not the node's.
+    /// The path MTUs of client and node differ.
     #[error("the client's path MTU is {} bytes, the memory node's {} bytes: both must be equal", .client.bytes(), .node.bytes())]
     PathMtu {
-        /// What the client has.
+        /// The path MTU of the client.
         client: PathMtu,
-        /// What the node has.
+        /// The path MTU of the node.
         node: PathMtu,
     },
-    /// A client with this address and queue pair is connected.
+    /// A client with this address and queue pair is already connected.
     #[error("queue pair {:#x} of this client is connected already", .0.get())]
     ClientKnown(Qpn),
-    /// The node takes no READs and atomics at all.
+    /// The node accepts no READs and atomics.
     #[error("the memory node must take at least one READ or atomic at a time (max_dest_rd_atomic is 0)")]
     NoReads,
 }

@@ -1,20 +1,20 @@
-//! What a box counts, and how it says so.
+//! Counters of a box, and sentences for them.
 
 macro_rules! counters {
     ($($name:ident: $sentence:literal,)*) => {
-        /// What a box counted since it was made.
+        /// Counters of a box since its creation.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
             $(#[doc = concat!("Counts: ", $sentence, ".")] pub $name: u64,)*
         }
 
         impl Counters {
-            /// What happened at least once: the count and what it counts.
+            /// Returns each count above 0, with the sentence that explains it.
             pub fn sentences(&self) -> impl Iterator<Item = (u64, &'static str)> + use<> {
                 [$((self.$name, $sentence)),*].into_iter().filter(|(count, _)| *count > 0)
             }
 
-            /// Everything by name, what never happened too.
+            /// Returns all counters with their names, also those that are 0.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }

@@ -8,18 +8,18 @@ use doorbell_wire::{BTH_LEN, BthPacket, ICRC_LEN, Opcode, Qpn};
 
 use crate::engine::Steer;
 
-/// Bytes of one batch. What a link hands over at one time makes at most about as much again leave, beside the window
-/// of the node.
+/// Bytes of one batch. Packets that a link delivers at one time cause at most about as many bytes to send, besides
+/// the window of the node.
 const BATCH_BYTES: usize = 4 << 20;
 
-/// What a driver counted.
+/// Counters of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverCounters {
     /// Packets that arrived with a wrong ICRC, or too short for one.
     pub damaged: u64,
-    /// Packets that were to leave from another address than the link's: a link is no switch.
+    /// Packets dropped because their source address is not the one of the link.
     pub foreign_source: u64,
-    /// Packets dropped because too many were to leave at one time.
+    /// Packets dropped because too many waited to be sent at one time.
     pub dropped: u64,
 }
 
@@ -29,14 +29,14 @@ pub struct Driver<L> {
     steer: Steer,
     link: L,
     batch: TransmitBatch,
-    /// Runs of the batch before this one have left.
+    /// Runs of the current batch that were already sent.
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
     counters: DriverCounters,
 }
 
 impl<L: Link> Driver<L> {
-    /// Drives a box over `link`. `port` is the UDP port of both ends, which the ICRC covers; it does not matter where the
+    /// Drives a box over `link`. `port` is the UDP port of both ends, which the ICRC covers; it has no effect if the
     /// link is not sealed.
     pub fn new(steer: Steer, link: L, port: u16) -> Self {
         let address = steer.config().address;
@@ -51,33 +51,33 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// The box.
+    /// Returns the box.
     pub fn steer(&self) -> &Steer {
         &self.steer
     }
 
-    /// The box, to connect clients.
+    /// Returns the box, for example to connect clients.
     pub fn steer_mut(&mut self) -> &mut Steer {
         &mut self.steer
     }
 
-    /// The link.
+    /// Returns the link.
     pub fn link(&self) -> &L {
         &self.link
     }
 
-    /// What was counted beside the box's own counters.
+    /// Returns the counters of the driver, which supplement the box's own.
     pub fn counters(&self) -> DriverCounters {
         self.counters
     }
 
-    /// Receives, does what is due and sends. Returns the number of packets received.
+    /// Receives packets, handles due timeouts and sends. Returns the number of packets received.
     ///
     /// # Errors
     ///
     /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed.
     pub fn pump(&mut self, now_ns: u64) -> io::Result<usize> {
-        // While the link is full nothing new is made that would have to wait for it.
+        // While the link is full, produce no packet that would have to wait for it.
         self.transmit(now_ns)?;
         if self.is_link_full() {
             return Ok(0);
@@ -107,7 +107,7 @@ impl<L: Link> Driver<L> {
         })
     }
 
-    /// Takes what the box wants to send, as runs.
+    /// Takes the packets to send from the box, as runs.
     fn gather(&mut self) {
         let Self { steer, batch, counters, encapsulation, .. } = self;
         self.next_run = 0;
@@ -139,18 +139,18 @@ impl<L: Link> Driver<L> {
         self.link.transmit(now_ns, &self.batch, &mut self.next_run)
     }
 
-    /// Is something waiting for the link to have room?
+    /// Returns whether packets wait for room in the link.
     pub fn is_link_full(&self) -> bool {
         self.next_run < self.batch.runs().len()
     }
 
-    /// When [`pump`](Self::pump) is to be called at the latest.
+    /// Returns the latest time of the next call of [`pump`](Self::pump).
     pub fn poll_timeout(&self) -> Option<u64> {
         self.steer.poll_timeout().into_iter().chain(self.link.poll_timeout()).min()
     }
 }
 
-/// What is known of a packet beside its bytes; a packet that is passed on may be shorter than any header.
+/// Returns the metadata of a packet; a packet that is passed on may be shorter than any header.
 fn info_of(packet: &[u8]) -> TransmitInfo {
     let is_whole = packet.len() >= BTH_LEN;
     let opcode = if is_whole { BthPacket::new_unchecked(packet).opcode() } else { Opcode::default() };

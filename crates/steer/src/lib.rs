@@ -2,9 +2,9 @@
 //! socket, clock or thread.
 //!
 //! Clients address the box as if it were the memory node. [`Steer`] takes their RoCE v2 packets, checks each request
-//! against the node's regions, holds it until its message is complete, and puts it on the one queue pair that it has
-//! with the node. The node's answers go back to the client that asked, with the client's packet and message sequence
-//! numbers. docs/middlebox.md tells how clients reach a box, and what happens under faults.
+//! against the node's regions, and holds it until its message is complete. Then it sends the request on its only
+//! queue pair with the node. The node's answers go back to the client that sent the request, with the client's packet
+//! and message sequence numbers. docs/middlebox.md describes how clients reach a box, and the effects of faults.
 //!
 //! ```
 //! use std::net::IpAddr;

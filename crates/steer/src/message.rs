@@ -8,7 +8,7 @@ use doorbell_wire::{
 
 use crate::steering::Key;
 
-/// What a request does, as the node is asked to do it.
+/// Operation of a request, as the box sends it to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Write,
@@ -17,21 +17,21 @@ pub(crate) enum Kind {
     FetchAdd { add: u64 },
 }
 
-/// What the client learns from an atomic's outcome.
+/// Answer to the client for an atomic's outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// What the node found.
+    /// The value that the node found.
     AsIs,
-    /// The CAS went elsewhere, and compared with another value than the client had asked for.
+    /// The CAS was steered, and compared with another value than the client requested.
     Steered,
-    /// The CAS went as a WRITE: this is what memory held before.
+    /// The CAS was sent as a WRITE; `prior` is the value before it.
     Converted { prior: u64 },
 }
 
 /// A request from its first packet to the node's answer.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// The client: its place in the table, and its queue pair, which differs when the place is used again.
+    /// The client: its index in the table, and its queue pair, which differs when the index is reused.
     pub(crate) slot: u32,
     pub(crate) qpn: Qpn,
     pub(crate) kind: Kind,
@@ -39,39 +39,39 @@ pub(crate) struct Message {
     /// The client's numbers.
     pub(crate) psn: Psn,
     pub(crate) msn: Msn,
-    /// PSNs that it takes on both sides: packets of the request, of a READ those of the response.
+    /// PSNs of the request on both sides: its packets, or for a READ those of the response.
     pub(crate) packets: u32,
-    /// The client asks for the response to a READ once more.
+    /// Whether the client requests the response to a READ again.
     pub(crate) again: bool,
-    /// With the congestion mark of any of its packets.
+    /// Whether any of its packets has a congestion mark.
     pub(crate) traffic_class: u8,
     pub(crate) address: u64,
     pub(crate) length: u32,
-    /// The key that the client showed.
+    /// The key that the client used.
     pub(crate) rkey: RKey,
-    /// The key that the node is shown.
+    /// The key for the node.
     pub(crate) node_rkey: RKey,
-    /// Every access to the region passes the box.
+    /// Whether every access to the region passes the box.
     pub(crate) exclusive: bool,
-    /// The chain to which no other CAS is sent before this one is answered.
+    /// The chain that gets no other CAS before this one is answered.
     pub(crate) lock: Option<Key>,
-    /// What its outcome tells of the value of a word.
+    /// Number of the question about a word that its outcome answers.
     pub(crate) question: Option<u64>,
     /// The first PSN on the node's queue pair.
     pub(crate) node_psn: Psn,
-    /// Packets of it that the node has acknowledged, or sent of a READ's response.
+    /// Number of its packets that the node has acknowledged, or of packets of a READ's response.
     pub(crate) done: u32,
-    /// What it counts for against the limits of held bytes.
+    /// Bytes that count against the limits of held bytes.
     pub(crate) held: usize,
-    /// Its packets, one behind the other.
+    /// Its packets, one after the other.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What the kernel charges for a datagram in a socket's receive buffer, beside its bytes.
+/// Bytes that the kernel charges for a datagram in a socket's receive buffer, besides its payload.
 const DATAGRAM_BYTES: u64 = 832;
 
 impl Message {
-    /// The packets of the request, from BTH to padding: all but the last are full.
+    /// Returns the ranges of the request's packets, from BTH to padding: all but the last are full.
     pub(crate) fn request_packets(&self, mtu: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let (end, mut at) = (self.bytes.len(), 0);
         let mut extension = if self.kind == Kind::Write { RETH_LEN } else { ATOMIC_ETH_LEN };
@@ -85,18 +85,18 @@ impl Message {
         })
     }
 
-    /// Does the node answer it by more than an ACK?
+    /// Returns whether the node answers the request with more than an ACK.
     pub(crate) fn has_response(&self) -> bool {
         self.kind != Kind::Write
     }
 
-    /// What its packets take of the node's receive buffer.
+    /// Returns the bytes of the node's receive buffer that its packets use.
     pub(crate) fn request_cost(&self) -> u64 {
         let packets = if self.kind == Kind::Read { 1 } else { self.packets };
         u64::from(packets) * DATAGRAM_BYTES + self.bytes.len() as u64
     }
 
-    /// What the response takes of the box's.
+    /// Returns the bytes of the box's receive buffer that the response uses.
     pub(crate) fn response_cost(&self) -> u64 {
         match self.kind {
             Kind::Read => u64::from(self.packets) * DATAGRAM_BYTES + u64::from(self.length),
@@ -104,7 +104,7 @@ impl Message {
         }
     }
 
-    /// Sends it elsewhere: the address and key in its (first) packet.
+    /// Changes the address and key in the (first) packet.
     pub(crate) fn set_target(&mut self, address: u64, rkey: RKey) {
         (self.address, self.node_rkey) = (address, rkey);
         let Some(rest) = self.bytes.get_mut(BTH_LEN..) else { return };
@@ -122,7 +122,7 @@ impl Message {
         }
     }
 
-    /// Lets a CAS compare with another value than its client asked for.
+    /// Makes a CAS compare with another value than its client requested.
     pub(crate) fn set_compare(&mut self, value: u64) {
         let Kind::CompareSwap { swap, .. } = self.kind else { return };
         AtomicEthPacket::new_unchecked(&mut self.bytes[BTH_LEN..]).set_compare(value);
@@ -132,8 +132,8 @@ impl Message {
         }
     }
 
-    /// Makes a CAS a WRITE of `value`, four bytes shorter: a RETH and the value in place of the AtomicETH
-    /// (IBTA Vol 1, 9.3). Memory holds words least significant byte first.
+    /// Turns a CAS into a WRITE of `value`, which is four bytes shorter. A RETH and the value replace the AtomicETH
+    /// (IBTA Vol 1, 9.3). Memory holds words in little-endian order.
     pub(crate) fn convert(&mut self, value: u64, prior: u64) {
         self.bytes.truncate(BTH_LEN + RETH_LEN);
         BthPacket::new_unchecked(&mut self.bytes[..]).set_opcode(Opcode::RC_WRITE_ONLY);
@@ -146,7 +146,7 @@ impl Message {
         self.answer = Answer::Converted { prior };
     }
 
-    /// The payload of a WRITE's first packet.
+    /// Returns the payload of a WRITE's first packet.
     pub(crate) fn first_payload(&self, mtu: usize) -> &[u8] {
         let from = BTH_LEN + RETH_LEN;
         let length = (self.length as usize).min(mtu);

@@ -1,4 +1,4 @@
-//! The box as the memory node sees it: one requester, whose requests are carried out in order (IBTA Vol 1, 9.7.3).
+//! The box as the memory node sees it: one requester, whose requests are executed in order (IBTA Vol 1, 9.7.3).
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use crate::counters::Counters;
 use crate::message::{Kind, Message};
 use crate::output::{Output, Path};
 
-/// An acknowledgement is asked for after this many packets at the latest.
+/// Maximum number of packets between two requests for an acknowledgement.
 const ACK_EVERY: u32 = 16;
 
-/// The timeout doubles up to this many times its first value.
+/// Maximum factor of the timeout, which doubles.
 const BACKOFF_MOST: u32 = 6;
 
 #[derive(Debug)]
@@ -21,21 +21,21 @@ pub(crate) struct Node {
     pub(crate) end: NodeEnd,
     pub(crate) own_qpn: Qpn,
     pub(crate) failed: bool,
-    /// It failed because the node did not answer.
+    /// Whether it failed because the node did not answer.
     pub(crate) is_silent: bool,
     /// The PSN of the next request.
     next: Psn,
-    /// Requests that were sent and are not answered, in order.
+    /// Sent requests without an answer, in order.
     pub(crate) in_flight: VecDeque<Message>,
     /// READs and atomics among them, and what all of them cost in buffers.
     responses: usize,
     cost: u64,
     response_cost: u64,
-    /// All that is in flight is to be sent again.
+    /// Whether all outstanding requests are to be retransmitted.
     rewind: bool,
-    /// The PSN whose response was asked for again: once, until something moves.
+    /// The PSN whose response was requested again: once, until a request makes progress.
     asked: Option<Psn>,
-    /// Packets since an acknowledgement was asked for.
+    /// Packets since the last request for an acknowledgement.
     unasked: u32,
     tries: u32,
     pub(crate) deadline_ns: Option<u64>,
@@ -61,12 +61,12 @@ impl Node {
         }
     }
 
-    /// The PSN of the oldest packet that is not answered.
+    /// Returns the PSN of the oldest unanswered packet.
     pub(crate) fn oldest(&self) -> Psn {
         self.in_flight.front().map_or(self.next, |message| message.node_psn.add(message.done))
     }
 
-    /// Does a response with this PSN answer something that was sent? A NAK may also name the next PSN.
+    /// Returns whether a response with this PSN answers a sent request. A NAK may also name the next PSN.
     pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
         let oldest = self.oldest();
         psn.distance_from(oldest) < self.next.distance_from(oldest)
@@ -76,15 +76,15 @@ impl Node {
         self.next
     }
 
-    /// May another READ or atomic be sent?
+    /// Returns whether another READ or atomic may be sent.
     pub(crate) fn takes_response(&self, message: &Message, window_bytes: u64) -> bool {
         self.responses < usize::from(self.end.max_rd_atomic)
             && (self.response_cost == 0 || self.response_cost + message.response_cost() <= window_bytes)
     }
 
-    /// May more be in flight?
+    /// Returns whether more may be in flight.
     pub(crate) fn takes(&self, message: &Message, window_bytes: u64) -> bool {
-        // Half of the numbers must tell duplicates from what is new.
+        // Half of the numbers must tell duplicates from new packets.
         let psns = self.next.distance_from(self.oldest()) + message.packets;
         (self.cost == 0 || self.cost + message.request_cost() <= window_bytes) && psns < 1 << 22
     }
@@ -117,7 +117,7 @@ impl Node {
         sent
     }
 
-    /// The oldest request is answered: takes it out.
+    /// Removes the oldest request, which is answered.
     pub(crate) fn retire(&mut self) -> Option<Message> {
         let message = self.in_flight.pop_front()?;
         self.cost -= message.request_cost();
@@ -126,7 +126,7 @@ impl Node {
         Some(message)
     }
 
-    /// Something was answered.
+    /// Records an answer.
     pub(crate) fn progress(&mut self, now_ns: u64) {
         self.tries = 0;
         self.asked = None;
@@ -141,17 +141,18 @@ impl Node {
         self.deadline_ns = Some(now_ns.saturating_add(wait_ns));
     }
 
-    /// Everything is to be sent again, because the node asked for it.
+    /// Prepares to retransmit all requests, because the node requested it.
     pub(crate) fn ask_for_rewind(&mut self) {
         self.rewind = true;
     }
 
-    /// Everything is to be sent again behind this delay, in which the node is not ready.
+    /// Prepares to retransmit all requests after this delay, in which the node is not ready.
     pub(crate) fn pause(&mut self, now_ns: u64, delay_ns: u64) {
         self.deadline_ns = Some(now_ns.saturating_add(delay_ns));
     }
 
-    /// The response to the oldest request is missing: everything is to be sent again, once until something moves.
+    /// Handles the missing response to the oldest request: prepares to retransmit all, once until a request makes
+    /// progress.
     pub(crate) fn lost_response(&mut self) -> bool {
         let oldest = self.oldest();
         let is_news = self.asked.replace(oldest) != Some(oldest);
@@ -159,7 +160,7 @@ impl Node {
         is_news
     }
 
-    /// The node has not answered in time. False if that happened too often.
+    /// Handles a timeout of the node. Returns false if that happened too often.
     pub(crate) fn timed_out(&mut self, now_ns: u64) -> bool {
         self.tries += 1;
         self.rewind = true;
@@ -168,7 +169,7 @@ impl Node {
         self.tries <= u32::from(self.end.retries)
     }
 
-    /// Sends again what is to be sent again, each request as it was sent the first time.
+    /// Retransmits the requests that are to be retransmitted, each as it was sent the first time.
     pub(crate) fn resend(&mut self, now_ns: u64, from: IpAddr, out: &mut Output, counters: &mut Counters) {
         if !std::mem::take(&mut self.rewind) || self.in_flight.is_empty() {
             return;
@@ -190,7 +191,7 @@ fn send(message: &Message, end: &NodeEnd, from: IpAddr, out: &mut Output, mut as
     let mut sent = 0;
     while let Some((index, range)) = packets.next() {
         let is_last = packets.peek().is_none();
-        // Of a READ, one packet asks for all.
+        // For a READ, one packet requests the whole response.
         if message.kind == Kind::Write && (index as u32) < message.done {
             continue;
         }

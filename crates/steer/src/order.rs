@@ -1,4 +1,5 @@
-//! In which order a memory node answers: requests are numbered as they pass, over all connections that the box passes on.
+//! Order in which a memory node answers. Requests are numbered as they pass, over all connections that the box passes
+//! on.
 
 use std::collections::VecDeque;
 
@@ -7,36 +8,37 @@ use doorbell_wire::{
 };
 use rustc_hash::FxHashMap;
 
-/// Requests of one direction of a connection that are remembered, the answered ones too: then those before them are forgotten.
+/// Requests of one direction of a connection that are remembered, including answered ones; then earlier ones are
+/// dropped.
 const REMEMBERED: usize = 512;
 
-/// Addresses whose newest answer is remembered. Where there are more, all are forgotten.
+/// Addresses whose newest answer is remembered. If there are more, all are dropped.
 const ADDRESSES: usize = 1 << 16;
 
 /// The order in which requests were answered.
 ///
-/// Requests are numbered as they pass, over all connections. The *gap* of an answer is the absolute difference between its
-/// request's number and that of the answer before. A request that is sent again keeps its number, and an answer that comes again
-/// has a gap of 0. Answers whose gap is 1 are in order.
+/// Requests are numbered as they pass, over all connections. The *gap* of an answer is the absolute difference
+/// between the number of its request and that of the answer before. A retransmitted request keeps its number, and a
+/// repeated answer has a gap of 0. Answers whose gap is 1 are in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// Answers behind a first one.
+    /// Answers after the first one.
     pub answers: u64,
-    /// Of those, with a gap of 1.
+    /// Answers with a gap of 1.
     pub in_order: u64,
     /// The greatest gap.
     pub largest_gap: u64,
     /// The sum of all gaps.
     pub gaps: u64,
-    /// Requests that were sent again.
+    /// Retransmitted requests.
     pub repeated: u64,
-    /// Requests whose first answer came after that of a later one to the same address.
+    /// Requests whose first answer came after that of a later request to the same address.
     pub late: u64,
-    /// Requests that were answered.
+    /// Answered requests.
     pub answered: u64,
 }
 
-/// What a request waits for.
+/// Answer that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaits {
     /// An acknowledgement of this PSN or a later one; none while packets of the request are missing.
@@ -59,19 +61,19 @@ struct Request {
 pub(crate) struct Asked(VecDeque<Request>);
 
 impl Asked {
-    /// How many requests begin before this PSN, or at it.
+    /// Returns the number of requests that begin before this PSN, or at it.
     fn upto(&self, psn: Psn) -> usize {
         self.0.partition_point(|request| !psn.is_before(request.psn))
     }
 }
 
-/// Numbers requests, and follows their answers.
+/// Numbers requests, and matches their answers.
 #[derive(Debug, Default)]
 pub(crate) struct Numbering {
     order: Order,
     numbered: u64,
     last: Option<u64>,
-    /// The greatest number that was answered of an address.
+    /// The greatest answered number of each address.
     newest: FxHashMap<u64, u64>,
 }
 
@@ -80,7 +82,8 @@ impl Numbering {
         &self.order
     }
 
-    /// A packet passes. `asked` has the requests that go where it goes, and `answered` those that it may answer.
+    /// Records a packet. `asked` has the requests in the direction of the packet, and `answered` those that it may
+    /// answer.
     pub(crate) fn packet(
         &mut self,
         bth: &BthRepr,
@@ -120,7 +123,7 @@ impl Numbering {
         let at = asked.partition_point(|request| request.psn.is_before(bth.psn));
         let has_response = matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd);
         if !bth.opcode.is_first() {
-            // A packet of the request that begins before it. If it is the last one, an acknowledgement is due.
+            // A packet of the request that begins before it. The last one makes an acknowledgement due.
             if let Some(Request { awaits: Awaits::Acknowledge(end), .. }) =
                 at.checked_sub(1).and_then(|at| asked.get_mut(at))
                 && bth.opcode.is_last()
@@ -142,17 +145,17 @@ impl Numbering {
         let awaits =
             if has_response { Awaits::Response } else { Awaits::Acknowledge(bth.opcode.is_last().then_some(bth.psn)) };
         let request = Request { psn: bth.psn, number: self.numbered, address, awaits, is_answered: false };
-        // Almost always it is the last one; one that was lost before it got here comes later.
+        // The request is almost always the last one; one that was lost before it reached the box comes later.
         asked.insert(asked.partition_point(|other| other.psn.is_before(bth.psn)), request);
     }
 
-    /// An acknowledgement answers all requests up to it that await no response of their own, in their order.
+    /// Answers all requests up to an acknowledgement that await no response of their own, in their order.
     fn acknowledge(&mut self, psn: Psn, asked: &mut Asked) {
         let upto = asked.upto(psn);
         let is_covered =
             |request: &Request| matches!(request.awaits, Awaits::Acknowledge(Some(end)) if !psn.is_before(end));
         let mut is_again = true;
-        // Those before it have been answered by an earlier one; and so on.
+        // An earlier answer has covered those before it, and so on.
         let from = asked.0.range(..upto).rposition(|request| request.is_answered && is_covered(request));
         for request in asked.0.range_mut(from.map_or(0, |from| from + 1)..upto) {
             if is_covered(request) && !std::mem::replace(&mut request.is_answered, true) {
@@ -165,7 +168,7 @@ impl Numbering {
         }
     }
 
-    /// A response answers the request that begins last before it.
+    /// Answers the last request that begins before a response.
     fn respond(&mut self, psn: Psn, asked: &mut Asked) {
         let Some(request) = asked.upto(psn).checked_sub(1).and_then(|at| asked.0.get_mut(at)) else { return };
         if request.awaits != Awaits::Response {
@@ -204,18 +207,18 @@ impl Numbering {
     }
 }
 
-/// Numbers requests that pass somewhere else than through a box, as in a capture, in the same way.
+/// Numbers requests that pass in a capture instead of a box, in the same way.
 #[derive(Debug, Default)]
 pub struct Tap {
     numbering: Numbering,
-    /// The queue pair that a packet is for, with its connection and whether that is the client's.
+    /// The queue pair of a packet, with its connection and whether that is the client's.
     ends: FxHashMap<Qpn, (usize, bool)>,
     /// The requests of each connection: the client's, and the node's.
     asked: Vec<[Asked; 2]>,
 }
 
 impl Tap {
-    /// Between these pairs of queue pairs, each that of a client and that of the memory node.
+    /// Creates a numbering of these pairs of queue pairs, each of a client and of the memory node.
     pub fn new(pairs: impl IntoIterator<Item = (Qpn, Qpn)>) -> Self {
         let mut tap = Self::default();
         for (client, node) in pairs {
@@ -226,7 +229,7 @@ impl Tap {
         tap
     }
 
-    /// A packet passes, from its BTH on. Those of other queue pairs are ignored.
+    /// Records a packet, from its BTH on. Packets of other queue pairs are ignored.
     pub fn packet(&mut self, packet: &[u8]) {
         let Ok(bth) = BthRepr::parse(&BthPacket::new_unchecked(packet)) else { return };
         let Some(operation) = bth.opcode.operation() else { return };
@@ -236,7 +239,7 @@ impl Tap {
         self.numbering.packet(&bth, operation, packet, asked, answered);
     }
 
-    /// In which order requests were answered.
+    /// Returns the order in which requests were answered.
     pub fn order(&self) -> &Order {
         self.numbering.order()
     }
@@ -256,7 +259,7 @@ mod tests {
     }
 
     impl Two {
-        /// A packet of a connection, with an address where requests have one.
+        /// Records a packet of a connection, with an address if it is a request.
         fn packet(&mut self, numbering: &mut Numbering, of: usize, opcode: Opcode, psn: u32, address: u64) {
             let mut bytes = vec![0; BTH_LEN + 28];
             let mut head = BthPacket::new_unchecked(&mut bytes[..]);
@@ -275,7 +278,7 @@ mod tests {
     #[test]
     fn gaps_are_differences_between_the_numbers_of_consecutive_answers() {
         let (mut two, mut numbering) = (Two::default(), Numbering::default());
-        // Numbers 1 and 3 on the first queue pair, 2 on the other; 2 and 3 go to one address.
+        // Numbers 1 and 3 on the first queue pair, 2 on the other; 2 and 3 access one address.
         two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 7, 0x100);
         two.packet(&mut numbering, 1, Opcode::RC_COMPARE_SWAP, 0xff_ffff, 0x200);
         two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 8, 0x200);
@@ -284,7 +287,7 @@ mod tests {
         two.packet(&mut numbering, 1, Opcode::RC_ATOMIC_ACKNOWLEDGE, 0xff_ffff, 0);
         let expected = Order { answers: 2, in_order: 1, largest_gap: 2, gaps: 3, repeated: 0, late: 1, answered: 3 };
         assert_eq!(numbering.order(), &expected);
-        // What is sent again keeps its number, and its second answer has no gap.
+        // A retransmitted request keeps its number, and its second answer has no gap.
         two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 8, 0x200);
         two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, 8, 0);
         assert_eq!(numbering.order(), &Order { answers: 3, repeated: 1, ..expected });
@@ -296,7 +299,7 @@ mod tests {
         for psn in [0xff_fffe, 0xff_ffff, 0] {
             two.packet(&mut numbering, 0, Opcode::RC_WRITE_ONLY, psn, 0x40);
         }
-        // One of two packets, of which the second one has not come.
+        // The first of two packets; the second has not arrived.
         two.packet(&mut numbering, 0, Opcode::RC_WRITE_FIRST, 1, 0x40);
         two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 1, 0);
         let expected = Order { answers: 2, in_order: 2, largest_gap: 1, gaps: 2, answered: 3, ..Order::default() };

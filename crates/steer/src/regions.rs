@@ -1,5 +1,5 @@
-//! Which memory of the node clients may reach: checked before a request is forwarded, since an access NAK of the node
-//! would put the shared queue pair, and so every client, into error.
+//! Memory of the node that clients may access. The box checks a request before it forwards it: an access NAK of the
+//! node would put the shared queue pair, and so every client, into error.
 
 use doorbell_verbs_core::Access;
 use doorbell_wire::{NakCode, RKey};
@@ -32,13 +32,13 @@ impl Regions {
         self.by_key.remove(&rkey.get()).is_some()
     }
 
-    /// Does every access to the region with this key pass the box?
+    /// Returns whether every access to the region with this key passes the box.
     pub(crate) fn is_exclusive(&self, rkey: RKey) -> bool {
         self.by_key.get(&rkey.get()).is_some_and(|region| region.exclusive)
     }
 
-    /// The region behind a key, if `length` bytes at `address` lie inside it and the access is granted
-    /// (IBTA Vol 1, 10.6.7). The key of an access to no bytes is not looked at, as a responder does not.
+    /// Returns the region of a key, if `length` bytes at `address` lie inside it and it grants the access (IBTA Vol
+    /// 1, 10.6.7). As a responder, the box ignores the key of an access to no bytes.
     pub(crate) fn check(
         &self,
         rkey: RKey,

@@ -1,10 +1,9 @@
-//! What the box knows of a store: which node is the newest of its key.
+//! Knowledge of the box about a store: the newest node of each key.
 //!
-//! All of it is soft. Tables are arrays of a fixed size, where an entry takes the place of another one with the same hash.
-//! An entry that is missing costs a client a retry. So does one that is wrong, for three reasons: a READ goes elsewhere
-//! only if it shows the client whose node it read; a CAS goes elsewhere only between nodes whose keys are known to be
-//! equal; and it compares with the word that the node was written with, which a node that was recycled does not have any
-//! more.
+//! All of it is soft state. Tables are arrays of a fixed size, in which an entry replaces another one with the same
+//! hash. A missing entry costs a client a retry, and so does a wrong one, for three reasons. A READ is steered only
+//! if it shows the client the key of the node that it read. A CAS is steered only between nodes whose keys are known
+//! to be equal. It compares with the word that the node was written with, which a recycled node no longer has.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -14,51 +13,51 @@ use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::message::{Kind, Message};
 
-/// What a box has to know of a store's nodes.
+/// Layout of a store's nodes.
 ///
-/// A node is an object that one WRITE lays out from its first byte on. One aligned word of it is compared and swapped: it
-/// says that nothing follows, or which node does.
+/// A node is an object that one WRITE lays out from its first byte on. Clients compare and swap one aligned word of
+/// it, which names the next node or marks the node as the last of its chain.
 pub trait Layout: fmt::Debug + Send {
-    /// The key of the node that begins with these bytes, the payload of a WRITE's first packet; `None` if this is no
-    /// node. Any bytes may come: clients write what they like.
+    /// Returns the key of the node that begins with these bytes, the payload of a WRITE's first packet; `None` if
+    /// this is no node. Any bytes are possible, since clients write arbitrary data.
     fn key<'a>(&self, start: &'a [u8]) -> Option<&'a [u8]>;
 
-    /// Where in a node its word lies: a multiple of 8.
+    /// Returns the offset of the word in a node, a multiple of 8.
     fn word_offset(&self) -> u64;
 
-    /// How many bytes of a node with a key of this length a READ must show for the client to know whose node it is.
-    /// Shorter READs go where the client asked.
+    /// Returns the minimum length of a READ that shows the client the key of a node, for a key of this length.
+    /// Shorter READs are not steered.
     fn least_read(&self, key_bytes: usize) -> u32;
 
-    /// Does this word say that nothing follows, so that a node may be appended? Zero does not.
+    /// Returns whether this word marks the last node of a chain, so that a node may be appended. Zero does not.
     ///
-    /// Such a word must differ from those of all other nodes, and from all that this place had when it held other nodes: it
-    /// carries a place and a version. A client whose CAS was sent elsewhere and succeeded learns by it which node that was;
-    /// one whose CAS failed there learns zero in place of such a word.
+    /// Such a word must differ from those of all other nodes, and from all earlier words of nodes at this address: it
+    /// carries an address and a version. A client whose steered CAS succeeded recognizes the actual node by the word.
+    /// A client whose steered CAS failed gets zero in place of such a word.
     fn is_tail(&self, word: u64) -> bool;
 
-    /// Where the node begins that this word says follows.
+    /// Returns the address of the next node that this word names.
     fn next(&self, word: u64) -> Option<u64>;
 
-    /// What a client may have looked at in a node before it appends another one, such as that the key is deleted. A CAS goes
-    /// from the node that the client names only to one of which the same is true.
+    /// Returns the class of a node: properties that a client may check before it appends another node, such as that
+    /// the key is deleted. A CAS is steered only between nodes of the same class.
     fn class(&self, _start: &[u8]) -> u8 {
         0
     }
 
-    /// Are READs steered, and not only CASes?
+    /// Returns whether READs are steered besides CASes.
     fn steers_reads(&self) -> bool {
         true
     }
 }
 
-/// Bytes of the longest key that is steered. Nodes with longer ones are served as any memory is.
+/// Bytes of the longest key that is steered. Nodes with longer keys are served without steering.
 const MOST_KEY_BYTES: usize = 31;
 
-/// The address table has at least this many places for each key.
+/// Minimum number of entries of the address table for each key.
 const NODES_PER_KEY: usize = 3;
 
-/// A key, whole: of two keys with the same hash, one would get the other's nodes.
+/// A complete key: with hashes alone, two keys of the same hash would share nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     length: u8,
@@ -84,14 +83,15 @@ impl fmt::Debug for Key {
 struct Node {
     address: u64,
     key: Key,
-    /// Its word as it was written: nothing follows.
+    /// The word as it was written, which marks the last node.
     tail_word: u64,
     class: u8,
     writer: Qpn,
     rkey: RKey,
     node_rkey: RKey,
-    /// When it was seen to be in its key's chain: of two nodes of a key, the greater number stands behind. A READ goes to
-    /// a node further behind only, or a client that follows the chain would never come to its end.
+    /// Number of the observation that the node is in its key's chain: of two nodes of a key, the later one in the
+    /// chain has the greater number. A READ is steered only to a later node, since otherwise a client that follows
+    /// the chain would never reach its end.
     order: Option<u64>,
 }
 
@@ -101,13 +101,13 @@ struct Newest {
     address: u64,
 }
 
-/// Where a request goes instead.
+/// Target of a steered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Elsewhere {
     pub(crate) address: u64,
     pub(crate) rkey: RKey,
     pub(crate) node_rkey: RKey,
-    /// What a CAS is to compare with.
+    /// The value that a CAS compares with.
     pub(crate) tail_word: u64,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Steering {
     layout: Box<dyn Layout>,
     newest: Box<[Option<Newest>]>,
     nodes: Box<[Option<Node>]>,
-    /// Keys to which a CAS is at the node whose outcome is not known, and the clients that wait for it with another.
+    /// Keys with a CAS of unknown outcome at the node, and the clients that wait for it with another CAS.
     locks: FxHashMap<Key, Vec<u32>>,
     next_order: u64,
     pub(crate) replaced: u64,
@@ -148,7 +148,7 @@ impl Steering {
         }
     }
 
-    /// Forgets everything.
+    /// Drops all entries.
     pub(crate) fn clear(&mut self) {
         self.newest.fill(None);
         self.nodes.fill(None);
@@ -175,7 +175,7 @@ impl Steering {
         self.set_order(address);
     }
 
-    /// A node is the last one of its chain at this moment.
+    /// Records that a node is now the last one of its chain.
     fn set_order(&mut self, address: u64) {
         let at = place_of(address, self.nodes.len());
         if let Some(node) = self.nodes[at].as_mut().filter(|node| node.address == address && node.order.is_none()) {
@@ -191,12 +191,12 @@ impl Steering {
         }
     }
 
-    /// Does this word say that nothing follows?
+    /// Returns whether this word marks the last node of a chain.
     pub(crate) fn is_tail(&self, word: u64) -> bool {
         self.layout.is_tail(word)
     }
 
-    /// The word of the node that a WRITE lays out, if it does: its offset and value.
+    /// Returns the offset and value of the word of the node that a WRITE lays out, if any.
     pub(crate) fn word_in(&self, start: &[u8]) -> Option<(u64, u64)> {
         self.layout.key(start)?;
         let offset = self.layout.word_offset();
@@ -205,11 +205,11 @@ impl Steering {
         Some((offset, u64::from_le_bytes(*word)))
     }
 
-    /// A WRITE is on its way to the node.
+    /// Records that a WRITE is on its way to the node.
     pub(crate) fn written(&mut self, message: &Message, mtu: usize) {
         let start = message.first_payload(mtu);
         let place = place_of(message.address, self.nodes.len());
-        // Whatever lay there does not any more.
+        // The WRITE replaces any node at this address.
         if let Some(old) = self.nodes[place].filter(|old| old.address == message.address) {
             self.forget_newest(&old.key, old.address);
             self.nodes[place] = None;
@@ -228,8 +228,8 @@ impl Steering {
         });
     }
 
-    /// The key to whose chain a CAS appends a node: its client wrote the node on this queue pair and has not appended it
-    /// yet, and the CAS is of the word of a node with the same key.
+    /// Returns the key to whose chain a CAS appends a node. The client has written the node on this queue pair and
+    /// has not appended it yet, and the CAS accesses the word of a node with the same key.
     pub(crate) fn appends(&self, message: &Message) -> Option<Key> {
         let Kind::CompareSwap { compare, swap } = message.kind else { return None };
         if !self.layout.is_tail(compare) {
@@ -241,7 +241,7 @@ impl Steering {
         (is_own && appended.key == at.key && appended.address != at.address).then_some(at.key)
     }
 
-    /// Where a CAS that appends to this key's chain goes instead.
+    /// Returns the target of a steered CAS that appends to this key's chain.
     pub(crate) fn steer_append(&self, key: &Key, message: &Message) -> Option<Elsewhere> {
         let at = self.node(message.address.checked_sub(self.layout.word_offset())?)?;
         let newest = self.newest_node(key).filter(|newest| newest.class == at.class)?.elsewhere();
@@ -249,7 +249,7 @@ impl Steering {
         (address != message.address).then_some(Elsewhere { address, ..newest })
     }
 
-    /// Where a READ goes instead.
+    /// Returns the target of a steered READ.
     pub(crate) fn steer_read(&self, message: &Message) -> Option<Elsewhere> {
         let node = self.node(message.address).filter(|_| self.layout.steers_reads())?;
         if message.length < self.layout.least_read(node.key.length.into()) {
@@ -259,8 +259,8 @@ impl Steering {
         (node.order? < newest.order?).then(|| newest.elsewhere())
     }
 
-    /// A place that was written anew since is in no chain yet, even if the key is the same: nobody may append to it, or
-    /// be sent there.
+    /// Returns the newest node of a key. A node that was written again since is in no chain yet, even with the same
+    /// key, so no request may be steered to it.
     fn newest_node(&self, key: &Key) -> Option<&Node> {
         self.node(self.newest(key)?).filter(|newest| newest.key == *key && newest.order.is_some())
     }
@@ -274,32 +274,32 @@ impl Node {
 }
 
 impl Steering {
-    /// The outcome of a CAS is known: of the word at `address`, which held `original` before.
+    /// Records the outcome of a CAS of the word at `address`, which held `original` before.
     pub(crate) fn swapped(&mut self, address: u64, compare: u64, swap: u64, original: u64) {
         let Some(at) = address.checked_sub(self.layout.word_offset()).and_then(|address| self.node(address)).copied()
         else {
             return;
         };
         let has_succeeded = original == compare;
-        // What follows now, whoever appended it.
+        // The next node now, whichever client appended it.
         let word = if has_succeeded { swap } else { original };
         let next = self.layout.next(word).and_then(|next| self.node(next)).filter(|next| next.key == at.key);
         match next.map(|next| next.address) {
             Some(next) if has_succeeded && self.layout.is_tail(compare) => {
-                // Nothing followed it until now.
+                // The node was the last one until now.
                 self.set_order(at.address);
                 self.set_newest(at.key, next);
             }
-            // A CAS of an old node that failed tells what followed once: that is no news.
+            // A failed CAS of an old node shows an earlier successor, which is already known.
             Some(next) if self.newest(&at.key) == Some(at.address) => self.set_newest(at.key, next),
             Some(_) => {}
-            // Something else does, or the chain has ended.
+            // A node of another key follows, or the chain has ended.
             None if word != at.tail_word => self.forget_newest(&at.key, at.address),
             None => {}
         }
     }
 
-    /// Does a CAS have to wait for the outcome of another one to this key?
+    /// Returns whether a CAS has to wait for the outcome of another one to this key.
     pub(crate) fn is_locked(&self, key: &Key) -> bool {
         self.locks.contains_key(key)
     }
@@ -314,17 +314,17 @@ impl Steering {
         self.locks.insert(key, Vec::new());
     }
 
-    /// The clients that waited.
+    /// Returns the clients that waited for this key.
     pub(crate) fn unlock(&mut self, key: &Key) -> Vec<u32> {
         self.locks.remove(key).unwrap_or_default()
     }
 
-    /// All clients that waited for anything.
+    /// Returns all waiting clients.
     pub(crate) fn unlock_all(&mut self) -> Vec<u32> {
         self.locks.drain().flat_map(|(_, waiters)| waiters).collect()
     }
 
-    /// A client is gone.
+    /// Removes a client that has left.
     pub(crate) fn forget_client(&mut self, slot: u32) {
         self.locks.values_mut().for_each(|waiters| waiters.retain(|other| *other != slot));
     }

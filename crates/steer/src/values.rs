@@ -1,7 +1,7 @@
-//! What words of memory hold, where every access passes the box: only then a CAS can become a WRITE.
+//! Values of words in regions whose every access passes the box, so that a CAS can become a WRITE.
 //!
-//! A table of a fixed size has one word for each line of 64 bytes. What it knows of a word is the value behind everything
-//! that was sent to the node so far, which the node carries out in this order.
+//! A table of a fixed size has one word for each line of 64 bytes. It holds the value of the word after all requests
+//! that were sent to the node so far. The node executes them in this order.
 
 use crate::message::{Kind, Message};
 
@@ -10,7 +10,8 @@ const LINE_SHIFT: u32 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Known(u64),
-    /// The request with this number tells, if nothing is sent to the word before it does.
+    /// The value is known after the answer to the request with this number, unless another request writes the word
+    /// before.
     Asked(u64),
 }
 
@@ -40,7 +41,7 @@ impl Values {
         (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.words.len() - 1)
     }
 
-    /// What the word holds, if that is known.
+    /// Returns the value of the word, if known.
     pub(crate) fn get(&self, address: u64) -> Option<u64> {
         match self.words[self.place(address)] {
             Some(Word { address: known, value: Value::Known(value) }) if known == address => Some(value),
@@ -52,7 +53,8 @@ impl Values {
         self.words[self.place(address)] = Some(Word { address, value: Value::Known(value) });
     }
 
-    /// An atomic is sent whose outcome will tell what the word holds. Returns the number of the question.
+    /// Records that an atomic is sent whose outcome determines the value of the word. Returns the number of the
+    /// question.
     pub(crate) fn ask(&mut self, address: u64) -> u64 {
         let question = self.next_question;
         self.next_question += 1;
@@ -60,7 +62,7 @@ impl Values {
         question
     }
 
-    /// The answer to a question: what the word held behind that atomic.
+    /// Records the answer to a question: the value of the word after that atomic.
     pub(crate) fn answer(&mut self, address: u64, question: u64, value: u64) {
         let place = self.place(address);
         if let Some(word) = &mut self.words[place]
@@ -71,7 +73,7 @@ impl Values {
         }
     }
 
-    /// A WRITE is sent: what it covers is not known any more, but where it is a word alone.
+    /// Records that a WRITE is sent. Words that it covers become unknown, except if it writes exactly one word.
     pub(crate) fn written(&mut self, message: &Message, mtu: usize) {
         let (from, length) = (message.address, u64::from(message.length));
         if length == 0 {
@@ -92,7 +94,7 @@ impl Values {
         }
     }
 
-    /// An addition is sent.
+    /// Records that an addition is sent.
     pub(crate) fn added(&mut self, address: u64, add: u64) -> Option<u64> {
         match self.get(address) {
             Some(value) => {
@@ -104,7 +106,7 @@ impl Values {
     }
 }
 
-/// What a word holds behind an atomic that found `original`.
+/// Returns the value of a word after an atomic that found `original`.
 pub(crate) fn behind(kind: Kind, original: u64) -> u64 {
     match kind {
         Kind::CompareSwap { compare, swap } if compare == original => swap,

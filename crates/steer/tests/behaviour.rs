@@ -1,4 +1,4 @@
-//! What one packet or one call does: refusals, sentences, and the numbers in rewritten packets.
+//! Effects of one packet or one call: refusals, sentences, and the numbers in rewritten packets.
 
 mod common;
 
@@ -151,7 +151,7 @@ fn what_the_box_cannot_read_is_passed_on_and_counted() {
     let mut packets = Vec::new();
     world.steer.poll_transmit(|path, bytes| packets.push((path.source, path.destination, bytes.to_vec())));
     assert_eq!(packets, [(address_of_box(), address_of(NODE), junk.to_vec())]);
-    // Where the box is only on the way, the packet keeps its addresses.
+    // If the box is only on the path, the packet keeps its addresses.
     let through = Outer { dst: address_of(9), ..outer(address_of(1), 0) };
     world.steer.handle_packet(2, &through, &junk);
     world.steer.poll_transmit(|path, bytes| {

@@ -1,4 +1,4 @@
-//! Thousands of seeded runs of clients behind one queue pair of a memory node, under faults. A seed that fails is printed
+//! Thousands of seeded runs of clients behind one queue pair of a memory node, under faults. A failing seed is printed
 //! and replays exactly.
 
 mod common;
@@ -43,22 +43,22 @@ struct Program {
     open: VecDeque<(u64, Work)>,
     next: u64,
     left: usize,
-    /// What it saw last in each word.
+    /// The last value that it saw in each word.
     seen: [u64; CAS_WORDS],
-    /// What its own bytes hold; `None` where a WRITE ended in an error.
+    /// The value of its own bytes; `None` after a WRITE that ended in an error.
     own: Vec<Option<u8>>,
     failed: bool,
 }
 
-/// What is known of a CAS: a value is swapped in by one CAS only.
+/// Knowledge about each CAS: only one CAS swaps a value in.
 #[derive(Default)]
 struct History {
-    /// New value to old, of what succeeded and of what may have.
+    /// New value to old, of CASes that succeeded; `unknown` has those that may have succeeded.
     succeeded: [BTreeMap<u64, u64>; CAS_WORDS],
     unknown: [BTreeMap<u64, u64>; CAS_WORDS],
-    /// What CASes found that failed.
+    /// Values that failed CASes found.
     found: [HashSet<u64>; CAS_WORDS],
-    /// What additions found, and what they added.
+    /// Values that additions found, and their addends.
     added: Vec<(u64, u64)>,
     maybe_added: Vec<u64>,
 }
@@ -313,7 +313,7 @@ impl Run {
         }
     }
 
-    /// What is open at clients that are gone may have happened.
+    /// Records that open requests of clients that are gone may have happened.
     fn bury(&mut self) {
         for program in &mut self.programs {
             program.open.drain(..).for_each(|(_, work)| self.history.take(&work, None));
@@ -417,7 +417,7 @@ fn restart(seed: u64) -> Tally {
     for program in &mut run.programs {
         assert!(program.failed || program.left == 0, "clients of a box that is gone end in an error, or were done");
     }
-    // What was on its way to the node goes nowhere: its queue pair is another one.
+    // The requests on their way to the node are lost: the queue pair is new.
     run.world.attach();
     run.patience = PATIENT;
     run.bury();

@@ -1,5 +1,5 @@
-//! A store of version chains behind the box: its clients' caches are stale all the time, and the box steers. Checked are
-//! the chains at the end, and that every client saw what it had to see at the time.
+//! A store of version chains behind the box: its clients' caches are always stale, and the box steers. The test
+//! checks the chains at the end, and that every client saw the values that it had to see at the time.
 
 mod common;
 
@@ -126,7 +126,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at * 8..at * 8 + 8].try_into().expect("eight bytes"))
 }
 
-/// What a READ found, if it is whole: address, key, version and word.
+/// Returns the parts of a node that a READ found, if it is whole: address, key, version and word.
 fn parse(node: &[u8]) -> Option<(u64, u64, u64, u64)> {
     let (address, key, version) = (word(node, 1), word(node, 2), word(node, 3));
     let body = node[HEADER_BYTES..].iter().all(|byte| *byte == (address >> 6 ^ version) as u8);
@@ -264,7 +264,7 @@ impl Store {
         if behind.is_some() {
             program.cache[key as usize] = Cached { address: node, version };
         } else {
-            // Nobody has seen it: it is written again, for whatever key comes next.
+            // No client has seen the node, so it is written again, for any key that comes next.
             program.used -= 1;
         }
     }
@@ -367,7 +367,7 @@ impl Store {
         }
     }
 
-    /// What a client that is gone had begun may have happened.
+    /// Removes a client. Its open requests may have happened.
     fn vanish(&mut self, at: usize) {
         self.programs[at].vanished = true;
         self.world.devices[at + 1].alive = false;
@@ -413,7 +413,7 @@ impl Store {
                     pair[0]
                 );
             }
-            // What was appended before another append began stands before it.
+            // A node that was appended before another append began is before it in the chain.
             let known: Vec<_> =
                 chain.iter().filter_map(|at| self.appends.get(at).filter(|append| append.behind.is_some())).collect();
             for (place, earlier) in known.iter().enumerate() {

@@ -135,7 +135,7 @@ impl Set {
         end.driver.rnic_mut().post_send(now_ns, *qpn, &[request]).expect("there is room in the queue");
     }
 
-    /// Pumps until so many requests of a client have succeeded.
+    /// Pumps until `count` requests of a client have succeeded.
     fn wait(&mut self, at: usize, mut count: usize) {
         let until = Instant::now() + Duration::from_secs(20);
         while count > 0 {
@@ -262,7 +262,7 @@ fn clients_on_sockets_of_their_own_share_a_counter() {
     assert_eq!(set.node.memory.word(0), 3 * 20 * 8, "each addition happened once");
     assert_eq!(set.at_box.counters().damaged, 0);
     drop(set);
-    // What is in it depends on the machine.
+    // The content depends on the machine.
     if own.is_dir() {
         std::fs::remove_dir_all(own).expect("our own directory");
     } else {

@@ -1,13 +1,13 @@
-//! How long an acknowledgement waits that is held back for a program which never answers: for that time after a
-//! program has seen a message, SIGKILL can still keep the sender from learning that the message arrived.
+//! Delay of an acknowledgement that is held back for a program that never answers. For this time after a program has
+//! seen a message, SIGKILL can keep the sender from learning that the message arrived.
 //!
 //! ```console
 //! $ cargo run --release -p doorbell-verbs --example ack_window
 //! ```
 //!
-//! One program answers twelve messages, takes a thirteenth, and from then on calls nothing. Printed is the time from
-//! there until the sender, which polls, sees its completion, over many rounds: with acknowledgements that wait for
-//! answers, and with those that never do, where what is left is the way back.
+//! One program answers twelve messages, takes a thirteenth, and from then on calls nothing. The example prints the
+//! time from there until the sender, which polls, sees its completion, over many rounds. It compares acknowledgements
+//! that wait for answers with those that never wait, which only take the way back.
 
 use std::sync::mpsc;
 use std::time::Instant;

@@ -1,8 +1,9 @@
-//! What idle peers cost a device that shares memory with each: CPU time and memory.
+//! CPU time and memory of a device that shares memory with many idle peers.
 //!
-//! `cargo run --release -p doorbell-verbs --example idle_peers [PEERS]` opens a device and so many peers, 1,000
-//! otherwise, has it exchange a message with each, and then does nothing for ten seconds. All devices are of this process,
-//! so what is printed is the cost of both ends of each pair. `idle_peers PEERS MIB` sends so many MiB to each before that.
+//! `cargo run --release -p doorbell-verbs --example idle_peers [PEERS]` opens a device and its peers, by default
+//! 1,000. The device exchanges a message with each peer, and then all are idle for ten seconds. All devices belong to
+//! this process, so the printed cost covers both ends of each pair. `idle_peers PEERS MIB` sends MIB MiB to each peer
+//! before that.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -1,22 +1,22 @@
-//! When the software RNIC acknowledges messages.
+//! Policy of the software RNIC for acknowledging messages.
 
 use std::str::FromStr;
 use std::{env, fmt, io};
 
 use crate::error::Error;
 
-/// When the acknowledgement of a message leaves that completes a receive.
+/// Time at which the acknowledgement of a message that completes a receive is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Before the program sees the completion, unless the program has answered the last eight receives of the
-    /// queue pair: then it waits for the next answer, or for the next poll that finds nothing, and goes along.
+    /// Before the program sees the completion. If the program has answered the last eight receives of the queue pair,
+    /// the acknowledgement waits and goes along with the next answer. A poll that finds no completion sends it too.
     #[default]
     Answer,
     /// Always before the program sees the completion.
     Strict,
 }
 
-/// Names the policy for devices that are opened without one: `answer` or `strict`.
+/// Environment variable with the policy of devices that are opened without one: `answer` or `strict`.
 pub const ACK_VARIABLE: &str = "DOORBELL_ACK";
 
 impl AckPolicy {

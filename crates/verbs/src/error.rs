@@ -3,7 +3,7 @@ use std::io;
 use crate::system::SystemError;
 use doorbell_verbs_core::{ModifyError, ObjectError, Overrun, PostError};
 
-/// What can go wrong in a verbs call.
+/// Errors of verbs calls.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,10 +17,10 @@ pub enum Error {
         "{0:?} is not a name for a device: 1 to 63 letters, digits, dashes, dots and underscores of ASCII are allowed"
     )]
     Name(String),
-    /// A device of the machine cannot be used so.
+    /// A device of the machine cannot be used as requested.
     #[error(transparent)]
     System(#[from] SystemError),
-    /// An object could not be made or destroyed.
+    /// An object could not be created or destroyed.
     #[error(transparent)]
     Object(#[from] ObjectError),
     /// A queue pair could not be modified.
@@ -38,9 +38,9 @@ pub enum Error {
     /// The operating system refused something.
     #[error("{what}: {error}")]
     Os {
-        /// What was to be done.
+        /// The attempted operation, as a complete message.
         what: &'static str,
-        /// Why it was not.
+        /// The error of the operating system.
         error: io::Error,
     },
 }

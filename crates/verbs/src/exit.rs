@@ -1,4 +1,4 @@
-//! Programs that end without closing their devices: what `exit` and `quick_exit` leave time for.
+//! Sending of acknowledgements that are held back when a program ends by `exit` or `quick_exit` with open devices.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ extern "C" fn flush() {
     flush_before_exit();
 }
 
-/// From now on acknowledgements that are held back leave when the process ends by `exit`, by `quick_exit` or by
-/// returning from `main`. Forked children inherit that; there it does nothing.
+/// Arranges that acknowledgements that are held back are sent when the process ends by `exit`, by `quick_exit` or by
+/// returning from `main`. Forked children inherit the callbacks, which have no effect there.
 pub(crate) fn flush_at_exit() {
-    // Not a `Once`: a process that forks in the midst of it would leave its child waiting for ever.
+    // Not a `Once`: if a process forks during the call, its child would wait forever.
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
-        // SAFETY: the callback lives as long as the code, and only sends what is held back. Only lack of memory
-        // makes them fail, and then devices that are closed still send it.
+        // SAFETY: the callback lives as long as the code, and only sends acknowledgements that are held back. The two
+        // calls fail only without memory. Devices that are closed send the acknowledgements even then.
         unsafe {
             atexit(flush);
             at_quick_exit(flush);

@@ -28,23 +28,23 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// A device of a provider.
+    /// Creates a device from a provider.
     pub fn new(provider: Arc<dyn Provider>) -> Self {
         Self { provider }
     }
 
-    /// What it can do.
+    /// Returns the attributes of the device.
     pub fn attributes(&self) -> DeviceAttributes {
         self.provider.attributes()
     }
 
-    /// Nanoseconds on its clock: the only clock of what is built on verbs.
+    /// Returns the nanoseconds on the device's clock, which is the only clock of code built on verbs.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.provider.now_ns()
     }
 
-    /// How long it is until a deadline on the device's clock: nothing once it has passed.
+    /// Returns the time until a deadline on the device's clock; zero after the deadline.
     pub fn time_until(&self, deadline_ns: u64) -> Duration {
         Duration::from_nanos(deadline_ns.saturating_sub(self.now_ns()))
     }
@@ -68,8 +68,8 @@ impl Device {
         Ok(Channel { raw: self.provider.create_channel()?, device: self.clone() })
     }
 
-    /// Creates a completion queue of `depth` entries that never notifies. The software RNIC holds
-    /// exactly that many; those of the machine may round up, as for all depths.
+    /// Creates a completion queue of `depth` entries that never notifies. The software RNIC uses exactly this depth.
+    /// RNICs of the machine may round up any depth.
     ///
     /// # Errors
     ///
@@ -90,33 +90,33 @@ impl Device {
         Ok(Cq { inner: Arc::new(CqInner { raw, device: self.clone(), channel: Some(channel.clone()) }) })
     }
 
-    /// A random first sequence number.
+    /// Returns a random first sequence number.
     pub fn random_psn(&self) -> Psn {
         self.provider.random_psn()
     }
 
-    /// What it counted; `None` where it is the kernel that counts, for all programs together.
+    /// Returns the counters of the device; `None` if the kernel counts, for all programs together.
     pub fn counters(&self) -> Option<Counters> {
         self.provider.counters()
     }
 
-    /// What was lost below it on this side, before the RNIC could see it or after it was sent.
+    /// Returns the packets lost below the device on this side, before it received them or after it sent them.
     pub fn link_counters(&self) -> LinkCounters {
         self.provider.link_counters()
     }
 
-    /// The oldest asynchronous event.
+    /// Takes the oldest asynchronous event.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
         self.provider.poll_event()
     }
 
-    /// Readable while asynchronous events wait.
+    /// Returns a descriptor that is readable while asynchronous events wait.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.provider.event_fd()
     }
 
-    /// Moves packets, where the device is driven by its callers. Polling a completion queue does
-    /// so too; this is for programs that wait for something else.
+    /// Moves packets, if callers drive the device. Polling a completion queue does this too; programs that wait for
+    /// anything else call this function.
     pub fn drive(&self) {
         self.provider.drive();
     }
@@ -133,7 +133,7 @@ struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // What was made from it holds it alive, so nothing uses it any more.
+        // Objects that were created from the domain hold it alive, so none remains.
         let _ = self.device.provider.destroy_pd(self.id);
     }
 }
@@ -150,7 +150,7 @@ impl std::fmt::Debug for Pd {
     }
 }
 
-/// What a queue pair is created with.
+/// Options of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions<'a> {
     /// Transport.
@@ -159,11 +159,11 @@ pub struct QpOptions<'a> {
     pub send_cq: &'a Cq,
     /// Completion queue of its receives.
     pub recv_cq: &'a Cq,
-    /// Where its receives come from, if not from a queue of its own.
+    /// Shared receive queue of its receives; `None` gives it a receive queue of its own.
     pub srq: Option<&'a Srq>,
-    /// Depths.
+    /// Depths of its queues.
     pub capacities: QpCapacities,
-    /// Every send makes a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
 }
 
@@ -176,18 +176,18 @@ impl Pd {
         self.inner.id
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// Allocates and registers memory. The provider decides where it lies.
+    /// Allocates and registers memory. The provider chooses its address.
     ///
     /// # Errors
     ///
-    /// `length` is 0, the operating system gives no memory, a file is too short or cannot be mapped, the length of
-    /// [`MemoryKind::Mirrored`] is no multiple of the page size, or the device does not register the memory:
-    /// [`Provider::register`].
+    /// `length` is 0, the operating system has no memory, or the device does not register it: [`Provider::register`].
+    /// A file is too short or cannot be mapped. The length of [`MemoryKind::Mirrored`] is no multiple of the page
+    /// size.
     pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {
         Region::allocate(self, length, access, kind)
     }
@@ -196,18 +196,18 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// A number is 0 or more than the device allows, or the device refuses: [`Provider::create_srq`].
+    /// A number is 0 or exceeds the limit of the device, or the device refuses: [`Provider::create_srq`].
     pub fn create_srq(&self, depth: usize, max_sges: usize) -> Result<Srq, Error> {
         let raw = self.provider().create_srq(self.id(), depth, max_sges)?;
         Ok(Srq { inner: Arc::new(SrqInner { raw, pd: self.clone() }) })
     }
 
-    /// Creates a queue pair, in the reset state.
+    /// Creates a queue pair in the reset state.
     ///
     /// # Errors
     ///
-    /// One of the queues belongs to another device, the shared receive queue to another protection domain, a capacity
-    /// is more than the device allows, or the device refuses: [`Provider::create_qp`].
+    /// One of the queues belongs to another device, the shared receive queue belongs to another protection domain, a
+    /// capacity exceeds the limit of the device, or the device refuses: [`Provider::create_qp`].
     pub fn create_qp(&self, options: QpOptions<'_>) -> Result<Qp, Error> {
         let device = self.device();
         device.same(&options.send_cq.inner.device, "send completion queue")?;
@@ -236,10 +236,10 @@ impl Pd {
     }
 }
 
-/// Where completion queues notify. Clones are the same channel.
+/// A completion channel, on which completion queues notify. Clones are the same channel.
 ///
-/// Its file descriptor is readable while notifications wait, so it can be used with `poll`,
-/// `epoll` (level- or edge-triggered) and async runtimes.
+/// Its file descriptor is readable while notifications wait, and works with `poll`, `epoll` (level- or
+/// edge-triggered) and async runtimes.
 #[derive(Clone)]
 pub struct Channel {
     raw: Arc<dyn raw::Channel>,
@@ -253,21 +253,22 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// The device whose completion queues notify here.
+    /// Returns the device of the channel and of its completion queues.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Takes the oldest notification: the queue that it is for. Never blocks.
+    /// Takes the oldest notification, and returns its completion queue. Never blocks.
     pub fn next(&self) -> Option<CqId> {
         self.raw.next()
     }
 
-    /// Waits until a notification can be taken, or the time is over: false then.
+    /// Waits until a notification can be taken. Returns false if the timeout ended the wait.
     ///
     /// # Errors
     ///
-    /// The operating system cannot wait for the descriptor. A signal is no error: it ends the wait as the timeout does.
+    /// The operating system cannot wait for the descriptor. A signal is no error: it ends the wait as the timeout
+    /// does.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         match self.raw.wait(timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
@@ -307,7 +308,7 @@ impl std::fmt::Debug for Cq {
 }
 
 impl Cq {
-    /// Its number, which notifications carry.
+    /// Returns the number of the queue, which notifications carry.
     pub fn id(&self) -> CqId {
         self.inner.raw.id()
     }
@@ -316,25 +317,26 @@ impl Cq {
     ///
     /// # Errors
     ///
-    /// The queue overran: completions were lost. Those that are still in the queue are reaped first.
+    /// The queue overran: completions were lost. The remaining completions are reaped first.
     #[inline]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
         self.inner.raw.poll(out)
     }
 
-    /// Arms one notification on the channel. Not every device raises it for completions that are in the queue already
-    /// (the software RNIC does for those that came after the last notification, `rdma_rxe` for none): poll once more
-    /// after arming, before waiting, and expect notifications of completions that were reaped meanwhile.
+    /// Arms one notification on the channel. A device need not raise it for completions that are already in the
+    /// queue. The software RNIC raises it for those that arrived after the last notification; `rdma_rxe` raises it
+    /// for none. Poll once more between arming and waiting. Notifications of completions that were reaped meanwhile
+    /// are possible.
     pub fn arm(&self, notify: Notify) {
         self.inner.raw.arm(notify);
     }
 
-    /// The channel it notifies on.
+    /// Returns the channel of the queue.
     pub fn channel(&self) -> Option<&Channel> {
         self.inner.channel.as_ref()
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
@@ -358,17 +360,17 @@ impl std::fmt::Debug for Srq {
 }
 
 impl Srq {
-    /// Its number, which limit events carry.
+    /// Returns the number of the queue, which limit events carry.
     pub fn id(&self) -> SrqId {
         self.inner.raw.id()
     }
 
-    /// Raises an event once fewer than `limit` receives are left.
+    /// Arms an event that is raised once fewer than `limit` receives remain.
     pub fn arm_limit(&self, limit: usize) {
         self.inner.raw.arm_limit(limit);
     }
 
-    /// Receives that are posted, where the device tells.
+    /// Returns the number of posted receives, if the device reports it.
     pub fn posted(&self) -> Option<usize> {
         self.inner.raw.posted()
     }
@@ -377,8 +379,8 @@ impl Srq {
     ///
     /// # Errors
     ///
-    /// The queue is full, a request has too many scatter-gather elements, or the device refuses one. The error says
-    /// which request it was; those before it were accepted.
+    /// The queue is full, a request has too many scatter-gather elements, or the device refuses one. The error has
+    /// the index of the refused request; the requests before it were accepted.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
@@ -388,7 +390,7 @@ impl Srq {
 }
 
 struct QpInner {
-    // First, so that it is destroyed before what it uses.
+    // First, so that the queue pair is destroyed before the objects that it uses.
     raw: Box<dyn raw::Qp>,
     pd: Pd,
     send_cq: Cq,
@@ -409,37 +411,38 @@ impl std::fmt::Debug for Qp {
 }
 
 impl Qp {
-    /// Its number.
+    /// Returns the number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.inner.raw.qpn()
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.inner.pd
     }
 
-    /// Completion queue of its sends.
+    /// Returns the completion queue of the sends.
     pub fn send_cq(&self) -> &Cq {
         &self.inner.send_cq
     }
 
-    /// Completion queue of its receives.
+    /// Returns the completion queue of the receives.
     pub fn recv_cq(&self) -> &Cq {
         &self.inner.recv_cq
     }
 
-    /// Modifies it, as the [table of transitions](crate::transition) allows.
+    /// Modifies the queue pair, as the [table of transitions](crate::transition) allows.
     ///
     /// # Errors
     ///
-    /// There is no such transition, it needs other attributes, a value is out of range, the path MTU or the peer's
-    /// address does not suit the device, or the driver refuses: [`ModifyError`] says which.
+    /// The table has no such transition, the transition needs other attributes, or a value is out of range. The path
+    /// MTU or the peer's address does not suit the device, or the driver refuses. [`ModifyError`] has a variant for
+    /// each case.
     pub fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         self.inner.raw.modify(attributes)
     }
 
-    /// What is known of it.
+    /// Returns the state, attributes and counters of the queue pair.
     pub fn query(&self) -> QpInfo {
         self.inner.raw.query()
     }
@@ -449,15 +452,14 @@ impl Qp {
     /// # Errors
     ///
     /// The queue is full, or a request is not allowed: in this state, on this transport, or with this payload,
-    /// destination or memory ([`PostErrorKind`](crate::PostErrorKind)). The error says which request it was; those
-    /// before it were accepted.
+    /// destination or memory ([`PostErrorKind`](crate::PostErrorKind)). The error has the index of the refused
+    /// request; the requests before it were accepted.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: memory that the safe API registers is kept alive by its registration, and no
-        // reference to it exists but through `Region::slice` and `slice_mut`, whose callers
-        // promised that no such work request is posted. Memory registered through `raw` is under
-        // the promise given there.
+        // SAFETY: the registration of the safe API keeps its memory alive. References to that memory exist only
+        // through `Region::slice` and `slice_mut`, whose callers guarantee that no such work request is posted. For
+        // memory registered through `raw`, the caller of `raw` gave that guarantee.
         unsafe { self.inner.raw.post_send(list) }
     }
 

@@ -6,11 +6,12 @@
 //! use doorbell_verbs::{Access, MemoryKind, QpCapacities, QpKind, QpOptions, QpState};
 //!
 //! # fn main() -> Result<(), doorbell_verbs::Error> {
-//! let device = soft::open(&SoftOptions::default())?; // or `system::open`, for an RNIC of the machine
+//! let device = soft::open(&SoftOptions::default())?; // `system::open` opens an RNIC of the machine
 //! let pd = device.create_pd()?;
 //! let cq = device.create_cq(64)?;
 //! let memory = pd.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain)?;
 //! memory.copy_in(0, b"what a peer may read");
+//!
 //! let qp = pd.create_qp(QpOptions {
 //!     kind: QpKind::Rc,
 //!     send_cq: &cq,
@@ -19,6 +20,7 @@
 //!     capacities: QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 },
 //!     signal_all: true,
 //! })?;
+//!
 //! assert_eq!(qp.query().state, QpState::Reset);
 //! # Ok(())
 //! # }
@@ -26,18 +28,16 @@
 //!
 //! The crate `doorbell` brings such a queue pair up with a peer by one call.
 //!
-//! [`Device`] is an RNIC; `soft` opens the embedded one, which needs no hardware, no kernel
-//! module and no privileges (it is a feature of this crate, and on unless it is switched off), and [`system`] those of
-//! the machine. Handles own what they came from: a [`Qp`] keeps its [`Pd`] and its
-//! [`Cq`]s alive, and each object is destroyed when its last handle goes.
+//! [`Device`] is an RNIC. `soft` opens the embedded software RNIC, which needs no hardware, no kernel module and no
+//! privileges. It is a default feature of this crate. [`system`] opens the RNICs of the machine. A handle owns the
+//! objects that it was created from: a [`Qp`] keeps its [`Pd`] and its [`Cq`]s alive. An object is destroyed when its
+//! last handle is dropped.
 //!
-//! Everything on the data path is non-blocking. To wait, arm a [`Cq`] that was created on a
-//! [`Channel`] and wait until the channel's file descriptor is readable, with `poll`, `epoll` or
-//! an async runtime.
+//! All operations of the data path are non-blocking. To wait, arm a [`Cq`] that was created on a [`Channel`]. Then
+//! wait until the file descriptor of the channel is readable, with `poll`, `epoll` or an async runtime.
 //!
-//! Memory that peers or the RNIC write is never seen as `&[u8]`: a [`Region`] is read and written
-//! through its accessors. Below this API lies [`raw`], which takes addresses, lengths and keys as
-//! they are.
+//! Memory that peers or the RNIC write is never exposed as `&[u8]`: the accessors of a [`Region`] read and write it.
+//! Below this API lies [`raw`], which takes plain addresses, lengths and keys.
 #![deny(unsafe_code)]
 
 #[cfg(feature = "soft")]

@@ -1,4 +1,4 @@
-//! Memory of the safe API: allocated by the provider's rules, reached through accessors.
+//! Memory of the safe API: placed by the provider, read and written through accessors.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -16,42 +16,41 @@ use crate::error::Error;
 use crate::handles::Pd;
 use crate::raw::{Keys, MemoryAccess, MemoryObserver, Placement};
 
-/// What kind of memory is asked for.
+/// Kinds of memory that [`Pd::allocate`] offers.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryKind<'a> {
     /// Pages of the usual size.
     Plain,
-    /// Huge pages where the system has some to give, else usual ones.
+    /// Huge pages if the system has free ones, else usual ones.
     HugePages,
-    /// The same bytes twice, one copy right behind the other, so that what wraps around the end
-    /// of a ring is contiguous. The length must be a multiple of the page size; the region is
-    /// twice as long.
+    /// The same bytes mapped twice, the second copy directly after the first. Data that wraps around the end of a
+    /// ring is then contiguous. The length must be a multiple of the page size; the region is twice as long.
     Mirrored,
-    /// A file, which is written through to; it must be at least as long.
+    /// A shared mapping of a file, which must be at least as long as the region.
     File(&'a File),
 }
 
-/// A mapping.
+/// A memory mapping, which is unmapped on drop.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping is only reached through raw copies and atomics, and stays until it drops.
+// SAFETY: the mapping is only accessed through raw copies and atomics, and stays until it is dropped.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody else unmaps it, and every region over it holds the mapping alive.
+        // SAFETY: no other code unmaps the mapping, and every region on it holds it alive.
         let _ = unsafe { munmap(self.base.cast(), self.length) };
     }
 }
 
 fn page_bytes() -> usize {
-    4096 // the smallest of any machine that has RNICs; larger pages are multiples of it
+    4096 // the smallest page size of machines with RNICs; larger sizes are multiples
 }
 
 fn os(what: &'static str) -> impl FnOnce(nix::Error) -> Error {
@@ -63,7 +62,7 @@ impl Mapping {
         let whole = NonZeroUsize::new(length.max(1).next_multiple_of(page_bytes())).unwrap_or(NonZeroUsize::MIN);
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let base = match kind {
-            // Populated, as an RNIC's pages are pinned: no page fault on the data path.
+            // Populated, since an RNIC pins its pages: the data path has no page faults.
             MemoryKind::Plain => {
                 let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE;
                 // SAFETY: a fresh mapping at an address that the kernel chooses.
@@ -74,13 +73,13 @@ impl Mapping {
                 // SAFETY: as above.
                 let base = unsafe { mmap_anonymous(None, huge, rw, MapFlags::MAP_PRIVATE) }
                     .map_err(os("memory could not be allocated"))?;
-                // SAFETY: advice on a mapping of our own; without huge pages it has no effect.
+                // SAFETY: advice on a new mapping of this function; without huge pages the call has no effect.
                 let _ = unsafe { madvise(base, huge.get(), MmapAdvise::MADV_HUGEPAGE) };
                 return Ok(Self { base: base.cast(), length: huge.get() });
             }
             MemoryKind::Mirrored => return Self::mirrored(whole.get()),
-            // SAFETY: a fresh mapping at an address that the kernel chooses. Whoever truncates the
-            // file takes the memory away; accesses then raise SIGBUS, as for every mapped file.
+            // SAFETY: a fresh mapping at an address that the kernel chooses. If a process truncates the file,
+            // accesses raise SIGBUS, as for every mapped file.
             MemoryKind::File(file) => unsafe { mmap(None, whole, rw, MapFlags::MAP_SHARED, file.as_fd(), 0) }
                 .map_err(os("the file could not be mapped"))?,
         };
@@ -93,14 +92,14 @@ impl Mapping {
         nix::unistd::ftruncate(&file, length as i64).map_err(os(what))?;
         let (one, two) = (NonZeroUsize::new(length), NonZeroUsize::new(2 * length));
         let (Some(one), Some(two)) = (one, two) else { return Err(os(what)(nix::Error::EINVAL)) };
-        // SAFETY: reserves addresses; nothing may be read or written there yet.
+        // SAFETY: reserves addresses, which are neither readable nor writable yet.
         let base =
             unsafe { mmap_anonymous(None, two, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }.map_err(os(what))?;
         let mapping = Self { base: base.cast(), length: 2 * length };
         for half in [0, length] {
             let place = NonZeroUsize::new(mapping.base.as_ptr() as usize + half);
             let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            // SAFETY: replaces a half of the reservation above, which is ours alone.
+            // SAFETY: replaces one half of the reservation above, which no other code uses.
             unsafe { mmap(place, one, rw, MapFlags::MAP_SHARED | MapFlags::MAP_FIXED, &file, 0) }.map_err(os(what))?;
         }
         Ok(mapping)
@@ -119,15 +118,15 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // It is registered, since it was made so, and nothing else deregisters it.
+        // The call cannot fail: the region is registered, and no other code deregisters it.
         let _ = self.pd.provider().deregister(self.keys.lkey);
     }
 }
 
 /// A registered region of memory. Clones are the same region.
 ///
-/// A region that a peer can write changes at any time, so there is no `&[u8]` of it; it is read
-/// and written through accessors, whose offsets count from its start.
+/// A region that a peer can write changes at any time, so there is no `&[u8]` of it. Accessors read and write the
+/// region; their offsets count from its start.
 ///
 /// # Panics
 ///
@@ -166,44 +165,44 @@ impl Region {
         let base = mapping.base.as_ptr();
         let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
         let Placement { address, observer } = pd.provider().place(base, length, mirrored);
-        // SAFETY: the mapping lives as long as `owner` does, and this module makes references to
-        // its bytes only in `slice` and `slice_mut`, whose callers answer for them.
+        // SAFETY: the mapping lives as long as `owner`. This module creates references to its bytes only in `slice`
+        // and `slice_mut`, whose callers guarantee that no such access overlaps.
         let keys = unsafe { pd.provider().register(pd.id(), base, length, address, access, Some(owner)) }?;
         Ok(Self { inner: Arc::new(Inner { keys, length, address, observer, access, mapping, pd: pd.clone() }) })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.inner.length
     }
 
-    /// Has it no bytes?
+    /// Returns whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What it was registered for.
+    /// Returns the access rights of the registration.
     pub fn access(&self) -> Access {
         self.inner.access
     }
 
-    /// Address of the first byte, as peers name it.
+    /// Returns the address of the first byte, as peers use it.
     pub fn address(&self) -> u64 {
         self.inner.address
     }
 
-    /// The key that scatter-gather elements carry.
+    /// Returns the key for scatter-gather elements.
     pub fn lkey(&self) -> LKey {
         self.inner.keys.lkey
     }
 
-    /// The key that peers need.
+    /// Returns the key for peers.
     pub fn rkey(&self) -> RKey {
         self.inner.keys.rkey
     }
 
-    /// A scatter-gather element for a piece of it. Whether the piece lies inside the region is
-    /// checked when it is posted.
+    /// Returns a scatter-gather element for a piece of the region. Posting checks whether the piece lies inside the
+    /// region.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         Sge {
             address: self.address().wrapping_add(offset as u64),
@@ -219,11 +218,11 @@ impl Region {
             offset <= whole && length <= whole - offset,
             "{length} B at offset {offset} are not inside a region of {whole} B"
         );
-        // SAFETY: inside the mapping, as just asserted.
+        // SAFETY: inside the mapping, as asserted above.
         unsafe { self.inner.mapping.base.as_ptr().add(offset) }
     }
 
-    /// Tells whoever wants to hear of accesses.
+    /// Reports an access to the observer of the region, if any.
     #[inline]
     fn heard(&self, access: MemoryAccess, offset: usize, length: usize) {
         if let Some(observer) = &self.inner.observer {
@@ -231,12 +230,12 @@ impl Region {
         }
     }
 
-    /// Copies out of the region. Bytes that a peer writes meanwhile may be old or new, each.
+    /// Copies out of the region. Each byte that a peer writes meanwhile may be old or new.
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
         let from = self.place(offset, out.len());
-        // SAFETY: `from` has that many bytes; `out` is exclusive, so they do not overlap unless
-        // somebody broke the contract of `slice_mut`.
+        // SAFETY: `from` has that many bytes. `out` is exclusive, so the two do not overlap unless a caller broke the
+        // contract of `slice_mut`.
         unsafe { ptr::copy(from, out.as_mut_ptr(), out.len()) }
         self.heard(MemoryAccess::CopyOut, offset, out.len());
     }
@@ -245,7 +244,7 @@ impl Region {
     #[inline]
     pub fn copy_in(&self, offset: usize, data: &[u8]) {
         let to = self.place(offset, data.len());
-        // SAFETY: `to` has that many bytes, see `copy_out`.
+        // SAFETY: `to` has that many bytes, and does not overlap `data` (see `copy_out`).
         unsafe { ptr::copy(data.as_ptr(), to, data.len()) }
         self.heard(MemoryAccess::CopyIn, offset, data.len());
     }
@@ -260,8 +259,8 @@ impl Region {
 
     #[inline]
     fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: a byte inside the mapping, which lives as long as `self`; peers and the device
-        // write it with atomic or raw stores.
+        // SAFETY: a byte inside the mapping, which lives as long as `self`. Peers and the device write it with atomic
+        // or raw stores.
         unsafe { AtomicU8::from_ptr(self.place(offset, 1)) }
     }
 
@@ -273,7 +272,7 @@ impl Region {
         unsafe { AtomicU64::from_ptr(place) }
     }
 
-    /// Reads a byte; what was written before it by a peer's message is visible afterwards.
+    /// Reads a byte with acquire ordering. Bytes that the peer's message wrote before it are visible afterwards.
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> u8 {
         let value = self.byte(offset).load(Ordering::Acquire);
@@ -281,7 +280,7 @@ impl Region {
         value
     }
 
-    /// Reads an aligned u64 in host order, as atomics of peers write it.
+    /// Reads an aligned u64 in host order with acquire ordering, as atomics of peers write it.
     #[inline]
     pub fn load_acquire_u64(&self, offset: usize) -> u64 {
         let value = self.word(offset).load(Ordering::Acquire);
@@ -289,42 +288,42 @@ impl Region {
         value
     }
 
-    /// Writes a byte after everything that was written before.
+    /// Writes a byte after all earlier writes (release ordering).
     #[inline]
     pub fn store_release_u8(&self, offset: usize, value: u8) {
         self.byte(offset).store(value, Ordering::Release);
         self.heard(MemoryAccess::Store, offset, 1);
     }
 
-    /// Writes an aligned u64 in host order after everything that was written before.
+    /// Writes an aligned u64 in host order after all earlier writes (release ordering).
     #[inline]
     pub fn store_release_u64(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::Release);
         self.heard(MemoryAccess::Store, offset, 8);
     }
 
-    /// A piece of the region as a slice.
+    /// Returns a piece of the region as a slice.
     ///
     /// # Safety
     ///
-    /// For as long as the slice lives, no work request that writes the piece may be posted, no
-    /// peer may be able to write it, and no other reference or accessor may write it.
+    /// While the slice lives, nothing may write the piece: no posted work request, no peer, and no other reference or
+    /// accessor.
     #[inline]
     pub unsafe fn slice(&self, offset: usize, length: usize) -> &[u8] {
-        // SAFETY: inside the mapping; that nobody writes it is the caller's promise.
+        // SAFETY: inside the mapping; the caller guarantees that nothing writes it.
         unsafe { std::slice::from_raw_parts(self.place(offset, length), length) }
     }
 
-    /// A piece of the region as a mutable slice.
+    /// Returns a piece of the region as a mutable slice.
     ///
     /// # Safety
     ///
-    /// For as long as the slice lives, no work request that names the piece may be posted, no
-    /// peer may be able to reach it, and no other reference or accessor may be used on it.
-    #[allow(clippy::mut_from_ref)] // the region is shared by design; exclusiveness is promised
+    /// While the slice lives, nothing else may access the piece. No posted work request may name it, no peer may be
+    /// able to reach it, and no other reference or accessor may be used on it.
+    #[allow(clippy::mut_from_ref)] // the region is shared by design; the caller guarantees exclusive access
     #[inline]
     pub unsafe fn slice_mut(&self, offset: usize, length: usize) -> &mut [u8] {
-        // SAFETY: inside the mapping; that nobody else uses it is the caller's promise.
+        // SAFETY: inside the mapping; the caller guarantees that nothing else uses it.
         unsafe { std::slice::from_raw_parts_mut(self.place(offset, length), length) }
     }
 }

@@ -1,8 +1,7 @@
-//! What a provider is, and the unsafe layer below the safe API.
+//! The trait of providers, and the unsafe layer below the safe API.
 //!
-//! Here memory is an address, a length and a key, and nothing checks that it outlives the work
-//! requests that name it: that is why posting is `unsafe`. A front door for programs written in C
-//! builds on this.
+//! In this layer, memory is an address, a length and a key. Nothing checks that the memory outlives the work requests
+//! that name it, so posting is `unsafe`. The library for C programs builds on this layer.
 
 use std::any::Any;
 use std::io;
@@ -22,98 +21,99 @@ use nix::sys::time::TimeSpec;
 use crate::error::Error;
 pub use crate::signal::{EventSignal, LockedNotices, Notices, Sleepers};
 
-/// What a device can do.
+/// Attributes of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its provider: `soft`, `system` or `sim`.
+    /// Provider of the device: `soft`, `system` or `sim`.
     pub provider: &'static str,
-    /// The port that is used; the only one of a software RNIC is 1.
+    /// Number of the used port; a software RNIC has only port 1.
     pub port: u8,
-    /// Its address.
+    /// Address of the device.
     pub address: IpAddr,
-    /// Its GID: the address, IPv4-mapped if need be (RoCE v2 annex A17).
+    /// GID of the device: the address, IPv4-mapped if it is an IPv4 address (RoCE v2 annex A17).
     pub gid: Ipv6Addr,
-    /// The UDP port of both ends. Anything but 4791 is not RoCE's.
+    /// The UDP port of both ends. Only 4791 is the port of RoCE v2.
     pub udp_port: u16,
-    /// Largest path MTU that its port carries.
+    /// Largest path MTU of the port.
     pub active_mtu: PathMtu,
-    /// Receive buffer behind the device, in the kernel's bytes; 0 if there is none.
+    /// Size of the receive buffer of the socket, as the kernel counts it; 0 without such a buffer.
     pub receive_buffer_bytes: usize,
-    /// How many objects it has, and how large they are.
+    /// Maximum number and size of the device's objects.
     pub limits: Limits,
-    /// Does [`Access::ON_DEMAND`] mean that memory may come and go?
+    /// Whether memory registered with [`Access::ON_DEMAND`] may be unmapped and mapped again.
     pub on_demand: bool,
 }
 
 /// The keys of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// For scatter-gather elements.
+    /// Key for scatter-gather elements.
     pub lkey: LKey,
-    /// For peers.
+    /// Key for peers.
     pub rkey: RKey,
 }
 
 /// An access of the program to memory of the safe API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryAccess {
-    /// Bytes are copied out.
+    /// The program copies bytes out.
     CopyOut,
-    /// Bytes are copied in, or set.
+    /// The program copies bytes in, or fills them with one value.
     CopyIn,
-    /// A byte or word is read, as a program does that polls it.
+    /// The program reads a byte or word, for example to poll it.
     Load,
-    /// A byte or word is written.
+    /// The program writes a byte or word.
     Store,
 }
 
-/// Hears of the accesses of the program to one region, after reads and stores. A slice of a region is not heard of.
+/// Observer of the program's accesses to one region, called after each read or store. Accesses through slices are not
+/// reported.
 pub trait MemoryObserver: Send + Sync {
-    /// The program accessed `length` bytes, `offset` bytes from the start of the region.
+    /// Reports that the program accessed `length` bytes, `offset` bytes from the start of the region.
     fn accessed(&self, access: MemoryAccess, offset: usize, length: usize);
 }
 
-/// Where memory of the safe API lies for the device and its peers, and who hears of accesses to it.
+/// Address of memory of the safe API for the device and its peers, and the observer of accesses to it.
 pub struct Placement {
     /// The address of the first byte, as work requests and peers name it. It has the same low twelve bits as the
     /// address in the process.
     pub address: u64,
-    /// Hears of accesses, if somebody wants to. A region without an observer pays one branch for each access.
+    /// Observer of accesses, if any. A region without an observer pays one branch for each access.
     pub observer: Option<Arc<dyn MemoryObserver>>,
 }
 
-/// What a provider says of something that it does not offer.
+/// Returns the error of a provider that does not offer `what`.
 fn lacking<T>(what: &'static str) -> Result<T, Error> {
     Err(Error::os(what)(io::Error::new(io::ErrorKind::Unsupported, "this provider does not offer them")))
 }
 
-/// An RNIC. What only some have is refused unless a provider offers it.
+/// An RNIC. Optional operations return an error unless the provider implements them.
 pub trait Provider: Send + Sync {
-    /// What the device can do.
+    /// Returns the attributes of the device.
     fn attributes(&self) -> DeviceAttributes;
 
-    /// Nanoseconds on the device's clock: the only clock of what is built on verbs.
+    /// Returns the nanoseconds on the device's clock, which is the only clock of code built on verbs.
     fn now_ns(&self) -> u64;
 
     /// Creates a protection domain.
     ///
     /// # Errors
     ///
-    /// The device has no more of them, or the driver refuses.
+    /// The device has no free protection domain, or the driver refuses.
     fn create_pd(&self) -> Result<PdId, Error>;
 
     /// Destroys a protection domain.
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, or something that was made from it still exists.
+    /// There is no such protection domain, or an object that was created from it still exists.
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
 
-    /// Decides where memory of the safe API lies, before it is registered under that address: `length` bytes at `base`
-    /// in the process, whose second half is the same bytes as the first if it is mirrored. A virtual device chooses
-    /// addresses of its own, so that they are the same in every run.
+    /// Decides under which address memory of the safe API is registered. The memory has `length` bytes at `base` in
+    /// the process; if `mirrored`, its second half maps the same bytes as the first. A virtual device chooses its own
+    /// addresses, so that they are the same in every run.
     fn place(&self, base: *mut u8, length: usize, mirrored: bool) -> Placement {
         let _ = (length, mirrored);
         Placement { address: base as u64, observer: None }
@@ -123,17 +123,17 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, the range is impossible, its length is 0 or impossible, or the device has no
-    /// more regions.
-    /// RNICs lock memory, so the limit on locked memory may be too small
+    /// There is no such protection domain, the range is impossible, its length is 0 or impossible, or the device has
+    /// no free region. RNICs lock memory, so the limit on locked memory may be too small
     /// ([`SystemError::LockedMemory`](crate::system::SystemError::LockedMemory)).
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped until [`deregister`](Self::deregister) returns, or for as long
-    /// as `owner` lives where it owns the memory, or only while a work request or a peer uses it
-    /// where `access` has [`Access::ON_DEMAND`] and the device offers that; and no Rust reference may exist to bytes that a
-    /// work request or a peer may write.
+    /// The memory must stay mapped until [`deregister`](Self::deregister) returns. There are two exceptions. If
+    /// `owner` owns the memory, it must stay mapped only while `owner` lives. If `access` has [`Access::ON_DEMAND`]
+    /// and the device offers that, it must stay mapped only while a work request or a peer uses it.
+    ///
+    /// No Rust reference may exist to bytes that a work request or a peer may write.
     unsafe fn register(
         &self,
         pd: PdId,
@@ -144,13 +144,13 @@ pub trait Provider: Send + Sync {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
 
-    /// Registers a region anew, with other memory, rights or protection domain; its keys stay good.
-    /// If it is refused, the region stays as it was.
+    /// Changes the memory, rights or protection domain of a region, which keeps its keys. On an error, the region
+    /// stays unchanged.
     ///
     /// # Errors
     ///
-    /// As [`register`](Self::register); or there is no such region, a memory window is bound to it, or the driver has
-    /// no place for an address other than that in the process.
+    /// As [`register`](Self::register); or there is no such region, a memory window is bound to it, or the driver
+    /// only supports the address in the process.
     ///
     /// # Safety
     ///
@@ -165,27 +165,27 @@ pub trait Provider: Send + Sync {
         access: Access,
     ) -> Result<(), Error>;
 
-    /// Deregisters memory. When this returns, the device does not touch it any more.
+    /// Deregisters memory. After the return, the device no longer accesses it.
     ///
     /// # Errors
     ///
     /// There is no such region, or a memory window is bound to it.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
 
-    /// Creates a memory window, which work requests bind. Its key names it.
+    /// Creates a memory window, which work requests bind. Its key identifies it.
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, the device has no more memory windows, or the provider does not offer them.
+    /// There is no such protection domain, the device has no free memory window, or the provider offers none.
     fn create_window(&self, _pd: PdId, _kind: WindowKind) -> Result<RKey, Error> {
         lacking("memory windows")
     }
 
-    /// Destroys a memory window, by any key that it had.
+    /// Destroys a memory window, identified by any key that it had.
     ///
     /// # Errors
     ///
-    /// There is no such memory window, or the provider does not offer them.
+    /// There is no such memory window, or the provider offers none.
     fn destroy_window(&self, _rkey: RKey) -> Result<(), Error> {
         lacking("memory windows")
     }
@@ -194,22 +194,22 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The operating system gives no descriptor, or the driver refuses.
+    /// The operating system has no free descriptor, or the driver refuses.
     fn create_channel(&self) -> Result<Arc<dyn Channel>, Error>;
 
-    /// Creates a completion queue of `depth` entries, which notifies on `channel`. The machine's
-    /// RNICs may round that up.
+    /// Creates a completion queue of `depth` entries that notifies on `channel`. RNICs of the machine may round the
+    /// depth up.
     ///
     /// # Errors
     ///
-    /// `depth` is out of range, the device has no more completion queues, or the driver refuses.
+    /// `depth` is out of range, the device has no free completion queue, or the driver refuses.
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn Channel>>) -> Result<Box<dyn Cq>, Error>;
 
     /// Creates a shared receive queue.
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, a number is out of range, the device has no more shared receive queues, or
+    /// There is no such protection domain, a number is out of range, the device has no free shared receive queue, or
     /// the driver refuses.
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn Srq>, Error>;
 
@@ -217,59 +217,59 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, completion queue or shared receive queue, the shared receive queue belongs
-    /// to another protection domain, a capacity is out of range, the device has no more queue pairs, or the driver
-    /// refuses.
+    /// The protection domain, a completion queue or the shared receive queue does not exist, or the shared receive
+    /// queue belongs to another protection domain. A capacity is out of range, the device has no free queue pair, or
+    /// the driver refuses.
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn Qp>, Error>;
 
-    /// A random first sequence number.
+    /// Returns a random first sequence number.
     fn random_psn(&self) -> Psn;
 
-    /// What the device counted, if it is the provider that counts; of the machine's devices the
-    /// kernel does, for all programs together.
+    /// Returns the counters of the device, if the provider counts. For RNICs of the machine the kernel counts, for
+    /// all programs together.
     fn counters(&self) -> Option<Counters>;
 
-    /// What was lost below the device, on this side, where the provider drives what lies there.
+    /// Returns the packets lost below the device on this side, if the provider drives the link.
     fn link_counters(&self) -> LinkCounters {
         LinkCounters::default()
     }
 
-    /// The oldest asynchronous event.
+    /// Takes the oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
 
-    /// Readable while asynchronous events wait.
+    /// Returns a descriptor that is readable while asynchronous events wait.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Moves packets, where the device is driven by its callers.
+    /// Moves packets, if callers drive the device.
     fn drive(&self) {}
 }
 
-/// Sleeps until a descriptor is readable, or the time is over: false then.
+/// Sleeps until a descriptor is readable. Returns false if the timeout ended the sleep.
 pub(crate) fn sleep_until_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     Ok(ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout.map(TimeSpec::from), None)? > 0)
 }
 
 /// A completion channel of a provider.
 pub trait Channel: Any + Send + Sync {
-    /// Readable while notifications wait.
+    /// Returns a descriptor that is readable while notifications wait.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// The completion queue that the oldest notification is for. Never blocks.
+    /// Takes the oldest notification, and returns its completion queue. Never blocks.
     fn next(&self) -> Option<CqId>;
 
-    /// Returns the threads that sleep until a notification comes, if they need no descriptor for it. Only the software RNIC
-    /// has them: the kernel notifies by the descriptor.
+    /// Returns the threads that sleep until a notification comes, if they need no descriptor for that. Only the
+    /// software RNIC has them: the kernel notifies through the descriptor.
     fn sleepers(&self) -> Option<&Arc<Sleepers>> {
         None
     }
 
-    /// Drives the device for a caller that is going to sleep, for a moment, if that is worth it. True
-    /// if a notification came.
+    /// Drives the device for a short time before its caller sleeps, if that is likely to help. Returns true if a
+    /// notification came.
     fn linger(&self) -> bool {
         false
     }
 
-    /// Waits until a notification can be taken, or the time is over: false then.
+    /// Waits until a notification can be taken. Returns false if the timeout ended the wait.
     ///
     /// # Errors
     ///
@@ -278,13 +278,13 @@ pub trait Channel: Any + Send + Sync {
         sleep_until_readable(self.fd(), timeout)
     }
 
-    /// Itself, for the provider that made it.
+    /// Returns the channel as its concrete type, for the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
 /// A completion queue of a provider. Dropping it destroys it.
 pub trait Cq: Send + Sync {
-    /// Its number.
+    /// Returns the number of the queue.
     fn id(&self) -> CqId;
 
     /// Reaps completions.
@@ -297,27 +297,27 @@ pub trait Cq: Send + Sync {
     /// Arms one notification.
     fn arm(&self, notify: Notify);
 
-    /// Changes how many entries it holds at most.
+    /// Changes the maximum number of entries.
     ///
     /// # Errors
     ///
-    /// `depth` is out of range, more completions than that wait to be reaped, or the driver refuses. Then nothing has
-    /// changed.
+    /// `depth` is out of range, more than `depth` completions wait to be reaped, or the driver refuses. The queue is
+    /// then unchanged.
     fn resize(&self, depth: usize) -> Result<(), Error>;
 }
 
 /// A shared receive queue of a provider. Dropping it destroys it.
 pub trait Srq: Send + Sync {
-    /// Its number.
+    /// Returns the number of the queue.
     fn id(&self) -> SrqId;
 
     /// Arms the limit event.
     fn arm_limit(&self, limit: usize);
 
-    /// The limit that is armed; 0 if none is.
+    /// Returns the armed limit; 0 if none is armed.
     fn limit(&self) -> usize;
 
-    /// Receives that are posted, where the device tells.
+    /// Returns the number of posted receives, if the device reports it.
     fn posted(&self) -> Option<usize>;
 
     /// Posts receives.
@@ -334,34 +334,34 @@ pub trait Srq: Send + Sync {
 
 /// A queue pair of a provider. Dropping it destroys it.
 pub trait Qp: Send + Sync {
-    /// Its number.
+    /// Returns the number of the queue pair.
     fn qpn(&self) -> Qpn;
 
-    /// Modifies it.
+    /// Modifies the queue pair.
     ///
     /// # Errors
     ///
     /// As [`crate::Qp::modify`].
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError>;
 
-    /// What is known of it. RNICs of the machine count per port, so what they counted is zero here.
+    /// Returns the state of the queue pair. RNICs of the machine count per port, so the counters are zero there.
     fn query(&self) -> QpInfo;
 
-    /// Attaches it to a multicast group: from now on it receives what is sent there, its own datagrams included.
+    /// Attaches the queue pair to a multicast group, whose datagrams it then receives, including its own.
     ///
     /// # Errors
     ///
-    /// The queue pair is not UD, `group` is no multicast address of the device's address family, the device has no more
-    /// groups, the operating system cannot join it, or the provider does not offer groups.
+    /// The queue pair is not UD, or `group` is no multicast address of the device's address family. The device has no
+    /// free group, the operating system cannot join the group, or the provider offers no groups.
     fn attach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")
     }
 
-    /// Detaches it from a multicast group.
+    /// Detaches the queue pair from a multicast group.
     ///
     /// # Errors
     ///
-    /// The queue pair is not attached to it, or the provider does not offer groups.
+    /// The queue pair is not attached to the group, or the provider offers no groups.
     fn detach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")
     }
@@ -374,16 +374,16 @@ pub trait Qp: Send + Sync {
     ///
     /// # Safety
     ///
-    /// Memory that READs and atomics write must stay unreferenced until their completion is
-    /// reaped; memory that is sent must stay registered for as long.
+    /// Memory that READs and atomics write must stay unreferenced until their completion is reaped. Memory that is
+    /// sent must stay registered until then.
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
 
     /// Posts a list of send work requests, or none of them.
     ///
     /// # Errors
     ///
-    /// As [`crate::Qp::post_send`], but no request of the list was accepted. A provider that cannot take requests back
-    /// refuses every list of more than one.
+    /// As [`crate::Qp::post_send`], but no request of the list was accepted. A provider that cannot withdraw accepted
+    /// requests refuses every list of more than one.
     ///
     /// # Safety
     ///

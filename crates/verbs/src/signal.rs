@@ -1,8 +1,8 @@
-//! Descriptors that are readable while an entry waits, and sleeping threads that need no descriptor to be woken. All
-//! system calls go through `syscall`, since it is no cancellation point (POSIX makes `write` one).
+//! Descriptors that are readable while an entry waits, and sleeping threads that are woken without a descriptor. All
+//! system calls go through `syscall`, which is no cancellation point; POSIX makes `write` one.
 
 mod tally;
-/// Atomics of [`tally`], which a model checker replaces by its own.
+/// Atomics of [`tally`], which the model checker replaces by its own.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
@@ -17,15 +17,15 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use sync::AtomicU32;
 use tally::{Signals, Tally};
 
-/// A semaphore: each notification is taken by one read, so none is lost or seen twice.
+/// Creates a semaphore: one read takes one notification, so no notification is lost or seen twice.
 fn event_fd() -> nix::Result<EventFd> {
     EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
 }
 
 fn signal(fd: &EventFd) {
     let one = 1_u64;
-    // SAFETY: the kernel reads as many bytes as the number has. That it fails where it is full does no harm: it is
-    // readable already.
+    // SAFETY: the kernel reads as many bytes as the number has. The call fails only if the counter is full, which is
+    // harmless: the descriptor is readable already.
     unsafe { libc::syscall(libc::SYS_write, fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
 }
 
@@ -34,7 +34,7 @@ fn signal(fd: &EventFd) {
 pub struct EventSignal(EventFd);
 
 impl EventSignal {
-    /// No event waits yet.
+    /// Creates a signal for an empty queue.
     ///
     /// # Errors
     ///
@@ -43,24 +43,24 @@ impl EventSignal {
         Ok(Self(event_fd()?))
     }
 
-    /// An event was queued.
+    /// Makes the descriptor readable for one more event of the queue.
     pub fn signal(&self) {
         signal(&self.0);
     }
 
-    /// The oldest event of the queue, for each event of which the descriptor was signalled.
+    /// Takes the oldest event of the queue. The caller has signalled the descriptor for each event of the queue.
     pub fn next(&self, queue: &EventQueue) -> Option<AsyncEvent> {
         if let Some(event) = queue.pop() {
-            // One read for one event: the descriptor stays readable while more wait.
+            // One read for one event: the descriptor stays readable while more events wait.
             take(&self.0);
             return Some(event);
         }
-        // An event may have been taken before its signal came, or have gone with its queue pair:
-        // the descriptor must not stay readable for it. One that comes just now is seen here.
+        // An event can be taken before its signal arrives, or be purged with its queue pair. The descriptor must not
+        // stay readable for such an event. The second `pop` finds an event that arrives meanwhile.
         while take(&self.0) {}
         let event = queue.pop();
         if event.is_some() {
-            self.signal(); // it came perhaps not alone
+            self.signal(); // other events may wait too
         }
         event
     }
@@ -72,13 +72,13 @@ impl AsFd for EventSignal {
     }
 }
 
-/// Takes one count from a semaphore, without waiting even where the program made the descriptor a
-/// blocking one. False if there is none, which may be: programs can read the descriptor too.
+/// Takes one count from a semaphore. Never blocks, even if the program made the descriptor a blocking one. Returns
+/// false if the count is 0, which is possible since programs can read the descriptor too.
 fn take(fd: &EventFd) -> bool {
     let mut count = [0_u8; 8];
     let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
     let raw = fd.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open, and the one place has room for its bytes. The position is -1, in two halves.
+    // SAFETY: the descriptor is open, and the buffer has room for the bytes. The position is -1, in two halves.
     let read = unsafe {
         libc::syscall(libc::SYS_preadv2, raw, &raw const place, 1_usize, -1_isize, -1_isize, libc::RWF_NOWAIT)
     };
@@ -86,12 +86,12 @@ fn take(fd: &EventFd) -> bool {
         return read > 0;
     }
     match nix::Error::last() {
-        // Kernels before 5.8 cannot do this with an eventfd.
+        // Kernels before 5.8 do not support this call on an eventfd.
         nix::Error::EOPNOTSUPP | nix::Error::ENOSYS => {
             let mut readable = libc::pollfd { fd: raw, events: libc::POLLIN, revents: 0 };
             let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             let no_mask = std::ptr::null::<libc::sigset_t>();
-            // SAFETY: one entry and one time, both live; the descriptor is read into a place with room for a count.
+            // SAFETY: one entry and one timeout, both alive; the read has room for a count.
             unsafe {
                 libc::syscall(libc::SYS_ppoll, &raw mut readable, 1_usize, &raw const no_time, no_mask, 0_usize) == 1
                     && libc::syscall(libc::SYS_read, raw, count.as_mut_ptr(), count.len()) > 0
@@ -101,11 +101,11 @@ fn take(fd: &EventFd) -> bool {
     }
 }
 
-/// Threads that sleep until an entry is added to a list of [`Notices`], and the list's descriptor.
+/// Threads that sleep until an entry is added to a list of [`Notices`], and the descriptor of that list.
 ///
-/// The threads sleep on a word in memory. If a program closes the descriptor, they still get entries. A thread that reads
-/// the descriptor would not, since an open file without a number cannot be written to. The descriptor does not count an
-/// entry for which a thread is woken, so an entry takes one system call at either end.
+/// The threads sleep on a word in memory. If a program closes the descriptor, they still get entries. A thread that
+/// reads the descriptor would not, since an open file without a number cannot be written to. The descriptor does not
+/// count an entry for which a thread is woken, so an entry takes one system call at either end.
 #[derive(Debug)]
 pub struct Sleepers(Tally<EventFd>);
 
@@ -126,8 +126,8 @@ impl Signals for EventFd {
 }
 
 impl Sleepers {
-    /// Returns the number of all entries that were added. A thread calls this before it looks for an entry, and sleeps only
-    /// while the number stays the same.
+    /// Returns the number of all entries that were added. A thread calls this before it looks for an entry. It sleeps
+    /// only while the number stays the same.
     pub fn added(&self) -> u32 {
         self.0.added()
     }
@@ -143,16 +143,16 @@ impl Sleepers {
         self.0.end();
     }
 
-    /// Ends a sleep after which the thread looks for no entry. If it was woken for an entry, another thread takes that
-    /// entry.
+    /// Ends a sleep after which the thread looks for no entry. If the thread was woken for an entry, another thread
+    /// takes that entry.
     pub fn end_in_vain(&self) {
         self.0.end_in_vain();
     }
 }
 
 /// A list, and a descriptor that is readable while the list has an entry for which no sleeping thread is woken. The
-/// descriptor is an eventfd that counts the entries. No user of the list can make another one wait for it, and neither can
-/// the program through the descriptor.
+/// descriptor is an eventfd that counts the entries. No user of the list can block another one, neither directly nor
+/// through the descriptor.
 #[derive(Debug)]
 pub struct Notices<T> {
     sleepers: Arc<Sleepers>,
@@ -160,7 +160,7 @@ pub struct Notices<T> {
 }
 
 impl<T> Notices<T> {
-    /// Makes an empty list. Reading its descriptor does not block unless the program requests it.
+    /// Creates an empty list. Reading its descriptor does not block unless the program requests it.
     ///
     /// # Errors
     ///
@@ -169,12 +169,12 @@ impl<T> Notices<T> {
         Ok(Self::on(event_fd()?))
     }
 
-    /// An empty list on an eventfd that counts nothing yet, and counts down by one with each read.
+    /// Creates an empty list on an eventfd with count 0 that counts down by one with each read.
     pub fn on(fd: EventFd) -> Self {
         Self { sleepers: Arc::new(Sleepers(Tally::new(fd))), entries: Mutex::default() }
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.sleepers.0.signals.as_fd()
     }
@@ -191,7 +191,7 @@ impl<T> Notices<T> {
     }
 }
 
-/// The entries of [`Notices`]: list and descriptor change together.
+/// The locked entries of [`Notices`]. List and descriptor change together.
 #[derive(Debug)]
 pub struct LockedNotices<'a, T> {
     sleepers: &'a Sleepers,
@@ -205,14 +205,14 @@ impl<T> LockedNotices<'_, T> {
         self.sleepers.0.add();
     }
 
-    /// Takes the oldest entry.
+    /// Takes the oldest entry, and its count from the descriptor.
     pub fn pop(&mut self) -> Option<T> {
         let oldest = self.entries.pop_front()?;
         self.sleepers.0.remove();
         Some(oldest)
     }
 
-    /// Removes the entries that `of` picks, and returns them in their order.
+    /// Removes the entries that `of` selects, and returns them in their order.
     pub fn remove(&mut self, of: impl Fn(&T) -> bool) -> VecDeque<T> {
         let (removed, kept): (VecDeque<T>, _) = self.entries.drain(..).partition(of);
         *self.entries = kept;
@@ -220,12 +220,12 @@ impl<T> LockedNotices<'_, T> {
         removed
     }
 
-    /// The entries, the oldest first.
+    /// Returns the entries, the oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.entries.iter()
     }
 
-    /// Is nothing in it?
+    /// Returns whether the list has no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -269,7 +269,7 @@ mod tests {
         for _ in 0..3 {
             notices.sleepers.0.signals.read().unwrap();
         }
-        // Each of these would wait for ever if it read as the descriptor says.
+        // Each of these calls would wait forever if it read in the mode of the descriptor.
         let (done, ends) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             assert_eq!(notices.lock().pop(), Some(0));
@@ -278,7 +278,7 @@ mod tests {
             assert!(!is_readable(&notices));
             let _ = done.send(());
         });
-        assert!(ends.recv_timeout(Duration::from_secs(30)).is_ok(), "it waits, or has failed");
+        assert!(ends.recv_timeout(Duration::from_secs(30)).is_ok(), "the thread waits, or has failed");
     }
 
     #[test]
@@ -301,11 +301,11 @@ mod tests {
         (3..5).for_each(|number| notices.lock().push(number));
         assert!(!is_readable(&notices));
         sleepers.end_in_vain();
-        assert!(is_readable(&notices), "one sleeper is left for two entries");
+        assert!(is_readable(&notices), "one sleeper remains for two entries");
         assert_eq!(notices.lock().remove(|_| true), [3, 4]);
         assert!(!is_readable(&notices));
         sleepers.end_in_vain();
-        assert!(!is_readable(&notices), "nothing is in the list");
+        assert!(!is_readable(&notices), "the list is empty");
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         let (is_about_to_sleep, begins) = std::sync::mpsc::channel();
         let sleeper = std::thread::spawn(move || {
             let (added, word) = (sleepers.added(), sleepers.begin());
-            // Longer than any step of this test takes: protection against hanging.
+            // Longer than any step of this test takes: a protection against hanging.
             let patience = libc::timespec { tv_sec: 90, tv_nsec: 0 };
             // SAFETY: the word lives as long as the sleepers do.
             let woken = unsafe {
@@ -331,12 +331,12 @@ mod tests {
         while !sleeper.is_finished() && !std::fs::read_to_string(&call).unwrap_or_default().starts_with(&wait) {
             std::thread::yield_now();
         }
-        // Another file gets the number, since another test would get a free number.
+        // Another file takes the number; a free number could go to another test.
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: the number belongs to the list.
         unsafe { libc::dup2(null.as_raw_fd(), notices.fd().as_raw_fd()) };
         notices.lock().push(7);
-        assert!(sleeper.join().unwrap(), "it slept until its patience was over");
+        assert!(sleeper.join().unwrap(), "the thread slept until its timeout");
         assert_eq!(notices.lock().pop(), Some(7));
     }
 }

@@ -1,4 +1,5 @@
-//! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process. `queues.rs` has what its queues do.
+//! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process. `queues.rs` implements its
+//! queues.
 
 mod queues;
 
@@ -35,40 +36,40 @@ use crate::signal::EventSignal;
 pub use doorbell_fabric::{bring_in, can_bring_in};
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
-/// How the software RNIC is opened.
+/// Options of a software RNIC.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
-    /// Its name, of which `doorbell counters` shows it too: 1 to 63 letters, digits, dashes, dots and underscores of
-    /// ASCII. `None` is [`NAME`].
+    /// Name of the device, which `doorbell counters` also shows: 1 to 63 ASCII letters, digits, dashes, dots and
+    /// underscores. `None` is [`NAME`].
     pub name: Option<String>,
-    /// Its address; `None` takes the next free loopback address.
+    /// Address of the device; `None` takes the next free loopback address.
     pub address: Option<IpAddr>,
     /// The UDP port of both ends.
     pub port: u16,
-    /// Writes every packet to this pcap file. Where this process has written one of that name already, as when it
-    /// opens a device again, the second is called `NAME-2.pcap`, and so on: no capture overwrites another of the same
-    /// process.
+    /// Writes every packet to this pcap file. If this process has already written a capture of that name, for example
+    /// when it reopens a device, the second is called `NAME-2.pcap`, and so on. No capture overwrites another one of
+    /// the same process.
     pub pcap: Option<PathBuf>,
-    /// What happens to packets that arrive.
+    /// Faults of arriving packets.
     pub faults: Option<FaultPlan>,
-    /// The receive buffer to ask for, as the kernel counts it; `None` asks for a large one.
+    /// Receive buffer size to request, as the kernel counts it; `None` requests a large one.
     pub receive_buffer_bytes: Option<usize>,
-    /// Bad scatter-gather elements end their work request with an error completion, as on RNICs,
-    /// instead of being refused when they are posted.
+    /// Whether bad scatter-gather elements end their work request with an error completion, as on RNICs, instead of a
+    /// refusal at posting.
     pub check_elements_late: bool,
-    /// If memory is gone while it is registered, a work request ends with an error, and the process goes on. For that, the
-    /// process gets handlers of SIGSEGV and SIGBUS from the opening until it ends ([`guard_memory`]).
+    /// Whether a work request ends with an error, instead of killing the process, if its registered memory is
+    /// unmapped. This installs handlers of SIGSEGV and SIGBUS in the process until it ends ([`guard_memory`]).
     pub guards_memory: bool,
-    /// A request without a response is sent again after a few round trips, and at the earliest after 0.5 ms. Without this
-    /// option, it is sent again only after the timeout of its queue pair, as by RNICs.
+    /// Whether to retransmit a request without a response after a few round trips, at the earliest after 0.5 ms.
+    /// Without this option, the device retransmits only after the timeout of the queue pair, as RNICs do.
     pub retransmits_early: bool,
-    /// When acknowledgements of messages leave; `None` takes what [`ACK_VARIABLE`] says, or the default.
+    /// Policy for acknowledging messages; `None` takes the value of [`ACK_VARIABLE`], or the default.
     pub ack: Option<AckPolicy>,
-    /// What carries packets to devices of this machine; `None` takes what [`LINK_VARIABLE`] says, or
-    /// shared memory where both devices have it.
+    /// Link to devices of this machine; `None` takes the value of [`LINK_VARIABLE`], or shared memory if both devices
+    /// have it.
     pub link: Option<LinkChoice>,
-    /// What the device counts is published for other processes of this user, where that is possible, unless
-    /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) is 0.
+    /// Whether to publish the counters to other processes of this user, if possible.
+    /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) set to 0 turns this off.
     pub publish: bool,
     /// Seeds keys and numbers; `None` takes the operating system's randomness.
     pub seed: Option<[u8; 32]>,
@@ -94,20 +95,19 @@ impl Default for SoftOptions {
     }
 }
 
-/// What it is called.
+/// Default name of the device.
 pub const NAME: &str = "doorbell0";
 
-/// What its attributes name as the provider.
+/// Provider name in its attributes.
 pub const PROVIDER: &str = "soft";
 
 /// The longest name of a verbs device, without the zero byte that ends it (`IBV_SYSFS_NAME_MAX`).
 const MAX_NAME_BYTES: usize = 63;
 
-/// Names what carries packets to devices of this machine, for devices that are opened without a choice: `auto`, `udp`
-/// or `shm`.
+/// Environment variable with the link of devices that are opened without a choice: `auto`, `udp` or `shm`.
 pub const LINK_VARIABLE: &str = "DOORBELL_LINK";
 
-/// What the environment says of the link.
+/// Returns the link that the environment requests.
 fn link_of_environment() -> Result<LinkChoice, Error> {
     let Some(text) = std::env::var_os(LINK_VARIABLE).filter(|text| !text.is_empty()) else {
         return Ok(LinkChoice::default());
@@ -117,19 +117,19 @@ fn link_of_environment() -> Result<LinkChoice, Error> {
 }
 
 impl SoftOptions {
-    /// What carries packets to devices of this machine, and when messages are acknowledged: as these options have it, or else
-    /// as the process's environment does.
+    /// Returns the link to devices of this machine and the acknowledgement policy: from these options, or else from
+    /// the environment of the process.
     ///
     /// # Errors
     ///
-    /// The environment has a value that is none.
+    /// A variable of the environment has an invalid value.
     pub fn effective(&self) -> Result<(LinkChoice, AckPolicy), Error> {
         let link = self.link.map_or_else(link_of_environment, Ok)?;
         Ok((link, self.ack.map_or_else(AckPolicy::of_environment, Ok)?))
     }
 }
 
-/// Puts shared memory beside a socket, if that is wanted.
+/// Adds shared memory to a socket, unless `choice` is UDP.
 fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
     if choice == LinkChoice::Udp {
         return Ok(Box::new(udp));
@@ -142,14 +142,14 @@ fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>,
 ///
 /// # Errors
 ///
-/// The address or port cannot be bound ([`Error::Bind`]), the MTU of its interface is too small for RoCE v2, the
-/// capture cannot be created, [`LINK_VARIABLE`] has an unknown value, shared memory is wanted and the operating system
-/// refuses the name of the device, or [`open_on`] fails.
+/// The address or port cannot be bound ([`Error::Bind`]), or the MTU of its interface is too small for RoCE v2. The
+/// capture cannot be created, [`LINK_VARIABLE`] has an unknown value, or [`open_on`] fails. Shared memory is
+/// requested, and the operating system refuses the name of the device.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(open_provider(options)?))
 }
 
-/// Opens a software RNIC for what builds on the layer [`raw`].
+/// Opens a software RNIC for code that builds on the layer [`raw`].
 ///
 /// # Errors
 ///
@@ -177,19 +177,19 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
     Ok(Arc::new(soft))
 }
 
-/// The end of a link that a device is put on.
+/// One end of a link, for a new device.
 pub struct LinkEnd {
-    /// What carries its packets.
+    /// The link that carries its packets.
     pub link: Box<dyn Link>,
-    /// Readable while packets wait to be received.
+    /// Descriptor that is readable while packets wait to be received.
     pub readable: OwnProcess,
-    /// Its address on the link.
+    /// Address of the device on the link.
     pub address: IpAddr,
     /// The UDP port of both ends.
     pub port: u16,
     /// The largest path MTU that the link carries.
     pub active_mtu: PathMtu,
-    /// Receive buffer behind the device; 0 if there is none.
+    /// Size of the receive buffer of the link; 0 without one.
     pub receive_buffer_bytes: usize,
 }
 
@@ -199,8 +199,8 @@ impl std::fmt::Debug for LinkEnd {
     }
 }
 
-/// Opens a software RNIC on a link of the program's own, instead of a UDP socket. Of the options,
-/// those that choose a socket have no effect.
+/// Opens a software RNIC on a link that the program provides, instead of a UDP socket. The options of the socket have
+/// no effect.
 ///
 /// # Errors
 ///
@@ -272,7 +272,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     })
 }
 
-/// Publishes what the device counts. It is as good without.
+/// Publishes the counters of the device. A failure has no effect on the device.
 fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     static SAID: Once = Once::new();
     if !doorbell_counters::is_wanted() {
@@ -287,9 +287,9 @@ fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     }
 }
 
-/// The name of a capture that this process has not given to another.
+/// Returns a name for a capture that this process has not used yet.
 ///
-/// A forked child knows the names of its parent, and overwrites none of its captures either.
+/// A forked child inherits the names of its parent, so it does not overwrite captures of the parent.
 fn unused(path: &Path) -> PathBuf {
     static GIVEN: Mutex<BTreeMap<PathBuf, u32>> = Mutex::new(BTreeMap::new());
     let numbered = |number: u32| {
@@ -311,11 +311,12 @@ fn unused(path: &Path) -> PathBuf {
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-    // Another thread held the lock when this process was forked, and will never let go of it here.
+    // Another thread held the lock when this process was forked, so the child can never take it.
     numbered(std::process::id())
 }
 
-/// Puts the wrappers that the options name around the link. The capture is the outermost, so it records the effects of faults.
+/// Puts the wrappers of the options around the link. The capture is the outermost, so it records the effects of
+/// faults.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
         link = Box::new(Faults::new(link, *plan));
@@ -323,7 +324,7 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
         let file = files::create(&unused(path)).and_then(files::GuardedFile::new).map_err(Error::os(what))?;
-        // The monotonic clock, so that no packet seems to be older than the one before it.
+        // The monotonic clock, so that timestamps of packets never decrease.
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();
         link = Box::new(Pcap::new(link, local, port, file, clock).map_err(Error::os(what))?);
@@ -335,7 +336,7 @@ fn no_eventfd(error: nix::Error) -> Error {
     Error::os("an eventfd could not be created")(error.into())
 }
 
-/// A software RNIC, for what builds on the layer [`raw`].
+/// A software RNIC, for code that builds on the layer [`raw`].
 pub struct Soft {
     rnic: Arc<DrivenRnic>,
     name: String,
@@ -343,7 +344,7 @@ pub struct Soft {
     udp_port: u16,
     guards_memory: bool,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
-    /// Multicast groups that the link has joined, for whom.
+    /// Multicast groups that the link has joined, each with the queue pair.
     groups: Arc<Mutex<Groups>>,
     signal: Arc<EventSignal>,
     listener: Arc<OnceLock<Notifier>>,
@@ -351,14 +352,14 @@ pub struct Soft {
 }
 
 impl Soft {
-    /// Calls `notifier` for each asynchronous event, instead of making [`event_fd`](Provider::event_fd) readable. Of
-    /// the device it may call nothing but [`poll_event`](Provider::poll_event). Only the first call has an effect.
+    /// Calls `notifier` for each asynchronous event, instead of making [`event_fd`](Provider::event_fd) readable. The
+    /// notifier may call no function of the device except [`poll_event`](Provider::poll_event). Only the first call
+    /// has an effect.
     pub fn on_event(&self, notifier: Notifier) {
         let _ = self.listener.set(notifier);
     }
 
-    /// Registers a region without memory, for local use: it reads as zeros, and what is written to it
-    /// is lost. It takes every address.
+    /// Registers a region without memory, for local use. It covers every address, reads as zeros and discards writes.
     ///
     /// # Errors
     ///
@@ -368,28 +369,27 @@ impl Soft {
         Ok(self.enter(region))
     }
 
-    /// Brings in memory for a local access to come, where it is registered with
-    /// [`Access::ON_DEMAND`], and checks that access in any case.
+    /// Checks a future local access, and loads its memory if it is registered with [`Access::ON_DEMAND`].
     ///
     /// # Errors
     ///
-    /// There is no such region, it belongs to another protection domain, does not allow the access or does not reach
-    /// that far, or no memory is there.
+    /// There is no such region, it belongs to another protection domain, does not allow the access or is too short,
+    /// or the memory is not mapped.
     pub fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let region = regions.get(&sge.lkey).cloned();
-        drop(regions); // bringing it in may take its time
+        drop(regions); // loading the memory may take long
         let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
         region.prefetch(pd, sge.address, sge.length.into(), needed)
     }
 
-    /// What the device and its link counted, for a caller that must not wait, such as a signal handler, which may have
-    /// interrupted a call on the device; `None` while another call is in the device.
+    /// Returns the counters of the device and its link; `None` while another call is in the device. Never blocks, so
+    /// a signal handler that interrupted a call on the device may call it.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
         self.rnic.try_counters()
     }
 
-    /// Returns the numbers of the device's objects. A long run checks with them that no object is left behind.
+    /// Returns the numbers of the device's objects. A long run compares them to find leaked objects.
     pub fn objects(&self) -> Objects {
         self.rnic.with(|rnic| rnic.objects())
     }
@@ -447,7 +447,7 @@ impl Provider for Soft {
             guard_memory(); // the program may have replaced the handlers
         }
         let region = self.rnic.with(|rnic| {
-            // SAFETY: passed on to our caller.
+            // SAFETY: the caller guarantees it.
             unsafe { rnic.register(pd, base, length, address, access, owner) }
         })?;
         Ok(self.enter(region))
@@ -465,7 +465,7 @@ impl Provider for Soft {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
-            // SAFETY: passed on to our caller.
+            // SAFETY: the caller guarantees it.
             unsafe { rnic.reregister(region, pd, base, length, address, access) }
         })?;
         Ok(())

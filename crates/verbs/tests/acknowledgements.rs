@@ -20,7 +20,7 @@ enum End {
 
 fn pair(ack: AckPolicy) -> (Side, Side) {
     let open = || open_soft(SoftOptions { ack: Some(ack), ..SoftOptions::default() });
-    // Retries last for nearly two seconds, so that no side is taken for dead on a busy machine.
+    // Retries last for nearly two seconds, so that a busy machine makes no side look dead.
     Plan::rc().connect(&(open(), open()))
 }
 
@@ -49,7 +49,7 @@ fn ends(ack: AckPolicy, answers: u64, end: End) {
     let mine = a.memory(64);
     let theirs = b.memory(64);
     b.post_recv(0, &[theirs.sge(0, 64)]);
-    let kept = b.device.clone(); // what its memory belongs to, and what goes on unless it is closed
+    let kept = b.device.clone(); // keeps its memory and stays open unless the test closes it
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             let _kept: Option<Device> = (!matches!(end, End::Close)).then_some(kept);

@@ -1,5 +1,5 @@
 //! Every operation over a network that loses, repeats, reorders, delays and alters packets, each
-//! byte checked. What a plan does to which packet follows from its seed.
+//! byte checked. The seed of a plan decides the fault of each packet.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn size_of(message: u64) -> usize {
     [0, 1, 4, 100, 1023, 1024, 1025, 5000, LARGEST][message as usize % 9]
 }
 
-/// Did the plan strike at all?
+/// Checks that the plan had any effect.
 fn assert_struck(plan: &str, a: &Side, b: &Side) {
     let counted = a.device.counters().unwrap().plus(&b.device.counters().unwrap());
     let lost = counted.tx_retransmitted_packets > 0;
@@ -232,8 +232,8 @@ fn what_arrives_unreliably_is_intact() {
         let (mut arrived, mut out) = (0, [Completion::default(); 16]);
         let (start, mut left) = (Instant::now(), 4 * MESSAGES);
         for message in 0.. {
-            // The way to the other device may not be open yet when the first ones leave: what waits for that is bounded,
-            // and the rest is lost. So they count from the first that arrives.
+            // The path to the other device may not be open yet when the first ones leave. The queue for that path is
+            // bounded, and the rest is lost, so the count begins with the first that arrives.
             if arrived == 0 {
                 assert!(start.elapsed() < PATIENCE, "{plan} {kind:?}: nothing arrives");
             } else if left == 0 {

@@ -1,4 +1,4 @@
-//! Devices that are to share memory with somebody who is hostile, of another user, or short of what that takes.
+//! Devices that are asked to share memory with a hostile peer, with another user, or without the resources for it.
 
 mod common;
 
@@ -55,7 +55,7 @@ fn forbid(call: libc::c_long, errno: libc::c_int) {
     }
 }
 
-/// What a process does to itself before it opens a device.
+/// Changes the process as `word` requests, before it opens a device.
 fn prepare(word: &str) {
     match word.split_once('=') {
         Some(("user", id)) => {
@@ -118,7 +118,7 @@ fn tight() {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
         match device {
             Ok(device) => {
-                // It is as good as any other.
+                // The device works like any other.
                 let (a, b) = plan().connect(&(device, auto(None)));
                 b.post_recv(1, &[]);
                 a.post(1, SendOperation::Send, &[]);
@@ -134,7 +134,7 @@ fn tight() {
     println!("done");
 }
 
-/// Where a device that is asked for memory listens.
+/// Returns the name on which a device with this address listens for requests to share memory.
 fn name_of(address: &str) -> UnixAddr {
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap();
     UnixAddr::new_abstract(format!("doorbell-link/{}/{address}/4791", namespace.display()).as_bytes()).unwrap()
@@ -153,7 +153,7 @@ fn cpu() -> Duration {
     Duration::from_nanos((usage.user_time() + usage.system_time()).num_nanoseconds() as u64)
 }
 
-/// Its memory is written to while it does what it is told.
+/// Executes the commands of the test while the test writes to its memory.
 fn target(address: Option<&str>) {
     let side = plan().side(&auto(address));
     let memory = side.memory(BYTES);
@@ -173,7 +173,7 @@ fn target(address: Option<&str>) {
                 println!("spent {}", (cpu() - before).as_millis());
                 continue;
             }
-            // SAFETY: nobody uses what is closed but the device, whose defence this tests.
+            // SAFETY: only the device uses the closed descriptors, and this tests its defence.
             "close all" => assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0),
             "fork" => {
                 // SAFETY: the child does nothing but wait for its end.
@@ -260,7 +260,7 @@ fn refused(device: &Device) -> u64 {
     device.link_counters().shared_memory_refused
 }
 
-/// Is this root? Only root may be somebody else.
+/// Returns whether this process is root: only root can become another user.
 fn may_be_others() -> bool {
     let may = geteuid().is_root();
     if !may {
@@ -356,7 +356,7 @@ fn a_process_without_descriptors_is_reached_over_udp_until_it_has_some() {
     let device = auto(None);
     let mut target = Target::start(&device, "target");
     target.tell("starve", "done");
-    // Whoever it is that asks: it cannot take the connection, and does not try all the time.
+    // For any peer: the device cannot take the connection, and does not try all the time.
     target.write();
     target.is_calm();
     target.write();
@@ -373,12 +373,13 @@ fn a_process_without_descriptors_is_reached_over_udp_until_it_has_some() {
 fn a_program_that_closes_all_descriptors_does_not_spin_and_its_peers_go_on() {
     let _turn = turn();
     let device = auto(None);
-    // The next device that takes any address must not have this one, which is free while its thread still holds the ring.
+    // The next device without a fixed address must not take this address, which is free while its thread still holds
+    // the ring.
     let mut target = Target::start(&device, "target 127.77.45.4");
     target.write();
     target.tell("close all", "done");
     target.is_calm();
-    // What becomes of it depends on which of its threads slept just then.
+    // The result depends on which of its threads slept at that moment.
     let (remote_address, rkey) = target.remote;
     target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
     assert!([Status::Success, Status::RetryExceeded].contains(&target.side.reap(1)[0].status));

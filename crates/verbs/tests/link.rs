@@ -1,4 +1,4 @@
-//! What is lost below a device is counted, and does not stop the rest.
+//! The link of a device counts lost packets, and continues with the others.
 
 mod common;
 
@@ -8,7 +8,7 @@ use doorbell_verbs::{
     AddressVector, Device, LinkCounters, PathMtu, QpKind, SendOperation, SendRequest, Status, UdDestination,
 };
 
-/// What a device's link lost: all that it counts but the packets that it sent.
+/// Returns the losses of a device's link: all its counters except the one of sent packets.
 fn lost(device: &Device) -> LinkCounters {
     LinkCounters { tx_udp_packets: 0, ..device.link_counters() }
 }
@@ -44,7 +44,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     assert_eq!(lost(&devices.0), LinkCounters::default(), "the sender lost nothing");
     let at_receiver = lost(&devices.1);
     assert_eq!(at_receiver, LinkCounters { rx_overflow: at_receiver.rx_overflow, ..LinkCounters::default() });
-    // What is reliable finds its way through a buffer of any size.
+    // Reliable transport works with a buffer of any size.
     let (a, b) = Plan::rc().connect(&devices);
     reaches(&a, &b, 100_000);
 }

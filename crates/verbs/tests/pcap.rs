@@ -72,7 +72,7 @@ impl Script {
         self.response(Opcode::RC_ACKNOWLEDGE, psn, &format!("syndrome={}", syndrome.0));
     }
 
-    /// The packets of a SEND or WRITE of so many bytes. The opcodes are those of the first,
+    /// Expects the packets of a SEND or WRITE of `bytes` bytes. The opcodes are those of the first,
     /// middle, last and only packet; `first` and `last` are fields of these packets.
     fn message(&mut self, opcodes: [Opcode; 4], bytes: usize, first: &str, last: &str) {
         let packets = bytes.div_ceil(MTU).max(1);
@@ -96,7 +96,7 @@ impl Script {
         self.acknowledged += packets;
     }
 
-    /// Posts a work request of so many bytes and waits until it is done.
+    /// Posts a work request of `bytes` bytes and waits until it is complete.
     fn run(&mut self, operation: SendOperation, bytes: usize) {
         let from = self.a.patterned(bytes.max(1), 1);
         self.a.post(1, operation, &[from.sge(0, bytes)]);

@@ -24,7 +24,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The other process: it doubles what it is told to, then waits until it is killed.
+/// Runs the other process: it doubles each number that it gets, then waits until it is killed.
 fn be_the_peer() {
     let side = plan().side(&open_soft(SoftOptions::default()));
     let memory = side.memory(BYTES);
@@ -82,7 +82,7 @@ fn exchange_and_survive(link: LinkChoice) {
     side.post(3, SendOperation::Send, &[]);
     side.expect_failure(3, Status::RetryExceeded);
     assert_eq!(side.state(), QpState::Error);
-    // The device is as good as before: the next peer finds it.
+    // The device still works: the next peer reaches it.
     let other = open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() });
     let (a, b) = plan().connect(&(side.device.clone(), other));
     b.post_recv(1, &[]);

@@ -1,5 +1,5 @@
-//! Who makes progress: whatever a program does or leaves undone after it has posted, its work
-//! requests complete, and a process that does nothing costs nothing.
+//! Progress without the program: after a post, work requests complete even if the program calls nothing more. An idle
+//! process uses no CPU time.
 
 mod common;
 
@@ -72,7 +72,7 @@ fn a_program_may_post_and_never_call_again(pair: Pair) {
         let (from, to) = (a.patterned(1 << 20, 1), b.memory(1 << 20));
         habits(&a, &b, habit);
         habits(&b, &a, habit);
-        // Only memory is looked at, so neither engine is called by anybody.
+        // The test only looks at memory, so no call drives either engine.
         a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
         let last = pattern(1 << 20, 1)[(1 << 20) - 1];
         eventually("all of it arrived", || to.load_acquire_u8((1 << 20) - 1) == last);
@@ -147,7 +147,7 @@ fn a_target_may_be_passive(pair: Pair) {
     assert_eq!(theirs.load_acquire_u64(99_992), 50);
 }
 
-/// Sends back what arrives, sleeping on its channel in between, until so many came.
+/// Sends each message back until `messages` have arrived, and sleeps on the channel in between.
 fn echo(side: &Side, channel: &Channel, messages: u64) {
     let mut out = [Completion::default(); 8];
     let mut received = 0;

@@ -1,4 +1,5 @@
-//! What a software RNIC publishes: what it counts, soon, and never at the price of not opening.
+//! Published counters of a software RNIC: they are current, and a failure to publish does not keep the device from
+//! opening.
 
 mod common;
 

@@ -46,7 +46,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// Has a device share memory with this address.
+    /// Makes a device share memory with this address.
     fn meet(own: &str, device: &Device) -> Self {
         let udp = UdpSocket::bind((own, PORT)).unwrap();
         udp.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -118,12 +118,12 @@ impl Drop for Raw {
     }
 }
 
-/// What a peer's file is called.
+/// Returns the name of a peer's file.
 fn file_of(own: &str) -> String {
     format!("rings-of-{own}")
 }
 
-/// Does this process map that file anywhere?
+/// Returns whether this process maps that file.
 fn is_mapped(own: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(&file_of(own))
 }
@@ -178,7 +178,8 @@ fn exchange(a: &Side, b: &Side, number: u64) {
     b.expect(number);
 }
 
-/// Whatever `misbehave` does to a ring, the device serves others, and nothing but what the peer may write is written.
+/// Checks that after any damage by `misbehave` to a ring, the device serves other peers, and that memory closed to
+/// the peer stays unchanged.
 fn survives(own: &str, misbehave: impl Fn(&mut Raw, &mut Rng, &[Side], &Region, usize)) {
     let seed = std::env::var("DOORBELL_SEED").ok().map_or(1, |text| text.parse().expect("a number"));
     eprintln!("DOORBELL_SEED={seed}");

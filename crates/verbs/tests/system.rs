@@ -1,5 +1,5 @@
-//! The machine's libibverbs where it is missing or is not what it should be. What needs a device is in
-//! the conformance suite, which `cargo xtask guest` runs on one.
+//! The machine's libibverbs where it is missing or unsuitable. Tests that need a device are in the conformance suite,
+//! which `cargo xtask guest` runs on one.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ fn a_library_without_what_is_needed_is_too_old() {
 fn a_device_that_does_not_exist_is_no_panic() {
     let options = SystemOptions { device: Some("no such device".to_owned()), ..SystemOptions::default() };
     let error = open(&options).unwrap_err();
-    // Which it is depends on what this machine has.
+    // The result depends on the libraries of this machine.
     assert!(
         matches!(
             &error,

@@ -175,8 +175,8 @@ impl Table {
     }
 }
 
-/// Returns free pages of the allocator to the kernel. Peaks of visitors leave free pages between used ones. Higher peaks
-/// become rarer, but never stop, so resident memory would grow without a leak.
+/// Returns free pages of the allocator to the kernel. Peaks of visitors leave free pages between used ones. Higher
+/// peaks become rarer, but never stop, so resident memory would grow without a leak.
 fn give_back_free_memory() {
     // SAFETY: it takes the locks of the allocator, as an allocation does, and only unmaps pages without contents.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -79,8 +79,8 @@ fn check(message: &[u8], key: u64, number: u64) -> Result<bool, String> {
     Ok(is_last)
 }
 
-/// The stream over which a connection was set up. At the end each side says goodbye over it. Until then its peer must stay,
-/// since the peer may have to repeat an acknowledgement that the network lost.
+/// The stream over which a connection was set up. At the end each side says goodbye over it. Until then its peer must
+/// stay, since the peer may have to repeat an acknowledgement that the network lost.
 struct Goodbye {
     stream: TcpStream,
     since: Option<Instant>,
@@ -197,7 +197,7 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
 const SLOTS: usize = 4;
 /// Bytes of the memory that a peer reaches: the slots, a counter, and a word for compare-and-swap.
 pub(crate) const SHARED_BYTES: usize = SLOTS * LONGEST + 16;
-/// Bytes of the memory of the side that reaches it: data to write, data that it read, and the old values of two atomics.
+/// Bytes of the memory of the active side: data to write, data that it read, and the old values of two atomics.
 pub(crate) const OWN_BYTES: usize = 2 * SLOTS * LONGEST + 16;
 const OLD: usize = 2 * SLOTS * LONGEST;
 

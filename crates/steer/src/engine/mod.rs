@@ -1,4 +1,4 @@
-//! The box: who is connected, what is at the node, and the order in which a driver calls it.
+//! The box: its clients, the requests at the node, and the calling contract of its driver.
 
 mod passing;
 mod requests;
@@ -22,10 +22,11 @@ use crate::steering::{Key, Layout, Steering};
 use crate::values::Values;
 use passing::Relays;
 
-/// Bits of a queue pair number that name the place in the table; those above tell apart whom the place belonged to.
+/// Bits of a queue pair number that hold the index in the table; the bits above tell apart the clients that used the
+/// index.
 const SLOT_BITS: u32 = 16;
 
-/// The place of the queue pair with the node.
+/// The index of the queue pair with the node.
 const NODE_PLACE: u32 = 0xffff;
 
 /// Numbers 0 and 1 of queue pairs are special.
@@ -34,13 +35,13 @@ const FIRST_PLACE: u32 = 2;
 const _: () =
     assert!(Limits::MOST_CLIENTS + (FIRST_PLACE as usize) < NODE_PLACE as usize, "the node has a place of its own");
 
-/// Buffers of messages that are kept to be used again.
+/// Number of message buffers that are kept for reuse.
 const SPARE_BUFFERS: usize = 256;
 
 /// Longer buffers are not kept.
 const SPARE_BYTES: usize = 16 << 10;
 
-/// What a box holds at a moment. All of it is bounded by [`Limits`](crate::Limits).
+/// Sizes of a box's queues at a moment. All of them are bounded by [`Limits`](crate::Limits).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Clients that are connected.
@@ -49,30 +50,30 @@ pub struct Held {
     pub waiting: usize,
     /// Requests at the node.
     pub in_flight: usize,
-    /// WRITEs of which packets are missing.
+    /// WRITEs with missing packets.
     pub incomplete: usize,
-    /// What all of these count for against the limits, in bytes.
+    /// Bytes of all of these that count against the limits.
     pub bytes: usize,
 }
 
-/// Why a queue pair with a memory node does not work any more.
+/// Reasons for the failure of the queue pair with a memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeFailure {
-    /// The node has not acknowledged what was sent to it, however often that was sent again ([`NodeEnd::retries`]).
+    /// The node has acknowledged no packet after all retransmissions ([`NodeEnd::retries`]).
     Silent,
-    /// The node has answered a request by an error.
+    /// The node has answered a request with an error.
     Refused,
 }
 
 /// A box between clients and a memory node.
 ///
-/// It holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that never goes back. A
-/// driver calls it so:
+/// The box holds no socket, reads no clock and starts no thread. Time is a number of nanoseconds that never
+/// decreases. A driver calls the box in this order:
 ///
 /// 1. **Input**: [`handle_packet`](Self::handle_packet) for each packet that arrived, from BTH to padding, and
 ///    [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout) has passed.
-/// 2. **Output**: [`poll_transmit`](Self::poll_transmit), which hands out all packets that follow.
-/// 3. **Waiting**: until something arrives or `poll_timeout` passes, which must be asked again after every input.
+/// 2. **Output**: [`poll_transmit`](Self::poll_transmit), which returns all resulting packets.
+/// 3. **Waiting**: until a packet arrives or `poll_timeout` passes, which must be queried again after every input.
 ///
 /// Connections are made by a control plane: [`node_side`](Self::node_side) and [`attach`](Self::attach) for the memory
 /// node, [`connect`](Self::connect) for each client.
@@ -88,9 +89,9 @@ pub struct Steer {
     relays: Relays,
     node: Option<Node>,
     next_node_side: (Qpn, Psn),
-    /// Clients with a request for the node, in turn.
+    /// Clients with a request for the node, in their order.
     ready: VecDeque<u32>,
-    /// Clients whose next request waits until a READ or atomic of anybody is answered.
+    /// Clients whose next request waits until a READ or atomic of any client is answered.
     response_waiters: VecDeque<u32>,
     touched: Vec<u32>,
     steering: Option<Steering>,
@@ -104,7 +105,7 @@ pub struct Steer {
 }
 
 impl Steer {
-    /// A box without node, regions and clients, which steers nothing.
+    /// Creates a box without node, regions and clients, which steers no requests.
     pub fn new(config: Config) -> Self {
         let mut steer = Self {
             config,
@@ -133,22 +134,22 @@ impl Steer {
         steer
     }
 
-    /// The same, which steers requests to the newest nodes of a store with this layout.
+    /// Creates a box that steers requests to the newest nodes of a store with this layout.
     pub fn with_layout(config: Config, layout: Box<dyn Layout>) -> Self {
         Self { steering: Some(Steering::new(layout, config.limits.keys)), ..Self::new(config) }
     }
 
-    /// What it was made with.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What it counted.
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What it holds.
+    /// Returns the present sizes of the box's queues.
     pub fn held(&self) -> Held {
         let clients = self.clients.iter().flatten();
         let mut held = Held { bytes: self.held_bytes, ..Held::default() };
@@ -161,29 +162,29 @@ impl Steer {
         held
     }
 
-    /// The box's end of the queue pair that the node is to make next: its number, and the PSN of its first request.
+    /// Returns the box's end of the next queue pair with the node: its number, and the PSN of its first request.
     pub fn node_side(&self) -> (Qpn, Psn) {
         self.next_node_side
     }
 
-    /// Is there a queue pair with the node that works?
+    /// Returns whether a working queue pair with the node exists.
     pub fn is_attached(&self) -> bool {
         self.node.as_ref().is_some_and(|node| !node.failed)
     }
 
-    /// Why the queue pair with the node does not work any more, if it has worked and was not given up by
-    /// [`detach`](Self::detach).
+    /// Returns the reason for the failure of the queue pair with the node. `None` if it works, never worked, or was
+    /// given up by [`detach`](Self::detach).
     pub fn node_failure(&self) -> Option<NodeFailure> {
         let node = self.node.as_ref().filter(|node| node.failed)?;
         Some(if node.is_silent { NodeFailure::Silent } else { NodeFailure::Refused })
     }
 
-    /// Takes the node's end of the shared queue pair into use, for which the node was given
-    /// [`node_side`](Self::node_side). The queue pair before it is given up, with all clients on it.
+    /// Starts to use the node's end of the shared queue pair, which the node created with
+    /// [`node_side`](Self::node_side). The box gives the queue pair before it up, with all clients on it.
     ///
     /// # Errors
     ///
-    /// The node takes no READs and atomics ([`SetupError::NoReads`]).
+    /// The node accepts no READs and atomics ([`SetupError::NoReads`]).
     pub fn attach(&mut self, end: NodeEnd) -> Result<(), SetupError> {
         if end.max_rd_atomic == 0 {
             return Err(SetupError::NoReads);
@@ -195,8 +196,8 @@ impl Steer {
         Ok(())
     }
 
-    /// Gives the queue pair with the node up, with all clients on it: their next requests are answered by a NAK. There is
-    /// no node until [`attach`](Self::attach) is called again. Where no client is connected, nothing has failed.
+    /// Gives up the queue pair with the node, with all clients on it: their next requests get a NAK. No node is
+    /// attached until the next [`attach`](Self::attach). Without connected clients, this counts as no failure.
     pub fn detach(&mut self) {
         if self.by_peer.is_empty() && self.node.as_ref().is_some_and(|node| node.in_flight.is_empty()) {
             self.forget();
@@ -207,7 +208,7 @@ impl Steer {
         }
     }
 
-    /// Forgets what memory held: nobody knows what becomes of it from now on.
+    /// Drops all knowledge of the node's memory, which may change from now on.
     fn forget(&mut self) {
         self.values.clear();
         if let Some(steering) = &mut self.steering {
@@ -215,8 +216,8 @@ impl Steer {
         }
     }
 
-    /// Steers requests of a store with this layout from now on, or none. What was known of another store is forgotten; so
-    /// the time for that is when no node is attached.
+    /// Steers requests of a store with this layout from now on, or none. Knowledge of another store is dropped, so
+    /// call this while no node is attached.
     pub fn set_layout(&mut self, layout: Option<Box<dyn Layout>>) {
         if let Some(mut steering) = self.steering.take() {
             self.ready.extend(steering.unlock_all());
@@ -224,25 +225,27 @@ impl Steer {
         self.steering = layout.map(|layout| Steering::new(layout, self.config.limits.keys));
     }
 
-    /// Lets clients reach a region of the node.
+    /// Allows clients to access a region of the node.
     ///
     /// # Errors
     ///
-    /// The key is taken, the table is full, or the region ends beyond the address space.
+    /// Another region has the key, the table is full, or the region ends beyond the address space.
     pub fn add_region(&mut self, region: Region) -> Result<(), SetupError> {
         self.regions.add(region, self.config.limits.regions)
     }
 
-    /// Ends that for the region with this key. What is at the node already is carried out. False if there is none.
+    /// Removes the region with this key. Requests that are already at the node are executed. Returns false if there
+    /// is none.
     pub fn remove_region(&mut self, rkey: RKey) -> bool {
         self.regions.remove(rkey)
     }
 
-    /// Connects a client. It makes its queue pair for the number that this returns, at the box's address.
+    /// Connects a client. The client creates its queue pair for the returned number, at the box's address.
     ///
     /// # Errors
     ///
-    /// There is no node, the table of clients is full, the client is connected, or its path MTU is not the node's.
+    /// There is no node, the table of clients is full, the client is already connected, or its path MTU is not the
+    /// node's.
     pub fn connect(&mut self, peer: ClientEnd) -> Result<Qpn, SetupError> {
         let Some(node) = self.node.as_ref().filter(|node| !node.failed) else { return Err(SetupError::NoNode) };
         if peer.path_mtu != node.end.path_mtu {
@@ -268,8 +271,8 @@ impl Steer {
         Ok(qpn)
     }
 
-    /// Forgets a client. Requests of it that are complete and at the node are carried out; nothing else is.
-    /// False if no client has this number.
+    /// Removes a client. Only its complete requests at the node are still executed. Returns false if no client has
+    /// this number.
     pub fn disconnect(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.client_of(qpn) else { return false };
         self.drop_requests(slot);
@@ -286,15 +289,14 @@ impl Steer {
         true
     }
 
-    /// How many requests of a client are at the node and not answered, also of one that was
-    /// [disconnected](Self::disconnect): once there are none, the node's memory does not change by that client's hand any
-    /// more.
+    /// Returns the number of unanswered requests of a client at the node, also of a client that was
+    /// [disconnected](Self::disconnect). Once it is 0, that client no longer changes the node's memory.
     pub fn at_node(&self, qpn: Qpn) -> usize {
         let working = self.node.as_ref().filter(|node| !node.failed);
         working.map_or(0, |node| node.in_flight.iter().filter(|message| message.qpn == qpn).count())
     }
 
-    /// Takes a packet, from BTH to padding.
+    /// Handles a packet, from BTH to padding.
     pub fn handle_packet(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) {
         self.counters.received += 1;
         let Ok(bth) = BthRepr::parse(&BthPacket::new_unchecked(packet)) else {
@@ -337,7 +339,7 @@ impl Steer {
         self.after_input(now_ns);
     }
 
-    /// Does what is due.
+    /// Handles the timeouts that are due.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         if self.sweep_ns.is_some_and(|at_ns| at_ns <= now_ns) {
             self.give_up_incomplete(now_ns);
@@ -354,20 +356,20 @@ impl Steer {
         self.after_input(now_ns);
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called.
+    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
         let node = self.node.as_ref().filter(|node| !node.failed).and_then(|node| node.deadline_ns);
         node.into_iter().chain(self.sweep_ns).min()
     }
 
-    /// Hands out the packets that are to be sent, from BTH to padding, in order. Returns how many they were.
+    /// Passes the packets to send to the closure, from BTH to padding, in order. Returns their number.
     pub fn poll_transmit(&mut self, take: impl FnMut(&Path, &[u8])) -> usize {
         let count = self.out.drain(take);
         self.counters.sent += count as u64;
         count
     }
 
-    /// Answers clients that something happened to, and sends the node what it may be sent.
+    /// Answers the touched clients, and sends requests to the node as far as it accepts them.
     fn after_input(&mut self, now_ns: u64) {
         let from = self.config.address;
         let mut acks = 0;
@@ -386,7 +388,7 @@ impl Steer {
         self.pump(now_ns);
     }
 
-    /// Sends again what is to be sent again, then new requests, as far as the node takes them.
+    /// Retransmits first, then sends new requests, as far as the node accepts them.
     fn pump(&mut self, now_ns: u64) {
         let from = self.config.address;
         let Some(node) = self.node.as_mut().filter(|node| !node.failed) else { return };
@@ -404,7 +406,7 @@ impl Steer {
         }
     }
 
-    /// Takes the next request of a client, if the node takes it now.
+    /// Takes the next request of a client, if the node accepts it now.
     fn next_request(&mut self, slot: u32) -> Result<Next, Full> {
         let window_bytes = self.config.limits.window_bytes;
         let (Some(client), Some(node)) = (self.clients[slot as usize].as_deref(), &self.node) else {
@@ -455,8 +457,8 @@ impl Steer {
         Ok(message.map(|message| (message, append)))
     }
 
-    /// The queue pair with the node does not work any more. The client whose request caused it hears of this code, all
-    /// others that the node cannot go on.
+    /// Ends the queue pair with the node. The client whose request caused the failure gets this code; all others get
+    /// the code for a failed node.
     fn fail_node(&mut self, culprit: Option<(Qpn, NakCode)>) {
         let Some(node) = self.node.as_mut().filter(|node| !node.failed) else { return };
         node.failed = true;
@@ -486,11 +488,11 @@ impl Steer {
         }
         self.ready.clear();
         self.response_waiters.clear();
-        // Of what was on its way to the node, nobody knows what it did.
+        // The outcome of requests on their way to the node is unknown.
         self.forget();
     }
 
-    /// Drops what a client has in the box; what is at the node stays there.
+    /// Drops the requests of a client in the box; those at the node stay.
     fn drop_requests(&mut self, slot: u32) {
         let Some(client) = self.clients[slot as usize].as_mut() else { return };
         client.scheduled = false;
@@ -506,7 +508,7 @@ impl Steer {
         self.held_bytes -= bytes;
     }
 
-    /// Clients that have left a message incomplete for too long lose their connection.
+    /// Disconnects clients that have left a message incomplete for too long.
     fn give_up_incomplete(&mut self, now_ns: u64) {
         let patience_ns = self.config.limits.incomplete_ns;
         let mut next_ns = None;
@@ -540,7 +542,7 @@ impl Steer {
         (client.own_qpn == qpn).then_some(slot)
     }
 
-    /// Something happened to a client: it may be due an answer.
+    /// Marks a client, which may need an answer.
     fn touch(&mut self, slot: u32) {
         if let Some(client) = self.clients[slot as usize].as_mut()
             && !std::mem::replace(&mut client.touched, true)
@@ -549,7 +551,7 @@ impl Steer {
         }
     }
 
-    /// A client has a request for the node.
+    /// Records that a client has a request for the node.
     fn schedule(&mut self, slot: u32) {
         if let Some(client) = self.clients[slot as usize].as_mut()
             && !std::mem::replace(&mut client.scheduled, true)
@@ -558,7 +560,7 @@ impl Steer {
         }
     }
 
-    /// A queue pair number that this place did not have lately.
+    /// Returns a queue pair number that this index did not have lately.
     fn number(&mut self, place: u32) -> Qpn {
         self.generation = self.generation.wrapping_add(1);
         Qpn::new((self.generation % 255 + 1) << SLOT_BITS | place)
@@ -578,7 +580,7 @@ impl Steer {
         buffer
     }
 
-    /// A message is answered, or given up.
+    /// Releases a message that is answered or given up.
     fn release(&mut self, message: Message) {
         self.held_bytes -= message.held;
         let mut buffer = message.bytes;
@@ -589,13 +591,14 @@ impl Steer {
     }
 }
 
-/// The node takes no more now.
+/// The node accepts no further request now.
 struct Full;
 
-/// A client's request, and the key to whose chain it appends; none if it has nothing for the node, or waits for something.
+/// A client's next request, and the key to whose chain it appends. None if the client has no request for the node, or
+/// must wait.
 type Next = Option<(Message, Option<Key>)>;
 
-/// The client that a message is of, if it is still connected.
+/// Returns the client of a message, if it is still connected.
 fn owner<'a>(clients: &'a mut [Option<Box<Client>>], message: &Message) -> Option<&'a mut Client> {
     let client = clients.get_mut(message.slot as usize)?.as_deref_mut()?;
     (client.own_qpn == message.qpn).then_some(client)

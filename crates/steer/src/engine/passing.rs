@@ -1,4 +1,4 @@
-//! What the box passes on: packets of others, packets that it cannot read, and congestion notifications.
+//! Packets that the box passes on: those of other connections, unreadable ones, and congestion notifications.
 
 use std::net::IpAddr;
 
@@ -13,9 +13,9 @@ use crate::output::Path;
 /// A connection between a client and the node whose packets are passed on.
 #[derive(Debug, Default)]
 pub(super) struct Relays {
-    /// Sender and number to connection, and whether the client is the sender.
+    /// Connection of each sender and number, and whether the client is the sender.
     ways: FxHashMap<(IpAddr, Qpn), Way>,
-    /// The requests of each: the client's, and the node's.
+    /// The requests of each connection: the client's, and the node's.
     asked: Vec<[Asked; 2]>,
     free: Vec<usize>,
     numbering: Option<Numbering>,
@@ -29,13 +29,15 @@ struct Way {
 }
 
 impl Steer {
-    /// Passes the packets of a connection between a client and a node on, both ways: those from the client's address for the
-    /// node's queue pair, and those from the node's address for the client's. Each end takes the box's address for its
-    /// peer's. Nothing else of a packet changes. Requests are numbered ([`order`](Self::order)).
+    /// Passes the packets of a connection between a client and a node on, in both directions. Packets from the
+    /// client's address go to the node's queue pair, and packets from the node's address to the client's. Each end
+    /// sees the box's address as its peer's; the rest of a packet stays unchanged. Requests are numbered
+    /// ([`order`](Self::order)).
     ///
     /// # Errors
     ///
-    /// As many connections are passed on as there may be clients, or packets of another one could not be told from it.
+    /// The number of relayed connections has reached the maximum number of clients, or packets of another connection
+    /// would be indistinguishable.
     pub fn relay(&mut self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), SetupError> {
         let relays = &mut self.relays;
         if relays.asked.len() - relays.free.len() >= self.config.limits.clients {
@@ -56,7 +58,7 @@ impl Steer {
         Ok(())
     }
 
-    /// Ends that. False if there is no such connection.
+    /// Ends the relay of a connection. Returns false if there is no such connection.
     pub fn end_relay(&mut self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> bool {
         let relays = &mut self.relays;
         let ways = [(client.0, node.1), (node.0, client.1)].map(|key| relays.ways.remove(&key));
@@ -66,12 +68,12 @@ impl Steer {
         true
     }
 
-    /// In which order the requests of connections that are passed on were answered.
+    /// Returns the order in which the requests of relayed connections were answered.
     pub fn order(&self) -> Order {
         self.relays.numbering.as_ref().map(|numbering| *numbering.order()).unwrap_or_default()
     }
 
-    /// Passes a packet on if it is of such a connection. False if not.
+    /// Passes a packet of a relayed connection on. Returns false for other packets.
     pub(super) fn pass_relayed(&mut self, outer: &Outer, bth: &BthRepr, operation: Operation, packet: &[u8]) -> bool {
         let relays = &mut self.relays;
         if relays.ways.is_empty() || outer.dst != self.config.address {
@@ -88,7 +90,7 @@ impl Steer {
         true
     }
 
-    /// Passes a packet on that the box cannot read: as it is where the box is on its way, else to the node.
+    /// Passes an unreadable packet on: to its destination if the box is only on its path, else to the node.
     pub(super) fn pass_unparsed(&mut self, outer: &Outer, packet: &[u8]) {
         self.counters.unparsed += 1;
         if outer.dst != self.config.address {
@@ -105,8 +107,8 @@ impl Steer {
         self.out.push(Path { source, destination, traffic_class, hop_limit }, packet);
     }
 
-    /// A congestion notification of the node is about what the box sends it, and so about every client that has
-    /// something there (Annex A17).
+    /// Handles a congestion notification of the node. It concerns the packets that the box sends to the node, and so
+    /// every client that has requests there (Annex A17).
     pub(super) fn tell_clients_of_congestion(&mut self, packet: &[u8]) {
         let Some(node) = &self.node else { return };
         let mut slots: Vec<u32> = node.in_flight.iter().map(|message| message.slot).collect();

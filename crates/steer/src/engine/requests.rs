@@ -1,4 +1,4 @@
-//! What clients ask for (IBTA Vol 1, 9.7.4).
+//! Requests of clients (IBTA Vol 1, 9.7.4).
 
 use doorbell_verbs_core::Access;
 use doorbell_wire::{
@@ -12,7 +12,7 @@ use crate::message::{Answer, Kind, Message};
 /// The mark of a router that met congestion (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
-/// What a request is about.
+/// Operation and target of a request.
 struct Target {
     kind: Kind,
     address: u64,
@@ -36,7 +36,7 @@ impl Steer {
         client.heard(outer.traffic_class & !ECN, bth.partition_key);
         match client.phase {
             Phase::Open => {}
-            // What follows a refused request is not carried out.
+            // Requests after a refused one are not executed.
             Phase::Refusing(_) => return,
             Phase::Failing => {
                 let code = NakCode::REMOTE_OPERATIONAL_ERROR;
@@ -66,7 +66,7 @@ impl Steer {
         }
     }
 
-    /// The request at the expected PSN is refused, with all that follows.
+    /// Refuses the request at the expected PSN, and all later ones.
     fn refuse(&mut self, slot: u32, code: NakCode) {
         match code {
             NakCode::REMOTE_ACCESS_ERROR => self.counters.refused_access += 1,
@@ -81,7 +81,7 @@ impl Steer {
         self.touch(slot);
     }
 
-    /// Takes the expected packet.
+    /// Handles the expected packet.
     fn accept(
         &mut self,
         now_ns: u64,
@@ -92,8 +92,8 @@ impl Steer {
         operation: Operation,
     ) -> Result<(), NakCode> {
         let has_assembly = self.client(slot).is_some_and(|client| client.assembly.is_some());
-        // IBTA Vol 1, 9.7.4.1.2: the packets of a message follow each other. Packets are padded to
-        // four bytes, and nothing follows the headers where no payload does.
+        // IBTA Vol 1, 9.7.4.1.2: the packets of a message are consecutive. Packets are padded to four bytes, and a
+        // packet without payload ends after its headers.
         let has_rest = !bth.opcode.has_payload() && packet.len() > BTH_LEN + bth.opcode.extension_len();
         if has_assembly == bth.opcode.is_first() || !packet.len().is_multiple_of(4) || has_rest {
             return Err(NakCode::INVALID_REQUEST);
@@ -113,7 +113,7 @@ impl Steer {
                 }
                 (packets, payload as u32)
             }
-            // More could not be told from duplicates.
+            // Requests of more packets would be indistinguishable from duplicates.
             Kind::Read if packets >= 1 << 21 => return Err(NakCode::INVALID_REQUEST),
             Kind::Read => (packets, 0),
             Kind::CompareSwap { .. } | Kind::FetchAdd { .. } if target.address % 8 != 0 => {
@@ -131,7 +131,7 @@ impl Steer {
         let Some(client) = self.client(slot) else { return Ok(()) };
         let requests = client.waiting.len() + client.in_flight;
         if is_full || requests >= limits.client_requests || client.held_bytes + held > limits.client_bytes {
-            // As if the network had lost it: the client sends it again.
+            // Drop it as if the network had lost it; the client retransmits.
             self.counters.full += 1;
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl Steer {
         Ok(())
     }
 
-    /// Takes a packet of a WRITE that began before.
+    /// Handles a further packet of a WRITE.
     fn continue_write(
         &mut self,
         now_ns: u64,
@@ -191,7 +191,7 @@ impl Steer {
         let payload = (packet.len() - BTH_LEN - bth.opcode.extension_len() - usize::from(bth.pad_count)) as u32;
         let left = message.length - *received;
         let is_last = bth.opcode.is_last();
-        // IBTA Vol 1, 9.7.4.1.6: all packets but the last are full, and the length is the one that the first announced.
+        // IBTA Vol 1, 9.7.4.1.6: all packets but the last are full, and the first packet has announced the length.
         let fits = if is_last { payload == left && payload <= mtu } else { payload == mtu && payload < left };
         if operation != Operation::Write || bth.opcode.has_imm() || !fits || (!is_last && bth.pad_count > 0) {
             return Err(NakCode::INVALID_REQUEST);
@@ -208,7 +208,7 @@ impl Steer {
         Ok(())
     }
 
-    /// A packet of an incomplete message is there. The client may wait for its acknowledgement before it sends more.
+    /// Records a packet of an incomplete message. The client may wait for its acknowledgement before it sends more.
     fn assembled(&mut self, now_ns: u64, slot: u32, bth: &BthRepr) {
         let due_ns = now_ns.saturating_add(self.config.limits.incomplete_ns);
         self.sweep_ns = Some(self.sweep_ns.map_or(due_ns, |at_ns| at_ns.min(due_ns)));
@@ -220,7 +220,7 @@ impl Steer {
         }
     }
 
-    /// A request is complete.
+    /// Records that a request is complete.
     fn enqueue(&mut self, slot: u32, message: Message) {
         self.counters.requests += 1;
         let Some(client) = self.client(slot) else { return };
@@ -229,7 +229,7 @@ impl Steer {
         self.schedule(slot);
     }
 
-    /// Takes a request that arrived before (IBTA Vol 1, 9.7.4.4). What is not answered yet will be; the rest is
+    /// Handles a repeated request (IBTA Vol 1, 9.7.4.4). An unanswered request will be answered; answered ones are
     /// answered again.
     fn repeat(&mut self, slot: u32, outer: &Outer, packet: &[u8], bth: &BthRepr, operation: Operation) {
         let from_incomplete = self.client(slot).is_some_and(|client| !bth.psn.is_before(client.complete_end()));
@@ -244,7 +244,7 @@ impl Steer {
         match operation {
             Operation::ReadRequest => return self.repeat_read(slot, outer, packet, bth),
             Operation::CompareSwap | Operation::FetchAdd => {
-                // Older results are gone: then it is not answered (IBTA Vol 1, 9.7.4.4).
+                // Older results are dropped, so the repetition gets no answer (IBTA Vol 1, 9.7.4.4).
                 if let Some(original) = client.result_of(bth.psn) {
                     client.repeat(Repetition::Atomic { psn: bth.psn, original });
                 }
@@ -256,7 +256,7 @@ impl Steer {
         self.touch(slot);
     }
 
-    /// A READ is carried out again, wherever it was carried out before.
+    /// Executes a READ again, at the same node as before.
     fn repeat_read(&mut self, slot: u32, outer: &Outer, packet: &[u8], bth: &BthRepr) {
         if packet.len() > BTH_LEN + RETH_LEN {
             return;
@@ -267,7 +267,7 @@ impl Steer {
         let limits = self.config.limits;
         let is_full = self.held_bytes + packet.len() > limits.held_bytes;
         let Some(client) = self.client(slot) else { return };
-        // It repeats at most what was answered before.
+        // The repetition covers at most the answered requests.
         if packets > client.answered.distance_from(bth.psn) {
             return;
         }
@@ -316,7 +316,7 @@ impl Steer {
             (None, None) => {}
         }
         let Some(client) = self.client(slot) else { return };
-        // The same READ may wait here already: a client that asks three times needs one answer.
+        // The same READ may wait here already: a client that repeats it several times needs one answer.
         let waits =
             client.repetitions.iter().any(|other| matches!(other, Repetition::Read(read) if read.psn == bth.psn));
         if waits || !client.repeat(Repetition::Read(message)) {
@@ -339,8 +339,8 @@ impl Steer {
     }
 }
 
-/// What a request is about; `None` of what the box does not offer: SENDs and immediate data, which would take receives
-/// of the node that no client has a claim to.
+/// Returns the target of a request. `None` for operations that the box does not offer: SENDs and immediate data.
+/// Those would use receives of the node, which belong to no client.
 fn target_of(packet: &[u8], operation: Operation, bth: &BthRepr) -> Option<Target> {
     let rest = packet.get(BTH_LEN..)?;
     match operation {
@@ -366,7 +366,7 @@ fn target_of(packet: &[u8], operation: Operation, bth: &BthRepr) -> Option<Targe
     }
 }
 
-/// IBTA Vol 1, 9.7.4.1.6, of the first packet of a WRITE.
+/// Checks the first packet of a WRITE (IBTA Vol 1, 9.7.4.1.6).
 fn check_write(payload: usize, length: u32, mtu: usize, bth: &BthRepr) -> Result<(), NakCode> {
     let length = length as usize;
     let fits = if bth.opcode.is_last() {

@@ -1,4 +1,4 @@
-//! What the node answers (IBTA Vol 1, 9.7.5).
+//! Answers of the node (IBTA Vol 1, 9.7.5).
 
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, AethPacket, AethRepr, AtomicAckEthRepr, BTH_LEN, BthPacket, BthRepr, NakCode,
@@ -36,7 +36,7 @@ impl Steer {
         let Some(node) = &self.node else { return };
         let is_next = psn == node.next_psn();
         if !node.is_outstanding(psn) {
-            // An answer to what was answered already is harmless.
+            // A repeated answer is harmless.
             let is_old = psn.is_before(node.oldest());
             self.counters.unexpected += u64::from(!is_old && !is_next);
             return;
@@ -126,8 +126,8 @@ impl Steer {
         }
     }
 
-    /// A response has this PSN. Everything before it is answered too; false if that leaves a gap, or if the response
-    /// is to nothing that is outstanding.
+    /// Handles the PSN of a response, which also answers all earlier requests. Returns false if that leaves a gap, or
+    /// if no outstanding request has this PSN.
     fn reach(&mut self, now_ns: u64, psn: Psn) -> bool {
         if !self.node.as_ref().is_some_and(|node| node.is_outstanding(psn)) {
             return false;
@@ -141,8 +141,8 @@ impl Steer {
         is_oldest
     }
 
-    /// Everything before `to` is answered. Where a READ or an atomic among it was not, its response is lost
-    /// (IBTA Vol 1, 9.7.5.2.8), and is asked for again.
+    /// Records that all requests before `to` are answered. An unanswered READ or atomic among them has lost its
+    /// response (IBTA Vol 1, 9.7.5.2.8), and is requested again.
     fn advance(&mut self, now_ns: u64, to: Psn) {
         let mut has_moved = false;
         while let Some(node) = &mut self.node
@@ -170,7 +170,8 @@ impl Steer {
         }
     }
 
-    /// The node has answered a request: its client hears of it. `original` is what an atomic found.
+    /// Records that the node has answered a request, and passes the answer to its client. `original` is the value
+    /// that an atomic found.
     fn complete(&mut self, message: Message, original: Option<u64>) {
         let from = self.config.address;
         self.learn_from(&message, original);
@@ -205,8 +206,8 @@ impl Steer {
         self.release(message);
     }
 
-    /// What a client learns from a CAS that went elsewhere: the word that it found there. If it failed, a word that says
-    /// that nothing follows would look like success to the client, so it learns of nothing then.
+    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If the CAS failed, the
+    /// word of a last node would look like success to the client, so the client gets zero.
     pub(super) fn seen_by_client(&self, compared: u64, original: u64) -> u64 {
         let looks_like_success = self.steering.as_ref().is_none_or(|steering| steering.is_tail(original));
         if original != compared && looks_like_success { 0 } else { original }

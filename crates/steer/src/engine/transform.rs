@@ -1,5 +1,5 @@
-//! What becomes of a request on its way to the node. Each request passes here once, in the order in which the node carries
-//! them out; what is sent again is sent as it left here.
+//! Steering and conversion of requests on their way to the node. Each request passes here once, in the order in which
+//! the node executes them. Retransmissions are sent unchanged.
 
 use doorbell_verbs_core::Access;
 
@@ -10,7 +10,7 @@ use crate::steering::{Elsewhere, Key};
 use crate::values::behind;
 
 impl Steer {
-    /// The key whose lock a request needs, and whether another one holds it.
+    /// Returns the key whose lock a request needs, and whether another request holds it.
     pub(super) fn lock_of(&self, message: &Message) -> Option<(Key, bool)> {
         let steering = self.steering.as_ref()?;
         let key = steering.appends(message)?;
@@ -78,7 +78,7 @@ impl Steer {
         let Kind::CompareSwap { compare, swap } = message.kind else { return };
         let known = message.exclusive.then(|| self.values.get(message.address)).flatten();
         if let Some(value) = known {
-            // The outcome is known now, so nobody has to wait for it.
+            // The outcome is known now, so no client has to wait for it.
             let new = behind(message.kind, value);
             let prior = match message.answer {
                 Answer::Steered => self.seen_by_client(compare, value),
@@ -99,7 +99,7 @@ impl Steer {
         }
     }
 
-    /// Learns from the answer of the node to an atomic.
+    /// Updates the tables from the answer of the node to an atomic.
     pub(super) fn learn_from(&mut self, message: &Message, original: Option<u64>) {
         let Some(original) = original else { return };
         if let Kind::CompareSwap { compare, swap } = message.kind {
@@ -120,7 +120,7 @@ impl Steer {
         }
     }
 
-    /// The region that was reached by the newest node's key is still open, and grants this.
+    /// Returns whether the region of the newest node's key is still open and grants this access.
     fn may(&self, to: Elsewhere, length: u32, access: Access) -> bool {
         let region = self.regions.check(to.rkey, to.address, length, access);
         region.is_ok_and(|region| region.is_some_and(|region| region.node_rkey == to.node_rkey))

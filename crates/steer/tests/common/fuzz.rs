@@ -1,5 +1,5 @@
-//! The fuzz body: a plain function of bytes, which are packets that arrive at a box. A stable test runs it over a corpus
-//! and for a bounded time of mutation.
+//! The fuzz body: a plain function of bytes, which are packets that arrive at a box. A stable test runs it over a
+//! corpus, and mutates the corpus for a bounded time.
 
 #[path = "../../../rnic/tests/common/fuzz/choices.rs"]
 pub mod choices;
@@ -50,8 +50,8 @@ impl Layout for AnyNode {
     }
 }
 
-/// Packets arrive from clients, node and strangers: some of them any bytes, most of them with a header that the box
-/// looks at. Whatever they are, the box holds no more than its limits, and sends no more than a bound.
+/// Fuzzes a box with packets from clients, node and strangers. Some have arbitrary bytes, most have a header that the
+/// box checks. With any packets, the box holds no more than its limits, and sends no more than a bound.
 pub fn fuzz_packets(data: &[u8]) {
     let mut choices = Choices(data);
     let [at_box, node, stranger]: [IpAddr; 3] = [[10, 0, 0, 9].into(), [10, 0, 0, 1].into(), [10, 0, 0, 7].into()];

@@ -1,4 +1,4 @@
-//! What happened in runs, and how often: a simulation in which something never happens does not test it.
+//! Counts of events in runs: a simulation that never reaches an event does not test it.
 
 use std::collections::BTreeMap;
 

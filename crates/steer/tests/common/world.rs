@@ -23,7 +23,7 @@ pub const KEY: RKey = RKey::new(0x77);
 /// The place of the memory node among the devices.
 pub const NODE: usize = 0;
 
-/// What the network does to packets. Rates are per mille of packets, times in nanoseconds.
+/// Effects of the network on packets. Rates are per mille of packets, times in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Link {
     pub latency_ns: u64,
@@ -117,8 +117,9 @@ pub struct Patience {
     pub retry_count: u8,
 }
 
-/// What brings a new RC queue pair up: to a peer at this address, with this number and first PSN. `reads` are READs and atomics
-/// that it takes, and that it has outstanding.
+/// Returns the attributes of each step that brings a new RC queue pair up: to a peer at this address, with this
+/// number and first PSN. `reads` is the number of READs and atomics that it accepts, and of those that it has
+/// outstanding.
 pub fn steps(
     mtu: PathMtu,
     peer: (IpAddr, Qpn, Psn),
@@ -327,7 +328,7 @@ impl World {
         }
     }
 
-    /// Lets everybody send what they have.
+    /// Sends the pending packets of all devices.
     pub fn transmit(&mut self) {
         for index in 0..self.devices.len() {
             if !self.devices[index].alive {

@@ -1,10 +1,10 @@
 //! Entries of a list, the threads that sleep until one is added, and the count of the list's descriptor.
 //!
-//! `tests/sleepers.rs` has a model checker go through all interleavings of the threads that use them.
+//! `tests/sleepers.rs` checks all interleavings of the threads that use them with a model checker.
 
 use super::sync::{AtomicU32, Ordering};
 
-/// A descriptor that counts, and threads that sleep on a word.
+/// A descriptor that counts, and the threads that sleep on a word.
 pub(super) trait Signals {
     /// Increments the count.
     fn signal(&self);
@@ -46,8 +46,8 @@ impl<S: Signals> Tally<S> {
         self.asleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Ends a sleep after which the thread looks for no entry. If it was woken for an entry, another thread takes that
-    /// entry.
+    /// Ends a sleep after which the thread looks for no entry. If the thread was woken for an entry, another thread
+    /// takes that entry.
     pub(super) fn end_in_vain(&self) {
         self.end();
         self.count();
@@ -56,13 +56,13 @@ impl<S: Signals> Tally<S> {
 
     /// Wakes one thread, if any sleeps.
     fn wake(&self) {
-        // A thread that begins after this look finds that the word has changed.
+        // A thread that begins its sleep after this load sees that the word has changed.
         if self.asleep.load(Ordering::SeqCst) > 0 {
             self.signals.wake(&self.added);
         }
     }
 
-    /// Records that an entry is in the list. Called while the list is locked.
+    /// Records that an entry is in the list. The caller holds the lock of the list.
     pub(super) fn add(&self) {
         self.added.fetch_add(1, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) > self.uncounted.load(Ordering::SeqCst) {
@@ -74,7 +74,7 @@ impl<S: Signals> Tally<S> {
         self.wake();
     }
 
-    /// Records that an entry is no longer in the list. Called while the list is locked.
+    /// Records that an entry is no longer in the list. The caller holds the lock of the list.
     pub(super) fn remove(&self) {
         let less = |uncounted: u32| uncounted.checked_sub(1);
         if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {

@@ -22,25 +22,25 @@ use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
 use crate::signal::{Notices, Sleepers};
 
-/// After a program waited once, this many notifications more are expected to be waited for.
+/// After one wait, assume that the program also waits for this number of further notifications.
 const WAITER_FOR: usize = 16;
 
 pub(super) struct SoftChannel {
     /// Completion queues whose notifications wait.
     notices: Notices<Arc<Notified>>,
-    /// The queues that the engine has notify it, which would keep the engine.
+    /// The RNIC. A weak reference, since the engine notifies through its queues, which hold this channel.
     rnic: Weak<DrivenRnic>,
-    /// This many notifications more are expected to be waited for by [`raw::Channel::wait`]: programs keep to one way
+    /// Number of further notifications for which [`raw::Channel::wait`] is expected. Programs rarely change their way
     /// of waiting.
     lingers: AtomicUsize,
 }
 
-/// A completion queue as its channel knows it. Numbers are used again, this is not.
+/// A completion queue as its channel identifies it. Numbers of queues are reused, this object is not.
 #[derive(Debug, Default)]
 struct Notified {
-    /// Known once the queue exists.
+    /// Set once the queue exists.
     id: OnceLock<CqId>,
-    /// The queue is being destroyed. Changes under the lock of the channel's notices.
+    /// Whether the queue is being destroyed. Changes under the lock of the channel's notices.
     closed: AtomicBool,
 }
 
@@ -61,8 +61,8 @@ impl SoftChannel {
         }
     }
 
-    /// From now on nothing tells of a queue that is being destroyed. Its number must not be free yet:
-    /// what waits of the queue that gets it next stays.
+    /// Ends the notifications of a queue that is being destroyed. The caller must not have freed its number yet, so
+    /// that the notifications of the next queue with that number stay.
     fn forget(&self, cq: &Arc<Notified>) {
         let mut notices = self.notices.lock();
         cq.closed.store(true, Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl SoftCq {
         depth: usize,
         channel: Option<&Arc<dyn raw::Channel>>,
     ) -> Result<Self, ObjectError> {
-        // The queue's number is only known once it exists, its notifier is needed before.
+        // The notifier is needed to create the queue, whose number is known only afterwards.
         let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
             let (armed, notified, channel) = (Arc::clone(rnic.armed()), Arc::clone(&notified), channel.cloned());
@@ -150,12 +150,12 @@ impl raw::Cq for SoftCq {
     }
 
     fn arm(&self, notify: Notify) {
-        // Counted first: once armed, the notification may fire at any moment.
+        // Count first: an armed notification may fire at any moment.
         self.rnic.armed().fetch_add(1, Ordering::SeqCst);
         if !self.queue.request_notification(notify) {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
-        // If the program does otherwise this time, the thread finds out when its nap ends.
+        // If the program waits differently this time, the thread notices it when its nap ends.
         let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
         if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
             self.rnic.rouse();
@@ -170,9 +170,9 @@ impl raw::Cq for SoftCq {
 impl Drop for SoftCq {
     fn drop(&mut self) {
         if let Some(channel) = soft_channel(self.channel.as_ref()) {
-            channel.forget(&self.notified); // first: then its number is given away again
+            channel.forget(&self.notified); // before the number is free for reuse
         }
-        // Handles keep it alive while a queue pair uses it, so it is not busy.
+        // The queue is not busy: queue pairs keep its handle alive.
         let _ = self.rnic.with(|rnic| rnic.destroy_cq(self.id));
         if self.queue.is_armed() {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
@@ -221,7 +221,7 @@ impl Drop for SoftSrq {
     }
 }
 
-/// Multicast groups that the link has joined, for whom.
+/// Multicast groups that the link has joined, each with the queue pair.
 pub(super) type Groups = HashSet<(IpAddr, Qpn)>;
 
 pub(super) struct SoftQp {
@@ -240,7 +240,7 @@ impl SoftQp {
         Ok(Self { rnic: Arc::clone(rnic), groups: Arc::clone(groups), qpn })
     }
 
-    /// One at a time: what the link has joined is always what the RNIC has members of.
+    /// Locks the groups, so that the groups of the link always match those of the RNIC.
     fn groups(&self) -> MutexGuard<'_, Groups> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -259,7 +259,7 @@ impl raw::Qp for SoftQp {
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
-        // An acknowledgement that is due leaves now, since it cannot later: the peer did nothing wrong.
+        // A pending acknowledgement is sent now, since it cannot be sent later: the peer did nothing wrong.
         let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
         self.rnic.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
     }
@@ -272,7 +272,7 @@ impl raw::Qp for SoftQp {
         let mut groups = self.groups();
         if self.rnic.with(|rnic| rnic.attach(self.qpn, group))? {
             self.rnic.join(group).map_err(|error| {
-                // The RNIC has it as its only member.
+                // The queue pair is the group's only member in the RNIC.
                 let _ = self.rnic.with(|rnic| rnic.detach(self.qpn, group));
                 Error::os("the multicast group could not be joined")(error)
             })?;
@@ -319,7 +319,8 @@ impl Drop for SoftQp {
             let _ = self.detach_from(group);
             false
         });
-        // Others may have waited for the room that it took: they go on. An acknowledgement that is due leaves.
+        // Other queue pairs may wait for the room that this one used, so they continue. A pending acknowledgement is
+        // sent.
         self.rnic.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! The machine's devices, their ports and GIDs, and which of them is used.
+//! The machine's devices, their ports and GIDs, and the choice among them.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -12,51 +12,51 @@ use doorbell_wire::PathMtu;
 use super::library::Library;
 use super::{SystemError, SystemOptions};
 
-/// Most entries of a GID table that are read: RNICs have up to some hundreds.
+/// Maximum number of entries read from a GID table; RNICs have up to some hundreds.
 const MAX_GIDS: usize = 1024;
 
 /// A device of the machine, as libibverbs shows it.
 #[derive(Clone, Debug)]
 pub struct SystemDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Version of its firmware; empty if it has none.
     pub firmware: String,
-    /// How many objects it has, and how large they are.
+    /// Maximum number and size of its objects.
     pub limits: Limits,
-    /// Does it do atomics?
+    /// Whether it supports atomics.
     pub atomics: bool,
-    /// Its ports, from 1 on.
+    /// Its ports, numbered from 1.
     pub ports: Vec<SystemPort>,
 }
 
-/// A port of it.
+/// A port of a device.
 #[derive(Clone, Debug)]
 pub struct SystemPort {
-    /// Its number.
+    /// Number of the port.
     pub number: u8,
-    /// What it is, in a word; `active` if it can be used.
+    /// State of the port, in a word; a usable port is `active`.
     pub state: &'static str,
-    /// What lies below it: `Ethernet` for RoCE.
+    /// Link layer of the port: `Ethernet` for RoCE.
     pub link_layer: &'static str,
-    /// Largest path MTU that it carries.
+    /// Largest path MTU of the port.
     pub active_mtu: PathMtu,
-    /// Its GIDs.
+    /// GIDs of the port.
     pub gids: Vec<Gid>,
 }
 
 /// An entry of a port's table of GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Where it stands in the table.
+    /// Index in the table.
     pub index: u32,
-    /// The GID; of RoCE v2 an IP address.
+    /// The GID; an IP address for RoCE v2.
     pub gid: Ipv6Addr,
-    /// What it is for: `RoCE v2`, `RoCE v1` or `InfiniBand`.
+    /// Protocol of the GID: `RoCE v2`, `RoCE v1` or `InfiniBand`.
     pub kind: &'static str,
 }
 
-/// RoCE over UDP.
+/// Kind of the GIDs for RoCE over UDP.
 pub(super) const ROCE_V2: &str = "RoCE v2";
 
 impl std::fmt::Display for Gid {
@@ -66,7 +66,7 @@ impl std::fmt::Display for Gid {
 }
 
 impl SystemPort {
-    /// The GID that is used if none is asked for: RoCE v2 over IPv4, else over IPv6, link-local last.
+    /// Returns the GID that is used if no index is requested: RoCE v2 over IPv4, else over IPv6, link-local last.
     pub fn default_gid(&self) -> Option<Gid> {
         let v2 = self.gids.iter().filter(|gid| gid.kind == ROCE_V2);
         v2.min_by_key(|gid| (gid.gid.to_ipv4_mapped().is_none(), gid.gid.is_unicast_link_local(), gid.index)).copied()
@@ -81,7 +81,7 @@ const ACTIVE: &str = "active";
 const ETHERNET: &str = "Ethernet";
 
 impl SystemDevice {
-    /// The first port that can be used: active, Ethernet, with a RoCE v2 GID.
+    /// Returns the first usable port: active, Ethernet, with a RoCE v2 GID.
     pub fn usable_port(&self) -> Option<&SystemPort> {
         self.ports.iter().find(|port| port.is_usable())
     }
@@ -100,25 +100,25 @@ unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: it was opened, and everything made from it holds it alive.
+        // SAFETY: the device is open, and every object made from it holds it alive.
         unsafe { (self.library.close_device)(self.context.as_ptr()) };
     }
 }
 
-/// Calls `each` with every device, until it returns something.
+/// Calls `each` with every device, until it returns a value.
 fn devices<T>(
     library: &'static Library,
     mut each: impl FnMut(String, *mut ibv_device) -> Option<T>,
 ) -> Result<Option<T>, SystemError> {
     let mut count: c_int = 0;
-    // SAFETY: `count` is a place for the number.
+    // SAFETY: `count` has room for the number.
     let list = unsafe { (library.get_device_list)(&mut count) };
     if list.is_null() {
         return Err(SystemError::NoList(io::Error::last_os_error()));
     }
     let mut found = None;
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` entries, each a device with a name that ends.
+        // SAFETY: the list has `count` entries, each a device with a terminated name.
         let (name, device) = unsafe {
             let device = *list.add(index);
             let name = CStr::from_ptr((library.get_device_name)(device)).to_string_lossy().into_owned();
@@ -129,7 +129,7 @@ fn devices<T>(
             break;
         }
     }
-    // SAFETY: it is the list from above; devices that were opened stay.
+    // SAFETY: the list from above; devices that were opened stay.
     unsafe { (library.free_device_list)(list) };
     Ok(found)
 }
@@ -145,14 +145,14 @@ fn open(library: &'static Library, name: &str, device: *mut ibv_device) -> Resul
 fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> {
     let (library, context) = (handle.library, handle.context.as_ptr());
     let mut device = ibv_device_attr::default();
-    // SAFETY: an open device, and a place for what it says.
+    // SAFETY: an open device, and room for its attributes.
     let result = unsafe { (library.query_device)(context, &mut device) };
     SystemError::check("what the device can do", result)?;
     // SAFETY: the library ends it with a zero.
     let firmware = unsafe { CStr::from_ptr(device.fw_ver.as_ptr()) }.to_string_lossy().into_owned();
     let number = |value: c_int| usize::try_from(value).unwrap_or(0);
     let mut gids = vec![ibv_gid_entry::default(); MAX_GIDS];
-    // SAFETY: room for so many entries of that size.
+    // SAFETY: room for `MAX_GIDS` entries of that size.
     let known =
         unsafe { (library.query_gid_table)(context, gids.as_mut_ptr(), MAX_GIDS, 0, size_of::<ibv_gid_entry>()) };
     let known = usize::try_from(known).map_err(|_| {
@@ -182,7 +182,7 @@ fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> 
             max_qps: number(device.max_qp),
             max_queue_depth: number(device.max_qp_wr),
             max_sges: number(device.max_sge),
-            max_inline: 0, // found out once the device is open
+            max_inline: 0, // determined once the device is open
             max_cqs: number(device.max_cq),
             max_cq_depth: number(device.max_cqe),
             max_srqs: number(device.max_srq),
@@ -237,7 +237,7 @@ pub(super) fn mtu(mtu: ibv_mtu) -> PathMtu {
     }
 }
 
-/// All devices that open, each with its ports and GIDs.
+/// Returns all devices that can be opened, each with its ports and GIDs.
 pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, SystemError> {
     let (mut all, mut failed) = (Vec::new(), None);
     devices(library, |name, device| {
@@ -247,7 +247,7 @@ pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, Syste
                 failed.get_or_insert(error);
             }
         }
-        None::<()> // there may be others
+        None::<()> // continue with the next device
     })?;
     match failed {
         Some(error) if all.is_empty() => Err(error),
@@ -255,7 +255,7 @@ pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, Syste
     }
 }
 
-/// What is used.
+/// The chosen device, port and GID.
 pub(super) struct Chosen {
     pub(super) handle: Handle,
     pub(super) device: SystemDevice,
@@ -263,7 +263,7 @@ pub(super) struct Chosen {
     pub(super) gid: Gid,
 }
 
-/// Opens what was asked for; without a name, the first device with a port that can be used.
+/// Opens the requested device; without a name, the first device with a usable port.
 pub(super) fn choose(library: &'static Library, options: &SystemOptions) -> Result<Chosen, SystemError> {
     let mut known = Vec::new();
     let mut reason = None;
@@ -307,7 +307,7 @@ fn use_port(handle: Handle, device: SystemDevice, options: &SystemOptions) -> Re
     Ok(Chosen { handle, device, port, gid })
 }
 
-/// The GID of this index; without one, that which is best.
+/// Returns the GID of this index; without one, the default GID.
 fn choose_gid(device: &str, port: &SystemPort, index: Option<u32>) -> Result<Gid, SystemError> {
     let (gid, wanted) = match index {
         None => (port.default_gid(), "GID for RoCE v2".to_owned()),

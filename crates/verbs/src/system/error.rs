@@ -1,26 +1,26 @@
 use std::io;
 
-/// Why a device of the machine cannot be used.
+/// Errors of using a device of the machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SystemError {
-    /// There is no libibverbs.
+    /// libibverbs is missing.
     #[error(
         "libibverbs cannot be loaded ({why}): install it with a driver for the RNIC (Debian's packages libibverbs1 \
          and ibverbs-providers)"
     )]
     Absent {
-        /// What was to be loaded.
+        /// The library to load.
         library: String,
-        /// What the dynamic linker says.
+        /// The message of the dynamic linker.
         why: String,
     },
-    /// libibverbs lacks something.
+    /// libibverbs lacks a function.
     #[error("{library} is too old: it has no {symbol}; rdma-core 34 or later has it")]
     TooOld {
-        /// What was loaded.
+        /// The loaded library.
         library: String,
-        /// What it lacks.
+        /// The missing function.
         symbol: String,
     },
     /// The device list could not be read.
@@ -32,32 +32,32 @@ pub enum SystemError {
          own for each (Debian's package ibverbs-providers)"
     )]
     NoDevices,
-    /// There is none of that name.
+    /// There is no device of that name.
     #[error("there is no RDMA device {name}; there are: {known}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The names of the existing devices.
         known: String,
     },
-    /// The device does not open.
+    /// The device cannot be opened.
     #[error(
         "the device {name} does not open: {error}; are /dev/infiniband/uverbs* readable and writable for this user?"
     )]
     DoesNotOpen {
-        /// Its name.
+        /// The name of the device.
         name: String,
-        /// Why.
+        /// The error of the operating system.
         error: io::Error,
     },
     /// There is no such port.
     #[error("the device {name} has no port {port}, but ports 1 to {ports}")]
     NoSuchPort {
-        /// Its name.
+        /// The name of the device.
         name: String,
-        /// What was asked for.
+        /// The requested port.
         port: u8,
-        /// How many it has.
+        /// The number of its ports.
         ports: u8,
     },
     /// The port is not active.
@@ -70,7 +70,7 @@ pub enum SystemError {
         name: String,
         /// The port.
         port: u8,
-        /// What it is.
+        /// The state of the port.
         state: &'static str,
     },
     /// The port is not Ethernet.
@@ -80,19 +80,19 @@ pub enum SystemError {
         name: String,
         /// The port.
         port: u8,
-        /// What it is.
+        /// The link layer of the port.
         link_layer: &'static str,
     },
-    /// None of the GIDs can be used.
+    /// The port has no suitable GID.
     #[error("port {port} of the device {name} has no {wanted}; it has: {gids}")]
     NoGid {
         /// The device.
         name: String,
         /// The port.
         port: u8,
-        /// What was asked for.
+        /// The requested kind of GID.
         wanted: String,
-        /// What there is.
+        /// The GIDs of the port.
         gids: String,
     },
     /// The limit on locked memory is too small.
@@ -101,32 +101,32 @@ pub enum SystemError {
          unlimited`, or memlock in /etc/security/limits.conf, raises it"
     )]
     LockedMemory {
-        /// What was to be done.
+        /// The attempted operation.
         what: &'static str,
-        /// What the kernel says.
+        /// The error of the kernel.
         error: io::Error,
-        /// The limit.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The device refused something.
+    /// The device or its driver refused an operation.
     #[error("the RNIC does not take this: {what}: {error}")]
     Refused {
-        /// What was to be done.
+        /// The attempted operation.
         what: &'static str,
-        /// What the kernel or the driver says.
+        /// The error of the kernel or the driver.
         error: io::Error,
     },
 }
 
 impl SystemError {
-    /// What a call that just failed has left in `errno`.
+    /// Returns the error that a failed call has just left in `errno`.
     pub(super) fn last(what: &'static str) -> Self {
         Self::refused(what, io::Error::last_os_error())
     }
 
     pub(super) fn refused(what: &'static str, error: io::Error) -> Self {
         use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-        // The kernel says ENOMEM, whether memory or the right to lock it is missing.
+        // The kernel reports ENOMEM for missing memory and also for a missing right to lock it.
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(RLIM_INFINITY, |(soft, _)| soft);
         if error.raw_os_error() == Some(nix::libc::ENOMEM) && limit != RLIM_INFINITY {
             return Self::LockedMemory { what, error, limit_bytes: limit };
@@ -134,7 +134,7 @@ impl SystemError {
         Self::Refused { what, error }
     }
 
-    /// The result of a call that returns an error number, or 0.
+    /// Returns the result of a call that returns an error number, or 0.
     pub(super) fn check(what: &'static str, result: i32) -> Result<(), Self> {
         match result {
             0 => Ok(()),

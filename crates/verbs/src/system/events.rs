@@ -1,6 +1,6 @@
-//! Asynchronous events. They are taken from the kernel by whoever asks for one, and now and then by whoever polls an
-//! empty completion queue, so that one which has overrun is known to be so. No thread waits for them: a program has
-//! those that it started, and in a process with one alone system calls on descriptors are cheaper.
+//! Asynchronous events. A poll for events takes them from the kernel. A poll of an empty completion queue also takes
+//! them now and then, to detect an overrun of the queue. No thread waits for them: the program controls its threads,
+//! and system calls on descriptors are cheaper in a process with a single thread.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,11 +19,11 @@ use crate::signal::EventSignal;
 
 pub(super) struct Events {
     context: Arc<Context>,
-    /// Taken from the kernel, and asked for by nobody yet.
+    /// Events taken from the kernel but not yet from here.
     queue: EventQueue,
-    /// Readable while the queue has events.
+    /// Descriptor that is readable while the queue has events.
     queued: EventSignal,
-    /// Readable while the queue or the kernel has events.
+    /// Descriptor that is readable while the queue or the kernel has events.
     either: Epoll,
     completions: Mutex<HashMap<CqId, Weak<Completions>>>,
 }
@@ -34,26 +34,26 @@ impl Events {
         let queued = EventSignal::new().map_err(failed)?;
         let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         either.add(&queued, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
-        // SAFETY: the context is open for as long as it is borrowed, and its descriptor with it.
+        // SAFETY: the context is borrowed, so it and its descriptor are open.
         let of_kernel = unsafe { BorrowedFd::borrow_raw((*context.raw()).async_fd) };
         either.add(of_kernel, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
         fcntl(of_kernel, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed)?;
         Ok(Arc::new(Self { context, queue: EventQueue::new(None), queued, either, completions: Mutex::default() }))
     }
 
-    /// From now on a queue is known by its number, and told that it has overrun.
+    /// Enters a queue under its number, so that events of its overrun reach it.
     pub(super) fn watch(&self, queue: &Arc<Completions>) {
         let mut completions = lock(&self.completions);
         completions.retain(|_, queue| queue.strong_count() > 0);
         completions.insert(queue.id, Arc::downgrade(queue));
     }
 
-    /// The queue of this number, if it still lives.
+    /// Returns the queue of this number, if it still lives.
     pub(super) fn completions(&self, id: CqId) -> Option<Arc<Completions>> {
         lock(&self.completions).get(&id).and_then(Weak::upgrade)
     }
 
-    /// The oldest event.
+    /// Takes the oldest event.
     pub(super) fn poll(&self) -> Option<AsyncEvent> {
         self.take();
         self.queued.next(&self.queue)
@@ -63,41 +63,41 @@ impl Events {
         self.either.0.as_fd()
     }
 
-    /// Drops the events of an object that is destroyed. The kernel has none of it any more: those that it gave out
-    /// were queued here before they were acknowledged, and destroying waits for that.
+    /// Drops the events of a destroyed object. The kernel has no further event of it: `take_one` queues each event
+    /// before it acknowledges it, and the destruction waits for the acknowledgement.
     pub(super) fn forget(&self, gone: EventSource) {
         self.queue.purge(gone);
     }
 
-    /// Takes what the kernel has.
+    /// Takes all events of the kernel.
     pub(super) fn take(&self) {
         while self.take_one() {}
     }
 
-    /// Takes one event, if there is one. Whoever destroys its object waits until it is acknowledged, so all that is
-    /// made of it is made before.
+    /// Takes one event, if any. Destroying its object waits for the acknowledgement, so every use of the object comes
+    /// before that.
     fn take_one(&self) -> bool {
         let context = &*self.context;
         let mut event = ibv_async_event::default();
-        // SAFETY: an open device and a place for the event.
+        // SAFETY: an open device and room for the event.
         if unsafe { (context.library().get_async_event)(context.raw(), &mut event) } != 0 {
             return false;
         }
-        // Each is called only for events whose type says that the union's field is valid; its object lives
+        // Each closure is called only for events whose type makes that field of the union valid. The object lives
         // until the event is acknowledged.
-        // SAFETY: as just said.
+        // SAFETY: see above.
         let qpn = |event: &ibv_async_event| unsafe { Qpn::new((*event.element.qp).qp_num) };
         // SAFETY: as above.
         let cq = |event: &ibv_async_event| unsafe { (*event.element.cq).cq_context as usize as u32 };
         // SAFETY: as above.
         let srq = |event: &ibv_async_event| unsafe { (*event.element.srq).srq_context as usize as u32 };
-        // If this turns out to be its last handle, it is destroyed only once the event is acknowledged.
+        // If this becomes the last handle, the queue is destroyed only after the acknowledgement.
         let overrun;
         let known = match event.event_type {
             IBV_EVENT_CQ_ERR => {
                 let id = cq(&event);
                 overrun = self.completions(CqId(id));
-                // rxe says it for each completion that it drops: once is enough.
+                // rxe reports an overrun for each dropped completion; one event is enough.
                 let is_news = overrun.as_ref().is_none_or(|queue| !queue.overrun.swap(true, Ordering::AcqRel));
                 is_news.then_some(AsyncEvent::CqError(id))
             }
@@ -109,7 +109,7 @@ impl Events {
             IBV_EVENT_QP_LAST_WQE_REACHED => Some(AsyncEvent::QpLastWqeReached(qpn(&event))),
             IBV_EVENT_SRQ_LIMIT_REACHED => Some(AsyncEvent::SrqLimitReached(srq(&event))),
             other => {
-                // Of the port or the device: their work requests end with errors if it matters.
+                // Events of the port or the device: if they matter, work requests end with errors.
                 tracing::warn!(event = other, "an asynchronous event of the device or its port");
                 None
             }

@@ -1,4 +1,4 @@
-//! libibverbs, opened at run time: nothing links to it, and a machine without it runs everything else.
+//! libibverbs, opened at run time. Nothing links to it; on a machine without it, all other parts work.
 
 use std::ffi::{OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -7,12 +7,12 @@ use doorbell_ibverbs_sys::*;
 
 use super::SystemError;
 
-/// What the dynamic linker finds it by.
+/// Name that the dynamic linker searches for.
 const FILE: &str = "libibverbs.so.1";
 
 macro_rules! library {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are used of it.
+        /// The functions of libibverbs that the provider uses.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
@@ -39,7 +39,7 @@ macro_rules! library {
                         }
                     },)*
                 };
-                // Its drivers and its own state cannot be unloaded, and functions must not outlive it.
+                // Its drivers and its state cannot be unloaded, and functions must not outlive the library.
                 std::mem::forget(library);
                 Ok(functions)
             }
@@ -55,7 +55,7 @@ library! {
     close_device = b"ibv_close_device": fn(*mut ibv_context) -> c_int;
     query_device = b"ibv_query_device": fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     query_port = b"ibv_query_port": fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
-    // Since rdma-core 34; earlier ones tell what a GID is only in files.
+    // Since rdma-core 34; earlier versions provide the type of a GID only in files.
     query_gid_table = b"_ibv_query_gid_table": fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
     alloc_pd = b"ibv_alloc_pd": fn(*mut ibv_context) -> *mut ibv_pd;
     dealloc_pd = b"ibv_dealloc_pd": fn(*mut ibv_pd) -> c_int;
@@ -84,7 +84,7 @@ library! {
 }
 
 impl Library {
-    /// The machine's, or the one in `file`. It stays loaded, so each is loaded once.
+    /// Returns the library of the machine, or the one in `file`. Each library is loaded once and stays loaded.
     pub(super) fn get(file: Option<&OsStr>) -> Result<&'static Self, SystemError> {
         static LOADED: Mutex<Vec<(OsString, &'static Library)>> = Mutex::new(Vec::new());
         let file = file.unwrap_or(OsStr::new(FILE));

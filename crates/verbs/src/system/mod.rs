@@ -1,9 +1,9 @@
 //! The machine's own RNICs as a provider, through its libibverbs, which is opened at run time.
 //!
-//! Of a device one port and one GID are used: what peers reach it by. Work requests and completions
-//! go through the function table of the context, as C programs' do, and nothing is allocated for a
-//! message. Depths may be rounded up by the RNIC; what scatter-gather elements name is checked when
-//! they are used, and a bad one ends its work request with an error completion.
+//! A device is used with one port and one GID, by which peers reach it. As in C programs, work requests and
+//! completions go through the function table of the context, without any allocation per message. The RNIC may round
+//! up depths. It checks scatter-gather elements only when it uses them; a bad one ends its work request with an error
+//! completion.
 
 mod convert;
 mod device;
@@ -40,16 +40,16 @@ use queues::{SystemChannel, SystemCq, SystemSrq};
 pub use device::{Gid, SystemDevice, SystemPort};
 pub use error::SystemError;
 
-/// Which device of the machine, and what of it.
+/// Choice of a device of the machine, its port and its GID.
 #[derive(Clone, Debug, Default)]
 pub struct SystemOptions {
-    /// Its name, such as `mlx5_0`; `None` takes the first that can be used.
+    /// Name of the device, such as `mlx5_0`; `None` takes the first usable device.
     pub device: Option<String>,
-    /// Its port; `None` takes the first that can be used.
+    /// Number of the port; `None` takes the first usable port.
     pub port: Option<u8>,
-    /// Index of the GID that peers reach it by; `None` takes one of RoCE v2, over IPv4 if there is one.
+    /// Index of the GID that peers use; `None` takes one of RoCE v2, over IPv4 if there is one.
     pub gid_index: Option<u32>,
-    /// The file that libibverbs is in; `None` lets the dynamic linker find it.
+    /// File of libibverbs; `None` lets the dynamic linker find it.
     pub library: Option<PathBuf>,
 }
 
@@ -59,7 +59,7 @@ impl SystemOptions {
     }
 }
 
-/// The devices of the machine. Of `options` only the library counts.
+/// Returns the devices of the machine. Only the library of `options` has an effect.
 ///
 /// # Errors
 ///
@@ -72,22 +72,22 @@ pub fn list(options: &SystemOptions) -> Result<Vec<SystemDevice>, SystemError> {
 ///
 /// # Errors
 ///
-/// As [`list`]; or `options` name a device, port or GID that does not exist or cannot be used; or the driver refuses. A
-/// port must be active Ethernet and have a GID for RoCE v2. [`SystemError`] says what is wrong and what helps.
+/// As [`list`]; or `options` name a device, port or GID that does not exist or cannot be used; or the driver refuses.
+/// A port must be active Ethernet and have a GID for RoCE v2. [`SystemError`] explains the failure and its remedy.
 pub fn open(options: &SystemOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(System::open(options)?)))
 }
 
-/// READs and atomics outstanding per queue pair at most: as many as the software RNIC answers, so that either can be at
-/// the other end.
+/// Maximum number of outstanding READs and atomics per queue pair: the software RNIC answers no more, and can be the
+/// peer.
 const MOST_RD_ATOMIC: usize = 16;
 
-/// Sizes of inline data to try for, since no call tells the most.
+/// Sizes of inline data to try, since no call returns the maximum.
 const INLINE_BYTES: [usize; 7] = [1024, 512, 400, 256, 128, 64, 28];
 
-/// An open port: what all objects are made from.
+/// An open port, from which all objects are made.
 struct Context {
-    // After whatever holds the context, the device closes.
+    // Closes the device when the last owner of the context is dropped.
     handle: Handle,
     port: u8,
     gid_index: u8,
@@ -104,11 +104,11 @@ impl Context {
     }
 
     fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open; its table does not change after that.
+        // SAFETY: the context is open, and its table no longer changes.
         unsafe { &(*self.raw()).ops }
     }
 
-    /// How to reach a device, in C.
+    /// Returns the address attributes of a device in C.
     fn address(&self, to: &AddressVector) -> ibv_ah_attr {
         let gid = match to.destination {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -129,7 +129,7 @@ impl Context {
     }
 }
 
-/// A protection domain, and where datagrams were sent from it.
+/// A protection domain, and the address handles for its datagrams.
 struct Domain {
     context: Arc<Context>,
     raw: *mut ibv_pd,
@@ -147,8 +147,7 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// The address handle for a destination, made when it is first sent to. There can be as many as
-    /// the device allows.
+    /// Returns the address handle for a destination, which is made on first use. The device limits their number.
     fn handle_to(&self, to: &AddressVector) -> Result<*mut ibv_ah, std::io::Error> {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = handles.get(to) {
@@ -169,10 +168,10 @@ impl Drop for Domain {
     fn drop(&mut self) {
         let library = self.context.library();
         for (_, handle) in self.handles.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
-            // SAFETY: made from this domain; no queue pair is left to send with it.
+            // SAFETY: made from this domain; no queue pair remains that sends with it.
             unsafe { (library.destroy_ah)(handle.0) };
         }
-        // SAFETY: whatever was made from it holds it alive, so nothing is left.
+        // SAFETY: objects made from the domain hold it alive, so none remains.
         unsafe { (library.dealloc_pd)(self.raw) };
     }
 }
@@ -201,7 +200,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A depth as C has it.
+/// Returns a depth as C expects it.
 fn in_range(what: &'static str, given: usize, most: usize) -> Result<u32, ObjectError> {
     let most = most.min(u32::MAX as usize);
     check_range(what, given, 1, most).map(|()| given as u32)
@@ -223,7 +222,7 @@ impl System {
             limits: Limits { max_rd_atomic: device.limits.max_rd_atomic.min(MOST_RD_ATOMIC), ..device.limits },
             on_demand: false,
         };
-        // An address vector has a byte for it (struct ibv_global_route).
+        // An address vector has one byte for the index (struct ibv_global_route).
         let gid_index = u8::try_from(gid.index).map_err(|_| {
             SystemError::refused("a GID beyond the first 256 to be used", std::io::ErrorKind::InvalidInput.into())
         })?;
@@ -261,7 +260,7 @@ impl System {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Registers memory, not yet under a handle of ours.
+    /// Registers memory without entering it in the table of regions.
     ///
     /// # Safety
     ///
@@ -275,13 +274,13 @@ impl System {
     ) -> Result<*mut ibv_mr, SystemError> {
         let library = domain.context.library();
         let access = convert::access(access);
-        // SAFETY: a domain that lives; the memory is the caller's promise.
+        // SAFETY: a domain that lives; the caller guarantees the memory.
         let raw = unsafe { (library.reg_mr_iova)(domain.raw, base.cast::<c_void>(), length, address, access) };
         if raw.is_null() { Err(SystemError::last("memory to be registered")) } else { Ok(raw) }
     }
 }
 
-/// The most inline data that a queue pair can be created with.
+/// Returns the maximum inline data of a queue pair.
 fn most_inline(context: &Arc<Context>) -> Result<usize, SystemError> {
     let domain = System::new_domain(context)?;
     let queue = queues::Completions::new(context, Weak::new(), CqId(0), 1, None)?;
@@ -333,9 +332,9 @@ impl Provider for System {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
         let domain = self.domain(pd)?;
-        // SAFETY: passed on to our caller.
+        // SAFETY: the caller guarantees it.
         let raw = unsafe { Self::register_in(&domain, base, length, address, access) }?;
-        // SAFETY: it was just made.
+        // SAFETY: the region was just made.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
         let keys = Keys { lkey: LKey(lkey), rkey: RKey::new(rkey) };
         lock(&self.regions).insert(keys.lkey, Registered { raw, domain, owner });
@@ -353,7 +352,7 @@ impl Provider for System {
     ) -> Result<(), Error> {
         let what = "memory to be registered anew";
         if address != base as u64 {
-            // ibv_rereg_mr has no place for it.
+            // ibv_rereg_mr has no parameter for the address.
             let error = std::io::Error::from_raw_os_error(nix::libc::EOPNOTSUPP);
             return Err(SystemError::refused(what, error).into());
         }
@@ -363,10 +362,10 @@ impl Provider for System {
         let all = (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS) as i32;
         let access = convert::access(access);
         let library = self.context.library();
-        // SAFETY: a region that is registered; the memory is the caller's promise.
+        // SAFETY: a registered region; the caller guarantees the memory.
         let result = unsafe { (library.rereg_mr)(region.raw, all, domain.raw, base.cast(), length, access) };
         if result != 0 {
-            // It is not an error number, but which step failed (ibv_rereg_mr(3)).
+            // The result is not an error number but the failed step (ibv_rereg_mr(3)).
             return Err(SystemError::last(what).into());
         }
         region.domain = domain;
@@ -376,11 +375,11 @@ impl Provider for System {
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
         let region = lock(&self.regions).remove(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        // SAFETY: it is registered, and out of the table, so nobody else deregisters it.
+        // SAFETY: registered, and removed from the table, so no other call deregisters it.
         let result = unsafe { (self.context.library().dereg_mr)(region.raw) };
         let done = SystemError::check("a memory region to be deregistered", result);
         if done.is_err() {
-            // The device may touch the memory still, so it must stay.
+            // The device may still access the memory, so keep it.
             std::mem::forget(region);
         }
         Ok(done?)
@@ -432,7 +431,7 @@ impl Provider for System {
     }
 
     fn random_psn(&self) -> Psn {
-        // Where the operating system gives no randomness, time is better than a constant.
+        // If the operating system has no randomness, the time is better than a constant.
         Psn::new(getrandom::u32().unwrap_or(self.now_ns() as u32) & Psn::MASK)
     }
 
@@ -449,7 +448,7 @@ impl Provider for System {
     }
 }
 
-/// Does an address belong to the family that this GID stands for?
+/// Returns whether an address belongs to the address family of this GID.
 fn same_family(own: Ipv6Addr, peer: IpAddr) -> bool {
     own.to_canonical().is_ipv4() == peer.is_ipv4()
 }

@@ -19,7 +19,7 @@ use super::queues::{Completions, Shared, unsupported};
 use super::{Domain, SystemError, convert, same_family};
 use crate::raw;
 
-/// Work requests that are handed over at once; a longer list takes several calls.
+/// Maximum number of work requests posted by one call; a longer list takes several calls.
 const LIST: usize = 32;
 
 type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
@@ -34,10 +34,10 @@ pub(super) struct SystemQp {
     signal_all: bool,
     post_send: PostSend,
     post_recv: PostReceives<ibv_qp>,
-    /// Where a program last took it; from there it may have gone to an error state by itself, where
-    /// posting is as allowed as before.
+    /// State after the last modification by the program. The queue pair may have entered an error state by itself
+    /// since then, which allows the same posts.
     state: AtomicU32,
-    /// READs and atomics that it may have outstanding; posting needs to know whether it may any.
+    /// Maximum number of outstanding READs and atomics; posting checks whether it is 0.
     max_rd_atomic: AtomicU32,
     events: Arc<Events>,
     domain: Arc<Domain>,
@@ -52,13 +52,13 @@ unsafe impl Sync for SystemQp {}
 
 impl Drop for SystemQp {
     fn drop(&mut self) {
-        // SAFETY: it was made, and this is the last handle.
+        // SAFETY: the queue pair exists, and this is the last handle.
         unsafe { (self.domain.context.library().destroy_qp)(self.raw) };
         self.events.forget(EventSource::Qp(self.qpn));
     }
 }
 
-/// The inline data that a queue pair really gets; `None` if there is none with these capacities.
+/// Returns the actual inline data of a queue pair; `None` if it cannot be created with these capacities.
 pub(super) fn most_inline(domain: &Domain, queue: &Completions, cap: ibv_qp_cap) -> Option<usize> {
     let mut init =
         ibv_qp_init_attr { send_cq: queue.raw, recv_cq: queue.raw, cap, qp_type: IBV_QPT_RC, ..Default::default() };
@@ -68,7 +68,7 @@ pub(super) fn most_inline(domain: &Domain, queue: &Completions, cap: ibv_qp_cap)
     if made.is_null() {
         return None;
     }
-    // SAFETY: it was just made.
+    // SAFETY: the queue pair was just made.
     unsafe { (library.destroy_qp)(made) };
     Some(init.cap.max_inline_data as usize)
 }
@@ -118,7 +118,7 @@ impl SystemQp {
         if raw.is_null() {
             return Err(SystemError::last("a queue pair").into());
         }
-        // SAFETY: it was just made.
+        // SAFETY: the queue pair was just made.
         let qpn = Qpn::new(unsafe { (*raw).qp_num });
         Ok(Self {
             raw,
@@ -139,7 +139,7 @@ impl SystemQp {
 
     fn attributes(&self) -> Result<ibv_qp_attr, io::Error> {
         let (mut attributes, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
-        // SAFETY: it lives, and there are places for what is said of it.
+        // SAFETY: the queue pair lives, and there is room for the results.
         let result = unsafe {
             (self.domain.context.library().query_qp)(self.raw, &mut attributes, EVERYTHING as c_int, &mut init)
         };
@@ -150,7 +150,7 @@ impl SystemQp {
         }
     }
 
-    /// Checks what the device would not, or not before the request is in its queue. Of memory the device knows.
+    /// Checks what the device does not check, or only after queueing the request. The device checks memory.
     #[inline]
     fn check_send(&self, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
         let device = &self.domain.context.attributes;
@@ -165,7 +165,7 @@ impl SystemQp {
         rules.check(request, |_, _| Ok(())).map(drop)
     }
 
-    /// A work request in C. What it points to must stay until it is posted.
+    /// Returns a work request in C. Its pointers must stay valid until it is posted.
     #[inline]
     fn send_request(&self, request: &SendRequest<'_>, inline: &mut ibv_sge) -> Result<ibv_send_wr, PostErrorKind> {
         use SendOperation as Op;
@@ -240,7 +240,7 @@ impl SystemQp {
     }
 }
 
-/// All attributes that a query can tell of.
+/// All attributes that a query can return.
 const EVERYTHING: ibv_qp_attr_mask = IBV_QP_STATE
     | IBV_QP_CUR_STATE
     | IBV_QP_ACCESS_FLAGS
@@ -260,20 +260,20 @@ const EVERYTHING: ibv_qp_attr_mask = IBV_QP_STATE
     | IBV_QP_DEST_QPN
     | IBV_QP_CAP;
 
-/// What this provider does not pass on.
+/// Error of operations that this provider does not offer.
 const NOT_OFFERED: PostErrorKind = PostErrorKind::Refused { errno: nix::libc::EOPNOTSUPP };
 
 fn refused(error: &io::Error) -> PostErrorKind {
     PostErrorKind::Refused { errno: error.raw_os_error().unwrap_or(0) }
 }
 
-/// Why a list was not accepted as a whole: `result` is an error number, or -1.
+/// Returns the reason for the failure of a list: `result` is an error number, or -1 with `errno`.
 fn post_failure(result: c_int, full: PostErrorKind) -> PostErrorKind {
     let error = if result == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(result.abs()) };
     if error.raw_os_error() == Some(nix::libc::ENOMEM) { full } else { refused(&error) }
 }
 
-/// Which element of an array a pointer points to: the first if it points nowhere, since not all drivers say.
+/// Returns the index of an element of an array; 0 for a null pointer, since some drivers report no element.
 fn index_in<T>(array: *const T, element: *const T) -> usize {
     if element.is_null() { 0 } else { (element as usize).wrapping_sub(array as usize) / size_of::<T>() }
 }
@@ -282,7 +282,7 @@ fn index_in<T>(array: *const T, element: *const T) -> usize {
 ///
 /// # Safety
 ///
-/// `queue` must live, `post` must be its function, and memory must be as [`raw::Qp::post_recv`] says.
+/// `queue` must live, `post` must be its function, and memory must satisfy the contract of [`raw::Qp::post_recv`].
 #[inline]
 pub(super) unsafe fn post_receives<Q>(
     queue: *mut Q,
@@ -301,7 +301,7 @@ pub(super) unsafe fn post_receives<Q>(
                 bad = Some(PostErrorKind::TooManySges { given: request.sges.len(), allowed: max_sges });
                 break;
             }
-            // SAFETY: `count` is below `LIST`, and so is the one before it.
+            // SAFETY: `count` is below `LIST`, and so is the index before it.
             unsafe {
                 let place = first.add(count);
                 place.write(ibv_recv_wr {
@@ -318,7 +318,7 @@ pub(super) unsafe fn post_receives<Q>(
         }
         if count > 0 {
             let mut failed = std::ptr::null_mut();
-            // SAFETY: a list of `count` requests that ends; the queue lives.
+            // SAFETY: a terminated list of `count` requests; the queue lives.
             let result = unsafe { post(queue, first, &mut failed) };
             if result != 0 {
                 let index = number * LIST + index_in(first, failed);
@@ -368,7 +368,7 @@ impl raw::Qp for SystemQp {
             sqd_notify => en_sqd_async_notify, IBV_QP_EN_SQD_ASYNC_NOTIFY, u8::from;
             access => qp_access_flags, IBV_QP_ACCESS_FLAGS, |access| convert::access(access) as u32;
             pkey_index => pkey_index, IBV_QP_PKEY_INDEX, |index| index;
-            // A queue pair's port is the device's that was opened, whatever its number.
+            // A queue pair always uses the opened port of the device.
             port => port_num, IBV_QP_PORT, |_| context.port;
             qkey => qkey, IBV_QP_QKEY, QKey::get;
             address => ah_attr, IBV_QP_AV, |to: AddressVector| context.address(&to);
@@ -383,7 +383,7 @@ impl raw::Qp for SystemQp {
             min_rnr_timer => min_rnr_timer, IBV_QP_MIN_RNR_TIMER, |value| value;
             dest_qpn => dest_qp_num, IBV_QP_DEST_QPN, Qpn::get;
         }
-        // SAFETY: it lives, and the attributes are read during the call.
+        // SAFETY: the queue pair lives, and the attributes are read during the call.
         let result = unsafe { (context.library().modify_qp)(self.raw, &mut c, mask as c_int) };
         match result {
             0 => {
@@ -399,7 +399,7 @@ impl raw::Qp for SystemQp {
     }
 
     fn query(&self) -> QpInfo {
-        // A query fails only on a device that is gone, where nothing works any more.
+        // A query fails only on a removed device, which no longer works.
         let c = self.attributes().unwrap_or(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() });
         let state = convert::state_from(c.qp_state);
         // SAFETY: all bytes of the union are those of `raw`.
@@ -435,7 +435,7 @@ impl raw::Qp for SystemQp {
             },
             capacities: self.capacities,
             signal_all: self.signal_all,
-            // RNICs count per port, and tell of what waits only whether there is something.
+            // RNICs count per port. For outstanding work, a query only tells whether the send queue is draining.
             counters: QpCounters::default(),
             outstanding_sends: usize::from(c.sq_draining),
         }
@@ -443,9 +443,9 @@ impl raw::Qp for SystemQp {
 
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         match list {
-            // SAFETY: passed on to our caller.
+            // SAFETY: the caller guarantees it.
             [] | [_] => unsafe { self.post_send(list) },
-            // A library takes what comes before the first that it does not.
+            // A library accepts the requests before the first bad one.
             _ => Err(PostError { index: 0, kind: NOT_OFFERED }),
         }
     }
@@ -474,7 +474,7 @@ impl raw::Qp for SystemQp {
                         break;
                     }
                 };
-                // SAFETY: `count` is below `LIST`, and so is the one before it.
+                // SAFETY: `count` is below `LIST`, and so is the index before it.
                 unsafe {
                     let place = first.add(count);
                     place.write(wr);
@@ -486,8 +486,8 @@ impl raw::Qp for SystemQp {
             }
             if count > 0 {
                 let mut failed = std::ptr::null_mut();
-                // SAFETY: a list of `count` requests that ends, and what they point to lives; the memory
-                // is the caller's promise.
+                // SAFETY: a terminated list of `count` requests, whose pointers are valid; the caller guarantees the
+                // memory.
                 let result = unsafe { (self.post_send)(self.raw, first, &mut failed) };
                 if result != 0 {
                     let full = PostErrorKind::QueueFull { queue: "send queue", depth: self.capacities.max_send_wr };
@@ -514,7 +514,7 @@ impl raw::Qp for SystemQp {
             return refuse(PostErrorKind::WrongState { state, what, allowed: "any state but reset" });
         }
         let full = PostErrorKind::QueueFull { queue: "receive queue", depth: self.capacities.max_recv_wr };
-        // SAFETY: it lives; the memory is the caller's promise.
+        // SAFETY: the queue pair lives; the caller guarantees the memory.
         unsafe { post_receives(self.raw, self.post_recv, list, self.capacities.max_recv_sge, full) }
     }
 }

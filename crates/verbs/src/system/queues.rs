@@ -18,10 +18,11 @@ use doorbell_verbs_core::{
     Completion, CqId, EventSource, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId,
 };
 
-/// Completions that are taken from the RNIC at once.
+/// Maximum number of completions taken from the RNIC by one call.
 const LIST: usize = 32;
 
-/// Looks in vain at a completion queue, some ten nanoseconds each, for one call that asks whether it has overrun.
+/// Number of polls of an empty completion queue, some ten nanoseconds each, per system call that checks for an
+/// overrun.
 const LOOKS_PER_CALL: u32 = 4096;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
@@ -70,11 +71,11 @@ impl raw::Channel for SystemChannel {
     fn next(&self) -> Option<CqId> {
         let library = self.0.context.library();
         let (mut queue, mut number) = (std::ptr::null_mut(), std::ptr::null_mut::<c_void>());
-        // SAFETY: a channel that lives, and places for what it says.
+        // SAFETY: the channel lives, and both results have room.
         if unsafe { (library.get_cq_event)(self.0.raw, &mut queue, &mut number) } != 0 {
             return None;
         }
-        // SAFETY: whoever destroys the queue waits until this is acknowledged.
+        // SAFETY: destroying the queue waits until the notification is acknowledged.
         unsafe { (library.ack_cq_events)(queue, 1) };
         Some(CqId(number as usize as u32))
     }
@@ -104,7 +105,7 @@ unsafe impl Sync for Completions {}
 
 impl Drop for Completions {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs hold it, so none is left.
+        // SAFETY: its queue pairs hold it, so none remains.
         unsafe { (self.context.library().destroy_cq)(self.raw) };
         self.events.upgrade().inspect(|events| events.forget(EventSource::Cq(self.id)));
     }
@@ -125,7 +126,7 @@ impl Completions {
         let channel = channel.map(|channel| Arc::clone(&channel.0));
         let on = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.raw);
         let number = id.0 as usize as *mut c_void;
-        // SAFETY: an open device and a channel of it, if any; the number is only handed back.
+        // SAFETY: an open device and a channel of it, if any; libibverbs only returns the number.
         let raw = unsafe { (context.library().create_cq)(context.raw(), depth as c_int, number, on, 0) };
         if raw.is_null() {
             return Err(SystemError::last("a completion queue"));
@@ -147,10 +148,10 @@ impl Completions {
         self.events.upgrade().inspect(|events| events.take());
     }
 
-    /// Has it overrun, as is known by now? An event says so, and those cost a system call, which only one look in
-    /// vain of many makes.
+    /// Returns whether an overrun of the queue is known by now. An event reports the overrun. Reading events costs a
+    /// system call, so only one of many polls of an empty queue does it.
     fn has_overrun(&self) -> bool {
-        // Nothing is lost if two threads count one look.
+        // If two threads count one poll together, no harm is done.
         let looks = self.looks_in_vain.load(Ordering::Relaxed);
         self.looks_in_vain.store(looks.wrapping_add(1), Ordering::Relaxed);
         if looks.is_multiple_of(LOOKS_PER_CALL) {
@@ -178,11 +179,11 @@ impl raw::Cq for SystemCq {
         let mut reaped = 0;
         while reaped < out.len() {
             let wanted = LIST.min(out.len() - reaped);
-            // SAFETY: the queue lives, and there is room for so many.
+            // SAFETY: the queue lives, and there is room for `wanted` completions.
             let found = unsafe { (queue.poll)(queue.raw, wanted as c_int, wcs.as_mut_ptr().cast()) };
             let found = match usize::try_from(found) {
                 Ok(found) => found,
-                // What earlier passes took is gone from the queue, so it is handed out; the next poll fails again.
+                // Earlier passes removed completions from the queue, so return those; the next poll fails again.
                 Err(_) if reaped > 0 => break,
                 Err(_) => return Err(Overrun),
             };
@@ -203,7 +204,7 @@ impl raw::Cq for SystemCq {
 
     fn arm(&self, notify: Notify) {
         let queue = &*self.0;
-        // Whoever arms is going to sleep, and looks seldom from then on.
+        // A thread that arms is about to sleep, and polls rarely from then on.
         queue.take_events();
         // SAFETY: the queue lives.
         let result = unsafe { (queue.request_notify)(queue.raw, (notify == Notify::Solicited).into()) };
@@ -284,7 +285,7 @@ impl raw::Srq for SystemSrq {
         let mut attributes = ibv_srq_attr { srq_limit, ..ibv_srq_attr::default() };
         let queue = &*self.0;
         let library = queue.domain.context.library();
-        // SAFETY: the queue lives; of the attributes only the limit is named.
+        // SAFETY: the queue lives; the mask names only the limit.
         let result = unsafe { (library.modify_srq)(queue.raw, &mut attributes, IBV_SRQ_LIMIT as c_int) };
         if result != 0 {
             tracing::error!(result, limit, "the RNIC arms no limit event");
@@ -293,7 +294,7 @@ impl raw::Srq for SystemSrq {
 
     fn limit(&self) -> usize {
         let mut attributes = ibv_srq_attr::default();
-        // SAFETY: the queue lives, and there is a place for what is said of it.
+        // SAFETY: the queue lives, and there is room for the attributes.
         let result = unsafe { (self.0.domain.context.library().query_srq)(self.0.raw, &mut attributes) };
         if result == 0 { attributes.srq_limit as usize } else { 0 }
     }
@@ -306,7 +307,7 @@ impl raw::Srq for SystemSrq {
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let queue = &*self.0;
         let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: queue.depth };
-        // SAFETY: the queue lives; the memory is the caller's promise.
+        // SAFETY: the queue lives; the caller guarantees the memory.
         unsafe { qp::post_receives(queue.raw, queue.post, list, queue.max_sges, full) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of this crate share: pairs of connected queue pairs, and waiting.
+//! Helpers of this crate's tests: pairs of connected queue pairs, and waiting.
 #![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
 pub mod namespace;
@@ -57,13 +57,13 @@ pub fn long_case() -> usize {
     std::env::var("DOORBELL_MESSAGES").ok().map_or(10_000, |text| text.parse().expect("a number of work requests"))
 }
 
-/// Does the network between the devices of [`system_pair`] lose packets?
+/// Returns whether the network between the devices of [`system_pair`] loses packets.
 pub fn system_is_lossy() -> bool {
     std::env::var_os("DOORBELL_TEST_PEER_DEVICE").is_some()
 }
 
-/// Is this Linux's software RNIC, which departs from the specification in this? That is said, with
-/// the kernel that it was seen on now, and the test leaves out what cannot be had.
+/// Returns whether the device is Linux's software RNIC, which departs from the specification in `how`. Prints the
+/// departure and the kernel version; the test then leaves that check out.
 pub fn rxe_departs(device: &Device, how: &str) -> bool {
     let is_rxe = device.attributes().name.starts_with("rxe");
     if is_rxe {
@@ -78,7 +78,7 @@ pub fn as_it_is(test: impl FnOnce()) {
     test();
 }
 
-/// Of a device that is said to tell nothing of what just happened: it does not, within a time in which it would.
+/// Checks that a device reports no event for the last action, within a time in which others report it.
 #[track_caller]
 pub fn tells_nothing(device: &Device) {
     std::thread::sleep(Duration::from_millis(100));
@@ -87,8 +87,9 @@ pub fn tells_nothing(device: &Device) {
 
 /// Ended a request like this because its peer refused it for that reason?
 ///
-/// A refusal is said once, for the peer's queue pair is in error then and answers nothing more (IBTA Vol 1,
-/// 9.9.3): where it gets lost, the requester's retries are spent, and it cannot know why.
+/// Checks the status of a refused request. The responder sends the refusal once, since its queue pair is then in
+/// error and answers no more (IBTA Vol 1, 9.9.3). If the refusal is lost, the requester exhausts its retries without
+/// learning the reason.
 #[track_caller]
 pub fn assert_refusal(ended: Status, reason: Status, what: &str) {
     if system_is_lossy() && ended == Status::RetryExceeded {

@@ -10,7 +10,7 @@ use doorbell_verbs::soft::{self, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, Error};
 use nix::sched::{CloneFlags, unshare};
 
-/// How many IPv6 addresses there are in a namespace: devices of one test at most.
+/// Number of IPv6 addresses in a namespace, the maximum number of devices of one test.
 const ADDRESSES: u16 = 16;
 
 /// One of them, of a range for use within a site (RFC 4193).
@@ -18,8 +18,8 @@ fn address(number: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + number)
 }
 
-/// Runs a test in a network namespace of its own, which goes with its last socket. Only root can
-/// make one: elsewhere the test is left out, which is said, and fails with `CI=true`.
+/// Runs a test in a network namespace of its own, which ends with its last socket. Only root can create one. Without
+/// root, the test prints that it is left out, and fails with `CI=true`.
 pub fn within(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         // A namespace belongs to a thread and to those that it starts.

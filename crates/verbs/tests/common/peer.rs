@@ -18,7 +18,7 @@ pub fn plan() -> Plan {
     Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
 }
 
-/// What the other end must know, as one line.
+/// Returns the data that the other end needs to connect, as one line.
 pub fn describe(side: &Side, psn: Psn, region: &Region) -> String {
     let address = side.device.attributes().address;
     format!("peer {address} {} {} {} {}", side.qp.qpn().get(), psn.get(), region.address(), region.rkey().get())
@@ -37,7 +37,7 @@ pub fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey
     (next().parse().unwrap(), RKey::new(next().parse().unwrap()))
 }
 
-/// How many mappings of rings and how many descriptors this process has.
+/// Returns the numbers of ring mappings and of descriptors of this process.
 pub fn held_now() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let rings = maps.lines().filter(|line| line.contains("memfd:doorbell")).count();

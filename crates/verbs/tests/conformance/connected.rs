@@ -284,7 +284,7 @@ pub(crate) fn unsignalled_requests_complete_with_the_next_signalled(open: Open<'
         a.qp.post_send(&list).unwrap();
         a.expect(round);
     }
-    // A queue pair may be told to signal all.
+    // A queue pair can be created to signal all sends.
     let (a, _b) = Plan { signal_all: true, ..Plan::rc() }.connect(&devices);
     let sges = [];
     a.qp.post_send(&[SendRequest {
@@ -314,14 +314,14 @@ pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
     }
 }
 
-/// What has to be sent again waits at a fence for the READs before it, and for no others.
+/// A retransmitted request waits at a fence for the READs before it, and for no others.
 pub(crate) fn a_fence_knows_what_came_before_it(open: Open<'_>) {
     const LISTS: u64 = 300;
     let (devices, plan) = (open(), Plan::with_an_end());
     for (pairs, read_flags) in [(1, SendFlags::empty()), (1, SendFlags::FENCE), (4, SendFlags::empty())] {
         let (a, b) = plan.connect(&devices);
         let is_alone = pairs == 1 && read_flags.is_empty();
-        // Only where it may wait without end is not waited for long.
+        // Shorten the wait only in the case in which it may last forever.
         let patience = if system_is_lossy() && !is_alone { Duration::from_secs(5) } else { PATIENCE };
         let done = fenced_lists(&a, &b, pairs, read_flags, LISTS, patience);
         if done == LISTS {

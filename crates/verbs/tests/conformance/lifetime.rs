@@ -81,8 +81,8 @@ pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
 pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
-    // The refusal has the PSN of the READ's first packet, and rxe takes it for an answer which it has had. It
-    // asks again, without end if seven times were allowed.
+    // The refusal has the PSN of the READ's first packet, and rxe treats it as an answer that it has already had. It
+    // requests again, and forever if seven retries were allowed.
     let departs = rxe_departs(&one, "a READ whose memory goes while its bytes flow ends when its retries are spent");
     let plan = if departs { Plan { retry_count: 2, ..Plan::rc() } } else { Plan::rc() };
     for round in 0..6 {
@@ -142,8 +142,8 @@ pub(crate) fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
 
 pub(crate) fn destroying_makes_room_for_others(open: Open<'_>) {
     const BYTES: usize = 4 << 20;
-    // One fills what may be in flight to the other device, with a peer that answers nothing; the
-    // second waits for room, and nobody else calls.
+    // One queue pair fills the limit of outstanding packets to the other device, with a peer that answers nothing.
+    // The second waits for room, and no other call drives the device.
     let devices = open();
     let (stuck, silent) = Plan { timeout: 0, ..Plan::rc() }.connect(&devices);
     let (waiting, answers) = Plan::rc().connect(&devices);

@@ -1,6 +1,6 @@
-//! What every provider must do, as one suite. Each test gets a function that opens two devices
-//! which reach each other; a provider that joins adds a line at the end, with what its tests run within. The provider in
-//! virtual time joins in the crate doorbell-sim, which is above this one.
+//! Requirements for every provider, as one suite. Each test gets a function that opens two devices that reach each
+//! other. A provider joins with a line at the end, which names the function that its tests run within. The provider
+//! in virtual time joins in the crate doorbell-sim, which is above this one.
 
 #[path = "../common/mod.rs"]
 mod common;

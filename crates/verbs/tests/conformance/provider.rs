@@ -43,8 +43,8 @@ macro_rules! provider {
             }
         }
     };
-    // What RNICs need not do: have queues of exactly the depth asked for, check elements when they are
-    // posted.
+    // Tests of behaviour that is optional for RNICs: queues of exactly the requested depth, and checks of elements at
+    // posting.
     (@exact $name:ident, $within:path, $open:path) => {
         mod $name {
             provider! { @tests $within, $open, ();

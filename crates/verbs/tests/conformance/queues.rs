@@ -21,7 +21,7 @@ fn wait_readable(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "nothing came");
 }
 
-/// Are queues as deep as was asked for? RNICs round up.
+/// Returns whether queues have exactly the requested depth; RNICs round up.
 fn is_exact(device: &doorbell_verbs::Device) -> bool {
     device.attributes().provider != "system"
 }
@@ -202,7 +202,7 @@ pub(crate) fn notifications_go_with_their_queue(open: Open<'_>) {
     a.post(1, SendOperation::Send, &[]);
     assert!(channel.wait(Some(PATIENCE)).unwrap());
     drop(b);
-    // Its number may be given to another: nobody is told of the one that is gone.
+    // Another queue may get its number, so no notification of the destroyed queue may remain.
     assert_eq!((channel.next(), is_readable(channel.as_fd())), (None, false));
 }
 
@@ -284,7 +284,7 @@ pub(crate) fn whoever_polls_learns_of_an_overrun(open: Open<'_>) {
     }
     wait_readable(a.device.event_fd());
     eventually("a look at the queue says so", || a.cq.poll(&mut out) == Err(Overrun));
-    // Who polled has taken no event from who asks for them.
+    // A poll of the completion queue takes no event from the event queue.
     wait_readable(a.device.event_fd());
     assert!(matches!(a.device.poll_event(), Some(AsyncEvent::CqError(id)) if id == a.cq.id().0));
 }
@@ -345,7 +345,7 @@ pub(crate) fn events_go_with_their_objects(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.expect(1);
         wait_readable(other.event_fd());
-        // Nobody asks for the event before its queue goes, and the next one may have its number.
+        // No call takes the event before its queue is destroyed, and the next queue may have its number.
         drop((b, cq, srq));
         let successor = pd.create_srq(8, 1).unwrap();
         assert_eq!(other.poll_event(), None, "no event of the queue {}", successor.id().0);

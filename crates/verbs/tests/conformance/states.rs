@@ -61,7 +61,7 @@ pub(crate) fn the_states_of_each_transport(open: Open<'_>) {
                     let text = error.to_string();
                     assert!(text.contains(&format!("{from:?}")) && text.contains(&format!("{to:?}")), "{text}");
                 }
-                // Linux lets nobody from reset to error (its table is in drivers/infiniband/core/verbs.c).
+                // Linux allows no transition from reset to error (its table is in drivers/infiniband/core/verbs.c).
                 (Err(ModifyError::Refused { .. }), Some(_)) if (from, to) == (QpState::Reset, QpState::Error) => {}
                 (Err(ModifyError::Refused { .. }), Some(_))
                     if from == QpState::SqDrain && rxe_departs(&device, "a datagram queue pair stays as it drains") => {
@@ -123,7 +123,7 @@ pub(crate) fn errors_flush_everything_in_order(open: Open<'_>) {
         let sends = if kind == QpKind::Rc { 8 } else { 0 };
         (100..100 + sends).for_each(post);
         a.to_error();
-        // What is posted from now on is flushed at once.
+        // Requests posted from now on are flushed at once.
         let late = rxe_departs(&a.device, "what is posted in the error state is not flushed, or refused");
         if !late {
             post(200);
@@ -224,7 +224,7 @@ pub(crate) fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.post(2, SendOperation::Send, &[]);
         a.expect_failure(1, Status::RetryExceeded);
-        // Which of the queues is flushed first is nobody's promise.
+        // No rule defines which of the queues is flushed first.
         let mut flushed = a.reap(2);
         flushed.sort_by_key(|completion| completion.wr_id);
         let flushed: Vec<_> = flushed.iter().map(|completion| (completion.wr_id, completion.status)).collect();

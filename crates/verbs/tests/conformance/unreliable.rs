@@ -9,7 +9,7 @@ use doorbell_verbs::{
 use crate::Open;
 use crate::common::*;
 
-/// What a datagram's receive has in front of the payload.
+/// Bytes before the payload in a receive of a datagram.
 const GRH_BYTES: usize = 40;
 
 pub(crate) fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
@@ -35,7 +35,7 @@ pub(crate) fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
         let operation = SendOperation::WriteImmediate { remote_address: to.address(), rkey: to.rkey(), immediate: 78 };
         a.post(4, operation, &[]);
         a.expect(4);
-        // What came after it is here, so it is, too.
+        // A later WRITE has arrived, so this one has arrived too.
         let received = b.expect(4);
         assert_eq!(received.attachment, Attachment::Immediate(78));
         assert_eq!((received.opcode, received.byte_len), (CompletionOpcode::ReceiveWriteImmediate, 0));
@@ -63,7 +63,7 @@ pub(crate) fn unreliable_connections_drop_what_has_no_receive(open: Open<'_>) {
     eventually_counted("the WRITE was dropped", &b.device, |counted| counted.since(&before).rx_dropped_messages == 2);
 }
 
-/// The IP header that a datagram of so many bytes came with, as far as a receiver can know it.
+/// Checks the IP header of a datagram of `payload` bytes, as far as a receiver can know it.
 #[track_caller]
 fn check_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize, with_checksum: bool) {
     // Behind it: UDP, BTH, DETH, the payload and its padding, ICRC.
