@@ -140,7 +140,7 @@ fn a_program_that_gets_rights_from_its_file_cannot_be_reached() {
         barrier(&path)
     };
     assert_eq!(with(0o4755, 12_345, 0), Some(Barrier::Setuid));
-    assert_eq!(with(0o4755, 0, 0), None, "it runs as who starts it");
+    assert_eq!(with(0o4755, 0, 0), None, "it runs as the starting user");
     assert_eq!(with(0o2755, 0, 12_345), Some(Barrier::Setgid));
     assert_eq!(with(0o2745, 0, 12_345), None, "the bit concerns locks");
     let script = files.write("script", format!("#!{}\n", path.display()).as_bytes());

@@ -75,7 +75,7 @@ impl SysfsSource {
         let mut raw = Raw::new();
         values(&port.path.join("counters"), Set::Port, &about, &mut raw, reading);
         if !several {
-            // Some drivers have all or some counters per device. If device and port share a name, the port's value remains.
+            // Some drivers have counters per device. If device and port share a name, the port's value remains.
             values(&device.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
         }
         values(&port.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
