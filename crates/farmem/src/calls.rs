@@ -12,7 +12,7 @@ use crate::layout::Geometry;
 /// Bytes of a request before key and value, and of an answer before the value.
 pub(crate) const HEAD_BYTES: usize = 8;
 
-/// What a connection for calls is made with: room for the longest operation, and for all that run at a time.
+/// Returns the options of a connection for calls: room for the longest operation, and for all that run at a time.
 pub(crate) fn config(config: &Config, geometry: &Geometry) -> Config {
     config.clone().max_message(HEAD_BYTES + geometry.max_key + geometry.max_value)
 }
@@ -93,13 +93,13 @@ impl Answer {
 /// The connection on which a client asks the memory node's CPU.
 pub(crate) struct Calls {
     connection: send_receive::Connection,
-    /// What came for which slot.
+    /// Answers by slot.
     answers: FxHashMap<u16, Result<Outcome, StoreError>>,
     values: Vec<Vec<u8>>,
     over: Option<StoreError>,
-    /// Those who wait for an answer have not heard yet that none will come.
+    /// The connection has failed, and the operations that wait for an answer have not been notified yet.
     is_news: bool,
-    /// Somebody could not ask, since the connection had no room, and is to try again: no answer will wake it.
+    /// An operation found no room on the connection and must try again, since no answer will wake it.
     was_full: bool,
     scratch: Vec<u8>,
     verbs_left: Cell<Option<u64>>,
@@ -220,7 +220,7 @@ impl Calls {
         }
     }
 
-    /// Is there something that the next [`poll`](Self::poll) tells those who wait?
+    /// Returns whether the next [`poll`](Self::poll) has news for waiting operations.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
@@ -247,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// No answer wakes an operation whose question found no room: it has to be told to try again.
+    /// An operation whose question found no room is woken to try again, since no answer wakes it.
     #[test]
     fn an_operation_that_could_not_ask_is_told_to_try_again() {
         let geometry = Geometry::default();

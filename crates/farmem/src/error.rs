@@ -73,11 +73,11 @@ pub enum OpenError {
     Geometry {
         /// Which size.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         given: usize,
-        /// The least.
+        /// The minimum.
         least: usize,
-        /// The most.
+        /// The maximum.
         most: usize,
     },
     /// The memory node's region is too short for the sizes that it names.

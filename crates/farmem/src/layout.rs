@@ -1,7 +1,7 @@
-//! What lies where in the memory of a memory node: words, nodes, and what is beside them.
+//! The layout of the memory of a memory node: words, nodes, and the areas beside them.
 //!
 //! All numbers are little endian. A word that clients compare and swap is a `u64` in the order of the memory node's
-//! CPU (IBTA leaves the order of atomics to the device; RNICs take the host's), so big-endian machines are refused.
+//! CPU, so big-endian machines are rejected. (IBTA leaves the order of atomics to the device; RNICs take the host's.)
 
 #[cfg(target_endian = "big")]
 compile_error!("the words of farmem are little endian, and atomics use the host's order");
@@ -64,9 +64,10 @@ impl fmt::Debug for Place {
 
 /// The first word of a node, the only one that is ever compared and swapped.
 ///
-/// The word of a node without successor carries the node's own place and version, so a CAS on a node that was recycled
-/// meanwhile fails, and a CAS that a middlebox sent to another node finds out which. The word of a node with a successor
-/// carries the successor's version, so whoever follows it can tell whether the successor was recycled.
+/// The word of a node without successor carries the node's own place and version. So a CAS on a node that was
+/// recycled meanwhile fails, and a CAS that a middlebox sent to another node shows which. The word of a node with a
+/// successor carries the successor's version, so a client that follows it can tell whether the successor was
+/// recycled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Never used, or no word that this crate writes.
@@ -75,15 +76,16 @@ pub enum Word {
     Tail(Place),
     /// A newer node follows.
     Link(Place),
-    /// A newer node is about to follow: in a store with two memory nodes, the first one says so while the link is made at the
-    /// second one. Until then this is the newest node still.
+    /// A newer node is about to follow. In a store with two memory nodes, the first one has this word while the link
+    /// is made at the second one. Until then this is still the newest node.
     Locked(Place),
     /// The key was removed behind this node, whose own place this is: nothing follows, ever.
     Closed(Place),
 }
 
 impl Word {
-    /// As it lies in memory: two bits say which kind it is. A place is never 0, so it can have the bits of an unused word.
+    /// Returns the word as in memory: two bits hold its kind. A place is never 0, so it can have the bits of an
+    /// unused word.
     pub fn bits(self) -> u64 {
         match self {
             Self::Unused => 0,
@@ -94,9 +96,9 @@ impl Word {
         }
     }
 
-    /// The node to which a CAS made another one the successor that was sent to `meant` and found this word. A middlebox
-    /// may have sent it to the newest node: then that is the word of another place than the one that was meant. A CAS that
-    /// fails there brings no such word. `None` if it failed.
+    /// Returns the node that a CAS, sent to `meant`, gave a successor, judged by this found word. `None` if the CAS
+    /// failed. A middlebox may have sent the CAS to the newest node: then the word is that of another place than
+    /// `meant`. A CAS that fails there brings no such word.
     pub(crate) fn predecessor(self, meant: Place) -> Option<Place> {
         match self {
             Self::Tail(place) => (place == meant || place.index() != meant.index()).then_some(place),
@@ -104,7 +106,7 @@ impl Word {
         }
     }
 
-    /// What lies in memory, whatever it is.
+    /// Returns the word for any bits in memory.
     pub fn from_bits(bits: u64) -> Self {
         let rest = bits & (u64::MAX >> 2);
         match (bits >> 62, Place::from_bits(rest)) {
@@ -163,22 +165,22 @@ impl Geometry {
         (u64::from(self.keys) * KEY_BYTES).next_multiple_of(ALIGNMENT as u64)
     }
 
-    /// Where a node lies in the region.
+    /// Returns the offset of a node in the region.
     pub(crate) fn node(&self, index: u32) -> u64 {
         self.first_node() + u64::from(index) * self.node_bytes() as u64
     }
 
-    /// Where a key's shortcut lies in the region.
+    /// Returns the offset of a key's shortcut in the region.
     pub(crate) fn shortcut(&self, key: u32) -> u64 {
         u64::from(key) * KEY_BYTES
     }
 
-    /// Where a key's lock lies in the region.
+    /// Returns the offset of a key's lock in the region.
     pub(crate) fn lock(&self, key: u32) -> u64 {
         self.shortcut(key) + 8
     }
 
-    /// Is this a node of the store?
+    /// Returns whether this is a node of the store.
     pub(crate) fn has(&self, place: Place) -> bool {
         place.index() < self.nodes
     }
@@ -278,7 +280,7 @@ fn checksum(node: &[u8]) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) word: Word,
-    /// What the node says of itself; `None` if that is no place.
+    /// The place that the node names; `None` if that is no place.
     pub(crate) place: Option<Place>,
     pub(crate) key_length: usize,
     pub(crate) value_length: usize,
