@@ -60,7 +60,7 @@ pub enum StoreError {
     #[error(transparent)]
     Post(#[from] PostError),
     /// The client stopped on purpose ([`ClientOptions::verbs_until_death`](crate::ClientOptions::verbs_until_death)).
-    #[error("the client stopped after as many verbs as it was told")]
+    #[error("the client stopped after its limit of verbs")]
     Dead,
 }
 
@@ -98,7 +98,7 @@ pub enum OpenError {
     #[error("this memory node has a store of other sizes than the one that is known already")]
     OtherStore,
     /// The memory node has stopped.
-    #[error("this memory node serves nobody any more: the metadata service has given it up")]
+    #[error("this memory node serves no client any more: the metadata service has given it up")]
     Stopped,
     /// The store has two memory nodes, and the second one is missing.
     #[error("two memory nodes were asked for, and only one was given")]

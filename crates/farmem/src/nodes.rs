@@ -1,7 +1,7 @@
 //! The memory nodes of a store, as one of its clients sees them: one, or two that hold the same.
 //!
-//! As long as both serve, the first one is read, and says by its words what has taken effect. After the metadata service
-//! has given one up, the other one is used as if there had never been another.
+//! As long as both serve, the first one is read, and its words decide which writes have taken effect. After the
+//! metadata service has given one up, the other one is used as if there had never been another.
 
 use std::cell::Cell;
 
@@ -85,7 +85,7 @@ impl Nodes {
         self.lanes.iter().fold(false, |happened, lane| lane.poll() | happened)
     }
 
-    /// What was posted to all of them.
+    /// Returns the counters of all verbs posted to the nodes.
     pub(crate) fn counts(&self) -> ClientCounts {
         let of = |lane: &Lane| ClientCounts { verbs: lane.counts(), ..ClientCounts::default() };
         self.lanes.iter().fold(ClientCounts::default(), |sum, lane| sum.and(&of(lane)))

@@ -23,7 +23,7 @@ struct Entry {
     length: u32,
 }
 
-/// The table, and those who ask. One thread serves all.
+/// The table, and the clients that ask. One thread serves all.
 #[derive(Default)]
 pub(crate) struct Server {
     table: FxHashMap<KeyBytes, Entry>,
@@ -84,7 +84,7 @@ impl Server {
         self.sessions.values().filter_map(|session| session.connection.poll_timeout_ns()).min()
     }
 
-    /// Serves everybody for a while. Returns whether anything happened.
+    /// Serves all clients for a while. Returns whether anything happened.
     pub(crate) fn poll(&mut self, region: &Region, geometry: &Geometry) -> bool {
         let Self { table, free, used, sessions, request } = self;
         let mut shelf = Shelf { table, free, used, region, geometry };
@@ -140,7 +140,7 @@ impl Session {
     }
 }
 
-/// Where values lie.
+/// The place of values.
 struct Shelf<'a> {
     table: &'a mut FxHashMap<KeyBytes, Entry>,
     free: &'a mut Vec<u32>,
