@@ -1,5 +1,6 @@
-//! Histories of every strategy on virtual time, with clients that die at any step and with lost packets, and whether each
-//! key of them is linearizable. `FARMEM_SEED` runs one seed, `FARMEM_SEEDS` a number of seeds from `FARMEM_SEEDS_FROM` on.
+//! Checks whether each key is linearizable in histories of every strategy on virtual time, with clients that die at
+//! any step and with lost packets. `FARMEM_SEED` runs one seed, `FARMEM_SEEDS` a number of seeds from
+//! `FARMEM_SEEDS_FROM` on.
 
 mod common;
 
@@ -33,9 +34,9 @@ struct Load {
     keys: u64,
     operations: u32,
     outstanding: usize,
-    /// A client dies after so many verbs.
+    /// Verbs after which a client dies.
     death: Option<u64>,
-    /// A middlebox is between the memory node and everybody else.
+    /// A middlebox between the memory node and all other hosts.
     boxed: Option<Boxed>,
     /// Memory nodes.
     replicas: usize,
@@ -203,7 +204,8 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
 /// Seeds that failed once. 136: a client did not report that its goodbye was acknowledged.
 const STORED: [u64; 1] = [136];
 
-/// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed once.
+/// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed
+/// once.
 fn seeds(default: u64) -> impl Iterator<Item = u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (range, stored) = match number("FARMEM_SEED") {
@@ -295,7 +297,7 @@ fn lost_packets_change_nothing() {
     assert!(lost > 0, "packets are to be lost");
 }
 
-/// What is done on two memory nodes, with one that fails at any time and in any way, or without.
+/// Returns a load for two memory nodes, either with one that fails at any time and in any way, or without a failure.
 fn replicated(strategy: Strategy, seed: u64) -> Load {
     let mut rng = Rng::new(seed ^ 0x7e91_1ca7);
     let how = match rng.below(4) {
@@ -323,7 +325,7 @@ fn two_memory_nodes_of_which_one_fails_at_any_time_are_linearizable_and_lose_no_
         for seed in seeds(200) {
             let load = replicated(strategy, seed);
             let (unanswered, dropped) = run(&t3(), load, seed);
-            // Whoever does not die gets an answer, whichever node fails.
+            // Each client that does not die gets an answer, whichever node fails.
             assert!(unanswered == 0 || load.death.is_some(), "{load:?}, seed {seed}: {unanswered}, {dropped}");
         }
     }

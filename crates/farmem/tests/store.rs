@@ -1,4 +1,4 @@
-//! What a store does with one or two clients: round trips, limits, deaths, and memory that is not as it should be.
+//! Tests of a store with one or two clients: round trips, limits, deaths, and damaged memory.
 
 mod common;
 
@@ -82,8 +82,8 @@ fn keys_come_and_go_and_have_values_of_any_length() {
     }
 }
 
-/// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll that
-/// reports them ([`common::poll`] checks each).
+/// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll
+/// that reports them ([`common::poll`] checks each).
 #[test]
 fn a_client_that_sleeps_hears_of_results_and_that_its_goodbye_is_acknowledged() {
     for strategy in Strategy::ALL {
@@ -392,7 +392,7 @@ fn a_lock_that_is_handed_over_spares_the_memory_node_the_waiting() {
     assert!(queued.lock_attempts < 4 * writes, "{queued:?}");
     assert!(queued.lock_attempts < spun.lock_attempts, "{queued:?}, {spun:?}");
     assert!(queued.handovers > writes / 2 && queued.messages > writes / 2, "{queued:?}");
-    // Whoever gets the lock gets the place of the newest node with it.
+    // A client that gets the lock gets the place of the newest node with it.
     assert!(queued.writes.attempts < writes + writes / 10, "{queued:?}");
 }
 
@@ -459,9 +459,9 @@ impl Turns {
     }
 }
 
-/// A box without knowledge of the store takes the place of another one. Clients connect with it with their caches, and take
-/// turns on one key. Each node that a client names is outdated, since the other client has put a newer one. So the box must
-/// steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
+/// A box without knowledge of the store takes the place of another one. Clients connect with it with their caches,
+/// and take turns on one key. Each node that a client names is outdated, since the other client has put a newer one.
+/// So the box must steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
 #[test]
 fn a_box_that_took_anothers_place_steers_and_converts_again() {
     const ROUNDS: u32 = 8;

@@ -189,7 +189,7 @@ impl Directory {
     pub(super) fn report(&mut self, client: u32, report: Report) -> Result<Option<u32>, ()> {
         match self.is(report.new) {
             Some(Use::Granted(owner)) if owner == client => {}
-            // The repair of a client that left has reported it already.
+            // The service's chores have found this link already.
             Some(Use::Head(_) | Use::Retired) => return Ok(None),
             _ => return Err(()),
         }

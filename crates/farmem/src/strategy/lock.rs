@@ -46,7 +46,7 @@ pub(super) fn new_word(core: &Core) -> u64 {
     (u64::from(core.number) + 1) << COUNT_BITS | core.locks.get() & (u64::MAX >> COUNT_BITS)
 }
 
-/// Whose word it is. `None` of a word that no client makes.
+/// Returns the client that made the word. `None` of a word that no client makes.
 pub(super) fn owner(word: u64) -> Option<u32> {
     ((word >> COUNT_BITS) as u32).checked_sub(1)
 }
@@ -80,8 +80,8 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
     }
 }
 
-/// Has the holder of a lock shut out of the memory node. Afterwards nothing that it posted is carried out any more. False if
-/// it was a memory node that kept the holder waiting.
+/// Has the holder of a lock shut out of the memory node. Afterwards none of its posted requests is carried out any
+/// more. Returns false if a memory node kept the holder waiting.
 pub(super) async fn shut_out(worker: &Worker, client: u32) -> Result<bool, StoreError> {
     worker.count(|counts| counts.suspects += 1);
     match worker.ask(|tag| Request::Suspect { tag, client }).await? {

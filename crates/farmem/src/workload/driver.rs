@@ -16,14 +16,14 @@ const MAX_LATE: u64 = 1 << 16;
 /// The longest time that a histogram holds, in nanoseconds: a minute.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// What one client has done.
+/// Results of one client.
 #[derive(Clone, Debug)]
 pub struct Tally {
     /// Nanoseconds that gets took. In an open loop they count from when the get was due.
     pub gets_ns: Histogram<u64>,
     /// Nanoseconds that puts took.
     pub puts_ns: Histogram<u64>,
-    /// What the client counted in the time in which operations counted.
+    /// Counters of the client in the time in which operations counted.
     pub counts: ClientCounts,
     /// Operations that gave up, since others were faster each time.
     pub gave_up: u64,
@@ -208,7 +208,7 @@ pub async fn drive<W: Waiter>(
     tally.counts = client.counts().since(&before.0);
     tally.wire_bytes = wire_bytes(device).zip(before.1).map(|(now, before)| now - before);
     tally.span_ns.1 = tally.span_ns.1.max(ends_ns);
-    // What runs still does not count any more.
+    // Operations that still run do not count any more.
     while load.drains && !running.is_empty() {
         match client.finished(&mut read) {
             Some((ticket, result)) => {

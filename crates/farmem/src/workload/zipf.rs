@@ -1,10 +1,10 @@
 //! Which key an operation goes to.
 
 /// Draws ranks by Zipf's law: rank `k` of `1..=n` with a probability proportional to `k^-s`. Rejection-inversion
-/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996) takes a few powers per draw and no table, however many keys there are.
+/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996) takes a few powers per draw and no table, for any number of keys.
 ///
-/// Powers and logarithms come from the crate `libm`, whose results are the same everywhere; those of the standard library
-/// are the platform's, and their last digit decides now and then which rank is drawn.
+/// Powers and logarithms come from the crate `libm`, whose results are the same everywhere. Those of the standard
+/// library depend on the platform, and their last digit sometimes decides which rank is drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     keys: f64,
@@ -16,7 +16,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Of so many keys, at least 1, with an exponent of 0 (all alike) or more.
+    /// Returns a distribution over `keys` keys, at least 1, with an exponent of 0 (uniform) or more.
     pub fn new(keys: u64, exponent: f64) -> Self {
         let keys = keys.max(1) as f64;
         let mut zipf = Self { keys, exponent, from: 0.0, to: 0.0, shortcut: 0.0 };
@@ -85,12 +85,12 @@ impl Random {
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
-    /// The time to the next of events that come by themselves, so many units apart on average (a Poisson process).
+    /// Returns the time to the next event of a Poisson process with this mean distance.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -libm::log(1.0 - self.unit()) * mean
     }
 
-    /// From 0 to just below 1.
+    /// Returns a number from 0 to just below 1.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,5 +1,5 @@
-//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others, and behind them a
-//! second memory node, if there is one.
+//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others, and after
+//! them a second memory node, if there is one.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 #[path = "../../../rnic/tests/common/rng.rs"]
@@ -34,7 +34,7 @@ pub fn rpc() -> Config {
     Config::default().timeout_exponent(8).retry_count(3).keepalive(Duration::from_millis(2))
 }
 
-/// A middlebox in the switch, between the memory node and everybody else.
+/// A middlebox in the switch, between the memory node and all other hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct Boxed {
     pub is_exclusive: bool,
@@ -46,10 +46,10 @@ pub struct Boxed {
 /// How a memory node fails.
 #[derive(Clone, Copy, Debug)]
 pub enum How {
-    /// Its queue pairs are gone, and it answers nobody.
+    /// Its queue pairs are gone, and it answers no client.
     Dies,
-    /// It and the metadata service hear nothing of each other any more, and some clients (by the bits of their numbers) do not
-    /// reach it either. It serves the others until its lease is over.
+    /// The node and the metadata service do not reach each other any more, and some clients (by the bits of their
+    /// numbers) do not reach the node either. It serves the others until its lease is over.
     CutOff { clients: u32 },
     /// The service does not reach its memory, but can tell it to stop.
     Told,
@@ -66,11 +66,11 @@ pub struct Failure {
 /// For so long a memory node serves that does not hear of the service.
 pub const NODE_LEASE_NS: u64 = 3_000_000;
 
-/// What the service knows of the memory nodes beside its queue pairs, and who is to be shut out of them.
+/// The service's connections to the memory nodes beside its queue pairs, and the clients that are to be shut out.
 #[derive(Default)]
 struct Carrier {
     nodes: Vec<Rc<RefCell<MemoryNode>>>,
-    /// Does the node answer on the control connection?
+    /// Nodes that do not answer on the control connection.
     is_cut: Rc<Cell<[bool; 2]>>,
     fencing: Vec<u32>,
     /// A node that does not answer has stopped by itself then.
@@ -140,7 +140,7 @@ pub struct Store<'a> {
     pub memory: Rc<RefCell<MemoryNode>>,
     /// The second one.
     pub replica: Option<Rc<RefCell<MemoryNode>>>,
-    /// Nobody reaches these nodes but by their queue pairs.
+    /// Nodes that are reached only by their queue pairs.
     is_cut: Rc<Cell<[bool; 2]>>,
     replica_host: usize,
     /// A memory node is to fail.
@@ -365,7 +365,7 @@ pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Ve
     happened
 }
 
-/// What is left when all clients have gone.
+/// State after all clients have gone.
 pub struct Rest {
     pub nodes: NodeCounts,
     pub keys: Vec<(Vec<u8>, Place)>,
@@ -407,7 +407,8 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
     happened
 }
 
-/// Returns the number of running operations, and whether the client is over and closed. Programs wait for changes of these.
+/// Returns the number of running operations, and whether the client is over and closed. Programs wait for changes of
+/// these.
 fn awaited(client: &Client) -> (usize, bool, bool) {
     (client.running(), client.is_over(), client.is_closed())
 }
