@@ -1,8 +1,8 @@
 //! Time of a get and a put of the store on the software RNIC, compared with their verbs.
 //!
-//! The verbs of a get are a bare READ of the same number of bytes, and the same with a READ of 8 bytes after it, as a
-//! get has one for the key's shortcut. Those of a put are a bare WRITE of a node, whose end the client awaits, and a
-//! bare CAS after it.
+//! The verbs of a get are a bare READ of the same number of bytes, and the same with a READ of 8 bytes after it, for
+//! the key's shortcut. Those of a put are a bare WRITE of a node, whose end the client awaits, and a bare CAS after
+//! it.
 //!
 //! All run in turns, in one process and against one memory node, whose device's own thread answers. The program
 //! prints one JSON object.
@@ -92,7 +92,7 @@ impl Bare {
         self.perform([(SendOperation::Read { remote_address, rkey: self.remote.region.rkey }, bytes)]);
     }
 
-    /// Two READs, the second one of 8 bytes, as a get has them.
+    /// Posts two READs, the second one of 8 bytes, as a get does.
     fn read_both(&self, remote_address: u64, bytes: usize) {
         let read = SendOperation::Read { remote_address, rkey: self.remote.region.rkey };
         self.perform([(read, bytes), (read, 8)]);

@@ -40,14 +40,14 @@ const LATE_MAX: usize = 1024;
 /// Options of a client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// How conflicts are dealt with.
+    /// The method of dealing with conflicts.
     pub strategy: Strategy,
     /// Operations that run at a time: 1 to 64.
     pub outstanding: usize,
     /// Memory nodes that hold the same: 1 or 2.
     pub replicas: usize,
     /// Options of the connection with the metadata service. The store sets its longest message. In a store with two
-    /// memory nodes, its timeout and retry count also hold for the queue pairs to these nodes: they set the time
+    /// memory nodes, its timeout and retry count also hold for the queue pairs to these nodes. They set the time
     /// until the client notices that a node does not answer.
     pub rpc: Config,
     /// Seeds the jitter of waiting times.
@@ -131,7 +131,7 @@ pub(crate) enum Kind {
     Delete,
 }
 
-/// How an operation ended that did not fail.
+/// Result of an operation that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A get found the value; a put, insert or delete took effect.
@@ -241,7 +241,7 @@ impl Core {
         }
     }
 
-    /// A memory node was given up, and the other one serves alone.
+    /// Gives up a memory node; `node`, the other one, serves alone.
     fn alone(&self, node: usize) {
         self.nodes.alone(node);
         self.late.posted.set(0); // nothing was posted there
@@ -253,7 +253,7 @@ impl Core {
 pub struct ClientEnd {
     device: Device,
     lane: LaneEnd,
-    /// Of a store with two memory nodes.
+    /// The second memory node, if the store has two.
     replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     rpc: send_receive::Endpoint,
     calls: Option<send_receive::Endpoint>,
@@ -298,7 +298,7 @@ impl ClientEnd {
         ClientDescription { lane: self.lane.description(), calls }
     }
 
-    /// The same for the second memory node, if the store has two.
+    /// Returns the same for the second memory node, if the store has two.
     pub fn to_replica(&self) -> Option<ClientDescription> {
         self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
     }
@@ -413,7 +413,7 @@ pub(crate) fn connect_replica(
 pub struct Client {
     core: Rc<Core>,
     means: Means,
-    /// How often the bell had rung.
+    /// Number of rings of the bell at the last look.
     rings: u64,
     workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     over: VecDeque<usize>,
@@ -514,8 +514,8 @@ impl Client {
         happened || was_due || self.awaited() != before || self.has_news()
     }
 
-    /// Returns the number of results, and whether the client is over. Programs wait for both. A poll changes them without a
-    /// completion if a late write or a failed post ends the client.
+    /// Returns the number of results, and whether the client is over. Programs wait for both. A poll changes them
+    /// without a completion if a late write or a failed post ends the client.
     fn awaited(&self) -> (usize, bool) {
         (self.over.len(), self.is_over())
     }
@@ -582,7 +582,7 @@ impl Client {
         self.core.slots.iter().filter(|slot| slot.state.get() != State::Idle).count() - self.over.len()
     }
 
-    /// Is the connection to the memory node over, so that every operation fails?
+    /// Returns whether the connection to the memory node is over, so that every operation fails.
     pub fn is_over(&self) -> bool {
         let calls = match &self.means {
             Means::Calls(calls) => calls.borrow().failed(),
@@ -618,7 +618,7 @@ impl Client {
         }
     }
 
-    /// Has everything been said that [`close`](Self::close) has to say?
+    /// Returns whether all messages of [`close`](Self::close) have been sent.
     pub fn is_closed(&self) -> bool {
         let is_done = match &self.means {
             Means::Mail(mail) => !mail.borrow().owes(self.core.device.now_ns(), self.core.lease_ns),
@@ -628,7 +628,7 @@ impl Client {
         is_done && !self.core.slots.iter().any(|slot| slot.lingers.get()) && self.core.requests.borrow().is_closed()
     }
 
-    /// Nodes that it holds for values to come.
+    /// Returns the nodes that the client holds for later values.
     pub fn spare_nodes(&self) -> Vec<Place> {
         self.core.requests.borrow().spare().to_vec()
     }

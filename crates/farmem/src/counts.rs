@@ -47,7 +47,7 @@ pub struct ClientCounts {
 }
 
 impl ClientCounts {
-    /// Does something with each number of this one and the same one of another.
+    /// Applies `change` to each number of `self` and the same number of `other`.
     fn each(mut self, other: &Self, change: impl Fn(u64, u64) -> u64) -> Self {
         let Self {
             gets,

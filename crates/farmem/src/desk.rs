@@ -202,7 +202,8 @@ impl Desk {
         Some(Batch { followers: std::mem::take(&mut line.waiting), round })
     }
 
-    /// A leader is done, or has failed. Its batch hears of it, and the one that came last leads the next.
+    /// Ends the turn of a leader, which is done or has failed. Notifies its batch; the operation that came last leads
+    /// the next.
     pub(crate) fn finish(&self, key: &[u8], kind: Kind, batch: Batch, done: Option<(Outcome, &[u8])>, now_ns: u64) {
         for follower in &batch.followers {
             let _ = match done {

@@ -1,7 +1,7 @@
 use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::{ModifyError, PostError, Status};
 
-/// Why an operation of the store failed. An operation that failed on the way may have taken effect, unless the variant
+/// Error of an operation of the store. An operation that failed on the way may have taken effect, unless the variant
 /// says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -50,7 +50,7 @@ pub enum StoreError {
     /// A node is neither what its writer wrote nor being written.
     #[error("node {index} of the memory node is corrupted: its CRC is wrong each time it is read")]
     Corrupted {
-        /// Which node.
+        /// Index of the node.
         index: u32,
     },
     /// The queue pair to the memory node failed: the memory node refuses this client or does not answer.
@@ -64,14 +64,14 @@ pub enum StoreError {
     Dead,
 }
 
-/// Why a store, a client or a service could not be opened.
+/// Error of opening a store, a client or a service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// A size is out of its range.
     #[error("{what} is {given}, allowed is {least} to {most}")]
     Geometry {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
         /// The given value.
         given: usize,

@@ -68,7 +68,8 @@ impl LaneEnd {
         self.qp.description()
     }
 
-    /// `verbs_left` counts down what may be posted; all lanes of a client have one count.
+    /// Connects the lane. `verbs_left` counts down the verbs that may be posted; all lanes of a client have one
+    /// count.
     pub(crate) fn connect(self, memory: &MemoryDescription, verbs_left: &VerbsLeft) -> Result<Lane, OpenError> {
         let geometry = memory.geometry;
         geometry.check_region(&memory.region)?;
@@ -90,7 +91,7 @@ impl LaneEnd {
     }
 }
 
-/// How many verbs may be posted until a client stops, if it is to.
+/// Number of verbs that may be posted until a client stops, if it is to stop.
 pub(crate) type VerbsLeft = Rc<Cell<Option<u64>>>;
 
 /// Bytes for the words that READs and CASes of a slot bring.
@@ -259,7 +260,7 @@ impl Lane {
         self.post(slot, &[verb], awaited)
     }
 
-    /// A post fails where the queue pair has failed; then its completions say why.
+    /// Returns the error for a failed post. If the queue pair has failed, its completions show the reason.
     fn explain(&self, error: doorbell_verbs::PostError) -> StoreError {
         if matches!(error.kind, PostErrorKind::WrongState { .. }) {
             self.poll();
@@ -293,13 +294,13 @@ impl Lane {
         count > 0
     }
 
-    /// Is there something that this slot is to hear of?
+    /// Returns whether this slot still awaits completions.
     pub(crate) fn is_outstanding(&self, slot: usize) -> bool {
         let Progress { posted, done } = self.slots[slot].get();
         posted > done && self.failed.get().is_none()
     }
 
-    /// Is that done of a slot which a post said?
+    /// Returns whether the post of a slot with this number is done.
     pub(crate) fn is_done(&self, slot: usize, number: u64) -> Poll<Result<(), StoreError>> {
         match (self.slots[slot].get().done >= number, self.failed.get()) {
             (true, _) => Poll::Ready(Ok(())),

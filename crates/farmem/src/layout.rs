@@ -29,28 +29,28 @@ pub const MAX_VALUE: usize = 1 << 20;
 pub struct Place(u64);
 
 impl Place {
-    /// A place. The caller answers for the ranges.
+    /// Returns a place. The caller ensures the ranges.
     pub(crate) fn new(index: u32, version: u64) -> Self {
         debug_assert!(index < MAX_NODES && (1..=MAX_VERSION).contains(&version));
         Self(u64::from(index) << VERSION_BITS | version)
     }
 
-    /// The same from bits of which nothing is known. `None` if they are none of a place.
+    /// Returns the place of unchecked bits. `None` if they are none of a place.
     pub fn from_bits(bits: u64) -> Option<Self> {
         (bits >> 62 == 0 && bits & MAX_VERSION != 0).then_some(Self(bits))
     }
 
-    /// Index and version in 62 bits.
+    /// Returns index and version in 62 bits.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Which node of the memory node.
+    /// Returns the index of the node in the memory node.
     pub fn index(self) -> u32 {
         (self.0 >> VERSION_BITS) as u32
     }
 
-    /// How many times it has been used, this one included.
+    /// Returns the number of times that the node has been used, this one included.
     pub fn version(self) -> u64 {
         self.0 & MAX_VERSION
     }
@@ -145,7 +145,7 @@ const ALIGNMENT: usize = 64;
 /// Bytes per key beside the nodes: the shortcut and the lock.
 const KEY_BYTES: u64 = 16;
 
-/// A key's room in a node.
+/// Returns the room of a key in a node.
 fn padded(key: usize) -> usize {
     key.next_multiple_of(8)
 }
@@ -267,8 +267,8 @@ pub(crate) fn encode(place: Place, key: &[u8], value: Option<&[u8]>, out: &mut V
     out[24..28].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The CRC-32 over the whole object but the first word, which changes, and the CRC's own place: it covers place and
-/// version, lengths and flags, key and value.
+/// Returns the CRC-32 over the whole object but the first word, which changes, and the CRC's own field. It covers
+/// place and version, lengths and flags, key and value.
 fn checksum(node: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&node[8..24]);
@@ -311,24 +311,25 @@ impl Header {
         node_length(self.key_length, self.value_length)
     }
 
-    /// Is it the node that was asked for, in the same use and of the same key? `bytes` reach to the key's end at least.
+    /// Returns whether it is the requested node, in the same use and of the same key. `bytes` reach to the key's end
+    /// at least.
     pub(crate) fn is_of(&self, place: Place, key: &[u8], bytes: &[u8]) -> bool {
         self.place == Some(place)
             && self.key_length == key.len()
             && bytes.get(HEADER_BYTES..HEADER_BYTES + key.len()) == Some(key)
     }
 
-    /// Is the whole object as its writer made it? `bytes` are the whole node.
+    /// Returns whether the whole object is as its writer made it. `bytes` are the whole node.
     pub(crate) fn is_intact(&self, bytes: &[u8]) -> bool {
         bytes.len() == self.length() && checksum(bytes) == self.crc
     }
 
-    /// The value of a whole node.
+    /// Returns the value of a whole node.
     pub(crate) fn value<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[HEADER_BYTES + padded(self.key_length)..]
     }
 
-    /// The key, of bytes that reach to its end.
+    /// Returns the key, of bytes that reach to its end.
     pub(crate) fn key<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         bytes.get(HEADER_BYTES..HEADER_BYTES + self.key_length)
     }

@@ -12,11 +12,11 @@
 //! # Nodes
 //!
 //! A node is a word, its place and version, lengths, a CRC-32, the key and the value. A linked node never changes,
-//! except for its word: it states that no node follows (with the node's own place and version), or the place and
-//! version of the next node. A place has another version each time it is used, which never wraps: a place that had
-//! all 2^34 is not used any more. So a CAS on a recycled node fails, and a client that reads one notices: it compares
-//! place, version and key, and the CRC covers all of them and the value. A CRC of 32 bits misses one damaged node in
-//! 2^32.
+//! except for its word. The word states that no node follows (with the node's own place and version), or it has the
+//! place and version of the next node. A place has another version each time it is used, which never wraps: a place
+//! that had all 2^34 is not used any more. So a CAS on a recycled node fails, and a client that reads a recycled node
+//! notices. The client compares place, version and key, and the CRC covers all of them and the value. A CRC of 32
+//! bits misses one damaged node in 2^32.
 //!
 //! # Guarantees
 //!

@@ -293,13 +293,13 @@ impl Mail {
         }
     }
 
-    /// A lock word is about to be put behind what is in memory.
+    /// Records a lock word that is about to be put behind the word in memory.
     pub(crate) fn begin(&mut self, word: u64, now_ns: u64) {
         let stands = Stands::Waits { heard_ns: now_ns };
         self.held.push(Held { word, stands, successor: None, newest: None });
     }
 
-    /// This word is behind another one from now on. To get there may have taken long, if a memory node failed.
+    /// Records that this word is behind another one from now on. This may have taken long, if a memory node failed.
     pub(crate) fn waits(&mut self, word: u64, now_ns: u64) {
         if let Some(at) = self.find(word)
             && let Stands::Waits { heard_ns } = &mut self.held[at].stands
@@ -315,12 +315,12 @@ impl Mail {
         }
     }
 
-    /// Does the lock belong to this word?
+    /// Returns whether the lock belongs to this word.
     pub(crate) fn owns(&mut self, word: u64) -> bool {
         self.find(word).is_none_or(|at| self.held[at].stands == Stands::Holds)
     }
 
-    /// When the one ahead of this word gave a sign of life.
+    /// Returns the time of the last sign of life from the client ahead of this word.
     pub(crate) fn heard_ns(&mut self, word: u64) -> u64 {
         match self.find(word).map(|at| self.held[at].stands) {
             Some(Stands::Waits { heard_ns }) => heard_ns,

@@ -14,7 +14,7 @@ use crate::server::Server;
 use crate::strategy::Strategy;
 use crate::workload;
 
-/// How queue pairs to memory are connected. Nothing here takes a receive, so no RNR NAK comes.
+/// Settings of queue pairs to memory. Their requests take no receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
 
 /// Returns the settings of the queue pairs to the memory nodes. With two nodes, the time until a failure is noticed
@@ -87,9 +87,9 @@ pub struct NodeView {
     pub word: Word,
     /// Its key; empty where the node is not intact.
     pub key: Vec<u8>,
-    /// It says that its key is deleted.
+    /// The node marks its key as deleted.
     pub is_tombstone: bool,
-    /// It is in the use that was asked for, and its CRC is right.
+    /// The node is in the expected use, and its CRC is right.
     pub is_intact: bool,
 }
 
@@ -170,7 +170,7 @@ impl MemoryNode {
         clients.into_iter().try_for_each(|client| self.fence(client).map(drop))
     }
 
-    /// Has it stopped?
+    /// Returns whether the node has stopped.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
@@ -222,14 +222,14 @@ impl MemoryNode {
         self.server.poll(&self.region, &self.geometry)
     }
 
-    /// When [`poll`](Self::poll) has something to do by itself, on the device's clock: to ask a client that has been
-    /// silent whether it lives, or to stop.
+    /// Returns the time, on the device's clock, at which [`poll`](Self::poll) has something to do by itself. It asks
+    /// a client that has been silent whether it lives, or stops.
     pub fn deadline_ns(&self) -> Option<u64> {
         let until_ns = self.until_ns.filter(|_| !self.is_stopped);
         self.server.deadline_ns().into_iter().chain(until_ns).min()
     }
 
-    /// Of what the memory node's CPU keeps: keys, and nodes that it has used and that are free again.
+    /// Returns counters of the CPU's table: keys, and nodes that it has used and that are free again.
     pub fn served(&self) -> (u64, u64, u64) {
         let (keys, free, used) = self.server.counts();
         (keys as u64, free as u64, used.into())

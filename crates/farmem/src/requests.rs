@@ -63,7 +63,7 @@ impl Requests {
         self.over
     }
 
-    /// The memory node that serves alone, if the service said so since the last time.
+    /// Takes the memory node that serves alone, if the service has announced one since the last call.
     pub(crate) fn take_alone(&mut self) -> Option<usize> {
         self.alone.take()
     }
@@ -84,7 +84,7 @@ impl Requests {
         self.outbox.push_back(Request::Grant);
     }
 
-    /// A node for a new value; an error where none will come, and `None` where one has been asked for.
+    /// Takes a node for a new value. Returns an error if none will come, and `None` if one has been requested.
     pub(crate) fn take_node(&mut self) -> Result<Option<Place>, StoreError> {
         let node = self.spare.pop();
         if node.is_none() && self.grants == 0 && std::mem::take(&mut self.is_full) {
@@ -123,7 +123,7 @@ impl Requests {
         }
     }
 
-    /// A node was replaced.
+    /// Reports that a node was replaced.
     pub(crate) fn report(&mut self, report: Report) {
         if self.over.is_some() {
             return; // no service will recycle nodes any more
@@ -150,7 +150,7 @@ impl Requests {
         self.flush();
     }
 
-    /// The operation of a slot is over.
+    /// Records that the operation of a slot is over.
     pub(crate) fn ended(&mut self, slot: usize) {
         if let Some((epoch, old)) = &mut self.epoch {
             *old &= !(1 << slot);
@@ -265,7 +265,7 @@ impl Requests {
         }
     }
 
-    /// When the connection has something to do by itself.
+    /// Returns the time at which the connection has something to do by itself.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         self.over.is_none().then(|| self.connection.poll_timeout_ns()).flatten()
     }

@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
         self.u64().and_then(Place::from_bits)
     }
 
-    /// One of two memory nodes.
+    /// Parses the index of one of two memory nodes.
     fn node(&mut self) -> Option<u8> {
         self.take().map(|[node]| node).filter(|&node| usize::from(node) < MAX_REPLICAS)
     }
@@ -205,7 +205,7 @@ impl Request {
         }
     }
 
-    /// `None` where the bytes are no request.
+    /// Parses a request. Returns `None` if the bytes are no request.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let [kind] = reader.take()?;
@@ -273,7 +273,7 @@ impl Reply {
         }
     }
 
-    /// `None` where the bytes are no reply.
+    /// Parses a reply. Returns `None` if the bytes are no reply.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let [kind] = reader.take()?;

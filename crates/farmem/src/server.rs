@@ -64,7 +64,7 @@ impl Server {
         Ok(own)
     }
 
-    /// A key that is there before any client.
+    /// Adds a key before any client is accepted.
     pub(crate) fn fill(&mut self, region: &Region, geometry: &Geometry, key: &[u8], value: &[u8]) {
         let call = Call { kind: Kind::Insert, tag: 0, key, value };
         let Self { table, free, used, request, .. } = self;
@@ -104,7 +104,7 @@ impl Server {
 }
 
 impl Session {
-    /// `None` if the connection is over, or if the client has lost its way.
+    /// Serves one client. Returns `None` if the connection is over, or if the client breaks the protocol.
     fn serve(&mut self, shelf: &mut Shelf<'_>, request: &mut Vec<u8>) -> Option<bool> {
         let mut happened = false;
         for _ in 0..TURN {

@@ -1,5 +1,5 @@
-//! The store behind a middlebox: the box's knowledge of nodes, with which it steers requests to the newest of them,
-//! and the connections of clients through it to the memory node.
+//! The store behind a middlebox. The box uses its knowledge of nodes to steer requests to the newest of them, and
+//! clients connect through it to the memory node.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -21,12 +21,12 @@ pub struct StoreLayout {
 }
 
 impl StoreLayout {
-    /// Of a store of these sizes in a region that begins at this address. READs are steered too.
+    /// Returns the layout of a store of these sizes in a region that begins at this address. READs are steered too.
     pub fn new(geometry: Geometry, base: u64) -> Self {
         Self { geometry, base, steers_reads: true }
     }
 
-    /// The same, where READs go to the nodes that clients name.
+    /// Returns the same, but READs go to the nodes that clients name.
     pub fn writes_alone(self) -> Self {
         Self { steers_reads: false, ..self }
     }
@@ -60,7 +60,7 @@ impl Layout for StoreLayout {
         }
     }
 
-    /// A put wants a value before it, an insert a tombstone.
+    /// Returns the class of a node. A put requires a value before it, an insert a tombstone.
     fn class(&self, start: &[u8]) -> u8 {
         start.get(..HEADER_BYTES).map_or(0, |header| Header::parse(header).is_tombstone.into())
     }

@@ -29,7 +29,7 @@ pub(crate) struct Worker {
 /// Result of reading a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// It is the newest of its key.
+    /// The node is the newest of its key.
     Tail { is_tombstone: bool, length: u32 },
     /// Another node follows; `shortcut` is the key's shortcut.
     Followed { next: Place, shortcut: Option<Place> },
@@ -41,8 +41,8 @@ pub(crate) enum Seen {
     Damaged,
 }
 
-/// Offsets of the words of a slot: the word that a CAS found, the shortcut that was read, and the lock word before it
-/// was taken and before it was released.
+/// Offsets of the words of a slot: the word that a CAS found, the shortcut that was read, and two lock words. These
+/// are the lock word before it was taken and the one before it was released.
 pub(crate) const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
 const LOCK: usize = WORDS[2];
@@ -80,17 +80,17 @@ impl Worker {
         calls.take(self.slot, self.kind(), &mut self.own().value.borrow_mut())
     }
 
-    /// Whether the operation may know nodes, which must not be recycled then.
+    /// Sets whether the operation may know nodes, which must not be recycled then.
     pub(crate) fn holds(&self, does: bool) {
         self.own().holds.set(does);
     }
 
-    /// When the operation has something to do by itself.
+    /// Sets the time at which the operation has something to do by itself.
     pub(crate) fn until(&self, deadline_ns: Option<u64>) {
         self.own().deadline_ns.set(deadline_ns);
     }
 
-    /// The operation is over, but its slot has something to do still.
+    /// Sets whether the slot still has work after the end of its operation.
     pub(crate) fn lingers(&self, does: bool) {
         self.own().lingers.set(does);
     }
@@ -183,7 +183,7 @@ impl Worker {
         result
     }
 
-    /// A random number below `end`, for waiting times (xorshift64*, Vigna 2014).
+    /// Returns a random number below `end`, for waiting times (xorshift64*, Vigna 2014).
     pub(crate) fn random_below(&self, end: u64) -> u64 {
         let mut state = self.core.random.get().max(1);
         state ^= state >> 12;
@@ -214,7 +214,7 @@ impl Worker {
         result
     }
 
-    /// A node for a delete in a store that is full.
+    /// Takes a node for a delete in a store that is full.
     async fn take_reserved(&self) -> Result<Place, StoreError> {
         match self.ask(|tag| Request::Reserve { tag }).await? {
             Reply::Reserved { place: Some(place), .. } if self.core.nodes.geometry.has(place) => {

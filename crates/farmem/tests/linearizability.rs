@@ -16,7 +16,7 @@ use doorbell_sim::{Testbed, VirtualWaiter};
 
 type Spans = BTreeMap<u32, Vec<Span>>;
 
-/// A value is its number, over and over, in a length that depends on the number.
+/// Returns a value: its number, repeated, in a length that depends on the number.
 fn value(number: u32, most: usize) -> Vec<u8> {
     let length = 4 + number as usize * 13 % (most - 3);
     number.to_le_bytes().into_iter().cycle().take(length).collect()
@@ -53,7 +53,7 @@ impl Load {
 
 const MOST: usize = 120;
 
-/// Key `index`, some of them longer than a number.
+/// Returns key `index`; some keys are longer than a number.
 fn key(index: u32) -> Vec<u8> {
     match index % 2 {
         0 => u64::from(index).to_le_bytes().to_vec(),
@@ -61,7 +61,7 @@ fn key(index: u32) -> Vec<u8> {
     }
 }
 
-/// Which operation, on which key, with which value.
+/// Returns the operation of an event.
 fn operation<'a>(event: Event, key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
     match event {
         Event::Put(..) => Operation::Put { key, value },
@@ -140,13 +140,14 @@ async fn work(
     client
 }
 
-/// Two hosts with two clients each. Returns how many operations had no answer, and how many frames were dropped.
+/// Runs two hosts with two clients each. Returns the number of operations without an answer, and of dropped frames.
 fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
     let (unanswered, dropped, _) = run_counted(testbed, load, seed);
     (unanswered, dropped)
 }
 
-/// The same, and how many READs and CASes a middlebox steered, and how many CASes it turned into WRITEs.
+/// Runs the same. Also returns how many READs and CASes a middlebox steered, and how many CASes it turned into
+/// WRITEs.
 fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3]) {
     // With few nodes each is used again and again.
     let nodes = if seed.is_multiple_of(2) { 400 } else { 160 };
@@ -269,7 +270,8 @@ fn steered_strategies_are_linearizable_behind_a_middlebox_and_lose_no_node() {
     assert!(lost > 0 && reads > 100 && swaps > 100 && converted > 100, "{lost} frames lost, {steered:?} steered");
 }
 
-/// Slow links, and a queue of the switch that holds few frames: what two hosts send at once is dropped in part.
+/// Returns a testbed with slow links, and a queue of the switch that holds few frames. When two hosts send at once,
+/// the switch drops some of the frames.
 fn losing() -> Testbed {
     let replaced = [
         ("link.rate", "1 Gb/s"),

@@ -344,8 +344,8 @@ fn a_lock_is_broken_after_its_lease_and_its_holder_is_shut_out_first() {
     }
 }
 
-/// Several clients, each a thread, put the same key again and again. Returns what all of them counted, and how long it
-/// took.
+/// Runs several clients, each a thread, that put the same key repeatedly. Returns the sum of their counters, and the
+/// time.
 fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
     let mut store = Store::new(&t3(), 2, geometry(), 1);
     let total = Rc::new(Cell::new(ClientCounts::default()));

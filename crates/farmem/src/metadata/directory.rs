@@ -19,7 +19,7 @@ enum Use {
     /// The first node of a key's chain.
     Head(u32),
     Retired,
-    /// Has had every version.
+    /// The node has had every version.
     Spent,
 }
 
@@ -127,7 +127,7 @@ impl Directory {
         }
     }
 
-    /// Is there nothing to hand out but the reserve?
+    /// Returns whether only the reserve is left.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() <= self.reserve
     }
@@ -147,7 +147,7 @@ impl Directory {
         is_own
     }
 
-    /// The nodes that a client has.
+    /// Returns the nodes that a client has.
     pub(super) fn granted_to(&self, client: u32) -> Vec<Place> {
         let is_own = |(_, node): &(usize, &Node)| node.is == Use::Granted(client);
         self.nodes
@@ -185,7 +185,8 @@ impl Directory {
         Created::New(number)
     }
 
-    /// A client says that a node took the place of another. Returns a key to be removed: its only node is a tombstone.
+    /// Records a client's report that a node replaced another. Returns a key to be removed: its only node is a
+    /// tombstone.
     pub(super) fn report(&mut self, client: u32, report: Report) -> Result<Option<u32>, ()> {
         match self.is(report.new) {
             Some(Use::Granted(owner)) if owner == client => {}
@@ -203,7 +204,8 @@ impl Directory {
         }
     }
 
-    /// The first node of a chain has a successor: it is retired, and so are all after it of which that is known.
+    /// Advances the chain whose first node has a successor: the first node is retired, and so are all after it with a
+    /// known successor.
     pub(super) fn advance(&mut self, number: u32, next: Place, is_tombstone: bool) -> Option<u32> {
         let (mut next, mut is_tombstone) = (next, is_tombstone);
         loop {
@@ -225,12 +227,12 @@ impl Directory {
         self.retired.push_back((self.epoch, place.index()));
     }
 
-    /// Is a node with a client still, as far as is known?
+    /// Returns whether a client still has a node, as far as is known.
     pub(super) fn is_granted(&self, place: Place) -> bool {
         self.owner(place).is_some()
     }
 
-    /// The client that a node is with, as far as is known.
+    /// Returns the client that has a node, as far as is known.
     pub(super) fn owner(&self, place: Place) -> Option<u32> {
         match self.is(place) {
             Some(Use::Granted(client)) => Some(client),
@@ -245,7 +247,7 @@ impl Directory {
         Some(key.head)
     }
 
-    /// The chain of a key was closed behind `place`, or could not be.
+    /// Ends the removal of a key: its chain was closed behind `place`, or could not be.
     pub(super) fn end_closing(&mut self, number: u32, place: Place, is_closed: bool) {
         let Some(key) = self.keys.get_mut(number as usize).and_then(Option::as_mut) else { return };
         key.is_closing = false;

@@ -39,7 +39,7 @@ const PROBE: usize = 1;
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
     /// Options of the connections with clients. The store sets their longest message. In a store with two memory
-    /// nodes, their timeout and retry count also hold for the queue pairs to these nodes: they set the time until the
+    /// nodes, their timeout and retry count also hold for the queue pairs to these nodes. They set the time until the
     /// service notices that a node does not answer.
     pub rpc: Config,
     /// Time that an operation may run while its client keeps others from nodes. After it, the client is shut out.
@@ -54,7 +54,7 @@ impl Default for MetadataOptions {
     }
 }
 
-/// How many nodes are what. Nodes that are none of these are in a chain behind its first node.
+/// Number of nodes in each use. All other nodes are in a chain after its first node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounts {
     /// To be granted.
@@ -100,7 +100,7 @@ impl Session {
 pub struct MetadataEnd {
     pd: Pd,
     lane: LaneEnd,
-    /// Of a store with two memory nodes.
+    /// The second memory node, if the store has two.
     replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     options: MetadataOptions,
 }
@@ -123,7 +123,7 @@ impl MetadataEnd {
         ClientDescription { lane: self.lane.description(), calls: None }
     }
 
-    /// The same for the second memory node, if the store has two.
+    /// Returns the same for the second memory node, if the store has two.
     pub fn to_replica(&self) -> Option<ClientDescription> {
         self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
     }
@@ -242,7 +242,7 @@ impl Metadata {
         Ok(())
     }
 
-    /// A client may have been connected with a memory node that was given up meanwhile.
+    /// Notifies a client that may have been connected with a memory node that was given up meanwhile.
     fn say_who_is_alone(&mut self, client: u32) {
         if let (Some(node), Some(session)) = (self.watch.alone(), self.sessions.get_mut(&client)) {
             session.outbox.push_back(Reply::Alone { node: node as u8 });
@@ -301,7 +301,7 @@ impl Metadata {
         }
     }
 
-    /// Does what a client asks for. False if the client may not ask for it.
+    /// Serves a request of a client. Returns false if the client may not send it.
     fn serve(&mut self, client: u32, request: Request) -> bool {
         let mut directory = self.directory.borrow_mut();
         let Some(session) = self.sessions.get_mut(&client) else { return false };
@@ -376,7 +376,7 @@ impl Metadata {
         true
     }
 
-    /// Has a client shut out for another one, who hears when that is done.
+    /// Has a client shut out for another one, which gets an answer when that is done.
     fn shut_out(&mut self, client: u32, tag: u32, suspect: u32) {
         let is_there = self.sessions.contains_key(&suspect);
         if is_there && self.device.now_ns() < self.settled_ns {
@@ -456,12 +456,12 @@ impl Metadata {
         self.settled_ns = now.saturating_add(self.options.lease_ns);
     }
 
-    /// The memory node that serves alone since the other one of two was given up.
+    /// Returns the memory node that serves alone since the other one of two was given up.
     pub fn alone(&self) -> Option<usize> {
         self.watch.alone()
     }
 
-    /// A client is gone, or has to go.
+    /// Handles a client that is gone, or has to go.
     fn part(&mut self, client: u32) {
         if self.sessions.remove(&client).is_some() {
             self.watch.part(client);
@@ -607,14 +607,14 @@ impl Metadata {
         self.sessions.len()
     }
 
-    /// Is there nothing left to tidy up, clients that left and keys that were deleted, or no way to the memory node on
-    /// which that would be done?
+    /// Returns whether no clients that left and no deleted keys wait to be tidied up, or no memory node is reachable
+    /// for that.
     pub fn is_tidy(&self) -> bool {
         self.to_fence.is_empty() && self.watch.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }
 
-    /// Has its queue pair to the memory node failed? Clients are served nevertheless; what is to be done on the memory
-    /// node waits for [`reconnect`](Self::reconnect).
+    /// Returns whether the queue pair to the memory node has failed. Clients are served nevertheless; work on the
+    /// memory node waits for [`reconnect`](Self::reconnect).
     pub fn is_cut_off(&self) -> bool {
         self.lanes.current().failed().is_some()
     }
@@ -644,12 +644,12 @@ impl Metadata {
         Ok(())
     }
 
-    /// How many nodes are what.
+    /// Returns the number of nodes in each use.
     pub fn nodes(&self) -> NodeCounts {
         self.directory.borrow().counts()
     }
 
-    /// Each key and the first node of its chain, in no order.
+    /// Returns each key and the first node of its chain, in no order.
     pub fn keys(&self) -> Vec<(Vec<u8>, Place)> {
         self.directory.borrow().keys()
     }

@@ -34,7 +34,7 @@ impl Chores {
         self.closing.push_back(number);
     }
 
-    /// A memory node was given up.
+    /// Handles the loss of a memory node.
     pub(super) fn node_lost(&mut self) {
         self.closing.extend(std::mem::take(&mut self.postponed));
     }
@@ -92,7 +92,7 @@ impl Lanes {
         self.0.borrow_mut().current = Rc::new(lane);
     }
 
-    /// This node serves alone from now on.
+    /// Makes this node serve alone from now on.
     pub(super) fn alone(&self, node: usize) {
         let mut serving = self.0.borrow_mut();
         let Some(replica) = serving.replica.take() else { return };
@@ -105,7 +105,7 @@ impl Lanes {
         self.replica().is_some_and(|replica| replica.poll()) | happened
     }
 
-    /// Can nothing be done on the memory nodes just now?
+    /// Returns whether no work on the memory nodes is possible just now.
     fn are_broken(&self) -> bool {
         self.current().failed().is_some() || self.replica().is_some_and(|replica| replica.failed().is_some())
     }
@@ -263,7 +263,7 @@ impl Tidy {
         Ok(())
     }
 
-    /// Is a node with a client that was shut out?
+    /// Returns whether a node is with a client that was shut out.
     fn is_of_nobody(&self, place: Place) -> bool {
         let owner = self.directory.borrow().owner(place);
         owner.is_some_and(|client| self.chores.borrow().gone.contains(&client))

@@ -67,7 +67,7 @@ impl Watch {
         Self { lanes, slot, state, alone: None, probe: None, waiting: Vec::new(), over: Vec::new() }
     }
 
-    /// The node that serves alone since the other one was given up.
+    /// Returns the node that serves alone since the other one was given up.
     pub(super) fn alone(&self) -> Option<usize> {
         self.alone
     }
@@ -90,7 +90,7 @@ impl Watch {
         }
     }
 
-    /// A client is gone.
+    /// Removes a client that is gone.
     pub(super) fn part(&mut self, client: u32) {
         let of_probe = self.probe.as_mut().map(|(_, waiting)| waiting);
         for waiting in of_probe.into_iter().chain([&mut self.waiting, &mut self.over]) {
@@ -98,7 +98,7 @@ impl Watch {
         }
     }
 
-    /// A node is given up: it is to stop.
+    /// Gives up a node: it is to stop.
     pub(super) fn lose(&mut self, node: usize) {
         if self.state == State::Both && node < 2 {
             self.state = State::Stopping { node, is_asked: false };
@@ -108,7 +108,7 @@ impl Watch {
         }
     }
 
-    /// The node that is to stop, once.
+    /// Returns the node that is to stop, once.
     pub(super) fn next_stop(&mut self) -> Option<usize> {
         match &mut self.state {
             State::Stopping { node, is_asked } if !*is_asked => {

@@ -16,10 +16,11 @@ const MAX_DAMAGED: u32 = 16;
 /// times this value.
 const AGAIN_NS: u64 = 20_000;
 const MAX_DOUBLINGS: u32 = 8;
-/// How often in one operation the service may name a node that is none of the key: more than a second of asking.
+/// Maximum times in one operation that the service may name a node that is none of the key: more than a second of
+/// asking.
 const MAX_RESTARTS: u32 = 256;
 
-/// When to try again.
+/// The time of the next try.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
     AtOnce,
@@ -189,7 +190,7 @@ async fn find_tail(worker: &mut Worker, mut walk: Walk) -> Result<Tail, StoreErr
 }
 
 impl Chain {
-    /// Puts, inserts and deletes.
+    /// Runs puts, inserts and deletes.
     pub(super) async fn write(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
         let new = worker.take_node().await?;
         let result = self.write_node(worker, new, false).await;
@@ -272,7 +273,8 @@ struct LockedLink {
 }
 
 impl LockedLink {
-    /// A client is in the way. If it is for longer than a lease, it is shut out, and the service makes the link.
+    /// Handles a client that is in the way. After more than a lease, that client is shut out, and the service makes
+    /// the link.
     async fn meet(&mut self, worker: &Worker, next: Place) -> Result<(), StoreError> {
         let now_ns = worker.core.device.now_ns();
         match self.seen {

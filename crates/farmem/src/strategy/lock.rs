@@ -32,7 +32,8 @@ impl Rules for Locked {
     }
 }
 
-/// The key, if there is one. A key that does not exist has no lock; the metadata service decides who creates it.
+/// Returns the key, if there is one. A key that does not exist has no lock; the metadata service decides which client
+/// creates it.
 pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreError> {
     match worker.known() {
         Some(entry) => Ok(Some(entry)),
@@ -40,7 +41,7 @@ pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreErro
     }
 }
 
-/// A word for a lock that no client has used before.
+/// Returns a word for a lock that no client has used before.
 pub(super) fn new_word(core: &Core) -> u64 {
     core.locks.set(core.locks.get() + 1);
     (u64::from(core.number) + 1) << COUNT_BITS | core.locks.get() & (u64::MAX >> COUNT_BITS)

@@ -26,7 +26,7 @@ use queue_lock::QueueLocked;
 use server::Served;
 use steered::Steered;
 
-/// How clients deal with conflicts.
+/// Method of clients to deal with conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
@@ -87,22 +87,24 @@ impl Strategy {
         }
     }
 
-    /// Does it rely on a middlebox to find newest nodes? It is right without one, but has no advantage.
+    /// Returns whether the strategy relies on a middlebox to find newest nodes. It is right without one, but has no
+    /// advantage.
     pub fn is_steered(self) -> bool {
         matches!(self, Self::Steered | Self::SteeredWrite)
     }
 
-    /// Can a store of it have two memory nodes? Its clients write themselves, and every word is where they think.
+    /// Returns whether a store of this strategy can have two memory nodes. Its clients write themselves, and find
+    /// every word at its expected place.
     pub fn is_replicable(self) -> bool {
         self != Self::Server && !self.is_steered()
     }
 
-    /// Does the middlebox steer its READs?
+    /// Returns whether the middlebox steers its READs.
     pub fn steers_reads(self) -> bool {
         self == Self::Steered
     }
 
-    /// The strategy of this name.
+    /// Returns the strategy of this name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|strategy| strategy.name() == name)
     }
@@ -125,13 +127,13 @@ pub(crate) enum Means {
     Nothing,
     /// Letters to other clients.
     Mail(Rc<RefCell<Mail>>),
-    /// Is rung by other clients of the host.
+    /// A bell that other clients of the host ring.
     Bell(Arc<Bell>),
     /// Questions to the memory node's CPU.
     Calls(Rc<RefCell<Calls>>),
 }
 
-/// A worker that runs operations by a strategy, for ever.
+/// Returns the future of a worker that runs operations by a strategy, forever.
 pub(crate) fn start(strategy: Strategy, means: &Means, worker: Worker) -> Pin<Box<dyn Future<Output = ()>>> {
     match (strategy, means) {
         (_, Means::Mail(mail)) => Box::pin(serve(QueueLocked::new(mail), worker)),

@@ -34,7 +34,7 @@ pub struct Tally {
     /// Bytes of frames that its device sent and received meanwhile, those of other clients included; `None` where the
     /// device does not count.
     pub wire_bytes: Option<u64>,
-    /// When the first operation that counts may have begun, and when the last ended, on the device's clock.
+    /// The time at which the first counted operation may have begun, and the end of the last, on the device's clock.
     pub span_ns: (u64, u64),
 }
 
@@ -59,7 +59,7 @@ impl Tally {
         self.gets_ns.len() + self.puts_ns.len()
     }
 
-    /// How long they counted, in nanoseconds.
+    /// Returns the time in which operations counted, in nanoseconds.
     pub fn lasted_ns(&self) -> u64 {
         self.span_ns.1.saturating_sub(self.span_ns.0).max(1)
     }
@@ -68,13 +68,13 @@ impl Tally {
 /// Hears of each operation, by its number: to judge what came of all, or to ignore it. Operations that have begun and
 /// not ended may have taken effect, and may not.
 pub trait Witness {
-    /// An operation is about to begin; of a put, `written` is its value.
+    /// Records that an operation is about to begin; of a put, `written` is its value.
     fn begins(&mut self, now_ns: u64, operation: u64, rank: u64, written: Option<&[u8]>);
 
-    /// It has ended without an error; of a get that found something, `read` is its value.
+    /// Records that it has ended without an error; of a get that found a value, `read` is this value.
     fn ended(&mut self, now_ns: u64, operation: u64, outcome: Outcome, read: Option<&[u8]>);
 
-    /// It has ended and had no effect.
+    /// Records that it has ended and had no effect.
     fn gave_up(&mut self, operation: u64);
 }
 

@@ -50,12 +50,12 @@ impl Specification for Register {
     }
 }
 
-/// When an operation began and ended; one without an answer never ends ([`NEVER`]).
+/// The times of an operation; one without an answer never ends ([`NEVER`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// When it began, on any clock that all clients share.
+    /// Its begin, on any clock that all clients share.
     pub from: u64,
-    /// When it ended.
+    /// Its end.
     pub to: u64,
     /// The operation and its result.
     pub event: Event,

@@ -80,7 +80,7 @@ impl Load {
     }
 }
 
-/// Key number `rank` of a workload.
+/// Returns key number `rank` of a workload.
 pub fn key(rank: u64) -> [u8; 8] {
     rank.to_le_bytes()
 }

@@ -22,12 +22,12 @@ impl Side {
         ratio(self.attempts.attempts, self.attempts.operations)
     }
 
-    /// Per cent of attempts that found the newest node.
+    /// Returns the per cent of attempts that found the newest node.
     pub fn success_percent(&self) -> f64 {
         100.0 * ratio(self.attempts.successes, self.attempts.attempts)
     }
 
-    /// Per cent of operations whose first attempt found it.
+    /// Returns the per cent of operations whose first attempt found it.
     pub fn at_once_percent(&self) -> f64 {
         100.0 * ratio(self.attempts.at_once, self.attempts.operations)
     }
@@ -51,8 +51,8 @@ pub struct Report {
     /// Bytes of Ethernet frames per operation that the clients' hosts sent and received, without FCS, as counters show
     /// them. `None` where the device counts none.
     pub bytes_per_operation: Option<f64>,
-    /// The same if each operation's first try succeeds: for `server` two messages, else a READ of the node and one of
-    /// the shortcut, or a WRITE, a CAS and a WRITE of the shortcut.
+    /// The same if each operation's first try succeeds. For `server` these are two messages, else a READ of the node
+    /// and one of the shortcut, or a WRITE, a CAS and a WRITE of the shortcut.
     pub least_bytes_per_operation: f64,
     /// Jain's index of the clients' operations: 1 if all had as many, 1/n if one of n had all.
     pub fairness: f64,
@@ -90,7 +90,8 @@ pub struct HostTally {
     /// Bytes of frames that their device sent and received, on average over the clients' times. `None` if the device
     /// does not count them.
     pub wire_bytes: Option<f64>,
-    /// When the first of their operations that count may have begun, and when the last ended, on the device's clock.
+    /// The time at which the first of their counted operations may have begun, and the end of the last, on the
+    /// device's clock.
     pub span_ns: (u64, u64),
 }
 

@@ -20,7 +20,7 @@ use doorbell_sim::{Simulation, SwitchBox, Testbed, Topology, VirtualWaiter, test
 use doorbell_steer::{Config as SteerConfig, Limits, Steer};
 use doorbell_verbs::RKey;
 
-/// Which node of the simulation is which.
+/// Nodes of the simulation.
 pub const MEMORY: usize = 0;
 pub const METADATA: usize = 1;
 pub const FIRST_HOST: usize = 2;
@@ -29,7 +29,7 @@ pub fn t3() -> Testbed {
     testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone()
 }
 
-/// Hasty, so that a death is noticed within milliseconds.
+/// Returns options with short timeouts, so that a death is noticed within milliseconds.
 pub fn rpc() -> Config {
     Config::default().timeout_exponent(8).retry_count(3).keepalive(Duration::from_millis(2))
 }
@@ -43,7 +43,7 @@ pub struct Boxed {
     pub keys: usize,
 }
 
-/// How a memory node fails.
+/// The manner in which a memory node fails.
 #[derive(Clone, Copy, Debug)]
 pub enum How {
     /// Its queue pairs are gone, and it answers no client.
@@ -55,7 +55,7 @@ pub enum How {
     Told,
 }
 
-/// Which of two memory nodes fails, and when.
+/// The memory node, of two, that fails, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     pub node: usize,
@@ -165,7 +165,7 @@ impl Store<'_> {
         Self::made(boxed, 1, testbed, hosts, geometry, seed)
     }
 
-    /// With one memory node or two.
+    /// Returns a store with one memory node or two.
     pub fn replicated(replicas: usize, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
         Self::made(None, replicas, testbed, hosts, geometry, seed)
     }
@@ -219,7 +219,7 @@ impl Store<'_> {
         }
     }
 
-    /// A client on a host.
+    /// Returns a client on a host.
     pub fn client(&mut self, host: usize, options: ClientOptions) -> Client {
         self.numbers += 1;
         let number = self.numbers;
@@ -348,7 +348,7 @@ fn accept(
     }
 }
 
-/// As [`serve_once`], where the box shuts clients out.
+/// Serves as [`serve_once`] does, if the box shuts clients out.
 pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
     let mut happened = metadata.poll();
     while let Some(client) = metadata.next_fence() {
@@ -369,19 +369,19 @@ pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Ve
 pub struct Rest {
     pub nodes: NodeCounts,
     pub keys: Vec<(Vec<u8>, Place)>,
-    /// Which of two memory nodes serves alone.
+    /// The memory node, of two, that serves alone.
     pub alone: Option<usize>,
 }
 
 impl Rest {
-    /// The same of each memory node that serves.
+    /// Checks the same of each memory node that serves.
     pub fn check_all(&self, store: &Store<'_>) {
         let replica = store.replica.iter().filter(|_| self.alone != Some(0));
         let memories = Some(&store.memory).filter(|_| self.alone != Some(1)).into_iter().chain(replica);
         memories.for_each(|memory| self.check(&memory.borrow()));
     }
 
-    /// Every node is free or the only one of a key, and holds what it should.
+    /// Checks that every node is free or the only one of a key, and holds the expected bytes.
     pub fn check(&self, memory: &MemoryNode) {
         let nodes = u64::from(memory.geometry().nodes);
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
