@@ -51,14 +51,14 @@ impl HostCache {
     fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<KeyBytes, Entry>> {
         let mut hasher = FxHasher::default();
         hasher.write(key);
-        // The upper bits, since the map of the shard uses the lower ones.
+        // These are the upper bits, since the map of the shard uses the lower ones.
         let shard = (hasher.finish() >> 58) as usize % SHARDS;
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Learns where the nodes of a workload's keys are, as after looking each up.
     pub fn fill(&self, keys: u64, value_bytes: usize) {
-        // Some parts get more than others.
+        // Some parts get more keys than others.
         let share = usize::try_from(keys / SHARDS as u64).unwrap_or(0).min(self.shard_entries);
         for shard in &self.shards {
             shard.lock().unwrap_or_else(PoisonError::into_inner).reserve(share + share / 16);

@@ -285,7 +285,7 @@ impl ClientEnd {
             }
             _ => None,
         };
-        // One slot more, for what is written in the background.
+        // One more slot serves writes in the background.
         let settings = || settings(options.replicas, &options.rpc);
         let lane = || LaneEnd::new(pd, options.outstanding + 1, settings());
         let replica = (options.replicas > 1).then(lane).transpose()?.map(|end| (end, None));
@@ -473,7 +473,7 @@ impl Client {
         let before = self.awaited();
         let mut happened = self.core.nodes.poll();
         self.polls = self.polls.wrapping_add(1);
-        // Operations that go on need the service seldom, and a look at its messages costs them time.
+        // Operations in progress rarely need the service, and a look at its messages costs them time.
         let is_busy = happened || self.waits_for_memory_alone();
         if !is_busy || self.polls.is_multiple_of(POLLS_PER_REQUEST) {
             let mut requests = self.core.requests.borrow_mut();
@@ -606,7 +606,7 @@ impl Client {
         self.core.nodes.geometry
     }
 
-    /// Gives back what it holds and says goodbye to the metadata service. To be called when nothing runs any more; then
+    /// Gives back its nodes and says goodbye to the metadata service. To be called when nothing runs any more; then
     /// poll until [`is_closed`](Self::is_closed). A client that is dropped instead looks like one that died: what it
     /// holds is got back once the service notices.
     pub fn close(&mut self) {

@@ -29,7 +29,7 @@ impl Bell {
     }
 
     fn ring(&self) {
-        // Of two that ring at once the earlier number may be stored last: it is another one than before all the same.
+        // If two ring at once, the earlier number may be stored last. It still differs from the number before.
         self.word.store_release_u64(0, self.rings.fetch_add(1, Ordering::Relaxed) + 1);
     }
 

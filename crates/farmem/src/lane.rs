@@ -274,7 +274,7 @@ impl Lane {
     pub(crate) fn poll(&self) -> bool {
         let mut list = [Completion::default(); POLL_LIST];
         let Ok(count) = self.qp.cq.poll(&mut list) else {
-            // Each slot has one completion at most, and each failed request one: the queue holds them all.
+            // Each slot has at most one completion, and each failed request one: the queue holds them all.
             self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::LocalQpOperation))));
             return true;
         };

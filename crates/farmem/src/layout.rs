@@ -145,7 +145,7 @@ const ALIGNMENT: usize = 64;
 /// Bytes per key beside the nodes: the shortcut and the lock.
 const KEY_BYTES: u64 = 16;
 
-/// Returns the room of a key in a node.
+/// Returns the bytes that a key takes in a node.
 fn padded(key: usize) -> usize {
     key.next_multiple_of(8)
 }
@@ -352,7 +352,7 @@ mod tests {
             assert_eq!(Word::from_bits(word.bits()), word);
         }
         assert_eq!((place.index(), place.version()), (MAX_NODES - 1, MAX_VERSION));
-        // Version 0 is none.
+        // Version 0 is invalid.
         for bits in [1 << 62, 2 << 62, 3 << 62, 1 << 62 | 1 << VERSION_BITS, 1 << VERSION_BITS] {
             assert_eq!(Word::from_bits(bits), Word::Unused, "{bits:#x}");
         }

@@ -47,7 +47,7 @@ pub(crate) struct Address {
 enum Says {
     /// To the one ahead: I wait behind you.
     Behind,
-    /// To the one behind: I do not have it yet, or not any more need to be asked; I live.
+    /// To the one behind: the sender lives, and it does not have the lock yet, or it released the lock already.
     Patience,
     /// To the one behind: it is yours.
     Yours,
@@ -272,7 +272,7 @@ impl Mail {
                     self.held[at].successor = Some((from, behind));
                     self.send(from, &reply(Says::Patience, None));
                 }
-                // This client has let go of that lock, and forgot to whom: the letter was lost.
+                // This client has released that lock and forgot its successor: the letter was lost.
                 None => self.send(from, &reply(Says::Yours, None)),
             },
             Says::Patience | Says::Yours => {

@@ -79,7 +79,7 @@ impl Requests {
     }
 
     fn ask_for_nodes(&mut self) {
-        self.flush_reports(); // nodes that were replaced are the next to be granted
+        self.flush_reports(); // replaced nodes are the next to be granted
         self.grants += 1;
         self.outbox.push_back(Request::Grant);
     }
@@ -115,7 +115,7 @@ impl Requests {
         match self.over {
             Some(error) => Err(error),
             None => {
-                self.flush_reports(); // the service is to know no less than this client
+                self.flush_reports(); // the service must know all that this client knows
                 self.outbox.push_back(request);
                 self.flush();
                 Ok(())

@@ -292,7 +292,7 @@ impl Reply {
             }
             10 => {
                 let (tag, bits) = (reader.u32()?, reader.u64()?);
-                // No place has the version 0.
+                // Version 0 is no valid place.
                 let place = if bits == 0 { None } else { Some(Place::from_bits(bits)?) };
                 Self::Reserved { tag, place }
             }

@@ -152,7 +152,7 @@ struct Shelf<'a> {
 impl Shelf<'_> {
     fn execute(&mut self, call: &Call<'_>, answer: &mut Vec<u8>) {
         if self.geometry.check_sizes(call.key, call.value).is_err() {
-            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client of ours asks for that
+            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client of this crate sends that
         }
         let known = self.table.get_mut(call.key);
         let result = match (call.kind, known) {

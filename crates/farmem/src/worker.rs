@@ -70,7 +70,7 @@ impl Worker {
         self.own().value.borrow()
     }
 
-    /// Takes what another client has said, and the value that goes with it.
+    /// Takes the message of another client, and the value that goes with it.
     pub(crate) fn hear(&self, seat: &Seat) -> Option<Said> {
         seat.hear(&mut self.own().value.borrow_mut())
     }
@@ -327,8 +327,8 @@ impl Worker {
         self.scratch.resize(length, 0);
         lane.copy_out(slot, lane.incoming(), &mut self.scratch);
         let header = Header::parse(&self.scratch);
-        // A node that lies elsewhere can come only from a box, which knows that it is in a chain. One in the place that
-        // was asked for must be in the same use: a later one may be written and not linked yet.
+        // A node with another place can come only from a box, which knows that the node is in a chain. A node with
+        // the requested place must be in the same use: a later use may be written and not linked yet.
         if let Some(place) = header.place
             && is_steered
             && place.index() != entry.place.index()

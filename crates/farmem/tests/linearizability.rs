@@ -122,7 +122,8 @@ async fn work(
             };
             spans.borrow_mut().entry(index).or_default().push(Span { from, to, event });
         }
-        // Without the metadata service a client could go on with what it knows. Here that means that it was shut out.
+        // Without the metadata service a client could continue with its known nodes. Here the error means that it was
+        // shut out.
         if client.is_over() || has_failed {
             break;
         }

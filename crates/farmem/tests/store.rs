@@ -106,7 +106,7 @@ fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
             let before = client.counts().verbs;
             get(&mut client, &waiter, KEY).await.expect("read");
             let after = client.counts().verbs;
-            // The node as long as it is, and the shortcut beside it.
+            // The node in its full length, and the shortcut beside it.
             let read = (after.reads - before.reads, after.read_bytes - before.read_bytes);
             assert_eq!(read, (2, 32 + 8 + 50 + 8));
             assert_eq!((after.writes, after.compare_swaps), (before.writes, before.compare_swaps));
@@ -154,11 +154,11 @@ fn a_full_store_says_so_and_goes_on_with_what_it_has() {
         }
         let (own, waiter) = (&mut client, &waiter);
         assert_eq!(put(own, waiter, &[3], b"more").await, Err(StoreError::Full));
-        // A delete that finds no key needs none of them for long.
+        // A delete that finds no key gives its node back soon.
         for _ in 0..5 {
             assert_eq!(delete(own, waiter, &[200]).await, Ok(Outcome::Absent));
         }
-        // Each of them makes room.
+        // Each of them frees room.
         for key in 0..made {
             assert_eq!(delete(own, waiter, &[key]).await, Ok(Outcome::Done), "key {key}");
             assert_eq!(get(own, waiter, &[key]).await, Ok(None));
@@ -209,7 +209,7 @@ fn without_the_metadata_service_known_keys_go_on_until_nodes_run_out() {
     let ended = store.simulation.spawn(common::FIRST_HOST, "client", async move {
         insert(&mut client, &waiter, KEY, b"1").await.expect("inserted");
         is_served.set(false);
-        // Longer than the connection's retries.
+        // This is longer than the connection's retries.
         let later = waiter.now().as_ns() + 100_000_000;
         while waiter.now().as_ns() < later {
             client.poll();
@@ -277,7 +277,7 @@ fn a_corrupted_node_is_an_error_and_never_a_value() {
         region.copy_in(at + 10, &[0xa4]);
         let refused = get(&mut client, &waiter, KEY).await.unwrap_err();
         assert!(matches!(refused, StoreError::Corrupted { .. }), "{refused}");
-        // Another value makes the key whole again.
+        // Another value makes the key intact again.
         assert_eq!(put(&mut client, &waiter, KEY, b"2").await, Ok(Outcome::Done));
         assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some(b"2".to_vec())));
         close(client, &waiter, &working).await;
@@ -388,7 +388,7 @@ fn a_lock_that_is_handed_over_spares_the_memory_node_the_waiting() {
     assert_eq!((spun.suspects, queued.suspects), (0, 0));
     let writes = queued.writes.operations;
     assert_eq!(writes, 8 * 50 + 1);
-    // To come behind the last one may take a few CASes, if others come too; to wait takes none.
+    // To queue behind the last client may take a few CASes, if others come too; to wait takes none.
     assert!(queued.lock_attempts < 4 * writes, "{queued:?}");
     assert!(queued.lock_attempts < spun.lock_attempts, "{queued:?}, {spun:?}");
     assert!(queued.handovers > writes / 2 && queued.messages > writes / 2, "{queued:?}");

@@ -59,7 +59,7 @@ impl Default for MetadataOptions {
 pub struct NodeCounts {
     /// To be granted.
     pub free: u64,
-    /// With a client, which has perhaps linked them already and not said so.
+    /// With a client, which may have linked them already without reporting it.
     pub granted: u64,
     /// First nodes of chains.
     pub heads: u64,
@@ -264,7 +264,7 @@ impl Metadata {
         happened | std::mem::take(&mut self.has_parted)
     }
 
-    /// Takes what a client said.
+    /// Takes the messages of a client.
     fn listen(&mut self, client: u32) -> bool {
         let mut happened = false;
         loop {
@@ -289,7 +289,7 @@ impl Metadata {
                         None => false,
                     };
                     if !is_valid {
-                        self.part(client); // it has lost its way, and others share its memory
+                        self.part(client); // it breaks the protocol, and others share its memory
                     }
                 }
                 Ok(None) => return happened,
@@ -345,7 +345,7 @@ impl Metadata {
                 drop(directory);
                 let concern = Concern::Suspect(suspect);
                 match self.lanes.replica() {
-                    // Perhaps it is a memory node that keeps it waiting.
+                    // A memory node may keep the suspect waiting.
                     Some(_) => self.watch.hear(Waiting { client, tag, concern }),
                     None => self.shut_out(client, tag, suspect),
                 }
@@ -380,7 +380,7 @@ impl Metadata {
     fn shut_out(&mut self, client: u32, tag: u32, suspect: u32) {
         let is_there = self.sessions.contains_key(&suspect);
         if is_there && self.device.now_ns() < self.settled_ns {
-            // Perhaps it was the memory node that was given up just now which kept the suspect waiting.
+            // The memory node that was given up just now may have kept the suspect waiting.
             self.answer(client, Reply::Again { tag });
         } else if is_there || self.to_fence.contains(&suspect) || self.chores.borrow().is_leaving(suspect) {
             self.suspects.push((client, tag, suspect));
@@ -451,7 +451,7 @@ impl Metadata {
         for client in clients {
             self.say_who_is_alone(client);
         }
-        // Operations waited for this: their time begins anew.
+        // Operations waited for this, so their time begins again.
         self.sessions.values_mut().for_each(|session| session.told_ns = now);
         self.settled_ns = now.saturating_add(self.options.lease_ns);
     }
@@ -558,7 +558,7 @@ impl Metadata {
             drop(directory);
             for client in late {
                 match self.lanes.replica() {
-                    // Perhaps it is a memory node that keeps it waiting.
+                    // A memory node may keep the client waiting.
                     Some(_) => self.watch.hear_once(Waiting { client, tag: 0, concern: Concern::Late }),
                     None => self.part(client),
                 }
@@ -607,8 +607,8 @@ impl Metadata {
         self.sessions.len()
     }
 
-    /// Returns whether no clients that left and no deleted keys wait to be tidied up, or no memory node is reachable
-    /// for that.
+    /// Returns whether no client waits to be shut out and no memory node is being checked. Also requires that no
+    /// clients that left and no deleted keys wait to be tidied up, unless the memory node is unreachable.
     pub fn is_tidy(&self) -> bool {
         self.to_fence.is_empty() && self.watch.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }

@@ -170,7 +170,7 @@ impl Tidy {
 
     async fn on(&self, lane: &Rc<Lane>, list: &[Verb]) -> Result<(), StoreError> {
         let number = lane.post(self.slot, list, Awaited::All)?;
-        // Another lane comes only when this one has failed, or is about to: then nothing comes of this any more.
+        // Another lane comes only when this one has failed, or is about to: then the result of this call is unused.
         poll_fn(|_| match self.lanes.serves(lane) {
             true => lane.is_done(self.slot, number),
             false => Poll::Ready(Err(StoreError::Memory(Status::WorkRequestFlushed))),
@@ -191,7 +191,7 @@ impl Tidy {
     async fn close(&self, number: u32) -> Result<(), StoreError> {
         let Some(place) = self.directory.borrow_mut().begin_closing(number) else { return Ok(()) };
         let (tail, closed) = (Word::Tail(place), Word::Closed(place));
-        // Until it is known to be a tombstone still, and the tail: the key may have been inserted again meanwhile.
+        // The node must still be a tombstone and the tail: the key may have been inserted again meanwhile.
         let mut is_closed = self.header(place).await?.is_some_and(|header| header.is_tombstone);
         // The first node comes first: if that succeeds, no client can link at the second one.
         for lane in [Some(self.lanes.current()), self.lanes.replica()].into_iter().flatten() {

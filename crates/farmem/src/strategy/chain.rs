@@ -143,7 +143,7 @@ async fn restart(worker: &Worker, walk: &Walk, times: &mut u32) -> Result<Option
         worker.sleep(AGAIN_NS << (*times).min(MAX_DOUBLINGS)).await?;
     }
     *times += 1;
-    // Perhaps it was the shortcut that led astray.
+    // The shortcut may have pointed to a wrong node.
     Ok(begin(worker, Some(place)).await?.map(|again| Walk { taken: walk.taken, ..again }))
 }
 
@@ -250,7 +250,8 @@ impl Chain {
                 tail = Tail::Here(old);
                 continue;
             }
-            // The word says what follows, if the place is still what it was: the walk sees that by the next node's key.
+            // The word names the next node, if the place is still in the same use: the walk checks that by the next
+            // node's key.
             let walk = match found {
                 Word::Link(next) if worker.core.nodes.geometry.has(next) => {
                     Some(Walk { entry: Entry { place: next, ..old }, taken: None, is_seen: false })

@@ -43,7 +43,7 @@ impl Rules for QueueLocked {
         }
         let chain = Chain { is_chained: false, pace: Pace::AtOnce };
         let Some(entry) = lockable(worker).await? else { return chain.write(worker).await };
-        // The node is there before the lock is asked for, so a CAS is all that a holder has to do.
+        // The node is written before the lock is requested, so a holder has only to post a CAS.
         let new = worker.take_node().await?;
         worker.write(new, None).await?;
         let queued = Queued { mail: &self.mail, word: new_word(&worker.core) };
@@ -57,7 +57,7 @@ impl Rules for QueueLocked {
         };
         if !is_handed_over && result.is_ok() {
             self.to_release.set(Some((entry.number, queued.word)));
-            std::mem::forget(queued); // it is there until `after` is done with it
+            std::mem::forget(queued); // it stays until `after` is done with it
         }
         keep_unused(worker, new, result)
     }
@@ -105,13 +105,13 @@ async fn acquire(worker: &Worker, number: u32, own: u64, mail: &RefCell<Mail>) -
         }
         ahead = found;
     }
-    // A word that is none of a client's is not waited for.
+    // If no client made the word, there is no client to wait for.
     let (Some(client), false) = (owner(ahead), ahead == 0) else {
         mail.borrow_mut().own(own);
         return Ok(());
     };
     let Some(address) = address(worker, client, mail).await? else {
-        mail.borrow_mut().own(own); // it is gone
+        mail.borrow_mut().own(own); // the client ahead is gone
         return Ok(());
     };
     worker.count(|counts| counts.handovers += 1);

@@ -123,10 +123,11 @@ pub async fn drive<W: Waiter>(
     let mut before = (client.counts(), wire_bytes(device));
     let mut is_counting = load.warm_up_ns == 0;
     let mut running: BTreeMap<Ticket, Running> = BTreeMap::new();
-    // When the next operation of each place may begin, in a closed loop. A random start keeps clients out of step.
+    // Times at which the next operation of each place may begin, in a closed loop. A random start keeps clients out
+    // of step.
     let mut ready_ns: Vec<u64> =
         (0..load.outstanding).map(|_| start_ns + random.below(load.client_ns.max(1))).collect();
-    // And in an open loop.
+    // The same in an open loop.
     let mut arrives_ns = start_ns as f64 + interval_ns.map_or(0.0, |interval_ns| random.exponential(interval_ns));
     let mut operations = 0_u64;
     let mut bytes = Vec::with_capacity(load.value_bytes);

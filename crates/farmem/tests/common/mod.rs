@@ -321,7 +321,7 @@ impl Store<'_> {
                     return Rest { nodes, keys: metadata.keys(), alone: metadata.alone() };
                 }
                 if !happened {
-                    // Nothing wakes it when the last client has ended.
+                    // No event wakes it when the last client has ended.
                     let is_soon =
                         !fencing.is_empty() || carrier.stops_ns.is_some() || (fails && metadata.alone().is_none());
                     let soon = waiter.now().as_ns() + if is_soon { 5_000 } else { 1_000_000 };
