@@ -47,7 +47,7 @@ pub(crate) struct Address {
 enum Says {
     /// To the one ahead: I wait behind you.
     Behind,
-    /// To the one behind: the sender lives, and it does not have the lock yet, or it released the lock already.
+    /// To the one behind: the sender lives, and has recorded that the receiver waits.
     Patience,
     /// To the one behind: it is yours.
     Yours,

@@ -74,7 +74,7 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
                 None => true,
             };
             match is_out {
-                true => expected = holder, // of a client that was shut out
+                true => expected = holder, // the holder writes nothing any more
                 false => since_ns = core.device.now_ns(),
             }
         }
