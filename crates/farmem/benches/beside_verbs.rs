@@ -1,9 +1,14 @@
-//! What a get and a put of the store take on the software RNIC, beside the verbs that they are made of: a bare READ of as
-//! many bytes, the same with a READ of 8 bytes behind it, as a get has one for the key's shortcut, and a bare WRITE of a node
-//! that is waited for and a bare CAS behind it. All in turns, in one process and against one memory node, whose device's own
-//! thread answers. It prints one JSON object.
+//! Time of a get and a put of the store on the software RNIC, compared with their verbs.
 //!
-//! Arguments: rounds, operations per round and kind, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000 1024`).
+//! The verbs of a get are a bare READ of the same number of bytes, and the same with a READ of 8 bytes after it, for
+//! the key's shortcut. Those of a put are a bare WRITE of a node, whose end the client awaits, and a bare CAS after
+//! it.
+//!
+//! All run in turns, in one process and against one memory node, whose device's own thread answers. The program
+//! prints one JSON object.
+//!
+//! Arguments: rounds, operations per round and kind, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000
+//! 1024`).
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -23,9 +28,9 @@ use doorbell_verbs::{
 
 /// Keys of the store.
 const KEYS: u64 = 64;
-/// Operations of a kind before it is the next one's turn. A put takes a node, and a client has more than so many.
+/// Operations of a kind in one turn. A put takes a node, and a client has more than this number.
 const TURN: usize = 8;
-/// How long it is quiet before each operation.
+/// Pause before each operation.
 const PAUSE_NS: u64 = 30_000;
 /// Bytes of a node beside its value: header and key.
 const NODE_BYTES: usize = 32 + 8;
@@ -60,7 +65,7 @@ impl Bare {
         Self { qp, cq, memory, remote }
     }
 
-    /// Posts operations of so many bytes each in one list, and waits for the first.
+    /// Posts operations, each with its number of bytes, in one list, and waits for the first.
     fn perform<const N: usize>(&self, operations: [(SendOperation, usize); N]) {
         let sges = operations.map(|(_, bytes)| [self.memory.sge(0, bytes)]);
         let requests: [SendRequest<'_>; N] = std::array::from_fn(|index| SendRequest {
@@ -74,7 +79,8 @@ impl Bare {
         while self.completions() == 0 {}
     }
 
-    /// Takes the completions that are there. While it is quiet, that is at most the one that nobody waited for.
+    /// Takes the available completions and returns their number. In a pause, that is at most the one without a
+    /// waiting operation.
     fn completions(&self) -> usize {
         let mut list = [Completion::default(); 16];
         let count = self.cq.poll(&mut list).expect("no overrun");
@@ -86,7 +92,7 @@ impl Bare {
         self.perform([(SendOperation::Read { remote_address, rkey: self.remote.region.rkey }, bytes)]);
     }
 
-    /// Two READs, the second one of 8 bytes, as a get has them.
+    /// Posts two READs, the second one of 8 bytes, as a get does.
     fn read_both(&self, remote_address: u64, bytes: usize) {
         let read = SendOperation::Read { remote_address, rkey: self.remote.region.rkey };
         self.perform([(read, bytes), (read, 8)]);
@@ -114,8 +120,8 @@ fn run(client: &mut Client, operation: Operation<'_>, value: &mut Vec<u8>) {
     }
 }
 
-/// Nanoseconds of each of so many calls. Before each of them there is a pause in which `rest` is called again and again:
-/// a put leaves a WRITE of the key's shortcut behind, for which nobody waits, and which the next operation is not to meet.
+/// Returns the nanoseconds of each of `count` calls. Before each of them there is a pause in which `rest` is called
+/// repeatedly. A put leaves a WRITE of the key's shortcut in progress, which must not overlap the next operation.
 fn timed(device: &Device, count: usize, mut rest: impl FnMut(), mut body: impl FnMut(usize)) -> Vec<u64> {
     let time = |index| {
         let paused_ns = device.now_ns();
@@ -134,7 +140,8 @@ fn quantile(samples: &mut [u64], of: f64) -> u64 {
     samples[((samples.len() - 1) as f64 * of) as usize]
 }
 
-/// Serves the client's questions until it has nodes for a turn. Not timed: elsewhere the service has a processor of its own.
+/// Serves the client's questions until it has nodes for a turn. Not timed: elsewhere the service has a processor of
+/// its own.
 fn settle(client: &mut Client, metadata: &mut Metadata) {
     for _ in 0..50 {
         client.poll();
@@ -154,8 +161,8 @@ fn main() {
     let load = Load { keys: KEYS, value_bytes, ..Load::default() };
     let geometry = load.geometry(1);
     let [of_memory, of_metadata, of_client] = [device(), device(), device()];
-    // The bare verbs work on nodes that the store does not know, as many as its own and in turn, since memory that was just
-    // used is faster.
+    // The bare verbs work on nodes unknown to the store, equal in number to its own and in turn, since memory that
+    // was just used is faster.
     let with_spare = Geometry { nodes: 2 * geometry.nodes, ..geometry };
     let mut node = MemoryNode::new(&of_memory.create_pd().expect("a domain"), with_spare).expect("a node");
     node.fill(Strategy::Optimistic, KEYS, value_bytes).expect("filled");

@@ -1,4 +1,4 @@
-//! What the clients of one host know of where the newest nodes are.
+//! The clients' common knowledge on one host: the places of the newest nodes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::desk::Desk;
 use crate::layout::{self, KeyBytes, Place};
 use crate::workload;
 
-/// Where a key's newest node was when somebody saw it last.
+/// The place of a key's newest node when a client of this host last saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The node.
@@ -36,14 +36,14 @@ pub struct HostCache {
 }
 
 impl HostCache {
-    /// A cache of so many keys, rounded up to a multiple of 64. Each key belongs to one of 64 parts of equal size, so to keep
-    /// a set of keys for certain takes a cache of a few times as many.
+    /// Returns a cache of `keys` keys, rounded up to a multiple of 64. Each key belongs to one of 64 parts of equal
+    /// size. To keep a given set of keys for certain, a cache needs a few times as many entries.
     pub fn new(keys: usize) -> Self {
         let shard_entries = keys.div_ceil(SHARDS).max(1);
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries, desk: Desk::default() }
     }
 
-    /// Where operations of this host's clients on one key meet.
+    /// Returns the desk at which operations of this host's clients on one key meet.
     pub(crate) fn desk(&self) -> &Desk {
         &self.desk
     }
@@ -51,14 +51,14 @@ impl HostCache {
     fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<KeyBytes, Entry>> {
         let mut hasher = FxHasher::default();
         hasher.write(key);
-        // The upper bits, since the map of the shard uses the lower ones.
+        // These are the upper bits, since the map of the shard uses the lower ones.
         let shard = (hasher.finish() >> 58) as usize % SHARDS;
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Learns where the nodes of a workload's keys are, as after looking each up.
     pub fn fill(&self, keys: u64, value_bytes: usize) {
-        // Some parts get more than others.
+        // Some parts get more keys than others.
         let share = usize::try_from(keys / SHARDS as u64).unwrap_or(0).min(self.shard_entries);
         for shard in &self.shards {
             shard.lock().unwrap_or_else(PoisonError::into_inner).reserve(share + share / 16);
@@ -88,7 +88,7 @@ impl HostCache {
         shard.insert(key.into(), entry);
     }
 
-    /// Forgets what turned out to be wrong, unless somebody has learnt better meanwhile.
+    /// Forgets an entry that turned out to be wrong, unless another client has stored a newer place meanwhile.
     pub(crate) fn forget(&self, key: &[u8], place: Place) {
         let mut shard = self.shard(key);
         if shard.get(key).is_some_and(|entry| entry.place == place) {

@@ -12,7 +12,7 @@ use crate::layout::Geometry;
 /// Bytes of a request before key and value, and of an answer before the value.
 pub(crate) const HEAD_BYTES: usize = 8;
 
-/// What a connection for calls is made with: room for the longest operation, and for all that run at a time.
+/// Returns the options of a connection for calls: room for the longest operation, and for all that run at a time.
 pub(crate) fn config(config: &Config, geometry: &Geometry) -> Config {
     config.clone().max_message(HEAD_BYTES + geometry.max_key + geometry.max_value)
 }
@@ -38,7 +38,7 @@ impl<'a> Call<'a> {
         out.extend(self.value);
     }
 
-    /// `None` where the bytes are no request.
+    /// Parses a request. Returns `None` if the bytes are no request.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>()?;
         let [kind, zero, tag0, tag1, length @ ..] = *head;
@@ -66,7 +66,7 @@ const ANSWERS: [Answer; 5] = [
 ];
 
 impl Answer {
-    /// The head of an answer, behind which the value of a get comes.
+    /// Writes the head of an answer, which the value of a get follows.
     pub(crate) fn encode(self, tag: u16, out: &mut Vec<u8>) {
         out.clear();
         let number = ANSWERS.iter().position(|&answer| answer == self).unwrap_or_default();
@@ -93,13 +93,13 @@ impl Answer {
 /// The connection on which a client asks the memory node's CPU.
 pub(crate) struct Calls {
     connection: send_receive::Connection,
-    /// What came for which slot.
+    /// Answers by slot.
     answers: FxHashMap<u16, Result<Outcome, StoreError>>,
     values: Vec<Vec<u8>>,
     over: Option<StoreError>,
-    /// Those who wait for an answer have not heard yet that none will come.
+    /// The connection has failed, and the operations that wait for an answer have not been notified yet.
     is_news: bool,
-    /// Somebody could not ask, since the connection had no room, and is to try again: no answer will wake it.
+    /// An operation found no room on the connection and must try again, since no answer will wake it.
     was_full: bool,
     scratch: Vec<u8>,
     verbs_left: Cell<Option<u64>>,
@@ -132,7 +132,7 @@ impl Calls {
         }
     }
 
-    /// Requests, and bytes of them and of answers.
+    /// Returns the number of requests, and the bytes of requests and answers.
     pub(crate) fn exchanged(&self) -> (u64, u64) {
         self.exchanged
     }
@@ -146,7 +146,7 @@ impl Calls {
         *self.over.get_or_insert(error)
     }
 
-    /// Asks. False if there is no room on the connection just now.
+    /// Sends a request. Returns false if there is no room on the connection just now.
     pub(crate) fn ask(&mut self, slot: usize, kind: Kind, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         if let Some(error) = self.over {
             return Err(error);
@@ -170,7 +170,7 @@ impl Calls {
         }
     }
 
-    /// The answer for a slot; what was read comes to `value`.
+    /// Takes the answer for a slot; the value of a get is stored in `value`.
     pub(crate) fn take(&mut self, slot: usize, kind: Kind, value: &mut Vec<u8>) -> Option<Result<Outcome, StoreError>> {
         let answer = self.answers.remove(&(slot as u16));
         match (answer, self.over) {
@@ -220,7 +220,7 @@ impl Calls {
         }
     }
 
-    /// Is there something that the next [`poll`](Self::poll) tells those who wait?
+    /// Returns whether the next [`poll`](Self::poll) has news for waiting operations.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
@@ -247,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// No answer wakes an operation whose question found no room: it has to be told to try again.
+    /// An operation whose question found no room must be woken, since no answer wakes it.
     #[test]
     fn an_operation_that_could_not_ask_is_told_to_try_again() {
         let geometry = Geometry::default();

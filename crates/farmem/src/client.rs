@@ -30,36 +30,36 @@ use crate::worker::Worker;
 /// The most operations that a client runs at a time.
 pub const MAX_OUTSTANDING: usize = 64;
 
-/// While operations wait for nothing but the memory node, the metadata service is listened to in one poll of so many.
+/// Polls per look at the metadata service's messages while all operations wait for the memory node.
 const POLLS_PER_REQUEST: u32 = 8;
 
-/// Shortcuts that wait to be written in the background at most: more operations end than one WRITE after the other keeps up
-/// with where a client runs many at a time.
+/// Maximum of shortcuts that wait to be written in the background. A client that runs many operations at a time
+/// completes more of them than one WRITE after the other keeps up with.
 const LATE_MAX: usize = 1024;
 
-/// What a client is made with.
+/// Options of a client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// How conflicts are dealt with.
+    /// The method of dealing with conflicts.
     pub strategy: Strategy,
     /// Operations that run at a time: 1 to 64.
     pub outstanding: usize,
     /// Memory nodes that hold the same: 1 or 2.
     pub replicas: usize,
-    /// The connection with the metadata service. Its longest message is set by the store. In a store with two
-    /// memory nodes its timeout and retry count hold for the queue pairs to these nodes too: they say how soon the client notices
-    /// that a node does not answer.
+    /// Options of the connection with the metadata service. The store sets its longest message. In a store with two
+    /// memory nodes, its timeout and retry count also hold for the queue pairs to these nodes. They set the time
+    /// until the client notices that a node does not answer.
     pub rpc: Config,
     /// Seeds the jitter of waiting times.
     pub seed: u64,
-    /// Strategies `lock` and `queue-lock`: a lock that has not moved for so long is broken, and its holder shut out.
-    /// Strategy `combine`: an operation waits for so long for another one of its host.
+    /// Strategies `lock` and `queue-lock`: a lock that has not moved for this time is broken, and its holder shut
+    /// out. Strategy `combine`: an operation waits this long for another one of its host.
     pub lease_ns: u64,
-    /// A key's shortcut is written so long after the node was linked that it names, by one WRITE after the other, as by a
-    /// thread in the background. 0: at once.
+    /// Time from linking a node until the key's shortcut is written. One WRITE follows the other, as from a thread in
+    /// the background. 0: at once.
     pub shortcut_delay_ns: u64,
-    /// The client stops for good after so many verbs, within an operation too, as if its process was killed there. For
-    /// tests of what the others see.
+    /// Verbs after which the client stops for good, also within an operation, as if its process was killed there. For
+    /// tests of the effects on other clients.
     pub verbs_until_death: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// What a connection with the metadata service is made with: both ends need room for its longest message.
+/// Returns the options of a connection with the metadata service: both ends need room for its longest message.
 pub(crate) fn rpc_config(config: &Config) -> Config {
     config.clone().max_message(rpc::MAX_MESSAGE)
 }
@@ -131,7 +131,7 @@ pub(crate) enum Kind {
     Delete,
 }
 
-/// How an operation ended that did not fail.
+/// Result of an operation that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A get found the value; a put, insert or delete took effect.
@@ -145,7 +145,7 @@ pub enum Outcome {
 /// Names an operation of a client. They rise by one.
 pub type Ticket = u64;
 
-/// What a slot is doing.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Idle,
@@ -182,7 +182,8 @@ pub(crate) struct Late {
 }
 
 impl Late {
-    /// Of more than can be kept the oldest are left out: shortcuts are hints, and a newer one of the key is likely to come.
+    /// Appends a shortcut. At the maximum, the oldest one is left out: shortcuts are hints, and a newer one of the
+    /// key is likely to come.
     pub(crate) fn push(&self, now_ns: u64, number: u32, place: Place) {
         let mut queue = self.queue.borrow_mut();
         if queue.len() == LATE_MAX {
@@ -196,7 +197,7 @@ impl Late {
     }
 }
 
-/// What the workers of a client share.
+/// State that the workers of a client share.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) device: Device,
@@ -240,7 +241,7 @@ impl Core {
         }
     }
 
-    /// A memory node was given up, and the other one serves alone.
+    /// Gives up a memory node; `node`, the other one, serves alone.
     fn alone(&self, node: usize) {
         self.nodes.alone(node);
         self.late.posted.set(0); // nothing was posted there
@@ -252,7 +253,7 @@ impl Core {
 pub struct ClientEnd {
     device: Device,
     lane: LaneEnd,
-    /// Of a store with two memory nodes.
+    /// The second memory node, if the store has two.
     replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     rpc: send_receive::Endpoint,
     calls: Option<send_receive::Endpoint>,
@@ -284,32 +285,32 @@ impl ClientEnd {
             }
             _ => None,
         };
-        // One slot more, for what is written in the background.
+        // One more slot serves writes in the background.
         let settings = || settings(options.replicas, &options.rpc);
         let lane = || LaneEnd::new(pd, options.outstanding + 1, settings());
         let replica = (options.replicas > 1).then(lane).transpose()?.map(|end| (end, None));
         Ok(Self { device: pd.device().clone(), pd: pd.clone(), lane: lane()?, replica, rpc, calls, options })
     }
 
-    /// What the memory node needs to know: [`MemoryNode::accept`](crate::MemoryNode::accept).
+    /// Returns the description for the memory node: [`MemoryNode::accept`](crate::MemoryNode::accept).
     pub fn to_memory(&self) -> ClientDescription {
         let calls = self.calls.as_ref().map(|endpoint| SendReceive.describe(endpoint));
         ClientDescription { lane: self.lane.description(), calls }
     }
 
-    /// The same for the second memory node, if the store has two.
+    /// Returns the same for the second memory node, if the store has two.
     pub fn to_replica(&self) -> Option<ClientDescription> {
         self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
     }
 
-    /// What the second memory node answered.
+    /// Stores the description that the second memory node answered.
     pub fn set_replica(&mut self, memory: MemoryDescription) {
         if let Some((_, of_memory)) = &mut self.replica {
             *of_memory = Some(memory);
         }
     }
 
-    /// What the metadata service needs to know: [`Metadata::accept`](crate::Metadata::accept).
+    /// Returns the description for the metadata service: [`Metadata::accept`](crate::Metadata::accept).
     pub fn to_metadata(&self) -> EndpointDescription {
         SendReceive.describe(&self.rpc)
     }
@@ -318,8 +319,8 @@ impl ClientEnd {
     ///
     /// # Errors
     ///
-    /// A description cannot be connected to, or there is no memory for buffers, or a second memory node was asked for and not
-    /// [set](Self::set_replica).
+    /// A description cannot be connected to, there is no memory for buffers, or a requested second memory node was
+    /// not [set](Self::set_replica).
     pub fn connect(
         self,
         number: u32,
@@ -412,7 +413,7 @@ pub(crate) fn connect_replica(
 pub struct Client {
     core: Rc<Core>,
     means: Means,
-    /// How often the bell had rung.
+    /// Number of rings of the bell at the last look.
     rings: u64,
     workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     over: VecDeque<usize>,
@@ -428,8 +429,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Gives it an operation, which is copied. `None` if as many run as the client was made for: poll, take results, and
-    /// try again.
+    /// Starts an operation, which is copied. Returns `None` if the maximum of operations runs: poll, take results,
+    /// and try again.
     ///
     /// # Errors
     ///
@@ -465,14 +466,14 @@ impl Client {
         }
     }
 
-    /// Moves operations along. Returns whether anything happened: a result is there, the client is over or has closed, or
-    /// an operation has come closer to its end. After false, none of these changes before a completion comes or the
-    /// [deadline](Self::deadline_ns) passes.
+    /// Moves operations along. Returns whether anything happened: a result is there, the client is over or has
+    /// closed, or an operation has come closer to its end. After false, none of these changes before a completion
+    /// comes or the [deadline](Self::deadline_ns) passes.
     pub fn poll(&mut self) -> bool {
         let before = self.awaited();
         let mut happened = self.core.nodes.poll();
         self.polls = self.polls.wrapping_add(1);
-        // Operations that go on need the service seldom, and a look at its messages costs them time.
+        // Operations in progress rarely need the service, and a look at its messages costs them time.
         let is_busy = happened || self.waits_for_memory_alone();
         if !is_busy || self.polls.is_multiple_of(POLLS_PER_REQUEST) {
             let mut requests = self.core.requests.borrow_mut();
@@ -513,14 +514,14 @@ impl Client {
         happened || was_due || self.awaited() != before || self.has_news()
     }
 
-    /// Returns the number of results, and whether the client is over. Programs wait for both. A poll changes them without a
-    /// completion if a late write or a failed post ends the client.
+    /// Returns the number of results, and whether the client is over. Programs wait for both. A poll changes them
+    /// without a completion if a late write or a failed post ends the client.
     fn awaited(&self) -> (usize, bool) {
         (self.over.len(), self.is_over())
     }
 
-    /// Is every operation that runs waiting for the memory node, and is there one? Then it is certain that a completion
-    /// comes, and until then the service's messages may wait.
+    /// Returns whether at least one operation runs and all of them wait for the memory node. Then a completion is
+    /// certain to come, and until then the service's messages may wait.
     ///
     /// With two memory nodes they may not: one of them may say that a node does not answer.
     fn waits_for_memory_alone(&self) -> bool {
@@ -532,8 +533,8 @@ impl Client {
         running.next().is_some_and(is_waiting) && running.all(is_waiting)
     }
 
-    /// Has a connection failed in a call of this client's own, so that whoever waits for its answers is to hear of it in
-    /// the next poll?
+    /// Returns whether a connection has failed in a call of this client's own. Then the next poll notifies the
+    /// operations that wait for its answers.
     fn has_news(&self) -> bool {
         let calls = match &self.means {
             Means::Calls(calls) => calls.borrow().has_news(),
@@ -542,8 +543,9 @@ impl Client {
         calls || self.core.requests.borrow().has_news()
     }
 
-    /// When the client has something to do by itself, on the device's clock: the end of a waiting time of an operation,
-    /// or the moment to ask whether the metadata service lives. `None` where it only waits for others.
+    /// Returns the time, on the device's clock, at which the client has something to do by itself. This is the end of
+    /// a waiting time of an operation, or the moment to ask whether the metadata service lives. `None` if the client
+    /// only waits for others.
     pub fn deadline_ns(&self) -> Option<u64> {
         let connection = self.core.requests.borrow().deadline_ns().filter(|_| !self.waits_for_memory_alone());
         let means = match &self.means {
@@ -580,7 +582,7 @@ impl Client {
         self.core.slots.iter().filter(|slot| slot.state.get() != State::Idle).count() - self.over.len()
     }
 
-    /// Is the connection to the memory node over, so that every operation fails?
+    /// Returns whether the connection to the memory node is over, so that every operation fails.
     pub fn is_over(&self) -> bool {
         let calls = match &self.means {
             Means::Calls(calls) => calls.borrow().failed(),
@@ -589,7 +591,7 @@ impl Client {
         self.core.nodes.failed().or(calls).is_some()
     }
 
-    /// What it counted.
+    /// Returns the counters of the client.
     pub fn counts(&self) -> ClientCounts {
         let (messages, message_bytes) = match &self.means {
             Means::Mail(mail) => mail.borrow().sent(),
@@ -604,7 +606,7 @@ impl Client {
         self.core.nodes.geometry
     }
 
-    /// Gives back what it holds and says goodbye to the metadata service. To be called when nothing runs any more; then
+    /// Gives back its nodes and says goodbye to the metadata service. To be called when nothing runs any more; then
     /// poll until [`is_closed`](Self::is_closed). A client that is dropped instead looks like one that died: what it
     /// holds is got back once the service notices.
     pub fn close(&mut self) {
@@ -616,7 +618,7 @@ impl Client {
         }
     }
 
-    /// Has everything been said that [`close`](Self::close) has to say?
+    /// Returns whether all messages of [`close`](Self::close) have been sent.
     pub fn is_closed(&self) -> bool {
         let is_done = match &self.means {
             Means::Mail(mail) => !mail.borrow().owes(self.core.device.now_ns(), self.core.lease_ns),
@@ -626,7 +628,7 @@ impl Client {
         is_done && !self.core.slots.iter().any(|slot| slot.lingers.get()) && self.core.requests.borrow().is_closed()
     }
 
-    /// Nodes that it holds for values to come.
+    /// Returns the nodes that the client holds for later values.
     pub fn spare_nodes(&self) -> Vec<Place> {
         self.core.requests.borrow().spare().to_vec()
     }

@@ -1,10 +1,10 @@
-//! What a client counted.
+//! Counters of a client.
 
 use serde::{Deserialize, Serialize};
 
 use crate::lane::VerbCounts;
 
-/// What was tried to complete operations of one kind.
+/// Attempts to complete operations of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempts {
     /// Operations that ended without an error.
@@ -17,7 +17,7 @@ pub struct Attempts {
     pub at_once: u64,
 }
 
-/// What a client counted.
+/// Counters of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientCounts {
     /// Gets.
@@ -47,7 +47,7 @@ pub struct ClientCounts {
 }
 
 impl ClientCounts {
-    /// Does something with each number of this one and the same one of another.
+    /// Applies `change` to each number of `self` and the same number of `other`.
     fn each(mut self, other: &Self, change: impl Fn(u64, u64) -> u64) -> Self {
         let Self {
             gets,
@@ -95,12 +95,12 @@ impl ClientCounts {
         self
     }
 
-    /// What was counted since.
+    /// Returns the increase since `before`.
     pub fn since(self, before: &Self) -> Self {
         self.each(before, u64::saturating_sub)
     }
 
-    /// What two clients counted.
+    /// Returns the sum of the counters of two clients.
     pub fn and(self, other: &Self) -> Self {
         self.each(other, u64::saturating_add)
     }

@@ -1,5 +1,5 @@
-//! Where operations of one host's clients on one key meet: one of them runs, and answers for those that came before it
-//! began. Gets meet gets, and puts meet puts.
+//! A desk at which operations of one host's clients on one key meet: one of them runs, and answers for those that
+//! came before it began. Gets meet gets, and puts meet puts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ impl Bell {
     }
 
     fn ring(&self) {
-        // Of two that ring at once the earlier number may be stored last: it is another one than before all the same.
+        // If two ring at once, the earlier number may be stored last. It still differs from the number before.
         self.word.store_release_u64(0, self.rings.fetch_add(1, Ordering::Relaxed) + 1);
     }
 
@@ -38,14 +38,14 @@ impl Bell {
     }
 }
 
-/// What somebody who waits is told.
+/// Message to an operation that waits.
 #[derive(Debug)]
 pub(crate) enum Word {
     /// The operation is done: another one did it too.
     Done(Outcome),
-    /// It is your turn, and you answer for these.
+    /// The operation takes its turn, and answers for these.
     Lead(Batch),
-    /// Whoever led has failed: try yourself.
+    /// The leader has failed: the operation tries itself.
     Again,
 }
 
@@ -57,7 +57,7 @@ struct Place {
     value: Vec<u8>,
 }
 
-/// Where an operation waits: one for each slot of a client.
+/// The place at which an operation waits: one for each slot of a client.
 #[derive(Debug)]
 pub(crate) struct Seat {
     place: Mutex<Place>,
@@ -77,7 +77,7 @@ impl Seat {
         place.turn
     }
 
-    /// What was said, if anything was. A value goes to `value`.
+    /// Takes the message to this seat, if there is one. A value goes to `value`.
     pub(crate) fn hear(&self, value: &mut Vec<u8>) -> Option<Word> {
         let mut place = lock(&self.place);
         let word = place.word.take();
@@ -88,7 +88,7 @@ impl Seat {
         word
     }
 
-    /// Gets up: nothing that is said from now on is heard. What was said already is returned.
+    /// Leaves the seat: later messages are not received. Returns a message that had arrived before.
     pub(crate) fn leave(&self) -> Option<Word> {
         let mut place = lock(&self.place);
         place.turn += 1;
@@ -96,7 +96,7 @@ impl Seat {
     }
 }
 
-/// Somebody who waits, in this turn of the seat.
+/// An operation that waits, in this turn of the seat.
 #[derive(Clone, Debug)]
 struct Waiting {
     seat: Arc<Seat>,
@@ -157,7 +157,7 @@ impl Lines {
 }
 
 const SHARDS: usize = 64;
-/// Keys of a shard whose lines are kept though nobody is there.
+/// Keys of a shard whose lines are kept though no operation uses them.
 const KEPT: usize = 64;
 
 type Shard = FxHashMap<KeyBytes, Lines>;
@@ -181,8 +181,8 @@ impl Desk {
         lock(&self.shards[(hasher.finish() >> 58) as usize % SHARDS])
     }
 
-    /// An operation comes. It leads if nobody does, or if whoever does has not finished for `lease_ns`: then a batch is
-    /// returned. Else it waits in its seat.
+    /// Adds an operation. It leads and gets a batch if there is no leader, or if the leader has not finished for
+    /// `lease_ns`. Otherwise it waits in its seat.
     pub(crate) fn join(&self, key: &[u8], kind: Kind, seat: &Arc<Seat>, now_ns: u64, lease_ns: u64) -> Option<Batch> {
         let mut shard = self.shard(key);
         if !shard.contains_key(key) {
@@ -202,7 +202,8 @@ impl Desk {
         Some(Batch { followers: std::mem::take(&mut line.waiting), round })
     }
 
-    /// A leader is done, or has failed. Its batch hears of it, and the one that came last leads the next.
+    /// Ends the turn of a leader, which is done or has failed. Notifies its batch; the operation that came last leads
+    /// the next.
     pub(crate) fn finish(&self, key: &[u8], kind: Kind, batch: Batch, done: Option<(Outcome, &[u8])>, now_ns: u64) {
         for follower in &batch.followers {
             let _ = match done {

@@ -1,7 +1,7 @@
 use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::{ModifyError, PostError, Status};
 
-/// Why an operation of the store failed. An operation that failed on the way may have taken effect, unless the variant
+/// Error of an operation of the store. An operation that failed on the way may have taken effect, unless the variant
 /// says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -50,7 +50,7 @@ pub enum StoreError {
     /// A node is neither what its writer wrote nor being written.
     #[error("node {index} of the memory node is corrupted: its CRC is wrong each time it is read")]
     Corrupted {
-        /// Which node.
+        /// Index of the node.
         index: u32,
     },
     /// The queue pair to the memory node failed: the memory node refuses this client or does not answer.
@@ -60,24 +60,24 @@ pub enum StoreError {
     #[error(transparent)]
     Post(#[from] PostError),
     /// The client stopped on purpose ([`ClientOptions::verbs_until_death`](crate::ClientOptions::verbs_until_death)).
-    #[error("the client stopped after as many verbs as it was told")]
+    #[error("the client stopped after its limit of verbs")]
     Dead,
 }
 
-/// Why a store, a client or a service could not be opened.
+/// Error of opening a store, a client or a service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// A size is out of its range.
     #[error("{what} is {given}, allowed is {least} to {most}")]
     Geometry {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         given: usize,
-        /// The least.
+        /// The minimum.
         least: usize,
-        /// The most.
+        /// The maximum.
         most: usize,
     },
     /// The memory node's region is too short for the sizes that it names.
@@ -98,7 +98,7 @@ pub enum OpenError {
     #[error("this memory node has a store of other sizes than the one that is known already")]
     OtherStore,
     /// The memory node has stopped.
-    #[error("this memory node serves nobody any more: the metadata service has given it up")]
+    #[error("this memory node serves no client any more: the metadata service has given it up")]
     Stopped,
     /// The store has two memory nodes, and the second one is missing.
     #[error("two memory nodes were asked for, and only one was given")]

@@ -1,5 +1,5 @@
-//! A queue pair to a memory node, shared by the slots of a client: each slot posts a list of verbs and hears once all of
-//! it is done.
+//! A queue pair to a memory node, shared by the slots of a client: each slot posts a list of verbs and is notified
+//! once all of it is done.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::memory::{MemoryDescription, MemoryQp};
 
 /// Verbs that a slot posts in one list at most.
 const MAX_LIST: usize = 4;
-/// Work requests that a slot may have in the send queue: a list, and one that nobody waits for.
+/// Maximum of work requests of a slot in the send queue: a list, and one without a waiting operation.
 const SLOT_DEPTH: usize = 2 * MAX_LIST;
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
@@ -33,7 +33,7 @@ pub(crate) enum Verb {
     CompareSwap { remote: u64, local: usize, compare: u64, swap: u64 },
 }
 
-/// What a client posted, and how much of it crossed the wire as payload.
+/// Counters of the verbs that a client posted and of their payload on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbCounts {
     /// READs.
@@ -46,8 +46,8 @@ pub struct VerbCounts {
     pub written_bytes: u64,
     /// CASes.
     pub compare_swaps: u64,
-    /// How many posts operations waited for. With one memory node that is the number of their round trips; with two, a post to
-    /// each of them counts.
+    /// Posts that operations waited for. With one memory node that is the number of their round trips; with two, a
+    /// post to each of them counts.
     pub awaited_posts: u64,
 }
 
@@ -68,7 +68,8 @@ impl LaneEnd {
         self.qp.description()
     }
 
-    /// `verbs_left` counts down what may be posted; all lanes of a client have one count.
+    /// Connects the lane. `verbs_left` counts down the verbs that may be posted; all lanes of a client have one
+    /// count.
     pub(crate) fn connect(self, memory: &MemoryDescription, verbs_left: &VerbsLeft) -> Result<Lane, OpenError> {
         let geometry = memory.geometry;
         geometry.check_region(&memory.region)?;
@@ -90,20 +91,20 @@ impl LaneEnd {
     }
 }
 
-/// How many verbs may be posted until a client stops, if it is to.
+/// Number of verbs that may be posted until a client stops, if it is to stop.
 pub(crate) type VerbsLeft = Rc<Cell<Option<u64>>>;
 
 /// Bytes for the words that READs and CASes of a slot bring.
 const WORDS_BYTES: usize = 64;
-/// Where in a slot's memory there is room for words.
+/// Offsets of the words in a slot's memory.
 pub(crate) const WORDS: [usize; 4] = [0, 8, 24, 32];
-/// Where a shortcut lies that is to be written.
+/// Offset of a shortcut that is to be written.
 const NEW_SHORTCUT: usize = 16;
 
-/// Which verbs of a list are waited for.
+/// The verbs of a list that the operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Awaited {
-    /// None: nobody hears of it.
+    /// None: no operation is notified.
     Nothing,
     /// All, together.
     All,
@@ -133,12 +134,12 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Where a slot's node to be written lies, in the slot's memory.
+    /// Returns the offset, in the slot's memory, of a node to be written.
     pub(crate) fn outgoing(&self) -> usize {
         WORDS_BYTES
     }
 
-    /// Where a node that was read lies.
+    /// Returns the offset of a node that was read.
     pub(crate) fn incoming(&self) -> usize {
         WORDS_BYTES + self.geometry.node_bytes()
     }
@@ -167,13 +168,14 @@ impl Lane {
         self.failed.get()
     }
 
-    /// The memory node serves nobody any more: what is posted and has no answer yet never gets one.
+    /// Fails all verbs that are posted and have no answer yet: the memory node serves no client any more and never
+    /// answers.
     pub(crate) fn abandon(&self) {
         self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::WorkRequestFlushed))));
     }
 
-    /// Posts a list of verbs, which are carried out in order. Returns what [`is_done`](Self::is_done) tells of once all of it
-    /// is done that is awaited first.
+    /// Posts a list of verbs, which are carried out in order. Returns the number with which
+    /// [`is_done`](Self::is_done) reports the end of the verbs that are awaited first.
     pub(crate) fn post(&self, slot: usize, list: &[Verb], awaited: Awaited) -> Result<u64, StoreError> {
         if let Some(error) = self.failed.get() {
             return Err(error);
@@ -258,7 +260,7 @@ impl Lane {
         self.post(slot, &[verb], awaited)
     }
 
-    /// A post fails where the queue pair has failed; then its completions say why.
+    /// Returns the error for a failed post. If the queue pair has failed, its completions show the reason.
     fn explain(&self, error: doorbell_verbs::PostError) -> StoreError {
         if matches!(error.kind, PostErrorKind::WrongState { .. }) {
             self.poll();
@@ -272,7 +274,7 @@ impl Lane {
     pub(crate) fn poll(&self) -> bool {
         let mut list = [Completion::default(); POLL_LIST];
         let Ok(count) = self.qp.cq.poll(&mut list) else {
-            // Each slot has one completion at most, and each failed request one: the queue holds them all.
+            // Each slot has at most one completion, and each failed request one: the queue holds them all.
             self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::LocalQpOperation))));
             return true;
         };
@@ -292,13 +294,13 @@ impl Lane {
         count > 0
     }
 
-    /// Is there something that this slot is to hear of?
+    /// Returns whether this slot still awaits completions.
     pub(crate) fn is_outstanding(&self, slot: usize) -> bool {
         let Progress { posted, done } = self.slots[slot].get();
         posted > done && self.failed.get().is_none()
     }
 
-    /// Is that done of a slot which a post said?
+    /// Returns whether the post of a slot with this number is done.
     pub(crate) fn is_done(&self, slot: usize, number: u64) -> Poll<Result<(), StoreError>> {
         match (self.slots[slot].get().done >= number, self.failed.get()) {
             (true, _) => Poll::Ready(Ok(())),

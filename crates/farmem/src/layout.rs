@@ -1,7 +1,7 @@
-//! What lies where in the memory of a memory node: words, nodes, and what is beside them.
+//! The layout of the memory of a memory node: words, nodes, and the areas beside them.
 //!
 //! All numbers are little endian. A word that clients compare and swap is a `u64` in the order of the memory node's
-//! CPU (IBTA leaves the order of atomics to the device; RNICs take the host's), so big-endian machines are refused.
+//! CPU, so big-endian machines are rejected. (IBTA leaves the order of atomics to the device; RNICs take the host's.)
 
 #[cfg(target_endian = "big")]
 compile_error!("the words of farmem are little endian, and atomics use the host's order");
@@ -29,28 +29,28 @@ pub const MAX_VALUE: usize = 1 << 20;
 pub struct Place(u64);
 
 impl Place {
-    /// A place. The caller answers for the ranges.
+    /// Returns a place. The caller ensures the ranges.
     pub(crate) fn new(index: u32, version: u64) -> Self {
         debug_assert!(index < MAX_NODES && (1..=MAX_VERSION).contains(&version));
         Self(u64::from(index) << VERSION_BITS | version)
     }
 
-    /// The same from bits of which nothing is known. `None` if they are none of a place.
+    /// Returns the place of unchecked bits. `None` if they are none of a place.
     pub fn from_bits(bits: u64) -> Option<Self> {
         (bits >> 62 == 0 && bits & MAX_VERSION != 0).then_some(Self(bits))
     }
 
-    /// Index and version in 62 bits.
+    /// Returns index and version in 62 bits.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Which node of the memory node.
+    /// Returns the index of the node in the memory node.
     pub fn index(self) -> u32 {
         (self.0 >> VERSION_BITS) as u32
     }
 
-    /// How many times it has been used, this one included.
+    /// Returns the number of times that the node has been used, this one included.
     pub fn version(self) -> u64 {
         self.0 & MAX_VERSION
     }
@@ -64,9 +64,10 @@ impl fmt::Debug for Place {
 
 /// The first word of a node, the only one that is ever compared and swapped.
 ///
-/// The word of a node without successor carries the node's own place and version, so a CAS on a node that was recycled
-/// meanwhile fails, and a CAS that a middlebox sent to another node finds out which. The word of a node with a successor
-/// carries the successor's version, so whoever follows it can tell whether the successor was recycled.
+/// The word of a node without successor carries the node's own place and version. So a CAS on a node that was
+/// recycled meanwhile fails, and a CAS that a middlebox sent to another node shows which. The word of a node with a
+/// successor carries the successor's version, so a client that follows it can tell whether the successor was
+/// recycled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// Never used, or no word that this crate writes.
@@ -75,15 +76,16 @@ pub enum Word {
     Tail(Place),
     /// A newer node follows.
     Link(Place),
-    /// A newer node is about to follow: in a store with two memory nodes, the first one says so while the link is made at the
-    /// second one. Until then this is the newest node still.
+    /// A newer node is about to follow. In a store with two memory nodes, the first one has this word while the link
+    /// is made at the second one. Until then this is still the newest node.
     Locked(Place),
     /// The key was removed behind this node, whose own place this is: nothing follows, ever.
     Closed(Place),
 }
 
 impl Word {
-    /// As it lies in memory: two bits say which kind it is. A place is never 0, so it can have the bits of an unused word.
+    /// Returns the word as in memory: two bits hold its kind. A place is never 0, so it can have the bits of an
+    /// unused word.
     pub fn bits(self) -> u64 {
         match self {
             Self::Unused => 0,
@@ -94,9 +96,9 @@ impl Word {
         }
     }
 
-    /// The node to which a CAS made another one the successor that was sent to `meant` and found this word. A middlebox
-    /// may have sent it to the newest node: then that is the word of another place than the one that was meant. A CAS that
-    /// fails there brings no such word. `None` if it failed.
+    /// Returns the node that a CAS, sent to `meant`, gave a successor, judged by this found word. `None` if the CAS
+    /// failed. A middlebox may have sent the CAS to the newest node: then the word is that of another place than
+    /// `meant`. A CAS that fails there brings no such word.
     pub(crate) fn predecessor(self, meant: Place) -> Option<Place> {
         match self {
             Self::Tail(place) => (place == meant || place.index() != meant.index()).then_some(place),
@@ -104,7 +106,7 @@ impl Word {
         }
     }
 
-    /// What lies in memory, whatever it is.
+    /// Returns the word for any bits in memory.
     pub fn from_bits(bits: u64) -> Self {
         let rest = bits & (u64::MAX >> 2);
         match (bits >> 62, Place::from_bits(rest)) {
@@ -143,7 +145,7 @@ const ALIGNMENT: usize = 64;
 /// Bytes per key beside the nodes: the shortcut and the lock.
 const KEY_BYTES: u64 = 16;
 
-/// A key's room in a node.
+/// Returns the bytes that a key takes in a node.
 fn padded(key: usize) -> usize {
     key.next_multiple_of(8)
 }
@@ -163,22 +165,22 @@ impl Geometry {
         (u64::from(self.keys) * KEY_BYTES).next_multiple_of(ALIGNMENT as u64)
     }
 
-    /// Where a node lies in the region.
+    /// Returns the offset of a node in the region.
     pub(crate) fn node(&self, index: u32) -> u64 {
         self.first_node() + u64::from(index) * self.node_bytes() as u64
     }
 
-    /// Where a key's shortcut lies in the region.
+    /// Returns the offset of a key's shortcut in the region.
     pub(crate) fn shortcut(&self, key: u32) -> u64 {
         u64::from(key) * KEY_BYTES
     }
 
-    /// Where a key's lock lies in the region.
+    /// Returns the offset of a key's lock in the region.
     pub(crate) fn lock(&self, key: u32) -> u64 {
         self.shortcut(key) + 8
     }
 
-    /// Is this a node of the store?
+    /// Returns whether this is a node of the store.
     pub(crate) fn has(&self, place: Place) -> bool {
         place.index() < self.nodes
     }
@@ -265,8 +267,8 @@ pub(crate) fn encode(place: Place, key: &[u8], value: Option<&[u8]>, out: &mut V
     out[24..28].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The CRC-32 over the whole object but the first word, which changes, and the CRC's own place: it covers place and
-/// version, lengths and flags, key and value.
+/// Returns the CRC-32 over the whole object but the first word, which changes, and the CRC's own field. It covers
+/// place and version, lengths and flags, key and value.
 fn checksum(node: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&node[8..24]);
@@ -278,7 +280,7 @@ fn checksum(node: &[u8]) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) word: Word,
-    /// What the node says of itself; `None` if that is no place.
+    /// The place that the node names; `None` if that is no place.
     pub(crate) place: Option<Place>,
     pub(crate) key_length: usize,
     pub(crate) value_length: usize,
@@ -309,24 +311,25 @@ impl Header {
         node_length(self.key_length, self.value_length)
     }
 
-    /// Is it the node that was asked for, in the same use and of the same key? `bytes` reach to the key's end at least.
+    /// Returns whether it is the requested node, in the same use and of the same key. `bytes` reach to the key's end
+    /// at least.
     pub(crate) fn is_of(&self, place: Place, key: &[u8], bytes: &[u8]) -> bool {
         self.place == Some(place)
             && self.key_length == key.len()
             && bytes.get(HEADER_BYTES..HEADER_BYTES + key.len()) == Some(key)
     }
 
-    /// Is the whole object as its writer made it? `bytes` are the whole node.
+    /// Returns whether the whole object is as its writer made it. `bytes` are the whole node.
     pub(crate) fn is_intact(&self, bytes: &[u8]) -> bool {
         bytes.len() == self.length() && checksum(bytes) == self.crc
     }
 
-    /// The value of a whole node.
+    /// Returns the value of a whole node.
     pub(crate) fn value<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[HEADER_BYTES + padded(self.key_length)..]
     }
 
-    /// The key, of bytes that reach to its end.
+    /// Returns the key, of bytes that reach to its end.
     pub(crate) fn key<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         bytes.get(HEADER_BYTES..HEADER_BYTES + self.key_length)
     }
@@ -349,7 +352,7 @@ mod tests {
             assert_eq!(Word::from_bits(word.bits()), word);
         }
         assert_eq!((place.index(), place.version()), (MAX_NODES - 1, MAX_VERSION));
-        // Version 0 is none.
+        // Version 0 is invalid.
         for bits in [1 << 62, 2 << 62, 3 << 62, 1 << 62 | 1 << VERSION_BITS, 1 << VERSION_BITS] {
             assert_eq!(Word::from_bits(bits), Word::Unused, "{bits:#x}");
         }

@@ -1,5 +1,5 @@
-//! Datagrams between clients, with which they hand locks over: one says "I wait behind your lock", the other one "it is
-//! yours". Datagrams may be lost, so whoever waits asks again; and nothing but time hangs on them, since below a lock a
+//! Datagrams between clients, with which they hand locks over: one says "I wait behind your lock", the other one "it
+//! is yours". Datagrams may be lost, so a waiting client asks again. Only time depends on them, since below a lock a
 //! write is the same CAS as without.
 
 use std::net::Ipv6Addr;
@@ -29,25 +29,25 @@ const _: () = assert!(GRH_BYTES + MAX_LETTER <= STRIDE);
 /// Letters that may arrive between two polls. Each lock of this client has one client behind it, which asks again only
 /// after some time.
 const RECEIVES: usize = 128;
-/// Letters that may be leaving. Where that is not enough, a letter is not sent, and asked for again.
+/// Maximum of letters that are being sent. Beyond it, a letter is not sent, and the peer asks for it again.
 const SENDS: usize = 64;
 const POLL_LIST: usize = 32;
 /// Successors that may be awaited by locks that were let go of. A few wait at a time; more are successors that died.
 const MAX_OWED: usize = 1024;
 
-/// Where a client gets its letters.
+/// The address at which a client receives its letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) gid: Ipv6Addr,
     pub(crate) qpn: Qpn,
 }
 
-/// What letters say of the lock words of two clients, of which one waits behind the other.
+/// Statement of a letter about the lock words of two clients, of which one waits behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Says {
     /// To the one ahead: I wait behind you.
     Behind,
-    /// To the one behind: I do not have it yet, or not any more need to be asked; I live.
+    /// To the one behind: the sender lives, and has recorded that the receiver waits.
     Patience,
     /// To the one behind: it is yours.
     Yours,
@@ -80,7 +80,7 @@ impl Letter {
         }
     }
 
-    /// `None` where the bytes are no letter. Whatever else is on the network may send here.
+    /// Parses a letter. Returns `None` if the bytes are no letter: other programs on the network may send here.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.split_at_checked(48)?;
         let word = |bytes: &[u8], index: usize| bytes[8 * index..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
@@ -104,12 +104,12 @@ impl Letter {
     }
 }
 
-/// A lock word of this client, from before it may be in memory until somebody else has the lock.
+/// A lock word of this client, from before it may be in memory until another client has the lock.
 #[derive(Debug)]
 struct Held {
     word: u64,
     stands: Stands,
-    /// Who waits behind it, and its word.
+    /// The client that waits behind it, and its word.
     successor: Option<(Address, u64)>,
     newest: Option<(Entry, Vec<u8>)>,
 }
@@ -121,7 +121,7 @@ enum Stands {
         heard_ns: u64,
     },
     Holds,
-    /// Let go of: somebody is behind, who has not said so yet.
+    /// Released: a client is behind that has not said so yet.
     Owes {
         since_ns: u64,
     },
@@ -138,9 +138,9 @@ pub(crate) struct Mail {
     leaving: usize,
     next_place: usize,
     held: Vec<Held>,
-    /// Where the others get their letters, by their numbers.
+    /// Addresses at which the other clients receive their letters, by client number.
     addresses: FxHashMap<u32, Address>,
-    /// Clients that were shut out: nobody waits for them again.
+    /// Clients that were shut out: no client waits for them again.
     gone: FxHashSet<u32>,
     scratch: Vec<u8>,
     geometry: Geometry,
@@ -194,7 +194,7 @@ impl Mail {
         self.own
     }
 
-    /// A receive. What is refused, because the queue pair is over, is not missed: locks are taken without letters then.
+    /// Posts a receive. A queue pair that is over rejects it, without harm: locks are then taken without letters.
     fn post_receive(&self, place: usize) -> Result<(), OpenError> {
         let sge = self.memory.sge((SENDS + place) * STRIDE, STRIDE);
         let request = RecvRequest { wr_id: (SENDS + place) as u64, sges: std::slice::from_ref(&sge) };
@@ -272,7 +272,7 @@ impl Mail {
                     self.held[at].successor = Some((from, behind));
                     self.send(from, &reply(Says::Patience, None));
                 }
-                // This client has let go of that lock, and forgot to whom: the letter was lost.
+                // This client has released that lock and forgot its successor: the letter was lost.
                 None => self.send(from, &reply(Says::Yours, None)),
             },
             Says::Patience | Says::Yours => {
@@ -293,13 +293,13 @@ impl Mail {
         }
     }
 
-    /// A lock word is about to be put behind what is in memory.
+    /// Records a lock word that is about to be put behind the word in memory.
     pub(crate) fn begin(&mut self, word: u64, now_ns: u64) {
         let stands = Stands::Waits { heard_ns: now_ns };
         self.held.push(Held { word, stands, successor: None, newest: None });
     }
 
-    /// This word is behind another one from now on. To get there may have taken long, if a memory node failed.
+    /// Records that this word is behind another one from now on. This may have taken long, if a memory node failed.
     pub(crate) fn waits(&mut self, word: u64, now_ns: u64) {
         if let Some(at) = self.find(word)
             && let Stands::Waits { heard_ns } = &mut self.held[at].stands
@@ -308,19 +308,19 @@ impl Mail {
         }
     }
 
-    /// The lock belongs to this word: there was nobody before it, or nobody any more.
+    /// Marks the lock as belonging to this word: no other client was before it, or none is any more.
     pub(crate) fn own(&mut self, word: u64) {
         if let Some(at) = self.find(word) {
             self.held[at].stands = Stands::Holds;
         }
     }
 
-    /// Does the lock belong to this word?
+    /// Returns whether the lock belongs to this word.
     pub(crate) fn owns(&mut self, word: u64) -> bool {
         self.find(word).is_none_or(|at| self.held[at].stands == Stands::Holds)
     }
 
-    /// When the one ahead of this word gave a sign of life.
+    /// Returns the time of the last sign of life from the client ahead of this word.
     pub(crate) fn heard_ns(&mut self, word: u64) -> u64 {
         match self.find(word).map(|at| self.held[at].stands) {
             Some(Stands::Waits { heard_ns }) => heard_ns,
@@ -333,7 +333,7 @@ impl Mail {
         self.send(to, &letter);
     }
 
-    /// Where the key's newest node is, for whoever has the lock next.
+    /// Stores the place of the key's newest node for the next holder of the lock.
     pub(crate) fn say_newest(&mut self, word: u64, newest: Option<(Entry, &[u8])>) {
         if let Some(at) = self.find(word) {
             let newest = newest.filter(|(_, key)| key.len() <= MAX_KEY_BESIDE);
@@ -341,8 +341,8 @@ impl Mail {
         }
     }
 
-    /// Gives the lock to the one behind. False if nobody has said that it waits: then the lock's word in memory may
-    /// still be this one.
+    /// Gives the lock to the client behind. Returns false if no client has said that it waits: then the lock's word
+    /// in memory may still be this one.
     pub(crate) fn hand_over(&mut self, word: u64) -> bool {
         let Some(at) = self.find(word) else { return true };
         let Some((to, behind)) = self.held[at].successor else { return false };
@@ -351,27 +351,27 @@ impl Mail {
         true
     }
 
-    /// Nobody is behind this word, or nobody will ever ask.
+    /// Forgets this word: no client is behind it, or none will ever ask.
     pub(crate) fn forget(&mut self, word: u64) {
         self.held.retain(|held| held.word != word);
     }
 
-    /// The word in memory is another one, so somebody is behind, who has not said so yet.
+    /// Keeps this word for a client that is behind and has not said so yet, as the word in memory is another one.
     pub(crate) fn owe(&mut self, word: u64, now_ns: u64) {
         let owed = self.held.iter().filter(|held| matches!(held.stands, Stands::Owes { .. })).count();
         match self.find(word) {
             Some(at) if owed < MAX_OWED => self.held[at].stands = Stands::Owes { since_ns: now_ns },
-            _ => self.forget(word), // who asks gets it all the same
+            _ => self.forget(word), // a client that asks gets the lock all the same
         }
     }
 
-    /// Does anybody still wait to be told by this client? Nobody waits for longer than a lease.
+    /// Returns whether a client still waits for a letter of this one. No client waits for longer than a lease.
     pub(crate) fn owes(&self, now_ns: u64, lease_ns: u64) -> bool {
         let is_due = |held: &Held| matches!(held.stands, Stands::Owes { since_ns } if now_ns < since_ns + lease_ns);
         self.held.iter().any(is_due)
     }
 
-    /// When the client has waited long enough for those who have not asked.
+    /// Returns the time until which the client waits for those that have not asked.
     pub(crate) fn deadline_ns(&self, lease_ns: u64) -> Option<u64> {
         let until = |held: &Held| match held.stands {
             Stands::Owes { since_ns } => Some(since_ns + lease_ns),

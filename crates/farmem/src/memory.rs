@@ -14,10 +14,11 @@ use crate::server::Server;
 use crate::strategy::Strategy;
 use crate::workload;
 
-/// How queue pairs to memory are connected. Nothing here takes a receive, so no RNR NAK comes.
+/// Settings of queue pairs to memory. Their requests take no receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
 
-/// How queue pairs to so many memory nodes are connected. Where there are two, it matters how soon one that fails is noticed.
+/// Returns the settings of the queue pairs to the memory nodes. With two nodes, the time until a failure is noticed
+/// matters.
 pub(crate) fn settings(replicas: usize, rpc: &Config) -> RcSettings {
     match replicas {
         1 => SETTINGS,
@@ -25,10 +26,10 @@ pub(crate) fn settings(replicas: usize, rpc: &Config) -> RcSettings {
     }
 }
 
-/// What peers may do to a memory node's region.
+/// Access of peers to a memory node's region.
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// What a memory node needs to know of a client, or of the metadata service.
+/// Description of a client, or of the metadata service, for a memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientDescription {
     /// The queue pair for verbs.
@@ -37,20 +38,20 @@ pub struct ClientDescription {
     pub calls: Option<EndpointDescription>,
 }
 
-/// What a client needs to know of a memory node.
+/// Description of a memory node for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryDescription {
     /// The queue pair that was made for this client.
     pub endpoint: EndpointDescription,
     /// The region.
     pub region: RemoteRegion,
-    /// What lies where in it.
+    /// The layout of the region.
     pub geometry: Geometry,
     /// The connection on which its CPU answers, if the client has one.
     pub calls: Option<EndpointDescription>,
 }
 
-/// A queue pair to memory or to those who use it, not connected yet.
+/// A queue pair to memory or to its users, not connected yet.
 #[derive(Debug)]
 pub(crate) struct MemoryQp {
     pub(crate) qp: Qp,
@@ -79,16 +80,16 @@ impl MemoryQp {
     }
 }
 
-/// What a node of a store at rest holds.
+/// Contents of a node of a store at rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
     /// Its word.
     pub word: Word,
     /// Its key; empty where the node is not intact.
     pub key: Vec<u8>,
-    /// It says that its key is deleted.
+    /// The node marks its key as deleted.
     pub is_tombstone: bool,
-    /// It is in the use that was asked for, and its CRC is right.
+    /// The node is in the expected use, and its CRC is right.
     pub is_intact: bool,
 }
 
@@ -100,9 +101,9 @@ pub struct MemoryNode {
     geometry: Geometry,
     clients: FxHashMap<u32, MemoryQp>,
     server: Server,
-    /// It serves nobody any more.
+    /// The node serves no client any more.
     is_stopped: bool,
-    /// It stops by itself then.
+    /// The time at which the node stops by itself.
     until_ns: Option<u64>,
 }
 
@@ -143,9 +144,9 @@ impl MemoryNode {
         Ok(MemoryDescription { endpoint, region: RemoteRegion::of(&self.region), geometry: self.geometry, calls })
     }
 
-    /// Shuts a client out: its queue pair goes to the error state (IBTA Vol 1, 10.3.1), so that nothing which the client
-    /// posted, and which has not been carried out yet, ever is. Once this returns, memory does not change by that
-    /// client's hand any more. Returns whether there was such a client.
+    /// Shuts a client out: its queue pair goes to the error state (IBTA Vol 1, 10.3.1). So no request of the client
+    /// that has not been carried out yet ever is. Once this returns, this client does not change memory any more.
+    /// Returns whether there was such a client.
     ///
     /// # Errors
     ///
@@ -157,8 +158,8 @@ impl MemoryNode {
         Ok(true)
     }
 
-    /// Serves nobody any more, for good: shuts all clients out and takes no other. Of two memory nodes, the other one may serve
-    /// alone once this returned.
+    /// Stops serving for good: shuts all clients out and accepts no other. Of two memory nodes, the other one may
+    /// serve alone once this returned.
     ///
     /// # Errors
     ///
@@ -169,25 +170,26 @@ impl MemoryNode {
         clients.into_iter().try_for_each(|client| self.fence(client).map(drop))
     }
 
-    /// Has it stopped?
+    /// Returns whether the node has stopped.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// One of two memory nodes serves for so long as the metadata service lets it: until this time of the device's clock,
-    /// unless another one is set before. [`poll`](Self::poll) [stops](Self::stop) it then, so that the service may count on that
-    /// where the two cannot hear each other. The time counts from when this node asked the service, which answered later.
+    /// Sets the time of the device's clock until which the metadata service lets one of two memory nodes serve,
+    /// unless another time is set before. [`poll`](Self::poll) then [stops](Self::stop) the node, so the service may
+    /// rely on that when the two cannot reach each other. The time counts from when this node asked the service,
+    /// which answered later.
     pub fn serve_until(&mut self, until_ns: u64) {
         self.until_ns = Some(until_ns);
     }
 
-    /// Writes the keys of a workload, which [`Metadata::fill`](crate::Metadata::fill) then takes for made, each with a
-    /// value of so many bytes. For clients of strategy `server` they go to the memory node's CPU instead. To be called
-    /// before any client is accepted.
+    /// Writes the keys of a workload, each with a value of `value_bytes` bytes;
+    /// [`Metadata::fill`](crate::Metadata::fill) then records them as existing. For clients of strategy `server` they
+    /// go to the memory node's CPU instead. To be called before any client is accepted.
     ///
     /// # Errors
     ///
-    /// The store has no room for so many keys, or for such values.
+    /// The store has no room for this number of keys, or for such values.
     pub fn fill(&mut self, strategy: Strategy, keys: u64, value_bytes: usize) -> Result<(), OpenError> {
         self.geometry.check_keys(keys)?;
         let most = self.geometry.max_value;
@@ -209,8 +211,8 @@ impl MemoryNode {
         Ok(())
     }
 
-    /// Carries out what clients of strategy `server` ask for, and stops the node if it was to serve [until
-    /// now](Self::serve_until). Nobody else needs it. Returns whether anything happened.
+    /// Carries out requests of clients of strategy `server`, and stops the node if it was to serve [until
+    /// now](Self::serve_until). No other strategy needs it. Returns whether anything happened.
     pub fn poll(&mut self) -> bool {
         if !self.is_stopped && self.until_ns.is_some_and(|until_ns| self.pd.device().now_ns() >= until_ns) {
             // No device refuses the transition to the error state (IBTA Vol 1, 10.3.1).
@@ -220,20 +222,20 @@ impl MemoryNode {
         self.server.poll(&self.region, &self.geometry)
     }
 
-    /// When [`poll`](Self::poll) has something to do by itself, on the device's clock: to ask a client that has been
-    /// silent whether it lives, or to stop.
+    /// Returns the time, on the device's clock, at which [`poll`](Self::poll) has something to do by itself. It asks
+    /// a client that has been silent whether it lives, or stops.
     pub fn deadline_ns(&self) -> Option<u64> {
         let until_ns = self.until_ns.filter(|_| !self.is_stopped);
         self.server.deadline_ns().into_iter().chain(until_ns).min()
     }
 
-    /// Of what the memory node's CPU keeps: keys, and nodes that it has used and that are free again.
+    /// Returns counters of the CPU's table: keys, and nodes that it has used and that are free again.
     pub fn served(&self) -> (u64, u64, u64) {
         let (keys, free, used) = self.server.counts();
         (keys as u64, free as u64, used.into())
     }
 
-    /// What its queue pairs and its region belong to.
+    /// Returns the protection domain of the queue pairs and the region.
     pub(crate) fn pd(&self) -> &Pd {
         &self.pd
     }
@@ -243,7 +245,7 @@ impl MemoryNode {
         &self.region
     }
 
-    /// What a node holds, for those who check a store at rest. `None` if there is no such node.
+    /// Returns the contents of a node, for checks of a store at rest. `None` if there is no such node.
     pub fn inspect(&self, place: Place) -> Option<NodeView> {
         if !self.geometry.has(place) {
             return None;
@@ -257,7 +259,7 @@ impl MemoryNode {
         Some(NodeView { word: header.word, key, is_tombstone: header.is_tombstone, is_intact })
     }
 
-    /// What lies where.
+    /// Returns the layout.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }

@@ -1,7 +1,7 @@
 //! The memory nodes of a store, as one of its clients sees them: one, or two that hold the same.
 //!
-//! As long as both serve, the first one is read, and says by its words what has taken effect. After the metadata service
-//! has given one up, the other one is used as if there had never been another.
+//! As long as both serve, the first one is read, and its words decide which writes have taken effect. After the
+//! metadata service has given one up, the other one is used as if there had never been another.
 
 use std::cell::Cell;
 
@@ -26,14 +26,14 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// One, or two of the same sizes.
+    /// Returns the nodes: one, or two of the same sizes.
     pub(crate) fn new(first: Lane, second: Option<Lane>) -> Self {
         let (geometry, are_both) = (first.geometry, Cell::new(second.is_some()));
         let lanes = [first].into_iter().chain(second).collect();
         Self { lanes, geometry, read: Cell::new(0), are_both, over: Cell::new(None) }
     }
 
-    /// The one that is read.
+    /// Returns the lane of the node that is read.
     pub(crate) fn lane(&self) -> &Lane {
         &self.lanes[self.read.get()]
     }
@@ -43,17 +43,18 @@ impl Nodes {
         self.read.get()
     }
 
-    /// The second one, where both serve.
+    /// Returns the lane of the second node, if both serve.
     pub(crate) fn replica(&self) -> Option<&Lane> {
         self.are_both.get().then(|| &self.lanes[1])
     }
 
-    /// Has the store two?
+    /// Returns whether the store has two nodes.
     pub(crate) fn are_two(&self) -> bool {
         self.lanes.len() == MAX_REPLICAS
     }
 
-    /// Why no operation can go on any more. A node that fails while both serve is no reason.
+    /// Returns the error for which no operation can go on any more. A node that fails while both serve is no such
+    /// error.
     pub(crate) fn failed(&self) -> Option<StoreError> {
         if !self.are_both.get() {
             return self.lane().failed();
@@ -62,12 +63,12 @@ impl Nodes {
         if is_dead { Some(StoreError::Dead) } else { self.over.get() }
     }
 
-    /// Which node fails, where both are to serve.
+    /// Returns the node that fails, if both are to serve.
     pub(crate) fn failing(&self) -> Option<usize> {
         self.lanes.iter().position(|lane| self.are_both.get() && lane.failed().is_some())
     }
 
-    /// This one serves alone from now on.
+    /// Makes this node serve alone from now on.
     pub(crate) fn alone(&self, node: usize) {
         if self.are_both.replace(false) && node < MAX_REPLICAS {
             self.lanes[1 - node].abandon();
@@ -75,7 +76,7 @@ impl Nodes {
         }
     }
 
-    /// Nothing can go on any more.
+    /// Fails all operations from now on.
     pub(crate) fn give_up(&self, error: StoreError) {
         self.over.set(Some(self.over.get().unwrap_or(error)));
     }
@@ -85,7 +86,7 @@ impl Nodes {
         self.lanes.iter().fold(false, |happened, lane| lane.poll() | happened)
     }
 
-    /// What was posted to all of them.
+    /// Returns the counters of all verbs posted to the nodes.
     pub(crate) fn counts(&self) -> ClientCounts {
         let of = |lane: &Lane| ClientCounts { verbs: lane.counts(), ..ClientCounts::default() };
         self.lanes.iter().fold(ClientCounts::default(), |sum, lane| sum.and(&of(lane)))

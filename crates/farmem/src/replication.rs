@@ -1,10 +1,13 @@
-//! How a worker writes a node and links it, on one memory node or on two, and what it does when one of two fails.
+//! Writing and linking a node, on one memory node or on two, and recovery when one of two fails.
 //!
-//! With two, the word of the predecessor at the first one is *locked* by the CAS that would otherwise link: nobody else can
-//! link there, and readers take it for the newest node still. Then the link is made at the second one, and then at the first
-//! one, which is the moment when the write takes effect. So whatever anybody has read is at both. A step that failed, since a
-//! node did, is followed by the whole over again on the node that is left: what the words say there is enough to know how far it
-//! had come, as no word that this client made is like that of another client or of another write.
+//! With two nodes, the CAS that would otherwise link *locks* the word of the predecessor at the first one. No other
+//! client can link there then, and readers still treat it as the newest node. Then the link is made at the second
+//! node, and after that at the first one, which is the moment when the write takes effect. So each value that any
+//! client has read is at both nodes.
+//!
+//! If a step failed because a node did, all steps are repeated on the remaining node. The words there are enough to
+//! know which steps had been done, as no word that this client made equals that of another client or of another
+//! write.
 
 use crate::cache::Entry;
 use crate::error::StoreError;
@@ -16,7 +19,7 @@ use crate::worker::{FOUND, Worker};
 /// The node that is read as long as both serve.
 const FIRST: usize = 0;
 
-/// What a CAS was to find, and what it was to leave.
+/// The compare and swap words of a CAS.
 #[derive(Clone, Copy, Debug)]
 struct Swap {
     compare: Word,
@@ -29,7 +32,7 @@ impl Swap {
         Verb::CompareSwap { remote: lane.geometry.node(of.place.index()), local: FOUND, compare, swap }
     }
 
-    /// What the word is after a CAS.
+    /// Returns the word after a CAS.
     fn left(self, lane: &Lane, slot: usize) -> Word {
         let found = Word::from_bits(lane.word(slot, FOUND));
         if found == self.compare { self.swap } else { found }
@@ -44,8 +47,8 @@ pub(crate) struct First {
 }
 
 impl Worker {
-    /// A lane failed. Waits until it is known which memory node serves alone, and returns if it is another one. Otherwise
-    /// the error is the operation's: of a store with one memory node, always.
+    /// Handles the failure of a lane. Waits until it is known which memory node serves alone, and returns if it is
+    /// another one. Otherwise returns the error for the operation; in a store with one memory node, always.
     pub(crate) async fn moved(&self, error: StoreError) -> Result<(), StoreError> {
         let nodes = &self.core.nodes;
         if nodes.failed().is_none() && nodes.replica().is_some() {
@@ -57,17 +60,18 @@ impl Worker {
         nodes.failed().map_or(Ok(()), Err)
     }
 
-    /// A memory node does not answer, or not what it should. Has it been given up, or the other one, once the service has
-    /// looked? Never in a store with one memory node.
+    /// Reports to the service that a memory node does not answer, or not as it should. Returns whether a node has
+    /// been given up once the service has checked. Always false in a store with one memory node.
     async fn doubts(&self, node: usize) -> bool {
         let nodes = &self.core.nodes;
         let was_both = nodes.replica().is_some();
-        // What the service answers, it has told all clients before.
+        // The service notifies all clients before it answers.
         let is_asked = was_both && self.ask(|tag| Request::Lost { tag, node: node as u8 }).await.is_ok();
         is_asked && nodes.replica().is_none()
     }
 
-    /// The service names a node again and again that is none of the key: does it wait for a memory node that fails?
+    /// Returns whether the service waits for a memory node that fails. It then names, again and again, a node that is
+    /// none of the key.
     pub(crate) async fn waits_for_the_service(&self) -> bool {
         self.doubts(FIRST).await
     }
@@ -77,9 +81,9 @@ impl Worker {
         Swap { compare: Word::Tail(old.place), swap }
     }
 
-    /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until it is there, at each memory
-    /// node that serves. With `link` the first CAS to link it behind that node goes along in the same post, for
-    /// [`link`](Self::link) to go on with.
+    /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until the node is written
+    /// at each memory node that serves. With `link`, the first CAS to link it after that node goes along in the same
+    /// post, and [`link`](Self::link) continues from it.
     pub(crate) async fn write(&mut self, place: Place, link: Option<&Entry>) -> Result<Option<First>, StoreError> {
         self.lay_out(place);
         loop {
@@ -120,8 +124,8 @@ impl Worker {
         Ok(first)
     }
 
-    /// Makes `new` the successor of what is believed to be the newest node. Returns what the word was: if it was that of a
-    /// tail, the write has taken effect.
+    /// Makes `new` the successor of `old`, which is believed to be the newest node. Returns the word that was found:
+    /// if it was that of a tail, the write has taken effect.
     pub(crate) async fn link(&self, old: &Entry, new: Place, first: Option<First>) -> Result<Word, StoreError> {
         let mut first = first;
         loop {
@@ -158,12 +162,13 @@ impl Worker {
         Ok(tail)
     }
 
-    /// The two nodes disagree: others go on with one alone already, of which this client has not heard, or one is corrupted.
+    /// Checks a word at the second node. If the two nodes disagree, others already use one alone and this client does
+    /// not know yet, or one is corrupted.
     fn must_be(word: Word, meant: Word, old: &Entry) -> Result<(), StoreError> {
         if word == meant { Ok(()) } else { Err(StoreError::Corrupted { index: old.place.index() }) }
     }
 
-    /// Compares and swaps the word of a node. Returns what it is then.
+    /// Compares and swaps the word of a node. Returns the resulting word.
     async fn swap(&self, lane: &Lane, of: &Entry, swap: Swap) -> Result<Word, StoreError> {
         self.on(lane, &[swap.verb(lane, of)]).await?;
         Ok(swap.left(lane, self.slot))

@@ -10,9 +10,9 @@ use crate::error::StoreError;
 use crate::layout::Place;
 use crate::rpc::{GRANT, MAX_MESSAGE, MAX_REPORTS, Reply, Report, Request};
 
-/// Below so many spare nodes more are asked for.
+/// Number of spare nodes below which the client asks for more.
 const LOW: usize = GRANT / 2;
-/// So many reports go out without waiting for a quiet moment.
+/// Number of reports that are sent without waiting for a quiet moment.
 const FULL_REPORT: usize = 16;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Requests {
     /// The last grant was empty; cleared by the next that is not.
     is_full: bool,
     over: Option<StoreError>,
-    /// Those who wait for an answer have not heard yet that none will come.
+    /// The connection has failed, and the operations that wait for an answer have not been notified yet.
     is_news: bool,
     /// An epoch that is to be acknowledged, and the slots whose operations are older than it.
     epoch: Option<(u64, u64)>,
@@ -63,7 +63,7 @@ impl Requests {
         self.over
     }
 
-    /// The memory node that serves alone, if the service said so since the last time.
+    /// Takes the memory node that serves alone, if the service has announced one since the last call.
     pub(crate) fn take_alone(&mut self) -> Option<usize> {
         self.alone.take()
     }
@@ -79,12 +79,12 @@ impl Requests {
     }
 
     fn ask_for_nodes(&mut self) {
-        self.flush_reports(); // nodes that were replaced are the next to be granted
+        self.flush_reports(); // replaced nodes are the next to be granted
         self.grants += 1;
         self.outbox.push_back(Request::Grant);
     }
 
-    /// A node for a new value; an error where none will come, and `None` where one has been asked for.
+    /// Takes a node for a new value. Returns an error if none will come, and `None` if one has been requested.
     pub(crate) fn take_node(&mut self) -> Result<Option<Place>, StoreError> {
         let node = self.spare.pop();
         if node.is_none() && self.grants == 0 && std::mem::take(&mut self.is_full) {
@@ -106,7 +106,7 @@ impl Requests {
 
     /// Gives a node back that was not used after all.
     pub(crate) fn give_back(&mut self, place: Place) {
-        // If the service is gone, nobody hands nodes out any more.
+        // If the service is gone, no service hands nodes out any more.
         let _ = self.send(Request::Return(vec![place]));
     }
 
@@ -115,7 +115,7 @@ impl Requests {
         match self.over {
             Some(error) => Err(error),
             None => {
-                self.flush_reports(); // the service is to know no less than this client
+                self.flush_reports(); // the service must know all that this client knows
                 self.outbox.push_back(request);
                 self.flush();
                 Ok(())
@@ -123,10 +123,10 @@ impl Requests {
         }
     }
 
-    /// A node was replaced.
+    /// Reports that a node was replaced.
     pub(crate) fn report(&mut self, report: Report) {
         if self.over.is_some() {
-            return; // nobody will recycle anything any more
+            return; // no service will recycle nodes any more
         }
         self.reports.push(report);
         if self.reports.len() >= FULL_REPORT {
@@ -141,8 +141,8 @@ impl Requests {
         }
     }
 
-    /// Nothing else is to be done just now. While operations run, reports wait for others, so that not each write costs a
-    /// message; but a deleted key is to be removed soon.
+    /// Handles an idle moment. While operations run, reports wait for others, so that not each write costs a message;
+    /// but a deleted key is to be removed soon.
     pub(crate) fn idle(&mut self, is_working: bool) {
         if !is_working || self.reports.last().is_some_and(|report| report.is_tombstone) {
             self.flush_reports();
@@ -150,14 +150,14 @@ impl Requests {
         self.flush();
     }
 
-    /// The operation of a slot is over.
+    /// Records that the operation of a slot is over.
     pub(crate) fn ended(&mut self, slot: usize) {
         if let Some((epoch, old)) = &mut self.epoch {
             *old &= !(1 << slot);
             if *old == 0 {
                 let epoch = *epoch;
                 self.epoch = None;
-                self.flush_reports(); // what was replaced before is known before
+                self.flush_reports(); // replaced nodes are reported first
                 self.outbox.push_back(Request::Quiet { epoch });
             }
         }
@@ -215,7 +215,7 @@ impl Requests {
         happened | std::mem::take(&mut self.is_news)
     }
 
-    /// Is there something that the next [`poll`](Self::poll) tells those who wait?
+    /// Returns whether the next [`poll`](Self::poll) has news for waiting operations.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
@@ -231,12 +231,12 @@ impl Requests {
                 } else if self.spare.len() + places.len() <= 4 * GRANT {
                     self.spare.extend(places);
                 } else {
-                    self.fail(StoreError::Protocol("it sent nodes that nobody asked for"));
+                    self.fail(StoreError::Protocol("it sent nodes that the client did not ask for"));
                 }
             }
             Reply::Alone { node } => self.alone = Some(node.into()),
             Reply::Epoch { epoch } => {
-                self.flush_reports(); // others may wait for what was replaced
+                self.flush_reports(); // others may wait for the replaced nodes
                 let bits =
                     slots.iter().enumerate().filter(|(_, slot)| slot.holds.get()).map(|(index, _)| 1_u64 << index);
                 match bits.sum::<u64>() {
@@ -249,7 +249,7 @@ impl Requests {
             }
             reply => match tag.and_then(|tag| slots.get(tag as usize)) {
                 Some(slot) => *slot.reply.borrow_mut() = Some(reply),
-                None => self.fail(StoreError::Protocol("it sent an answer to nobody")),
+                None => self.fail(StoreError::Protocol("it sent an answer without a question")),
             },
         }
     }
@@ -265,7 +265,7 @@ impl Requests {
         }
     }
 
-    /// When the connection has something to do by itself.
+    /// Returns the time at which the connection has something to do by itself.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         self.over.is_none().then(|| self.connection.poll_timeout_ns()).flatten()
     }
@@ -274,8 +274,8 @@ impl Requests {
         self.over.is_some() || self.connection.is_closed()
     }
 
-    /// Closes the connection once all messages before the goodbye have left. Returns whether it did so now: the next poll
-    /// says the goodbye.
+    /// Closes the connection once all messages before the goodbye have left. Returns whether it did so now: the next
+    /// poll sends the goodbye.
     fn finish_closing(&mut self) -> bool {
         let is_due = self.is_closing && self.outbox.is_empty() && self.grants == 0 && self.over.is_none();
         if is_due {

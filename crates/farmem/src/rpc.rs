@@ -1,4 +1,4 @@
-//! What clients and the metadata service say to each other, in messages over Send-Receive. Numbers are little endian.
+//! Messages between clients and the metadata service, over Send-Receive. Numbers are little endian.
 
 use std::net::Ipv6Addr;
 
@@ -27,12 +27,12 @@ pub(crate) struct Report {
     pub(crate) is_tombstone: bool,
 }
 
-/// What a client asks or says. `tag` comes back in the answer.
+/// Message of a client. `tag` comes back in the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// Give me nodes.
     Grant,
-    /// Where does this key's chain begin?
+    /// Asks for the first node of this key's chain.
     Lookup { tag: u32, key: Vec<u8> },
     /// This node is the first one of a key.
     Create { tag: u32, key: Vec<u8>, place: Place },
@@ -46,7 +46,7 @@ pub(crate) enum Request {
     Suspect { tag: u32, client: u32 },
     /// Other clients reach me by datagrams at this queue pair.
     Hello { gid: Ipv6Addr, qpn: Qpn },
-    /// Where does this client take datagrams?
+    /// Asks for the address at which this client takes datagrams.
     Peer { tag: u32, client: u32 },
     /// The store is full: give me one of the nodes that are kept for deletes.
     Reserve { tag: u32 },
@@ -56,7 +56,7 @@ pub(crate) enum Request {
     Stuck { tag: u32, place: Place },
 }
 
-/// What the metadata service answers or says.
+/// Message of the metadata service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// Nodes; none where there are none left.
@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
         self.u64().and_then(Place::from_bits)
     }
 
-    /// One of two memory nodes.
+    /// Parses the index of one of two memory nodes.
     fn node(&mut self) -> Option<u8> {
         self.take().map(|[node]| node).filter(|&node| usize::from(node) < MAX_REPLICAS)
     }
@@ -205,7 +205,7 @@ impl Request {
         }
     }
 
-    /// `None` where the bytes are no request.
+    /// Parses a request. Returns `None` if the bytes are no request.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let [kind] = reader.take()?;
@@ -273,7 +273,7 @@ impl Reply {
         }
     }
 
-    /// `None` where the bytes are no reply.
+    /// Parses a reply. Returns `None` if the bytes are no reply.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let [kind] = reader.take()?;
@@ -292,7 +292,7 @@ impl Reply {
             }
             10 => {
                 let (tag, bits) = (reader.u32()?, reader.u64()?);
-                // No place has the version 0.
+                // Version 0 is no valid place.
                 let place = if bits == 0 { None } else { Some(Place::from_bits(bits)?) };
                 Self::Reserved { tag, place }
             }
@@ -302,7 +302,7 @@ impl Reply {
         reader.end(reply)
     }
 
-    /// Whose question it answers.
+    /// Returns the tag of the question that it answers.
     pub(crate) fn tag(&self) -> Option<u32> {
         match self {
             Self::Granted(_) | Self::Epoch { .. } | Self::Alone { .. } => None,

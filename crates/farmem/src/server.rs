@@ -23,7 +23,7 @@ struct Entry {
     length: u32,
 }
 
-/// The table, and those who ask. One thread serves all.
+/// The table, and the clients that ask. One thread serves all.
 #[derive(Default)]
 pub(crate) struct Server {
     table: FxHashMap<KeyBytes, Entry>,
@@ -64,7 +64,7 @@ impl Server {
         Ok(own)
     }
 
-    /// A key that is there before any client.
+    /// Adds a key before any client is accepted.
     pub(crate) fn fill(&mut self, region: &Region, geometry: &Geometry, key: &[u8], value: &[u8]) {
         let call = Call { kind: Kind::Insert, tag: 0, key, value };
         let Self { table, free, used, request, .. } = self;
@@ -84,7 +84,7 @@ impl Server {
         self.sessions.values().filter_map(|session| session.connection.poll_timeout_ns()).min()
     }
 
-    /// Serves everybody for a while. Returns whether anything happened.
+    /// Serves all clients for a while. Returns whether anything happened.
     pub(crate) fn poll(&mut self, region: &Region, geometry: &Geometry) -> bool {
         let Self { table, free, used, sessions, request } = self;
         let mut shelf = Shelf { table, free, used, region, geometry };
@@ -104,7 +104,7 @@ impl Server {
 }
 
 impl Session {
-    /// `None` if the connection is over, or if the client has lost its way.
+    /// Serves one client. Returns `None` if the connection is over, or if the client breaks the protocol.
     fn serve(&mut self, shelf: &mut Shelf<'_>, request: &mut Vec<u8>) -> Option<bool> {
         let mut happened = false;
         for _ in 0..TURN {
@@ -140,7 +140,7 @@ impl Session {
     }
 }
 
-/// Where values lie.
+/// The place of values.
 struct Shelf<'a> {
     table: &'a mut FxHashMap<KeyBytes, Entry>,
     free: &'a mut Vec<u32>,
@@ -152,7 +152,7 @@ struct Shelf<'a> {
 impl Shelf<'_> {
     fn execute(&mut self, call: &Call<'_>, answer: &mut Vec<u8>) {
         if self.geometry.check_sizes(call.key, call.value).is_err() {
-            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client of ours asks for that
+            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client of this crate sends that
         }
         let known = self.table.get_mut(call.key);
         let result = match (call.kind, known) {

@@ -1,5 +1,5 @@
-//! The store behind a middlebox: what the box has to know of nodes to steer requests to the newest of them, and how
-//! clients get through it to the memory node.
+//! The store behind a middlebox. The box uses its knowledge of nodes to steer requests to the newest of them, and
+//! clients connect through it to the memory node.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -21,12 +21,12 @@ pub struct StoreLayout {
 }
 
 impl StoreLayout {
-    /// Of a store of these sizes in a region that begins at this address. READs are steered too.
+    /// Returns the layout of a store of these sizes in a region that begins at this address. READs are steered too.
     pub fn new(geometry: Geometry, base: u64) -> Self {
         Self { geometry, base, steers_reads: true }
     }
 
-    /// The same, where READs go to the nodes that clients name.
+    /// Returns the same, but READs go to the nodes that clients name.
     pub fn writes_alone(self) -> Self {
         Self { steers_reads: false, ..self }
     }
@@ -60,7 +60,7 @@ impl Layout for StoreLayout {
         }
     }
 
-    /// A put wants a value before it, an insert a tombstone.
+    /// Returns the class of a node. A put requires a value before it, an insert a tombstone.
     fn class(&self, start: &[u8]) -> u8 {
         start.get(..HEADER_BYTES).map_or(0, |header| Header::parse(header).is_tombstone.into())
     }
@@ -70,8 +70,8 @@ impl Layout for StoreLayout {
     }
 }
 
-/// A memory node behind a middlebox: the box's control plane for a store. The box is the node's only client; the store's
-/// clients, the metadata service among them, are the box's.
+/// A memory node behind a middlebox: the box's control plane for a store. The box is the node's only client; the box
+/// serves the store's clients, including the metadata service.
 #[derive(Debug)]
 pub struct Behind {
     node: MemoryDescription,
@@ -93,9 +93,9 @@ fn to_gid(address: IpAddr) -> Ipv6Addr {
 }
 
 impl Behind {
-    /// Connects a box with a memory node. `rkey` is the key that clients are to show, of the box's choice. `is_exclusive`
-    /// says that nothing reaches the memory but through the box, so that it may turn CASes into WRITEs. With
-    /// `steers_reads` the box steers READs too.
+    /// Connects a box with a memory node. `rkey` is the key that clients are to show, of the box's choice.
+    /// `is_exclusive` states that the memory is reached only through the box, so that it may turn CASes into WRITEs.
+    /// With `steers_reads` the box steers READs too.
     ///
     /// # Errors
     ///
@@ -115,15 +115,16 @@ impl Behind {
         Self::connect(steer, node, NodeEnd::at, (rkey, is_exclusive, steers_reads))
     }
 
-    /// What a memory node needs to know of a box to [accept](MemoryNode::accept) it as [`BOX`], where the two are not in one
-    /// process.
+    /// Returns the description of a box with which a memory node [accepts](MemoryNode::accept) it as [`BOX`], if the
+    /// two are not in one process.
     pub fn lane(steer: &Steer, path_mtu: PathMtu, udp_port: u16) -> EndpointDescription {
         let (qpn, psn) = steer.node_side();
         EndpointDescription::one_sided(to_gid(steer.config().address), qpn, psn, path_mtu, udp_port)
     }
 
-    /// Connects the box with a memory node that has accepted it. `end` makes the node's end from address and path MTU; which
-    /// queue pair it is, and how many READs it takes, is known here. The rest is as of [`attach`](Self::attach).
+    /// Connects the box with a memory node that has accepted it. `end` makes the node's end from address and path
+    /// MTU; the description holds its queue pair and its maximum of READs. The rest is as of
+    /// [`attach`](Self::attach).
     ///
     /// # Errors
     ///
@@ -177,8 +178,8 @@ impl Behind {
         Ok(MemoryDescription { endpoint, region, geometry: self.node.geometry, calls: None })
     }
 
-    /// Shuts a client out, as [`MemoryNode::fence`] does without a box. False as long as requests of it are at the node:
-    /// then ask again.
+    /// Shuts a client out, as [`MemoryNode::fence`] does without a box. Returns false as long as requests of it are
+    /// at the node: then call again.
     pub fn fence(&mut self, steer: &mut Steer, client: u32) -> bool {
         let Some(&qpn) = self.clients.get(&client) else { return true };
         steer.disconnect(qpn);

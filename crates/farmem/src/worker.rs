@@ -1,5 +1,5 @@
-//! What runs one operation after the other in a slot of a client: verbs, questions and waiting as futures, which the
-//! client's poll moves along. A worker is made once, so an operation allocates nothing.
+//! A worker, which runs one operation after the other in a slot of a client: verbs, questions and waiting as futures,
+//! which the client's poll moves along. A worker is made once, so an operation allocates nothing.
 
 use std::cell::{Cell, Ref};
 use std::future::{Future, poll_fn};
@@ -26,23 +26,23 @@ pub(crate) struct Worker {
     reserved: Cell<Option<Place>>,
 }
 
-/// What a look at a node showed.
+/// Result of reading a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// It is the newest of its key.
+    /// The node is the newest of its key.
     Tail { is_tombstone: bool, length: u32 },
-    /// Another one follows; and where the key's shortcut points.
+    /// Another node follows; `shortcut` is the key's shortcut.
     Followed { next: Place, shortcut: Option<Place> },
     /// The place is used for something else now, or the key was removed.
     Gone,
     /// The node is longer than what was read.
     Longer { length: u32 },
-    /// The node is the one that was meant, but its CRC is wrong: somebody is writing it anew, or it is corrupted.
+    /// The node is the expected one, but its CRC is wrong: a client is writing it anew, or it is corrupted.
     Damaged,
 }
 
-/// Where the words of a slot lie: what a CAS found, the shortcut that was read, what a lock was before it was taken, and
-/// before it was released.
+/// Offsets of the words of a slot: the word that a CAS found, the shortcut that was read, and two lock words. These
+/// are the lock word before it was taken and the one before it was released.
 pub(crate) const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
 const LOCK: usize = WORDS[2];
@@ -70,7 +70,7 @@ impl Worker {
         self.own().value.borrow()
     }
 
-    /// Takes what another client has said, and the value that goes with it.
+    /// Takes the message of another client, and the value that goes with it.
     pub(crate) fn hear(&self, seat: &Seat) -> Option<Said> {
         seat.hear(&mut self.own().value.borrow_mut())
     }
@@ -80,17 +80,17 @@ impl Worker {
         calls.take(self.slot, self.kind(), &mut self.own().value.borrow_mut())
     }
 
-    /// Whether the operation may know nodes, which must not be recycled then.
+    /// Sets whether the operation may know nodes, which must not be recycled then.
     pub(crate) fn holds(&self, does: bool) {
         self.own().holds.set(does);
     }
 
-    /// When the operation has something to do by itself.
+    /// Sets the time at which the operation has something to do by itself.
     pub(crate) fn until(&self, deadline_ns: Option<u64>) {
         self.own().deadline_ns.set(deadline_ns);
     }
 
-    /// The operation is over, but its slot has something to do still.
+    /// Sets whether the slot still has work after the end of its operation.
     pub(crate) fn lingers(&self, does: bool) {
         self.own().lingers.set(does);
     }
@@ -135,8 +135,8 @@ impl Worker {
         });
     }
 
-    /// Posts verbs to the memory node that is read and waits until all are done. Returns the lane that has what they brought.
-    /// If the node is given up meanwhile, the other one gets them too: that must make no difference.
+    /// Posts verbs to the memory node that is read and waits until all are done. Returns the lane that has the
+    /// results. If the node is given up meanwhile, the other one gets the verbs too, so they must be repeatable.
     async fn verbs(&self, list: &[Verb]) -> Result<&Lane, StoreError> {
         loop {
             let lane = self.core.nodes.lane();
@@ -169,7 +169,7 @@ impl Worker {
         .await
     }
 
-    /// Waits until so many nanoseconds have passed.
+    /// Waits until `ns` nanoseconds have passed.
     pub(crate) async fn sleep(&self, ns: u64) -> Result<(), StoreError> {
         let deadline = self.core.device.now_ns() + ns;
         self.own().deadline_ns.set(Some(deadline));
@@ -183,7 +183,7 @@ impl Worker {
         result
     }
 
-    /// A random number below `end`, for waiting times (xorshift64*, Vigna 2014).
+    /// Returns a random number below `end`, for waiting times (xorshift64*, Vigna 2014).
     pub(crate) fn random_below(&self, end: u64) -> u64 {
         let mut state = self.core.random.get().max(1);
         state ^= state >> 12;
@@ -194,8 +194,8 @@ impl Worker {
         ((u128::from(number) * u128::from(end)) >> 64) as u64
     }
 
-    /// A node for a new value. The operation may know no other node yet: one that waits here keeps nobody from
-    /// recycling.
+    /// Takes a node for a new value. The operation must not know another node yet: an operation that waits here keeps
+    /// no other client from recycling.
     pub(crate) async fn take_node(&self) -> Result<Place, StoreError> {
         let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.nodes.failed()) {
             (Ok(Some(place)), _) if !self.core.nodes.geometry.has(place) => {
@@ -214,7 +214,7 @@ impl Worker {
         result
     }
 
-    /// A node for a delete in a store that is full.
+    /// Takes a node for a delete in a store that is full.
     async fn take_reserved(&self) -> Result<Place, StoreError> {
         match self.ask(|tag| Request::Reserve { tag }).await? {
             Reply::Reserved { place: Some(place), .. } if self.core.nodes.geometry.has(place) => {
@@ -235,12 +235,12 @@ impl Worker {
         }
     }
 
-    /// Where the key's newest node was when a client of this host saw it last.
+    /// Returns the place of the key's newest node when a client of this host last saw it.
     pub(crate) fn known(&self) -> Option<Entry> {
         self.core.cache.get(&self.key())
     }
 
-    /// Where the key's chain begins, as the metadata service knows it. `None` if there is no such key.
+    /// Asks the metadata service for the first node of the key's chain. `None` if there is no such key.
     pub(crate) async fn look_up(&self) -> Result<Option<Entry>, StoreError> {
         let key = self.key().clone();
         match self.ask(|tag| Request::Lookup { tag, key }).await? {
@@ -250,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// What is known of a node of which only the place is known.
+    /// Returns the entry of a node of which only the place is known.
     pub(crate) fn first_entry(&self, place: Place, number: u32) -> Result<Entry, StoreError> {
         let geometry = self.core.nodes.geometry;
         if !geometry.has(place) || number >= geometry.keys {
@@ -260,8 +260,8 @@ impl Worker {
         Ok(Entry { place, number, is_tombstone: false, length })
     }
 
-    /// READs the beginning of a node up to its key, and beside it the key's shortcut. Where a middlebox has sent the READ
-    /// to a newer node, that is the entry's node from now on.
+    /// READs the beginning of a node up to its key, and beside it the key's shortcut. If a middlebox has sent the
+    /// READ to a newer node, that is the entry's node from now on.
     pub(crate) async fn look(&mut self, entry: &mut Entry) -> Result<Seen, StoreError> {
         self.count(|counts| counts.hops += 1);
         let length = layout::look_length(self.key().len());
@@ -294,7 +294,7 @@ impl Worker {
         Ok(seen)
     }
 
-    /// The shortcut that was asked for beside a node: nobody waits for it unless another node follows.
+    /// Returns the shortcut that was read beside a node: the operation waits for it only if another node follows.
     async fn shortcut(&self, lane: &Lane, number: u64) -> Result<Option<Place>, StoreError> {
         self.done(lane, number).await?;
         Ok(match Word::from_bits(lane.word(self.slot, SHORTCUT)) {
@@ -321,14 +321,14 @@ impl Worker {
             Verb::Read { remote, local: lane.incoming(), length },
             Verb::Read { remote: geometry.shortcut(entry.number), local: SHORTCUT, length: 8 },
         ];
-        // Nobody keeps shortcuts up to date where a box knows better.
+        // No client keeps shortcuts up to date if a box knows better.
         let number = lane.post(slot, if is_steered { &verbs[..1] } else { &verbs }, Awaited::First)?;
         self.done(lane, number).await?;
         self.scratch.resize(length, 0);
         lane.copy_out(slot, lane.incoming(), &mut self.scratch);
         let header = Header::parse(&self.scratch);
-        // A node that lies elsewhere can come only from a box, which knows that it is in a chain. One in the place that
-        // was asked for must be in the same use: a later one may be written and not linked yet.
+        // A node with another place can come only from a box, which knows that the node is in a chain. A node with
+        // the requested place must be in the same use: a later use may be written and not linked yet.
         if let Some(place) = header.place
             && is_steered
             && place.index() != entry.place.index()
@@ -340,7 +340,7 @@ impl Worker {
         let tail = Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 };
         let seen = match header.word {
             Word::Tail(place) if is_meant && place == entry.place => tail,
-            Word::Locked(_) if is_meant => tail, // what is about to follow has not taken effect
+            Word::Locked(_) if is_meant => tail, // the node about to follow has not taken effect
             Word::Link(next) if is_meant && geometry.has(next) => {
                 let shortcut = if is_steered { None } else { self.shortcut(lane, number + 1).await? };
                 Seen::Followed { next, shortcut }
@@ -358,12 +358,12 @@ impl Worker {
         layout::encode(place, &key, value, &mut self.scratch);
     }
 
-    /// What was laid out last.
+    /// Returns the node that was laid out last.
     pub(crate) fn laid_out(&self) -> &[u8] {
         &self.scratch
     }
 
-    /// A node that this operation has made the newest of its key.
+    /// Returns the entry of a node that this operation has made the newest of its key.
     pub(crate) fn entry(&self, place: Place, number: u32) -> Entry {
         let is_tombstone = self.kind() == Kind::Delete;
         let value = if is_tombstone { 0 } else { self.own().value.borrow().len() };
@@ -371,8 +371,8 @@ impl Worker {
         Entry { place, number, is_tombstone, length }
     }
 
-    /// Says that `new` is the newest node of the key now: to the cache, to the metadata service if it took the place of
-    /// another, and by the shortcut to the clients of other hosts, who will see it some time later.
+    /// Publishes that `new` is the newest node of the key now. It informs the cache, the metadata service if the node
+    /// replaced another, and, by the shortcut, the clients of other hosts, which see it some time later.
     pub(crate) fn publish(&self, old: Option<Place>, new: Place, number: u32) {
         let entry = self.entry(new, number);
         let is_tombstone = entry.is_tombstone;
@@ -391,7 +391,7 @@ impl Worker {
         let _ = core.nodes.lane().write_shortcut(self.slot, number, new, Awaited::Nothing);
     }
 
-    /// Lets go of a key's lock, unless somebody has broken it. Nobody waits for that.
+    /// Releases a key's lock, unless another client has broken it. The operation does not wait for that.
     pub(crate) fn release_lock(&self, number: u32, own: u64) -> Result<(), StoreError> {
         let remote = self.core.nodes.geometry.lock(number);
         let verb = Verb::CompareSwap { remote, local: RELEASED, compare: own, swap: 0 };

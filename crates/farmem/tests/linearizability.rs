@@ -1,5 +1,6 @@
-//! Histories of every strategy on virtual time, with clients that die at any step and with lost packets, and whether each
-//! key of them is linearizable. `FARMEM_SEED` runs one seed, `FARMEM_SEEDS` a number of seeds from `FARMEM_SEEDS_FROM` on.
+//! Checks whether each key is linearizable in histories of every strategy on virtual time, with clients that die at
+//! any step and with lost packets. `FARMEM_SEED` runs one seed, `FARMEM_SEEDS` a number of seeds from
+//! `FARMEM_SEEDS_FROM` on.
 
 mod common;
 
@@ -15,7 +16,7 @@ use doorbell_sim::{Testbed, VirtualWaiter};
 
 type Spans = BTreeMap<u32, Vec<Span>>;
 
-/// A value is its number, over and over, in a length that depends on the number.
+/// Returns a value: its number, repeated, in a length that depends on the number.
 fn value(number: u32, most: usize) -> Vec<u8> {
     let length = 4 + number as usize * 13 % (most - 3);
     number.to_le_bytes().into_iter().cycle().take(length).collect()
@@ -33,9 +34,9 @@ struct Load {
     keys: u64,
     operations: u32,
     outstanding: usize,
-    /// A client dies after so many verbs.
+    /// Verbs after which a client dies.
     death: Option<u64>,
-    /// A middlebox is between the memory node and everybody else.
+    /// A middlebox between the memory node and all other hosts.
     boxed: Option<Boxed>,
     /// Memory nodes.
     replicas: usize,
@@ -52,7 +53,7 @@ impl Load {
 
 const MOST: usize = 120;
 
-/// Key `index`, some of them longer than a number.
+/// Returns key `index`; some keys are longer than a number.
 fn key(index: u32) -> Vec<u8> {
     match index % 2 {
         0 => u64::from(index).to_le_bytes().to_vec(),
@@ -60,7 +61,7 @@ fn key(index: u32) -> Vec<u8> {
     }
 }
 
-/// Which operation, on which key, with which value.
+/// Returns the operation of an event.
 fn operation<'a>(event: Event, key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
     match event {
         Event::Put(..) => Operation::Put { key, value },
@@ -121,7 +122,8 @@ async fn work(
             };
             spans.borrow_mut().entry(index).or_default().push(Span { from, to, event });
         }
-        // Without the metadata service a client could go on with what it knows. Here that means that it was shut out.
+        // Without the metadata service a client could continue with its known nodes. Here the error means that it was
+        // shut out.
         if client.is_over() || has_failed {
             break;
         }
@@ -139,13 +141,14 @@ async fn work(
     client
 }
 
-/// Two hosts with two clients each. Returns how many operations had no answer, and how many frames were dropped.
+/// Runs two hosts with two clients each. Returns the number of operations without an answer, and of dropped frames.
 fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
     let (unanswered, dropped, _) = run_counted(testbed, load, seed);
     (unanswered, dropped)
 }
 
-/// The same, and how many READs and CASes a middlebox steered, and how many CASes it turned into WRITEs.
+/// Runs the same. Also returns how many READs and CASes a middlebox steered, and how many CASes it turned into
+/// WRITEs.
 fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3]) {
     // With few nodes each is used again and again.
     let nodes = if seed.is_multiple_of(2) { 400 } else { 160 };
@@ -203,7 +206,8 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
 /// Seeds that failed once. 136: a client did not report that its goodbye was acknowledged.
 const STORED: [u64; 1] = [136];
 
-/// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed once.
+/// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed
+/// once.
 fn seeds(default: u64) -> impl Iterator<Item = u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (range, stored) = match number("FARMEM_SEED") {
@@ -267,7 +271,8 @@ fn steered_strategies_are_linearizable_behind_a_middlebox_and_lose_no_node() {
     assert!(lost > 0 && reads > 100 && swaps > 100 && converted > 100, "{lost} frames lost, {steered:?} steered");
 }
 
-/// Slow links, and a queue of the switch that holds few frames: what two hosts send at once is dropped in part.
+/// Returns a testbed with slow links, and a queue of the switch that holds few frames. When two hosts send at once,
+/// the switch drops some of the frames.
 fn losing() -> Testbed {
     let replaced = [
         ("link.rate", "1 Gb/s"),
@@ -295,7 +300,7 @@ fn lost_packets_change_nothing() {
     assert!(lost > 0, "packets are to be lost");
 }
 
-/// What is done on two memory nodes, with one that fails at any time and in any way, or without.
+/// Returns a load for two memory nodes, either with one that fails at any time and in any way, or without a failure.
 fn replicated(strategy: Strategy, seed: u64) -> Load {
     let mut rng = Rng::new(seed ^ 0x7e91_1ca7);
     let how = match rng.below(4) {
@@ -323,7 +328,7 @@ fn two_memory_nodes_of_which_one_fails_at_any_time_are_linearizable_and_lose_no_
         for seed in seeds(200) {
             let load = replicated(strategy, seed);
             let (unanswered, dropped) = run(&t3(), load, seed);
-            // Whoever does not die gets an answer, whichever node fails.
+            // Each client that does not die gets an answer, whichever node fails.
             assert!(unanswered == 0 || load.death.is_some(), "{load:?}, seed {seed}: {unanswered}, {dropped}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a store does with one or two clients: round trips, limits, deaths, and memory that is not as it should be.
+//! Tests of a store with one or two clients: round trips, limits, deaths, and damaged memory.
 
 mod common;
 
@@ -82,8 +82,8 @@ fn keys_come_and_go_and_have_values_of_any_length() {
     }
 }
 
-/// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll that
-/// reports them ([`common::poll`] checks each).
+/// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll
+/// that reports them ([`common::poll`] checks each).
 #[test]
 fn a_client_that_sleeps_hears_of_results_and_that_its_goodbye_is_acknowledged() {
     for strategy in Strategy::ALL {
@@ -106,7 +106,7 @@ fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
             let before = client.counts().verbs;
             get(&mut client, &waiter, KEY).await.expect("read");
             let after = client.counts().verbs;
-            // The node as long as it is, and the shortcut beside it.
+            // The node in its full length, and the shortcut beside it.
             let read = (after.reads - before.reads, after.read_bytes - before.read_bytes);
             assert_eq!(read, (2, 32 + 8 + 50 + 8));
             assert_eq!((after.writes, after.compare_swaps), (before.writes, before.compare_swaps));
@@ -154,11 +154,11 @@ fn a_full_store_says_so_and_goes_on_with_what_it_has() {
         }
         let (own, waiter) = (&mut client, &waiter);
         assert_eq!(put(own, waiter, &[3], b"more").await, Err(StoreError::Full));
-        // A delete that finds no key needs none of them for long.
+        // A delete that finds no key gives its node back soon.
         for _ in 0..5 {
             assert_eq!(delete(own, waiter, &[200]).await, Ok(Outcome::Absent));
         }
-        // Each of them makes room.
+        // Each of them frees room.
         for key in 0..made {
             assert_eq!(delete(own, waiter, &[key]).await, Ok(Outcome::Done), "key {key}");
             assert_eq!(get(own, waiter, &[key]).await, Ok(None));
@@ -209,7 +209,7 @@ fn without_the_metadata_service_known_keys_go_on_until_nodes_run_out() {
     let ended = store.simulation.spawn(common::FIRST_HOST, "client", async move {
         insert(&mut client, &waiter, KEY, b"1").await.expect("inserted");
         is_served.set(false);
-        // Longer than the connection's retries.
+        // This is longer than the connection's retries.
         let later = waiter.now().as_ns() + 100_000_000;
         while waiter.now().as_ns() < later {
             client.poll();
@@ -277,7 +277,7 @@ fn a_corrupted_node_is_an_error_and_never_a_value() {
         region.copy_in(at + 10, &[0xa4]);
         let refused = get(&mut client, &waiter, KEY).await.unwrap_err();
         assert!(matches!(refused, StoreError::Corrupted { .. }), "{refused}");
-        // Another value makes the key whole again.
+        // Another value makes the key intact again.
         assert_eq!(put(&mut client, &waiter, KEY, b"2").await, Ok(Outcome::Done));
         assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some(b"2".to_vec())));
         close(client, &waiter, &working).await;
@@ -344,8 +344,8 @@ fn a_lock_is_broken_after_its_lease_and_its_holder_is_shut_out_first() {
     }
 }
 
-/// Several clients, each a thread, put the same key again and again. Returns what all of them counted, and how long it
-/// took.
+/// Runs several clients, each a thread, that put the same key repeatedly. Returns the sum of their counters, and the
+/// time.
 fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
     let mut store = Store::new(&t3(), 2, geometry(), 1);
     let total = Rc::new(Cell::new(ClientCounts::default()));
@@ -388,11 +388,11 @@ fn a_lock_that_is_handed_over_spares_the_memory_node_the_waiting() {
     assert_eq!((spun.suspects, queued.suspects), (0, 0));
     let writes = queued.writes.operations;
     assert_eq!(writes, 8 * 50 + 1);
-    // To come behind the last one may take a few CASes, if others come too; to wait takes none.
+    // To queue behind the last client may take a few CASes, if others come too; to wait takes none.
     assert!(queued.lock_attempts < 4 * writes, "{queued:?}");
     assert!(queued.lock_attempts < spun.lock_attempts, "{queued:?}, {spun:?}");
     assert!(queued.handovers > writes / 2 && queued.messages > writes / 2, "{queued:?}");
-    // Whoever gets the lock gets the place of the newest node with it.
+    // A client that gets the lock gets the place of the newest node with it.
     assert!(queued.writes.attempts < writes + writes / 10, "{queued:?}");
 }
 
@@ -459,9 +459,9 @@ impl Turns {
     }
 }
 
-/// A box without knowledge of the store takes the place of another one. Clients connect with it with their caches, and take
-/// turns on one key. Each node that a client names is outdated, since the other client has put a newer one. So the box must
-/// steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
+/// A box without knowledge of the store takes the place of another one. Clients connect with it with their caches,
+/// and take turns on one key. Each node that a client names is outdated, since the other client has put a newer one.
+/// So the box must steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
 #[test]
 fn a_box_that_took_anothers_place_steers_and_converts_again() {
     const ROUNDS: u32 = 8;

@@ -8,7 +8,7 @@ use super::NodeCounts;
 use crate::layout::{Geometry, KeyBytes, MAX_VERSION, Place};
 use crate::rpc::{GRANT, Report};
 
-/// Of so many nodes one is kept for deletes, up to as many as are granted at a time.
+/// Nodes per node that is kept for deletes. At most one grant of nodes is kept.
 const RESERVED: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ enum Use {
     /// The first node of a key's chain.
     Head(u32),
     Retired,
-    /// Has had every version.
+    /// The node has had every version.
     Spent,
 }
 
@@ -36,7 +36,7 @@ struct Key {
     is_closing: bool,
 }
 
-/// What became of a key that was to be created.
+/// Result of creating a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Created {
     New(u32),
@@ -52,7 +52,7 @@ pub(super) enum Created {
 pub(super) struct Directory {
     nodes: Vec<Node>,
     free: VecDeque<u32>,
-    /// So many free nodes are kept for deletes, which are the way out of a full store.
+    /// Free nodes that are kept for deletes, which are the way out of a full store.
     reserve: usize,
     /// Nodes that were replaced, each with the epoch in which that became known.
     retired: VecDeque<(u64, u32)>,
@@ -79,8 +79,8 @@ impl Directory {
         }
     }
 
-    /// Keys that were there before any client: key `rank` has number `rank`, and its first node is the first use of node
-    /// `rank`.
+    /// Enters keys that were there before any client: key `rank` has number `rank`, and its first node is the first
+    /// use of node `rank`.
     pub(super) fn fill(&mut self, keys: impl ExactSizeIterator<Item = (KeyBytes, Place)>) {
         self.numbers.reserve(keys.len());
         for (number, (name, place)) in keys.enumerate() {
@@ -92,7 +92,7 @@ impl Directory {
         self.free_numbers.retain(|&number| self.keys[number as usize].is_none());
     }
 
-    /// What a place is, if it is in the use that it names.
+    /// Returns the use of a place, if its version is the current one.
     fn is(&self, place: Place) -> Option<Use> {
         let node = self.nodes.get(place.index() as usize)?;
         (node.version == place.version()).then_some(node.is)
@@ -127,12 +127,12 @@ impl Directory {
         }
     }
 
-    /// Is there nothing to hand out but the reserve?
+    /// Returns whether only the reserve is left.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() <= self.reserve
     }
 
-    /// Would nodes run out if each of so many clients asked twice?
+    /// Returns whether nodes would run out if each of `clients` clients asked twice.
     pub(super) fn is_low(&self, clients: usize) -> bool {
         self.free.len() <= self.reserve + 2 * GRANT * clients
     }
@@ -147,7 +147,7 @@ impl Directory {
         is_own
     }
 
-    /// The nodes that a client has.
+    /// Returns the nodes that a client has.
     pub(super) fn granted_to(&self, client: u32) -> Vec<Place> {
         let is_own = |(_, node): &(usize, &Node)| node.is == Use::Granted(client);
         self.nodes
@@ -158,13 +158,13 @@ impl Directory {
             .collect()
     }
 
-    /// Where a key's chain begins, and the key's number.
+    /// Returns the first node of a key's chain, and the key's number.
     pub(super) fn lookup(&self, key: &[u8]) -> Option<(Place, u32)> {
         let &number = self.numbers.get(key)?;
         Some((self.head(number)?, number))
     }
 
-    /// Where the chain of a key begins.
+    /// Returns the first node of a key's chain.
     pub(super) fn head(&self, number: u32) -> Option<Place> {
         self.keys.get(number as usize)?.as_ref().map(|key| key.head)
     }
@@ -185,11 +185,12 @@ impl Directory {
         Created::New(number)
     }
 
-    /// A client says that a node took the place of another. Returns a key to be removed: its only node is a tombstone.
+    /// Records a client's report that a node replaced another. Returns a key to be removed: its only node is a
+    /// tombstone.
     pub(super) fn report(&mut self, client: u32, report: Report) -> Result<Option<u32>, ()> {
         match self.is(report.new) {
             Some(Use::Granted(owner)) if owner == client => {}
-            // Somebody who tidied up has seen it already.
+            // The service's chores have found this link already.
             Some(Use::Head(_) | Use::Retired) => return Ok(None),
             _ => return Err(()),
         }
@@ -203,7 +204,8 @@ impl Directory {
         }
     }
 
-    /// The first node of a chain has a successor: it is retired, and so are all after it of which that is known.
+    /// Advances the chain whose first node has a successor: the first node is retired, and so are all after it with a
+    /// known successor.
     pub(super) fn advance(&mut self, number: u32, next: Place, is_tombstone: bool) -> Option<u32> {
         let (mut next, mut is_tombstone) = (next, is_tombstone);
         loop {
@@ -225,12 +227,12 @@ impl Directory {
         self.retired.push_back((self.epoch, place.index()));
     }
 
-    /// Is a node with a client still, as far as is known?
+    /// Returns whether a client still has a node, as far as is known.
     pub(super) fn is_granted(&self, place: Place) -> bool {
         self.owner(place).is_some()
     }
 
-    /// The client that a node is with, as far as is known.
+    /// Returns the client that has a node, as far as is known.
     pub(super) fn owner(&self, place: Place) -> Option<u32> {
         match self.is(place) {
             Some(Use::Granted(client)) => Some(client),
@@ -238,14 +240,14 @@ impl Directory {
         }
     }
 
-    /// A key is about to be removed: nobody may create it until that is decided. Returns its only node.
+    /// Marks a key as about to be removed: no client may create it until that is decided. Returns its only node.
     pub(super) fn begin_closing(&mut self, number: u32) -> Option<Place> {
         let key = self.keys.get_mut(number as usize)?.as_mut()?;
         key.is_closing = true;
         Some(key.head)
     }
 
-    /// The chain of a key was closed behind `place`, or could not be.
+    /// Ends the removal of a key: its chain was closed behind `place`, or could not be.
     pub(super) fn end_closing(&mut self, number: u32, place: Place, is_closed: bool) {
         let Some(key) = self.keys.get_mut(number as usize).and_then(Option::as_mut) else { return };
         key.is_closing = false;

@@ -35,14 +35,14 @@ const MAX_WAITING: usize = 256;
 const TIDY: usize = 0;
 const PROBE: usize = 1;
 
-/// What a metadata service is made with.
+/// Options of a metadata service.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
-    /// Its connections with clients. Their longest message is set by the store. In a store with two
-    /// memory nodes their timeout and retry count hold for the queue pairs to these nodes too: they say how soon the service
-    /// notices that a node does not answer.
+    /// Options of the connections with clients. The store sets their longest message. In a store with two memory
+    /// nodes, their timeout and retry count also hold for the queue pairs to these nodes. They set the time until the
+    /// service notices that a node does not answer.
     pub rpc: Config,
-    /// A client that keeps others from nodes, because an operation of it has been running for so long, is shut out.
+    /// Time that an operation may run while its client keeps others from nodes. After it, the client is shut out.
     pub lease_ns: u64,
     /// Memory nodes that hold the same: 1 or 2.
     pub replicas: usize,
@@ -54,12 +54,12 @@ impl Default for MetadataOptions {
     }
 }
 
-/// How many nodes are what. Nodes that are none of these are in a chain behind its first node.
+/// Number of nodes in each use. All other nodes are in a chain after its first node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounts {
     /// To be granted.
     pub free: u64,
-    /// With a client, which has perhaps linked them already and not said so.
+    /// With a client, which may have linked them already without reporting it.
     pub granted: u64,
     /// First nodes of chains.
     pub heads: u64,
@@ -75,21 +75,21 @@ struct Session {
     outbox: VecDeque<Reply>,
     /// Everything that it did when this epoch began is over.
     quiet: u64,
-    /// When it was told of the epoch.
+    /// Time at which the service sent the epoch to the client.
     told_ns: u64,
     /// Nodes that it asked for and has not been given.
     grants: usize,
     /// Deletes that want a node of the reserve, by their tags.
     reserves: VecDeque<u32>,
-    /// The client waits for nodes, and none was free. If none is free either when all operations have ended that began before
-    /// this epoch, the store is full.
+    /// The client waits for nodes, and none was free. If none is free when all operations that began before this
+    /// epoch have ended, the store is full.
     short_until: Option<u64>,
-    /// Where it takes datagrams of other clients.
+    /// The address at which the client takes datagrams of other clients.
     datagrams: Option<(Ipv6Addr, Qpn)>,
 }
 
 impl Session {
-    /// Does it wait for nodes?
+    /// Returns whether the client waits for nodes.
     fn is_short(&self) -> bool {
         self.grants > 0 || !self.reserves.is_empty()
     }
@@ -100,7 +100,7 @@ impl Session {
 pub struct MetadataEnd {
     pd: Pd,
     lane: LaneEnd,
-    /// Of a store with two memory nodes.
+    /// The second memory node, if the store has two.
     replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     options: MetadataOptions,
 }
@@ -118,17 +118,17 @@ impl MetadataEnd {
         Ok(Self { pd: pd.clone(), lane: lane()?, replica, options })
     }
 
-    /// What the memory node needs to know.
+    /// Returns the description for the memory node.
     pub fn to_memory(&self) -> ClientDescription {
         ClientDescription { lane: self.lane.description(), calls: None }
     }
 
-    /// The same for the second memory node, if the store has two.
+    /// Returns the same for the second memory node, if the store has two.
     pub fn to_replica(&self) -> Option<ClientDescription> {
         self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
     }
 
-    /// What the second memory node answered.
+    /// Stores the description that the second memory node answered.
     pub fn set_replica(&mut self, memory: MemoryDescription) {
         if let Some((_, of_memory)) = &mut self.replica {
             *of_memory = Some(memory);
@@ -139,8 +139,8 @@ impl MetadataEnd {
     ///
     /// # Errors
     ///
-    /// The description cannot be connected to, or there is no memory for buffers, or a second memory node was asked for and not
-    /// [set](Self::set_replica).
+    /// The description cannot be connected to, there is no memory for buffers, or a requested second memory node was
+    /// not [set](Self::set_replica).
     pub fn connect(self, memory: &MemoryDescription) -> Result<Metadata, OpenError> {
         let for_ever = Rc::new(Cell::new(None));
         let replica = self.replica.map(|replica| connect_replica(replica, memory, &for_ever)).transpose()?;
@@ -184,9 +184,9 @@ pub struct Metadata {
     to_fence: VecDeque<u32>,
     /// Whether a client was removed since the last poll, so that it must be shut out.
     has_parted: bool,
-    /// Until then nobody is shut out because others wait for it.
+    /// Time before which no client is shut out because others wait for it.
     settled_ns: u64,
-    /// Who waits for which client to be shut out: client, tag, suspect.
+    /// Clients that wait for another client to be shut out: client, tag, suspect.
     suspects: Vec<(u32, u32, u32)>,
     scratch: Vec<u8>,
 }
@@ -225,12 +225,12 @@ impl Metadata {
         Ok(own)
     }
 
-    /// Takes the keys of a workload for made, which [`MemoryNode::fill`](crate::MemoryNode::fill) has written. To be
-    /// called before any client is accepted.
+    /// Records the keys of a workload, which [`MemoryNode::fill`](crate::MemoryNode::fill) has written, as existing.
+    /// To be called before any client is accepted.
     ///
     /// # Errors
     ///
-    /// The store has no room for so many keys.
+    /// The store has no room for this number of keys.
     pub fn fill(&mut self, keys: u64) -> Result<(), OpenError> {
         self.lanes.current().geometry.check_keys(keys)?;
         // All of them are numbered with 32 bits.
@@ -242,7 +242,7 @@ impl Metadata {
         Ok(())
     }
 
-    /// A client may have been connected with a memory node that was given up meanwhile.
+    /// Notifies a client that may have been connected with a memory node that was given up meanwhile.
     fn say_who_is_alone(&mut self, client: u32) {
         if let (Some(node), Some(session)) = (self.watch.alone(), self.sessions.get_mut(&client)) {
             session.outbox.push_back(Reply::Alone { node: node as u8 });
@@ -264,7 +264,7 @@ impl Metadata {
         happened | std::mem::take(&mut self.has_parted)
     }
 
-    /// Takes what a client said.
+    /// Takes the messages of a client.
     fn listen(&mut self, client: u32) -> bool {
         let mut happened = false;
         loop {
@@ -289,7 +289,7 @@ impl Metadata {
                         None => false,
                     };
                     if !is_valid {
-                        self.part(client); // it has lost its way, and others share its memory
+                        self.part(client); // it breaks the protocol, and others share its memory
                     }
                 }
                 Ok(None) => return happened,
@@ -301,7 +301,7 @@ impl Metadata {
         }
     }
 
-    /// Does what a client asks for. False if the client may not ask for it.
+    /// Serves a request of a client. Returns false if the client may not send it.
     fn serve(&mut self, client: u32, request: Request) -> bool {
         let mut directory = self.directory.borrow_mut();
         let Some(session) = self.sessions.get_mut(&client) else { return false };
@@ -345,7 +345,7 @@ impl Metadata {
                 drop(directory);
                 let concern = Concern::Suspect(suspect);
                 match self.lanes.replica() {
-                    // Perhaps it is a memory node that keeps it waiting.
+                    // A memory node may keep the suspect waiting.
                     Some(_) => self.watch.hear(Waiting { client, tag, concern }),
                     None => self.shut_out(client, tag, suspect),
                 }
@@ -376,11 +376,11 @@ impl Metadata {
         true
     }
 
-    /// Has a client shut out for another one, who hears when that is done.
+    /// Has a client shut out for another one, which gets an answer when that is done.
     fn shut_out(&mut self, client: u32, tag: u32, suspect: u32) {
         let is_there = self.sessions.contains_key(&suspect);
         if is_there && self.device.now_ns() < self.settled_ns {
-            // Perhaps it was the memory node that was given up just now which kept the suspect waiting.
+            // The memory node that was given up just now may have kept the suspect waiting.
             self.answer(client, Reply::Again { tag });
         } else if is_there || self.to_fence.contains(&suspect) || self.chores.borrow().is_leaving(suspect) {
             self.suspects.push((client, tag, suspect));
@@ -396,7 +396,7 @@ impl Metadata {
         }
     }
 
-    /// Where a client has doubts about another one or about a memory node, sees which of them does not answer.
+    /// Checks the nodes when a client doubts another client or a memory node, and handles those that do not answer.
     fn look_after_nodes(&mut self) {
         let found = self.watch.poll();
         for Waiting { client, tag, concern } in found.answered {
@@ -426,21 +426,22 @@ impl Metadata {
         }
     }
 
-    /// With two memory nodes: one of them does not answer whoever runs the service. The other one is to serve alone.
+    /// Gives up one of two memory nodes, which does not answer the program that runs the service. The other one is to
+    /// serve alone.
     pub fn lose(&mut self, node: usize) {
         self.watch.lose(node);
     }
 
-    /// The memory node, 0 or 1, that is to stop serving ([`MemoryNode::stop`](crate::MemoryNode::stop)), since it does not
-    /// answer. When it has, or must have by itself as it does not hear of the service any more, say so by
-    /// [`stopped`](Self::stopped): only then others hear that the other node serves alone. A client that could still
-    /// read there would read values that others have replaced at the other node.
+    /// Returns the memory node, 0 or 1, that is to stop serving ([`MemoryNode::stop`](crate::MemoryNode::stop)),
+    /// since it does not answer. Call [`stopped`](Self::stopped) when it has stopped, or must have stopped by itself
+    /// as it does not reach the service any more. Only then others learn that the other node serves alone. A client
+    /// that could still read at the stopped node would read values that others have replaced at the other node.
     pub fn next_stop(&mut self) -> Option<usize> {
         self.watch.next_stop()
     }
 
-    /// A memory node serves nobody any more. Of two, the other one serves alone from now on. Clients need not be shut out of this
-    /// one any more.
+    /// Records that a memory node serves no client any more. Of two, the other one serves alone from now on. Clients
+    /// need not be shut out of this one any more.
     pub fn stopped(&mut self, node: usize) {
         if self.watch.stopped(node).is_none() {
             return;
@@ -450,17 +451,17 @@ impl Metadata {
         for client in clients {
             self.say_who_is_alone(client);
         }
-        // Operations waited for this: their time begins anew.
+        // Operations waited for this, so their time begins again.
         self.sessions.values_mut().for_each(|session| session.told_ns = now);
         self.settled_ns = now.saturating_add(self.options.lease_ns);
     }
 
-    /// The memory node that serves alone since the other one of two was given up.
+    /// Returns the memory node that serves alone since the other one of two was given up.
     pub fn alone(&self) -> Option<usize> {
         self.watch.alone()
     }
 
-    /// A client is gone, or has to go.
+    /// Handles a client that is gone, or has to go.
     fn part(&mut self, client: u32) {
         if self.sessions.remove(&client).is_some() {
             self.watch.part(client);
@@ -471,13 +472,14 @@ impl Metadata {
         }
     }
 
-    /// The next client that the memory node is to shut out ([`MemoryNode::fence`](crate::MemoryNode::fence)), each of them
-    /// that serves. When that is done, say so by [`fenced`](Self::fenced): only then what the client held is used again.
+    /// Returns the next client that each serving memory node is to shut out
+    /// ([`MemoryNode::fence`](crate::MemoryNode::fence)). When that is done, call [`fenced`](Self::fenced): only then
+    /// the nodes that the client held are used again.
     pub fn next_fence(&mut self) -> Option<u32> {
         self.to_fence.pop_front()
     }
 
-    /// The memory node has shut a client out.
+    /// Records that the memory node has shut a client out.
     pub fn fenced(&mut self, client: u32) {
         self.chores.borrow_mut().fenced(client);
         let sessions = &mut self.sessions;
@@ -491,12 +493,12 @@ impl Metadata {
         });
     }
 
-    /// Gives nodes to those who asked, in turn.
+    /// Gives nodes to the clients that asked, in turn.
     fn hand_out(&mut self) {
         let mut directory = self.directory.borrow_mut();
         let least = self.sessions.values().map(|session| session.quiet).min().unwrap_or(0);
         for (&client, session) in &mut self.sessions {
-            // Where there are none, clients may not have said yet what they replaced: an epoch has them say so.
+            // If no node is free, clients may not have reported their replaced nodes yet: an epoch makes them report.
             let told = session.short_until.is_some_and(|epoch| least >= epoch);
             let may_come = directory.has_retired() || self.chores.borrow().has_any() || !told;
             let mut is_short = false;
@@ -533,8 +535,8 @@ impl Metadata {
         let has_freed = directory.release(least.unwrap_or(u64::MAX));
         let epoch = directory.epoch();
         let is_wanted = |session: &Session| session.short_until.is_some_and(|until| until > epoch);
-        // An epoch is a message to each client and one back: as long as there are nodes to hand out, what was replaced may
-        // wait for more.
+        // An epoch is a message to each client and one back: as long as there are nodes to hand out, replaced nodes
+        // may wait for more.
         let recycles = directory.has_retired() && directory.is_low(self.sessions.len());
         let is_wanted = recycles || self.sessions.values().any(is_wanted);
         if is_wanted && least.is_none_or(|least| least == epoch) {
@@ -545,7 +547,7 @@ impl Metadata {
             }
             return true;
         }
-        // Somebody waits for nodes, and these are the ones that keep them.
+        // A client waits for nodes, and these clients keep them.
         if self.sessions.values().any(Session::is_short) && directory.is_empty() {
             let now = self.device.now_ns();
             let is_late = |session: &Session| {
@@ -556,7 +558,7 @@ impl Metadata {
             drop(directory);
             for client in late {
                 match self.lanes.replica() {
-                    // Perhaps it is a memory node that keeps it waiting.
+                    // A memory node may keep the client waiting.
                     Some(_) => self.watch.hear_once(Waiting { client, tag: 0, concern: Concern::Late }),
                     None => self.part(client),
                 }
@@ -589,8 +591,8 @@ impl Metadata {
         happened
     }
 
-    /// When it has something to do by itself, on the device's clock: to ask a client that has been silent whether it
-    /// lives, or to shut out one that keeps others from nodes.
+    /// Returns the time, on the device's clock, at which the service has something to do by itself. It asks a client
+    /// that has been silent whether it lives, or shuts out one that keeps others from nodes.
     pub fn deadline_ns(&self) -> Option<u64> {
         let is_short = self.sessions.values().any(Session::is_short);
         let late = |session: &Session| session.told_ns.saturating_add(self.options.lease_ns).saturating_add(1);
@@ -605,19 +607,20 @@ impl Metadata {
         self.sessions.len()
     }
 
-    /// Is there nothing left to tidy up, clients that left and keys that were deleted, or no way to the memory node on
-    /// which that would be done?
+    /// Returns whether no client waits to be shut out and no memory node is being checked. Also requires that no
+    /// clients that left and no deleted keys wait to be tidied up, unless the memory node is unreachable.
     pub fn is_tidy(&self) -> bool {
         self.to_fence.is_empty() && self.watch.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }
 
-    /// Has its queue pair to the memory node failed? Clients are served nevertheless; what is to be done on the memory
-    /// node waits for [`reconnect`](Self::reconnect).
+    /// Returns whether the queue pair to the memory node has failed. Clients are served nevertheless; work on the
+    /// memory node waits for [`reconnect`](Self::reconnect).
     pub fn is_cut_off(&self) -> bool {
         self.lanes.current().failed().is_some()
     }
 
-    /// A new end towards the memory node, where the way there is another one: a middlebox between the two was restarted.
+    /// Returns a new end towards the memory node, for another way there after a restart of the middlebox between the
+    /// two.
     ///
     /// # Errors
     ///
@@ -626,8 +629,8 @@ impl Metadata {
         MetadataEnd::new(&self.pd, self.options.clone())
     }
 
-    /// Goes on with the end that [`renew`](Self::renew) made. The memory node must have given up the queue pair before it,
-    /// so that nothing which is still on its way is carried out. What was begun and not answered is done again.
+    /// Continues with the end that [`renew`](Self::renew) made. The memory node must have given up the queue pair
+    /// before it, so that no request which is still on its way is carried out. Work without an answer is done again.
     ///
     /// # Errors
     ///
@@ -641,12 +644,12 @@ impl Metadata {
         Ok(())
     }
 
-    /// How many nodes are what.
+    /// Returns the number of nodes in each use.
     pub fn nodes(&self) -> NodeCounts {
         self.directory.borrow().counts()
     }
 
-    /// Each key and the first node of its chain, in no order.
+    /// Returns each key and the first node of its chain, in no order.
     pub fn keys(&self) -> Vec<(Vec<u8>, Place)> {
         self.directory.borrow().keys()
     }

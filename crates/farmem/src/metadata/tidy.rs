@@ -1,5 +1,5 @@
-//! What the service does on the memory node itself: it removes keys that were deleted, and finds out what clients that
-//! left had done without saying so.
+//! The service's own work on the memory node: it removes keys that were deleted, and finds out the unreported writes
+//! of clients that left.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -14,12 +14,12 @@ use crate::error::StoreError;
 use crate::lane::{Awaited, Lane, Verb, WORDS};
 use crate::layout::{HEADER_BYTES, Header, Place, Word};
 
-/// What is to be done.
+/// Work that waits.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
     closing: VecDeque<u32>,
-    /// Keys that were not removed since somebody was about to insert them again. If the first of two memory nodes fails then, the
-    /// second one knows nothing of that.
+    /// Keys that were not removed since a client was about to insert them again. If the first of two memory nodes
+    /// fails then, the second one has no trace of that.
     postponed: BTreeSet<u32>,
     /// Clients that are to be shut out.
     leaving: Vec<u32>,
@@ -34,7 +34,7 @@ impl Chores {
         self.closing.push_back(number);
     }
 
-    /// A memory node was given up.
+    /// Handles the loss of a memory node.
     pub(super) fn node_lost(&mut self) {
         self.closing.extend(std::mem::take(&mut self.postponed));
     }
@@ -69,9 +69,9 @@ impl Chores {
 pub(super) struct Lanes(Rc<RefCell<Serving>>);
 
 struct Serving {
-    /// That of the node that is read.
+    /// The lane of the node that is read.
     current: Rc<Lane>,
-    /// That of the second node, where both serve.
+    /// The lane of the second node, if both serve.
     replica: Option<Rc<Lane>>,
 }
 
@@ -92,7 +92,7 @@ impl Lanes {
         self.0.borrow_mut().current = Rc::new(lane);
     }
 
-    /// This node serves alone from now on.
+    /// Makes this node serve alone from now on.
     pub(super) fn alone(&self, node: usize) {
         let mut serving = self.0.borrow_mut();
         let Some(replica) = serving.replica.take() else { return };
@@ -105,7 +105,7 @@ impl Lanes {
         self.replica().is_some_and(|replica| replica.poll()) | happened
     }
 
-    /// Can nothing be done on the memory nodes just now?
+    /// Returns whether no work on the memory nodes is possible just now.
     fn are_broken(&self) -> bool {
         self.current().failed().is_some() || self.replica().is_some_and(|replica| replica.failed().is_some())
     }
@@ -147,7 +147,7 @@ impl Tidy {
                 }
             })
             .await;
-            // What failed is done again once there is another way to the memory node.
+            // A failed chore is done again once there is another way to the memory node.
             let result = match chore {
                 Chore::Close(number) => self.close(number).await,
                 Chore::Repair(client) => self.repair(client).await,
@@ -170,7 +170,7 @@ impl Tidy {
 
     async fn on(&self, lane: &Rc<Lane>, list: &[Verb]) -> Result<(), StoreError> {
         let number = lane.post(self.slot, list, Awaited::All)?;
-        // Another lane comes only when this one has failed, or is about to: then nothing comes of this any more.
+        // Another lane comes only when this one has failed, or is about to: then the result of this call is unused.
         poll_fn(|_| match self.lanes.serves(lane) {
             true => lane.is_done(self.slot, number),
             false => Poll::Ready(Err(StoreError::Memory(Status::WorkRequestFlushed))),
@@ -191,14 +191,14 @@ impl Tidy {
     async fn close(&self, number: u32) -> Result<(), StoreError> {
         let Some(place) = self.directory.borrow_mut().begin_closing(number) else { return Ok(()) };
         let (tail, closed) = (Word::Tail(place), Word::Closed(place));
-        // Until it is known to be a tombstone still, and the tail: the key may have been inserted again meanwhile.
+        // The node must still be a tombstone and the tail: the key may have been inserted again meanwhile.
         let mut is_closed = self.header(place).await?.is_some_and(|header| header.is_tombstone);
-        // At the first node first: where that succeeds, nobody can link at the second one.
+        // The first node comes first: if that succeeds, no client can link at the second one.
         for lane in [Some(self.lanes.current()), self.lanes.replica()].into_iter().flatten() {
             if !is_closed {
                 break;
             }
-            // It was closed before where the answer to that was lost.
+            // It was closed before if the answer to that was lost.
             let word = self.swap(&lane, place, tail, closed).await?;
             is_closed = word == closed;
             if let Word::Locked(_) = word {
@@ -209,8 +209,8 @@ impl Tidy {
         Ok(())
     }
 
-    /// The beginning of a node, if it is in the use that is meant. It ends before the key, so no middlebox takes this READ
-    /// for one that may go to a newer node.
+    /// Returns the beginning of a node, if it is in the expected use. It ends before the key, so no middlebox treats
+    /// this READ as one that may go to a newer node.
     async fn header(&self, place: Place) -> Result<Option<Header>, StoreError> {
         let (remote, local) = self.at(place);
         let lane = self.verbs(&[Verb::Read { remote, local, length: HEADER_BYTES }]).await?;
@@ -220,13 +220,13 @@ impl Tidy {
         Ok((header.place == Some(place)).then_some(header))
     }
 
-    /// Where a node lies, and where it goes when it is read.
+    /// Returns the offset of a node, and the local offset to which it is read.
     fn at(&self, place: Place) -> (u64, usize) {
         let lane = self.lanes.current();
         (lane.geometry.node(place.index()), lane.incoming())
     }
 
-    /// The key of a node, if it is in the use that is meant.
+    /// Returns the key of a node, if it is in the expected use.
     async fn key(&self, place: Place) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(header) = self.header(place).await? else { return Ok(None) };
         if !(1..=self.lanes.current().geometry.max_key).contains(&header.key_length) {
@@ -263,7 +263,7 @@ impl Tidy {
         Ok(())
     }
 
-    /// Is a node with a client that was shut out?
+    /// Returns whether a node is with a client that was shut out.
     fn is_of_nobody(&self, place: Place) -> bool {
         let owner = self.directory.borrow().owner(place);
         owner.is_some_and(|client| self.chores.borrow().gone.contains(&client))
@@ -277,7 +277,7 @@ impl Tidy {
             let (remote, local) = self.at(old);
             self.on(&replica, &[Verb::Read { remote, local, length: 8 }]).await?;
             if Word::from_bits(replica.word(self.slot, local)) == tail {
-                // Its WRITE there may have been lost, and nobody can know it there yet.
+                // Its WRITE there may have been lost, and no client can know the node there yet.
                 let (remote, local) = self.at(new);
                 let length = lane.geometry.node_bytes();
                 self.on(&lane, &[Verb::Read { remote, local, length }]).await?;

@@ -4,7 +4,7 @@ use super::tidy::Lanes;
 use crate::lane::{Awaited, Verb};
 use crate::layout::Place;
 
-/// What a client waits to hear.
+/// Event that a client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
     /// A memory node does not answer it.
@@ -17,7 +17,7 @@ pub(super) enum Concern {
     Late,
 }
 
-/// Whose concern, and under which tag it is answered.
+/// A waiting client, its concern, and the tag of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) client: u32,
@@ -30,14 +30,14 @@ enum State {
     /// There is one memory node, or one that is left.
     One,
     Both,
-    /// This one is to stop before anybody hears of it.
+    /// This node is to stop before any client learns of it.
     Stopping {
         node: usize,
         is_asked: bool,
     },
 }
 
-/// What came of looking after the nodes.
+/// Result of checking the nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     /// The nodes that serve answer, so it is a client that is slow, or cannot reach them.
@@ -55,9 +55,9 @@ pub(super) struct Watch {
     alone: Option<usize>,
     /// READs that say whether the nodes answer, and who waits for that.
     probe: Option<([u64; 2], Vec<Waiting>)>,
-    /// Who came after these READs were posted: they say nothing about what was seen since.
+    /// Clients that came after these READs were posted: the READs prove nothing about later events.
     waiting: Vec<Waiting>,
-    /// Who waited when a node was given up.
+    /// Clients that waited when a node was given up.
     over: Vec<Waiting>,
 }
 
@@ -67,22 +67,22 @@ impl Watch {
         Self { lanes, slot, state, alone: None, probe: None, waiting: Vec::new(), over: Vec::new() }
     }
 
-    /// The node that serves alone since the other one was given up.
+    /// Returns the node that serves alone since the other one was given up.
     pub(super) fn alone(&self) -> Option<usize> {
         self.alone
     }
 
-    /// Have all the nodes that serve answered whenever somebody doubted it?
+    /// Returns whether all serving nodes have answered each time a client doubted it.
     pub(super) fn is_quiet(&self) -> bool {
         !matches!(self.state, State::Stopping { .. }) && self.probe.is_none() && self.waiting.is_empty()
     }
 
-    /// Somebody is concerned.
+    /// Adds a concern of a client.
     pub(super) fn hear(&mut self, waiting: Waiting) {
         self.waiting.push(waiting);
     }
 
-    /// Somebody is concerned who says so again and again.
+    /// Adds a concern that a client repeats, once.
     pub(super) fn hear_once(&mut self, waiting: Waiting) {
         let is_probed = self.probe.as_ref().is_some_and(|(_, probed)| probed.contains(&waiting));
         if !is_probed && !self.waiting.contains(&waiting) && !self.over.contains(&waiting) {
@@ -90,7 +90,7 @@ impl Watch {
         }
     }
 
-    /// A client is gone.
+    /// Removes a client that is gone.
     pub(super) fn part(&mut self, client: u32) {
         let of_probe = self.probe.as_mut().map(|(_, waiting)| waiting);
         for waiting in of_probe.into_iter().chain([&mut self.waiting, &mut self.over]) {
@@ -98,7 +98,7 @@ impl Watch {
         }
     }
 
-    /// A node is given up: it is to stop.
+    /// Gives up a node: it is to stop.
     pub(super) fn lose(&mut self, node: usize) {
         if self.state == State::Both && node < 2 {
             self.state = State::Stopping { node, is_asked: false };
@@ -108,7 +108,7 @@ impl Watch {
         }
     }
 
-    /// The node that is to stop, once.
+    /// Returns the node that is to stop, once.
     pub(super) fn next_stop(&mut self) -> Option<usize> {
         match &mut self.state {
             State::Stopping { node, is_asked } if !*is_asked => {
@@ -119,7 +119,8 @@ impl Watch {
         }
     }
 
-    /// A node serves nobody any more. Returns the one that serves alone from now on, if this changes anything.
+    /// Records that a node serves no client any more. Returns the one that serves alone from now on, if this changes
+    /// anything.
     pub(super) fn stopped(&mut self, stopped: usize) -> Option<usize> {
         self.lose(stopped);
         match self.state {
@@ -134,7 +135,7 @@ impl Watch {
         }
     }
 
-    /// Looks whether the nodes answer, where somebody is concerned.
+    /// Checks whether the nodes answer, if a client is concerned.
     pub(super) fn poll(&mut self) -> Found {
         match self.state {
             State::One => Found { over: std::mem::take(&mut self.over), answered: std::mem::take(&mut self.waiting) },

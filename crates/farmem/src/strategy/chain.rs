@@ -9,17 +9,18 @@ use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
 use crate::worker::{Seen, Worker};
 
-/// How often a node may be damaged in a row before it is taken for corrupted. One that is being recycled is another
-/// one, or whole again, at one of the next READs.
+/// Number of damaged READs in a row after which a node counts as corrupted. A node that is being recycled is another
+/// one, or intact again, at one of the next READs.
 const MAX_DAMAGED: u32 = 16;
-/// How long to wait before a question is asked again that could not be answered yet; twice as long each time, up to
-/// 2^[`MAX_DOUBLINGS`] times as long.
+/// Time to wait before a question without an answer is asked again. It doubles each time, up to 2^[`MAX_DOUBLINGS`]
+/// times this value.
 const AGAIN_NS: u64 = 20_000;
 const MAX_DOUBLINGS: u32 = 8;
-/// How often in one operation the service may name a node that is none of the key: more than a second of asking.
+/// Maximum times in one operation that the service may name a node that is none of the key: more than a second of
+/// asking.
 const MAX_RESTARTS: u32 = 256;
 
-/// When to try again.
+/// The time of the next try.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
     AtOnce,
@@ -69,7 +70,7 @@ struct Walk {
     entry: Entry,
     /// The shortcut that was taken last: to take it again would be to go in circles, since shortcuts lag.
     taken: Option<Place>,
-    /// The entry says what somebody on this host has seen, and not only where the key's chain begins.
+    /// The entry is a node that a client of this host has seen, and not only the beginning of the key's chain.
     is_seen: bool,
 }
 
@@ -142,13 +143,13 @@ async fn restart(worker: &Worker, walk: &Walk, times: &mut u32) -> Result<Option
         worker.sleep(AGAIN_NS << (*times).min(MAX_DOUBLINGS)).await?;
     }
     *times += 1;
-    // Perhaps it was the shortcut that led astray.
+    // The shortcut may have pointed to a wrong node.
     Ok(begin(worker, Some(place)).await?.map(|again| Walk { taken: walk.taken, ..again }))
 }
 
-/// Where a write stands.
+/// State of a write.
 enum Tail {
-    /// Behind this node the new one belongs.
+    /// The new node belongs after this node.
     Here(Entry),
     /// The operation ends without effect.
     Ends(Outcome),
@@ -156,7 +157,7 @@ enum Tail {
     NoKey,
 }
 
-/// What an operation does where the tail is such a node.
+/// Returns the outcome of an operation without effect, given whether the tail is a tombstone.
 fn ending(kind: Kind, is_tombstone: bool) -> Option<Outcome> {
     match kind {
         Kind::Insert => (!is_tombstone).then_some(Outcome::Exists),
@@ -189,7 +190,7 @@ async fn find_tail(worker: &mut Worker, mut walk: Walk) -> Result<Tail, StoreErr
 }
 
 impl Chain {
-    /// Puts, inserts and deletes.
+    /// Runs puts, inserts and deletes.
     pub(super) async fn write(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
         let new = worker.take_node().await?;
         let result = self.write_node(worker, new, false).await;
@@ -209,7 +210,7 @@ impl Chain {
         let mut locked = LockedLink::default();
         let mut tail = match begin(worker, None).await? {
             None => Tail::NoKey,
-            // What the cache says is good enough to try; what it says against it has to be seen.
+            // A cached entry is enough to try. If it would end the operation, the tail has to be read first.
             Some(walk) if walk.is_seen && ending(kind, walk.entry.is_tombstone).is_none() => Tail::Here(walk.entry),
             Some(walk) => find_tail(worker, walk).await?,
         };
@@ -249,7 +250,8 @@ impl Chain {
                 tail = Tail::Here(old);
                 continue;
             }
-            // The word says what follows, if the place is still what it was: the walk sees that by the next node's key.
+            // The word names the next node, if the place is still in the same use: the walk checks that by the next
+            // node's key.
             let walk = match found {
                 Word::Link(next) if worker.core.nodes.geometry.has(next) => {
                     Some(Walk { entry: Entry { place: next, ..old }, taken: None, is_seen: false })
@@ -272,7 +274,8 @@ struct LockedLink {
 }
 
 impl LockedLink {
-    /// A client is in the way. If it is for longer than a lease, it is shut out, and the service makes the link.
+    /// Handles a client that is in the way. After more than a lease, that client is shut out, and the service makes
+    /// the link.
     async fn meet(&mut self, worker: &Worker, next: Place) -> Result<(), StoreError> {
         let now_ns = worker.core.device.now_ns();
         match self.seen {
@@ -289,7 +292,8 @@ impl LockedLink {
     }
 }
 
-/// A node that was not linked is as good as new. After another error nobody knows whether it was.
+/// Keeps a node that was not linked for the next write. After another error it is unknown whether the node was
+/// linked.
 pub(super) fn keep_unused(
     worker: &Worker,
     new: Place,

@@ -31,7 +31,8 @@ impl Combined {
     }
 }
 
-/// Answers its batch that it failed, unless it was told otherwise: whatever stops a leader, nobody waits for it.
+/// Answers its batch that it failed, unless there is another answer: if a leader stops for any reason, no operation
+/// waits for it.
 struct Leader {
     core: Rc<Core>,
     slot: usize,
@@ -96,9 +97,9 @@ async fn lead(worker: &mut Worker) -> Result<Outcome, StoreError> {
 }
 
 impl Combined {
-    /// Waits to be told, for a lease at most.
+    /// Waits for an answer, for a lease at most.
     async fn wait(&self, worker: &Worker, from_ns: u64) -> Result<Word, StoreError> {
-        // It knows no node, so it keeps nobody from recycling.
+        // This operation knows no node, so it keeps no other client from recycling.
         worker.holds(false);
         let deadline = from_ns + worker.core.lease_ns;
         worker.until(Some(deadline));
@@ -115,7 +116,7 @@ impl Combined {
         })
         .await;
         worker.until(None);
-        // Whoever was about to be answered may have been made the leader instead, just now.
+        // An operation that was about to be answered may have become the leader instead, just now.
         match (word, seat.leave()) {
             (Ok(Word::Again), Some(word)) => Ok(word),
             (Err(error), Some(Word::Lead(batch))) => {

@@ -32,7 +32,8 @@ impl Rules for Locked {
     }
 }
 
-/// The key, if there is one. A key that does not exist has no lock; the metadata service decides who creates it.
+/// Returns the key, if there is one. A key that does not exist has no lock; the metadata service decides which client
+/// creates it.
 pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreError> {
     match worker.known() {
         Some(entry) => Ok(Some(entry)),
@@ -40,13 +41,13 @@ pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreErro
     }
 }
 
-/// A word for a lock that no client has used before.
+/// Returns a word for a lock that no client has used before.
 pub(super) fn new_word(core: &Core) -> u64 {
     core.locks.set(core.locks.get() + 1);
     (u64::from(core.number) + 1) << COUNT_BITS | core.locks.get() & (u64::MAX >> COUNT_BITS)
 }
 
-/// Whose word it is. `None` of a word that no client makes.
+/// Returns the client that made the word. `None` of a word that no client makes.
 pub(super) fn owner(word: u64) -> Option<u32> {
     ((word >> COUNT_BITS) as u32).checked_sub(1)
 }
@@ -73,15 +74,15 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
                 None => true,
             };
             match is_out {
-                true => expected = holder, // of a client that cannot do anything any more
+                true => expected = holder, // the holder writes nothing any more
                 false => since_ns = core.device.now_ns(),
             }
         }
     }
 }
 
-/// Has the holder of a lock shut out of the memory node. Afterwards nothing that it posted is carried out any more. False if
-/// it was a memory node that kept the holder waiting.
+/// Has the holder of a lock shut out of the memory node. Afterwards none of its posted requests is carried out any
+/// more. Returns false if a memory node kept the holder waiting.
 pub(super) async fn shut_out(worker: &Worker, client: u32) -> Result<bool, StoreError> {
     worker.count(|counts| counts.suspects += 1);
     match worker.ask(|tag| Request::Suspect { tag, client }).await? {

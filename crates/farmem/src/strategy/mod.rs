@@ -1,4 +1,4 @@
-//! What clients do about each other. All strategies have the same operations, the same memory and the same checks.
+//! Strategies of concurrent clients. All strategies have the same operations, the same memory and the same checks.
 
 mod chain;
 mod combine;
@@ -26,29 +26,29 @@ use queue_lock::QueueLocked;
 use server::Served;
 use steered::Steered;
 
-/// How clients deal with conflicts.
+/// Method of clients to deal with conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Write the node, wait, link it to the tail by CAS; where another client was faster, follow the chain and try again
+    /// Write the node, wait, link it to the tail by CAS. If another client was faster, follow the chain and try again
     /// at once.
     Optimistic,
     /// The same, but WRITE and CAS leave together on one queue pair, which carries them out in order.
     Chained,
-    /// As `optimistic`; before another try a client waits for a random time, whose bound doubles each time. After 64
-    /// attempts the operation fails.
+    /// As `optimistic`, but before another try a client waits for a random time, whose bound doubles each time. After
+    /// 64 attempts the operation fails.
     Backoff,
     /// A client takes a lock of the key before it writes, and spins for it. A lock that does not move for a lease is
     /// broken, after its holder was shut out of the memory node.
     Lock,
-    /// Clients queue for a key's lock, and each hands it over to the next one by a datagram, with the place of the newest
-    /// node. A client that hears nothing of the one ahead for a lease has it shut out, and goes on.
+    /// Clients queue for a key's lock, and each hands it over to the next one by a datagram, with the place of the
+    /// newest node. A client that hears nothing of the one ahead for a lease has it shut out, and goes on.
     QueueLock,
-    /// Of several puts of one key by clients of one host one is carried out, and of several gets too; the others take
-    /// part in it. Inserts and deletes are those of `optimistic`.
+    /// Puts of one key by clients of one host are combined: one is carried out, and the others share its result. Gets
+    /// are combined in the same way. Inserts and deletes are those of `optimistic`.
     Combine,
-    /// The memory node's CPU carries out what clients ask for in messages. It has a table of its own: no client of
-    /// another strategy sees what is in it.
+    /// The memory node's CPU carries out requests that clients send in messages. It has a table of its own, whose
+    /// contents no client of another strategy sees.
     Server,
     /// A middlebox sends READs and CASes to the newest node of their key, whichever node a client names ([`Behind`]).
     ///
@@ -87,51 +87,53 @@ impl Strategy {
         }
     }
 
-    /// Does it rely on a middlebox to find newest nodes? It is right without one, but has no advantage.
+    /// Returns whether the strategy relies on a middlebox to find newest nodes. It is right without one, but has no
+    /// advantage.
     pub fn is_steered(self) -> bool {
         matches!(self, Self::Steered | Self::SteeredWrite)
     }
 
-    /// Can a store of it have two memory nodes? Its clients write themselves, and every word is where they think.
+    /// Returns whether a store of this strategy can have two memory nodes. Its clients write themselves, and find
+    /// every word at its expected place.
     pub fn is_replicable(self) -> bool {
         self != Self::Server && !self.is_steered()
     }
 
-    /// Does the middlebox steer its READs?
+    /// Returns whether the middlebox steers its READs.
     pub fn steers_reads(self) -> bool {
         self == Self::Steered
     }
 
-    /// The strategy of this name.
+    /// Returns the strategy of this name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|strategy| strategy.name() == name)
     }
 }
 
-/// What a strategy does with an operation.
+/// The operations of a strategy.
 pub(crate) trait Rules: 'static {
-    /// Runs the operation that the worker was given.
+    /// Runs the operation of the worker.
     fn run(&self, worker: &mut Worker) -> impl Future<Output = Result<Outcome, StoreError>>;
 
-    /// What is left to do once the operation is over.
+    /// Does the remaining work after the operation is over.
     fn after(&self, _worker: &mut Worker) -> impl Future<Output = ()> {
         std::future::ready(())
     }
 }
 
-/// What strategies have beside verbs on the memory node, one for all slots of a client.
+/// Means of a strategy beside verbs on the memory node, shared by all slots of a client.
 #[derive(Debug)]
 pub(crate) enum Means {
     Nothing,
     /// Letters to other clients.
     Mail(Rc<RefCell<Mail>>),
-    /// Is rung by other clients of the host.
+    /// A bell that other clients of the host ring.
     Bell(Arc<Bell>),
     /// Questions to the memory node's CPU.
     Calls(Rc<RefCell<Calls>>),
 }
 
-/// A worker that runs operations by a strategy, for ever.
+/// Returns the future of a worker that runs operations by a strategy, forever.
 pub(crate) fn start(strategy: Strategy, means: &Means, worker: Worker) -> Pin<Box<dyn Future<Output = ()>>> {
     match (strategy, means) {
         (_, Means::Mail(mail)) => Box::pin(serve(QueueLocked::new(mail), worker)),

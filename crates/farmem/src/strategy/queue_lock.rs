@@ -1,4 +1,4 @@
-//! A lock per key, for which clients queue: the lock's word in memory is that of the client that came last, and each
+//! A lock per key, for which clients queue. The lock's word in memory is that of the client that came last. Each
 //! client but the first waits until the one ahead hands over, by a datagram between the two. So waiting costs the
 //! memory node nothing. (The queue is that of Mellor-Crummey and Scott, TOCS 1991, in which a swap is made of CASes.)
 //!
@@ -26,7 +26,7 @@ const ASK_AGAIN_NS: u64 = 100_000;
 #[derive(Debug)]
 pub(super) struct QueueLocked {
     mail: Rc<RefCell<Mail>>,
-    /// A lock that nobody is known to wait for: the key's number, and the word.
+    /// A lock without a known waiting client: the key's number, and the word.
     to_release: Cell<Option<(u32, u64)>>,
 }
 
@@ -43,7 +43,7 @@ impl Rules for QueueLocked {
         }
         let chain = Chain { is_chained: false, pace: Pace::AtOnce };
         let Some(entry) = lockable(worker).await? else { return chain.write(worker).await };
-        // The node is there before the lock is asked for, so a CAS is all that a holder has to do.
+        // The node is written before the lock is requested, so a holder has only to post a CAS.
         let new = worker.take_node().await?;
         worker.write(new, None).await?;
         let queued = Queued { mail: &self.mail, word: new_word(&worker.core) };
@@ -57,12 +57,12 @@ impl Rules for QueueLocked {
         };
         if !is_handed_over && result.is_ok() {
             self.to_release.set(Some((entry.number, queued.word)));
-            std::mem::forget(queued); // it is there until `after` is done with it
+            std::mem::forget(queued); // it stays until `after` is done with it
         }
         keep_unused(worker, new, result)
     }
 
-    /// Takes the lock's word away if nobody has come. The operation is over before that.
+    /// Takes the lock's word away if no client has come. The operation is over before that.
     async fn after(&self, worker: &mut Worker) {
         let Some((number, word)) = self.to_release.take() else { return };
         let queued = Queued { mail: &self.mail, word };
@@ -70,7 +70,7 @@ impl Rules for QueueLocked {
         let found = worker.swap_lock(number, word, 0).await;
         let mut mail = self.mail.borrow_mut();
         if found.is_ok_and(|found| found != word) && !mail.hand_over(word) {
-            // Somebody came meanwhile, and will say so.
+            // Another client came meanwhile, and will send a letter.
             mail.owe(word, worker.core.device.now_ns());
             std::mem::forget(queued);
         }
@@ -79,7 +79,8 @@ impl Rules for QueueLocked {
     }
 }
 
-/// A lock's word, which is forgotten when whoever made it stops half-way. Who asks about it then is told to go on.
+/// A lock's word, which is forgotten if the operation that made it stops half-way. A client that asks about it then
+/// gets the lock.
 struct Queued<'a> {
     mail: &'a RefCell<Mail>,
     word: u64,
@@ -104,13 +105,13 @@ async fn acquire(worker: &Worker, number: u32, own: u64, mail: &RefCell<Mail>) -
         }
         ahead = found;
     }
-    // A word that is none of a client's is not waited for.
+    // If no client made the word, there is no client to wait for.
     let (Some(client), false) = (owner(ahead), ahead == 0) else {
         mail.borrow_mut().own(own);
         return Ok(());
     };
     let Some(address) = address(worker, client, mail).await? else {
-        mail.borrow_mut().own(own); // it is gone
+        mail.borrow_mut().own(own); // the client ahead is gone
         return Ok(());
     };
     worker.count(|counts| counts.handovers += 1);
@@ -151,7 +152,8 @@ async fn acquire(worker: &Worker, number: u32, own: u64, mail: &RefCell<Mail>) -
     Ok(())
 }
 
-/// Where a client gets its letters. `None` if the client is gone, or if nobody can tell any more.
+/// Returns the address at which a client receives its letters. `None` if the client is gone, or if no one knows any
+/// more.
 async fn address(worker: &Worker, client: u32, mail: &RefCell<Mail>) -> Result<Option<Address>, StoreError> {
     let core = &worker.core;
     if client == core.number {

@@ -25,7 +25,7 @@ impl Served {
 
 impl Rules for Served {
     async fn run(&self, worker: &mut Worker) -> Result<Outcome, StoreError> {
-        // It knows no node, so it keeps nobody from recycling.
+        // This operation knows no node, so it keeps no other client from recycling.
         worker.holds(false);
         let (kind, mut is_asked) = (worker.kind(), false);
         let outcome = poll_fn(|_| {

@@ -1,9 +1,8 @@
 //! Behind a middlebox that knows the newest node of each key.
 //!
-//! A client does as in `optimistic`. The box sends its CAS to the newest node instead of the one that it names, and with
-//! `steered` its READs too. So a client that has succeeded learns from the word that its CAS found which node its own
-//! follows; and a client that has READ takes the node's place from the node.
-//! Without a box the same code is right and slow.
+//! A client does the same as in `optimistic`. The box sends its CAS to the newest node instead of the named one, and
+//! with `steered` its READs too. So the word that a successful CAS found shows the client which node precedes its
+//! own. A client that has READ takes the node's place from the node. Without a box the same code is right and slow.
 
 use crate::client::{Kind, Outcome};
 use crate::error::StoreError;

@@ -16,14 +16,14 @@ const MAX_LATE: u64 = 1 << 16;
 /// The longest time that a histogram holds, in nanoseconds: a minute.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// What one client has done.
+/// Results of one client.
 #[derive(Clone, Debug)]
 pub struct Tally {
     /// Nanoseconds that gets took. In an open loop they count from when the get was due.
     pub gets_ns: Histogram<u64>,
     /// Nanoseconds that puts took.
     pub puts_ns: Histogram<u64>,
-    /// What the client counted in the time in which operations counted.
+    /// Counters of the client in the time in which operations counted.
     pub counts: ClientCounts,
     /// Operations that gave up, since others were faster each time.
     pub gave_up: u64,
@@ -34,7 +34,7 @@ pub struct Tally {
     /// Bytes of frames that its device sent and received meanwhile, those of other clients included; `None` where the
     /// device does not count.
     pub wire_bytes: Option<u64>,
-    /// When the first operation that counts may have begun, and when the last ended, on the device's clock.
+    /// The time at which the first counted operation may have begun, and the end of the last, on the device's clock.
     pub span_ns: (u64, u64),
 }
 
@@ -59,7 +59,7 @@ impl Tally {
         self.gets_ns.len() + self.puts_ns.len()
     }
 
-    /// How long they counted, in nanoseconds.
+    /// Returns the time in which operations counted, in nanoseconds.
     pub fn lasted_ns(&self) -> u64 {
         self.span_ns.1.saturating_sub(self.span_ns.0).max(1)
     }
@@ -68,13 +68,13 @@ impl Tally {
 /// Hears of each operation, by its number: to judge what came of all, or to ignore it. Operations that have begun and
 /// not ended may have taken effect, and may not.
 pub trait Witness {
-    /// An operation is about to begin; of a put, `written` is its value.
+    /// Records that an operation is about to begin; of a put, `written` is its value.
     fn begins(&mut self, now_ns: u64, operation: u64, rank: u64, written: Option<&[u8]>);
 
-    /// It has ended without an error; of a get that found something, `read` is its value.
+    /// Records that it has ended without an error; of a get that found a value, `read` is this value.
     fn ended(&mut self, now_ns: u64, operation: u64, outcome: Outcome, read: Option<&[u8]>);
 
-    /// It has ended and had no effect.
+    /// Records that it has ended and had no effect.
     fn gave_up(&mut self, operation: u64);
 }
 
@@ -123,10 +123,11 @@ pub async fn drive<W: Waiter>(
     let mut before = (client.counts(), wire_bytes(device));
     let mut is_counting = load.warm_up_ns == 0;
     let mut running: BTreeMap<Ticket, Running> = BTreeMap::new();
-    // When the next operation of each place may begin, in a closed loop. A random start keeps clients out of step.
+    // Times at which the next operation of each place may begin, in a closed loop. A random start keeps clients out
+    // of step.
     let mut ready_ns: Vec<u64> =
         (0..load.outstanding).map(|_| start_ns + random.below(load.client_ns.max(1))).collect();
-    // And in an open loop.
+    // The same in an open loop.
     let mut arrives_ns = start_ns as f64 + interval_ns.map_or(0.0, |interval_ns| random.exponential(interval_ns));
     let mut operations = 0_u64;
     let mut bytes = Vec::with_capacity(load.value_bytes);
@@ -208,7 +209,7 @@ pub async fn drive<W: Waiter>(
     tally.counts = client.counts().since(&before.0);
     tally.wire_bytes = wire_bytes(device).zip(before.1).map(|(now, before)| now - before);
     tally.span_ns.1 = tally.span_ns.1.max(ends_ns);
-    // What runs still does not count any more.
+    // Operations that still run do not count any more.
     while load.drains && !running.is_empty() {
         match client.finished(&mut read) {
             Some((ticket, result)) => {

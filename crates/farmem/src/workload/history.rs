@@ -5,8 +5,8 @@ use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
 
-/// An operation on one key and what came of it. Values are numbers. Whether those without an answer took effect, nobody
-/// knows.
+/// An operation on one key and its result. Values are numbers. It is unknown whether operations without an answer
+/// took effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A get, and what it found.
@@ -50,22 +50,22 @@ impl Specification for Register {
     }
 }
 
-/// When an operation began and ended; one without an answer never ends ([`NEVER`]).
+/// The times of an operation; one without an answer never ends ([`NEVER`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// When it began, on any clock that all clients share.
+    /// Its begin, on any clock that all clients share.
     pub from: u64,
-    /// When it ended.
+    /// Its end.
     pub to: u64,
-    /// What it was.
+    /// The operation and its result.
     pub event: Event,
 }
 
 /// The end of an operation without an answer.
 pub const NEVER: u64 = u64::MAX;
 
-/// Is there an order of these operations on one key, which does not exist at first, in which each has the result that it
-/// had, and which keeps the order of those that did not overlap?
+/// Returns whether the operations on one key, which does not exist at first, are linearizable. Then they have an
+/// order in which each has its recorded result, and which keeps the order of those that did not overlap.
 pub fn is_linearizable(spans: &[Span]) -> bool {
     let mut actions = Vec::new();
     for (process, span) in spans.iter().enumerate() {

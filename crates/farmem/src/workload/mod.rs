@@ -12,12 +12,12 @@ pub use zipf::{Random, Zipf};
 
 use crate::layout::{self, Geometry, Place};
 
-/// What clients do.
+/// Load of the clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// Keys of the store: all exist.
     pub keys: u64,
-    /// How unlike they are: the exponent of Zipf's law, 0 for all alike.
+    /// Skew of the keys: the exponent of Zipf's law, 0 for a uniform distribution.
     pub zipf: f64,
     /// Per cent of operations that are puts; the others are gets.
     pub write_percent: f64,
@@ -29,14 +29,14 @@ pub struct Load {
     /// process does. `None`: the next one
     /// begins when one has ended, after `client_ns`.
     pub rate_per_client: Option<f64>,
-    /// What a client does between the end of an operation and the beginning of the next one, in nanoseconds.
+    /// Time of a client between the end of an operation and the beginning of the next one, in nanoseconds.
     pub client_ns: u64,
-    /// How long operations are not counted at first, in nanoseconds.
+    /// Time at the start in which operations are not counted, in nanoseconds.
     pub warm_up_ns: u64,
-    /// How long they are counted after that, in nanoseconds.
+    /// Time after that in which operations are counted, in nanoseconds.
     pub measure_ns: u64,
-    /// At the end of that time, operations that are running are waited for. Otherwise they are left behind: then the client
-    /// is of no use any more.
+    /// The client waits at the end of that time for running operations. Otherwise it abandons them, and is of no use
+    /// any more.
     pub drains: bool,
 }
 
@@ -66,7 +66,8 @@ pub const MIXES: [(&str, f64, &str); 4] = [
 ];
 
 impl Load {
-    /// Sizes of a store for so many clients: nodes to spare, since each write needs one for a while.
+    /// Returns the sizes of a store for this number of clients, with spare nodes, since each write needs one for a
+    /// while.
     pub fn geometry(&self, clients: usize) -> Geometry {
         let spare = 64 * (clients as u64 + 1) * self.outstanding as u64 + 1024;
         let nodes = (self.keys + spare).min(u64::from(layout::MAX_NODES)) as u32;
@@ -79,34 +80,34 @@ impl Load {
     }
 }
 
-/// Key number `rank` of a workload.
+/// Returns key number `rank` of a workload.
 pub fn key(rank: u64) -> [u8; 8] {
     rank.to_le_bytes()
 }
 
-/// Which number the value of key `rank` repeats before anybody writes it.
+/// Returns the number that the value of key `rank` repeats before its first write.
 pub fn first_number(rank: u64) -> u64 {
     number_of(u64::MAX, rank)
 }
 
-/// A value says who wrote it in which operation, in each of its words.
+/// Returns the number of a value. It identifies writer and operation, in each word of the value.
 fn number_of(writer: u64, operation: u64) -> u64 {
     writer.rotate_left(40) ^ operation
 }
 
-/// The value that key `rank` has before anybody writes it.
+/// Writes the value that key `rank` has before its first write.
 pub(crate) fn first_value(rank: u64, out: &mut Vec<u8>, bytes: usize) {
     value(u64::MAX, rank, out, bytes);
 }
 
-/// The value that a client writes in an operation.
+/// Writes the value of a client's operation.
 pub(crate) fn value(writer: u64, operation: u64, out: &mut Vec<u8>, bytes: usize) {
     out.clear();
     let word = number_of(writer, operation).to_le_bytes();
     out.extend(word.iter().cycle().take(bytes));
 }
 
-/// Where the node of key `rank` lies in a store that was filled before its clients came.
+/// Returns the place of the node of key `rank` in a store that was filled before its clients came.
 pub(crate) fn first_place(rank: u64) -> Place {
     Place::new(rank as u32, 1)
 }

@@ -1,4 +1,4 @@
-//! What all clients of a run did.
+//! Results of all clients of a run.
 
 use doorbell_verbs::PathMtu;
 use doorbell_wire::{CostError, MessageKind, OuterKind, Response, Transport, message_cost};
@@ -12,7 +12,7 @@ use crate::counts::{Attempts, ClientCounts};
 pub struct Side {
     /// Nanoseconds that they took.
     pub latency_ns: Histogram<u64>,
-    /// What was tried for them.
+    /// Attempts to complete them.
     pub attempts: Attempts,
 }
 
@@ -22,12 +22,12 @@ impl Side {
         ratio(self.attempts.attempts, self.attempts.operations)
     }
 
-    /// Per cent of attempts that found the newest node.
+    /// Returns the per cent of attempts that found the newest node.
     pub fn success_percent(&self) -> f64 {
         100.0 * ratio(self.attempts.successes, self.attempts.attempts)
     }
 
-    /// Per cent of operations whose first attempt found it.
+    /// Returns the per cent of operations whose first attempt found it.
     pub fn at_once_percent(&self) -> f64 {
         100.0 * ratio(self.attempts.at_once, self.attempts.operations)
     }
@@ -37,7 +37,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// What came out of a run.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Operations that counted.
@@ -51,8 +51,8 @@ pub struct Report {
     /// Bytes of Ethernet frames per operation that the clients' hosts sent and received, without FCS, as counters show
     /// them. `None` where the device counts none.
     pub bytes_per_operation: Option<f64>,
-    /// The same if each operation's first try succeeds: for `server` two messages, else a READ of the node and one of the
-    /// shortcut, or a WRITE, a CAS and a WRITE of the shortcut.
+    /// The same if each operation's first try succeeds. For `server` these are two messages, else a READ of the node
+    /// and one of the shortcut, or a WRITE, a CAS and a WRITE of the shortcut.
     pub least_bytes_per_operation: f64,
     /// Jain's index of the clients' operations: 1 if all had as many, 1/n if one of n had all.
     pub fairness: f64,
@@ -64,11 +64,11 @@ pub struct Report {
     pub skipped: u64,
     /// Operations that found no such key, which a workload does not expect.
     pub absent: u64,
-    /// What all clients counted.
+    /// Counters of all clients.
     pub counts: ClientCounts,
 }
 
-/// What the clients of one host did, together.
+/// Results of the clients of one host, together.
 #[derive(Clone, Debug)]
 pub struct HostTally {
     /// Operations of each client that counted.
@@ -79,7 +79,7 @@ pub struct HostTally {
     pub gets_ns: Histogram<u64>,
     /// Nanoseconds that puts took.
     pub puts_ns: Histogram<u64>,
-    /// What they counted.
+    /// Counters of the clients.
     pub counts: ClientCounts,
     /// Operations that gave up.
     pub gave_up: u64,
@@ -87,15 +87,16 @@ pub struct HostTally {
     pub skipped: u64,
     /// Operations that found no such key.
     pub absent: u64,
-    /// Bytes of frames that their device sent and received, on average over the clients' times. `None` where the device counts
-    /// none.
+    /// Bytes of frames that their device sent and received, on average over the clients' times. `None` if the device
+    /// does not count them.
     pub wire_bytes: Option<f64>,
-    /// When the first of their operations that count may have begun, and when the last ended, on the device's clock.
+    /// The time at which the first of their counted operations may have begun, and the end of the last, on the
+    /// device's clock.
     pub span_ns: (u64, u64),
 }
 
 impl HostTally {
-    /// What these clients did, which share a device.
+    /// Returns the sum of these clients, which share a device.
     pub fn of(clients: &[Tally]) -> Self {
         let merge = |of: fn(&Tally) -> &Histogram<u64>| {
             let mut sum = Histogram::new_from(&Tally::new(0).gets_ns);
@@ -127,17 +128,17 @@ impl HostTally {
 }
 
 impl Report {
-    /// What clients have done, host by host.
+    /// Returns the report of clients, host by host.
     pub fn new(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[Vec<Tally>]) -> Self {
         let hosts: Vec<HostTally> = hosts.iter().map(|clients| HostTally::of(clients)).collect();
         Self::of_hosts(load, path_mtu, is_served, &hosts)
     }
 
-    /// The same of hosts that have summed up already.
+    /// Returns the same for hosts that have summed up already.
     pub fn of_hosts(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[HostTally]) -> Self {
         let merge = |of: fn(&HostTally) -> &Histogram<u64>| {
             let mut sum = Histogram::new_from(&Tally::new(0).gets_ns);
-            // What is longer than its bounds allow was never recorded.
+            // Values beyond its bounds were never recorded.
             hosts.iter().for_each(|host| sum.add(of(host)).unwrap_or_default());
             sum
         };

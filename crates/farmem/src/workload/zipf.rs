@@ -1,10 +1,10 @@
 //! Which key an operation goes to.
 
 /// Draws ranks by Zipf's law: rank `k` of `1..=n` with a probability proportional to `k^-s`. Rejection-inversion
-/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996) takes a few powers per draw and no table, however many keys there are.
+/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996) takes a few powers per draw and no table, for any number of keys.
 ///
-/// Powers and logarithms come from the crate `libm`, whose results are the same everywhere; those of the standard library
-/// are the platform's, and their last digit decides now and then which rank is drawn.
+/// Powers and logarithms come from the crate `libm`, whose results are the same everywhere. Those of the standard
+/// library depend on the platform, and their last digit sometimes decides which rank is drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     keys: f64,
@@ -16,7 +16,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Of so many keys, at least 1, with an exponent of 0 (all alike) or more.
+    /// Returns a distribution over `keys` keys, at least 1, with an exponent of 0 (uniform) or more.
     pub fn new(keys: u64, exponent: f64) -> Self {
         let keys = keys.max(1) as f64;
         let mut zipf = Self { keys, exponent, from: 0.0, to: 0.0, shortcut: 0.0 };
@@ -30,7 +30,7 @@ impl Zipf {
         libm::pow(x, -self.exponent)
     }
 
-    /// The integral of the density, up to a constant.
+    /// Returns the integral of the density, up to a constant.
     fn integral(&self, x: f64) -> f64 {
         let log = libm::log(x);
         let power = (1.0 - self.exponent) * log;
@@ -42,7 +42,7 @@ impl Zipf {
         if t.abs() > 1e-8 { libm::exp(x * libm::log1p(t) / t) } else { libm::exp(x * (1.0 - t / 2.0)) }
     }
 
-    /// A rank from 0, the most frequent, to `n - 1`. `random` gives numbers from 0 to 1.
+    /// Returns a rank from 0, the most frequent, to `n - 1`. `random` gives numbers from 0 to 1.
     pub fn draw(&self, mut random: impl FnMut() -> f64) -> u64 {
         loop {
             let u = self.to + random() * (self.from - self.to);
@@ -54,7 +54,7 @@ impl Zipf {
         }
     }
 
-    /// The share of all draws that a rank from 0 gets. It sums over all keys.
+    /// Returns the share of all draws that a rank from 0 gets. It sums over all keys.
     pub fn share(&self, rank: u64) -> f64 {
         let sum: f64 = (1..=self.keys as u64).map(|k| self.density(k as f64)).sum();
         self.density(rank as f64 + 1.0) / sum
@@ -66,13 +66,13 @@ impl Zipf {
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed, of which close ones give unlike numbers (splitmix64 in between).
+    /// Returns a generator for a seed. Close seeds give unlike numbers (splitmix64 in between).
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
         Self(doorbell_wire::split_mix(&mut state).max(1))
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -80,17 +80,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// From 0 to just below `end`.
+    /// Returns a number from 0 to just below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
-    /// The time to the next of events that come by themselves, so many units apart on average (a Poisson process).
+    /// Returns the time to the next event of a Poisson process with this mean distance.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -libm::log(1.0 - self.unit()) * mean
     }
 
-    /// From 0 to just below 1.
+    /// Returns a number from 0 to just below 1.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,5 +1,5 @@
-//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others, and behind them a
-//! second memory node, if there is one.
+//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others, and after
+//! them a second memory node, if there is one.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 #[path = "../../../rnic/tests/common/rng.rs"]
@@ -20,7 +20,7 @@ use doorbell_sim::{Simulation, SwitchBox, Testbed, Topology, VirtualWaiter, test
 use doorbell_steer::{Config as SteerConfig, Limits, Steer};
 use doorbell_verbs::RKey;
 
-/// Which node of the simulation is which.
+/// Nodes of the simulation.
 pub const MEMORY: usize = 0;
 pub const METADATA: usize = 1;
 pub const FIRST_HOST: usize = 2;
@@ -29,12 +29,12 @@ pub fn t3() -> Testbed {
     testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone()
 }
 
-/// Hasty, so that a death is noticed within milliseconds.
+/// Returns options with short timeouts, so that a death is noticed within milliseconds.
 pub fn rpc() -> Config {
     Config::default().timeout_exponent(8).retry_count(3).keepalive(Duration::from_millis(2))
 }
 
-/// A middlebox in the switch, between the memory node and everybody else.
+/// A middlebox in the switch, between the memory node and all other hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct Boxed {
     pub is_exclusive: bool,
@@ -43,19 +43,19 @@ pub struct Boxed {
     pub keys: usize,
 }
 
-/// How a memory node fails.
+/// The manner in which a memory node fails.
 #[derive(Clone, Copy, Debug)]
 pub enum How {
-    /// Its queue pairs are gone, and it answers nobody.
+    /// Its queue pairs are gone, and it answers no client.
     Dies,
-    /// It and the metadata service hear nothing of each other any more, and some clients (by the bits of their numbers) do not
-    /// reach it either. It serves the others until its lease is over.
+    /// The node and the metadata service do not reach each other any more, and some clients (by the bits of their
+    /// numbers) do not reach the node either. It serves the others until its lease is over.
     CutOff { clients: u32 },
     /// The service does not reach its memory, but can tell it to stop.
     Told,
 }
 
-/// Which of two memory nodes fails, and when.
+/// The memory node, of two, that fails, and the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     pub node: usize,
@@ -66,11 +66,11 @@ pub struct Failure {
 /// For so long a memory node serves that does not hear of the service.
 pub const NODE_LEASE_NS: u64 = 3_000_000;
 
-/// What the service knows of the memory nodes beside its queue pairs, and who is to be shut out of them.
+/// The service's connections to the memory nodes beside its queue pairs, and the clients that are to be shut out.
 #[derive(Default)]
 struct Carrier {
     nodes: Vec<Rc<RefCell<MemoryNode>>>,
-    /// Does the node answer on the control connection?
+    /// Nodes that do not answer on the control connection.
     is_cut: Rc<Cell<[bool; 2]>>,
     fencing: Vec<u32>,
     /// A node that does not answer has stopped by itself then.
@@ -140,7 +140,7 @@ pub struct Store<'a> {
     pub memory: Rc<RefCell<MemoryNode>>,
     /// The second one.
     pub replica: Option<Rc<RefCell<MemoryNode>>>,
-    /// Nobody reaches these nodes but by their queue pairs.
+    /// Nodes that are reached only by their queue pairs.
     is_cut: Rc<Cell<[bool; 2]>>,
     replica_host: usize,
     /// A memory node is to fail.
@@ -165,7 +165,7 @@ impl Store<'_> {
         Self::made(boxed, 1, testbed, hosts, geometry, seed)
     }
 
-    /// With one memory node or two.
+    /// Returns a store with one memory node or two.
     pub fn replicated(replicas: usize, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
         Self::made(None, replicas, testbed, hosts, geometry, seed)
     }
@@ -219,7 +219,7 @@ impl Store<'_> {
         }
     }
 
-    /// A client on a host.
+    /// Returns a client on a host.
     pub fn client(&mut self, host: usize, options: ClientOptions) -> Client {
         self.numbers += 1;
         let number = self.numbers;
@@ -321,7 +321,7 @@ impl Store<'_> {
                     return Rest { nodes, keys: metadata.keys(), alone: metadata.alone() };
                 }
                 if !happened {
-                    // Nothing wakes it when the last client has ended.
+                    // No event wakes it when the last client has ended.
                     let is_soon =
                         !fencing.is_empty() || carrier.stops_ns.is_some() || (fails && metadata.alone().is_none());
                     let soon = waiter.now().as_ns() + if is_soon { 5_000 } else { 1_000_000 };
@@ -348,7 +348,7 @@ fn accept(
     }
 }
 
-/// As [`serve_once`], where the box shuts clients out.
+/// Serves as [`serve_once`] does, if the box shuts clients out.
 pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
     let mut happened = metadata.poll();
     while let Some(client) = metadata.next_fence() {
@@ -365,23 +365,23 @@ pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Ve
     happened
 }
 
-/// What is left when all clients have gone.
+/// State after all clients have gone.
 pub struct Rest {
     pub nodes: NodeCounts,
     pub keys: Vec<(Vec<u8>, Place)>,
-    /// Which of two memory nodes serves alone.
+    /// The memory node, of two, that serves alone.
     pub alone: Option<usize>,
 }
 
 impl Rest {
-    /// The same of each memory node that serves.
+    /// Checks the same of each memory node that serves.
     pub fn check_all(&self, store: &Store<'_>) {
         let replica = store.replica.iter().filter(|_| self.alone != Some(0));
         let memories = Some(&store.memory).filter(|_| self.alone != Some(1)).into_iter().chain(replica);
         memories.for_each(|memory| self.check(&memory.borrow()));
     }
 
-    /// Every node is free or the only one of a key, and holds what it should.
+    /// Checks that every node is free or the only one of a key, and holds the expected bytes.
     pub fn check(&self, memory: &MemoryNode) {
         let nodes = u64::from(memory.geometry().nodes);
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
@@ -407,7 +407,8 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
     happened
 }
 
-/// Returns the number of running operations, and whether the client is over and closed. Programs wait for changes of these.
+/// Returns the number of running operations, and whether the client is over and closed. Programs wait for changes of
+/// these.
 fn awaited(client: &Client) -> (usize, bool, bool) {
     (client.running(), client.is_over(), client.is_closed())
 }
