@@ -1,7 +1,7 @@
 //! Reads capture files, pcap and pcapng, one frame at a time.
 //!
-//! The module does not use a crate, because existing readers fail on captures of RDMA. Such captures have packets cut by
-//! the snap length, files that end within a packet, and pcapng timestamps in units that each interface chooses.
+//! The module does not use a crate, because existing readers fail on captures of RDMA. Such captures have packets cut
+//! by the snap length, files that end within a packet, and pcapng timestamps in units that each interface chooses.
 
 use std::io::{self, Read};
 
@@ -250,8 +250,8 @@ impl<R: Read> CaptureReader<R> {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, ends within a packet or block, or is damaged. [`CaptureError`] holds the offset from the
-    /// start of the file.
+    /// The file cannot be read, ends within a packet or block, or is damaged. [`CaptureError`] holds the offset from
+    /// the start of the file.
     #[allow(clippy::should_implement_trait, reason = "the frame borrows the reader")]
     pub fn next(&mut self) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
         match self.format {
@@ -483,7 +483,8 @@ impl<R: Read> Input<R> {
         &self.buffer[self.start..self.end]
     }
 
-    /// Reads until `count` bytes are available, which must fit into the buffer. Returns `false` if the file ends before.
+    /// Reads until `bytes` bytes are available, which must fit into the buffer. Returns `false` if the file ends
+    /// before.
     fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         if self.end - self.start >= bytes {
             return Ok(true);

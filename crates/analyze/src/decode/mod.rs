@@ -1,7 +1,7 @@
 //! RoCE v2 in a capture: conversations, operations, retransmissions, NAKs and times to acknowledgement.
 //!
-//! [`decode`] reads pcap and pcapng files frame by frame. Captures may have any length, because the state is bounded: it
-//! holds at most [`Options::max_conversations`] conversations with some tens of kilobytes each. Packets of further
+//! [`decode`] reads pcap and pcapng files frame by frame. Captures may have any length, because the state is bounded:
+//! it holds at most [`Options::max_conversations`] conversations with some tens of kilobytes each. Packets of further
 //! conversations are only counted.
 //!
 //! A packet names its destination queue pair, but not its source queue pair. The decoder joins the two directions of a

@@ -14,8 +14,8 @@ pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
     payload_len > BTH_LEN + extension + PathMtu::Mtu4096.bytes() + ICRC_LEN
 }
 
-/// Maximum number of frames with a wrong ICRC that are tried as several packets. The bound limits the work for a file of
-/// random bytes.
+/// Maximum number of frames with a wrong ICRC that are tried as several packets. The bound limits the work for a file
+/// of random bytes.
 const MAX_TRIES: usize = 64;
 
 /// Result of the ICRC check of a frame.

@@ -514,8 +514,8 @@ impl Tracker {
         let (reads, acks) = (of_streams(|it| it.requests.unknown_sizes()), of_streams(|it| it.answers.cut_acks));
         if self.cut_bths + reads + acks > 0 {
             notes.push(format!(
-                "The snap length cut headers: the BTH of {} packets, whose queue pair is unknown; the RETH of {reads} READ \
-                 requests, whose length is unknown; the AETH of {acks} ACKs or NAKs.",
+                "The snap length cut headers: the BTH of {} packets (queue pair unknown), the RETH of {reads} READ requests \
+                 (length unknown), and the AETH of {acks} ACKs or NAKs.",
                 self.cut_bths
             ));
         }
