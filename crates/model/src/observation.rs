@@ -76,9 +76,9 @@ pub enum Quantity {
 pub struct Residual {
     /// The observation's name.
     pub name: String,
-    /// Measured value and its quantity.
+    /// Compared quantity.
     pub quantity: Quantity,
-    /// Measured value and its quantity.
+    /// Measured value.
     pub measured: f64,
     /// Predicted value.
     pub predicted: f64,
