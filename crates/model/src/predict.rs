@@ -432,7 +432,7 @@ impl Tally {
         bounds
     }
 
-    /// Returns the bounds by CPUs, NICs and the link.
+    /// Pushes the bounds of CPUs, NICs and the link.
     pub(crate) fn resources(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
         let threads = [f64::from(workload.peers.senders), f64::from(workload.peers.receivers)];
         // Where both ends send, each has half of each role per message.
