@@ -29,7 +29,7 @@ pub struct Need {
     pub sizes: Vec<(u64, f64)>,
     /// Messages per second that there will be, over all connections; `None` is as many as go.
     pub messages_per_s: Option<f64>,
-    /// Who talks to whom.
+    /// Threads and connections of the workload.
     pub peers: Peers,
     /// Both ends send.
     pub bidirectional: bool,
@@ -112,9 +112,9 @@ pub enum AdviseError {
     Need {
         /// Which.
         what: &'static str,
-        /// What was given.
+        /// Given value.
         given: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: &'static str,
     },
     /// A workload cannot be.
@@ -123,7 +123,7 @@ pub enum AdviseError {
     /// Not even windows of one message fit.
     #[error("the memory of a thread is {given} B, and the least that any protocol needs is {least} B")]
     Memory {
-        /// What was given.
+        /// Given value.
         given: u64,
         /// What would do.
         least: u64,

@@ -4,7 +4,7 @@
 //! prediction is a dot product, its derivatives are the coefficients, and what data can tell about
 //! sums of parameters follows from linear algebra.
 
-/// What costs are made of. Each is one number of a parameter set, in nanoseconds.
+/// Terms of costs. Each is one number of a parameter set, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Term {
     /// The part of `o_snd` that a post costs once.
@@ -23,9 +23,9 @@ pub enum Term {
     NicSend,
     /// `o_nrcv`.
     NicReceive,
-    /// What a NIC needs to fetch a payload that is not inline.
+    /// Time of a NIC to fetch a payload that is not inline.
     DmaRead,
-    /// What a software RNIC needs for a run of packets: a system call, at each end.
+    /// Time of a software RNIC for a run of packets: a system call at each end.
     Run,
     /// `L`.
     Latency,
@@ -110,12 +110,12 @@ impl Term {
     }
 }
 
-/// What one parameter adds to a cost.
+/// Contribution of one parameter to a cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     /// The parameter, as files and formulas call it; empty for what no parameter changes.
     pub name: &'static str,
-    /// What it is, in words.
+    /// Description of the parameter.
     pub meaning: &'static str,
     /// Nanoseconds.
     pub ns: f64,
@@ -127,7 +127,7 @@ pub const TERMS: usize = 23;
 /// The value of each [`Term`], in its order: nanoseconds, or nanoseconds per byte.
 pub type Values = [f64; TERMS];
 
-/// So many times each [`Term`], and nanoseconds that no parameter changes.
+/// A factor for each [`Term`], and nanoseconds that no parameter changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     pub(crate) coefficients: [f64; TERMS],
@@ -148,7 +148,7 @@ impl Cost {
         self.coefficients[term as usize]
     }
 
-    /// The same with so many times a term more.
+    /// Adds a multiple of a term.
     #[must_use]
     pub fn with(mut self, term: Term, times: f64) -> Cost {
         self.coefficients[term as usize] += times;
@@ -165,7 +165,7 @@ impl Cost {
         self
     }
 
-    /// So many times it.
+    /// Multiplies the cost by a factor.
     #[must_use]
     pub fn scaled(mut self, factor: f64) -> Cost {
         self.coefficients.iter_mut().for_each(|own| *own *= factor);
@@ -178,7 +178,7 @@ impl Cost {
         self.constant_ns + self.coefficients.iter().zip(values).map(|(times, value)| times * value).sum::<f64>()
     }
 
-    /// What each parameter adds, in the order of [`Term`]; they add up to [`ns`](Self::ns).
+    /// Returns the contribution of each parameter, in the order of [`Term`]. They add up to [`ns`](Self::ns).
     pub fn parts(&self, values: &Values) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         let mut add = |(name, meaning), ns: f64| match parts.iter_mut().find(|part| part.name == name) {

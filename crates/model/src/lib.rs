@@ -37,7 +37,8 @@
 //!
 //! The **smallest** of these bounds, whose name is the bottleneck; k stands for one message, n for
 //! connections, W for their window, u for the smaller of n and the NIC's units, m for what an end's NIC
-//! sends or receives per message, whichever is more, acknowledgements aside, and q for the queue pairs of a receiving thread:
+//! sends or receives per message, whichever is more, acknowledgements aside, and q for the queue pairs of a receiving
+//! thread:
 //!
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK

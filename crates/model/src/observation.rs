@@ -1,11 +1,11 @@
-//! What was measured, and how far a prediction is from it.
+//! Measurements, and the errors of their predictions.
 
 use crate::operation::{Posted, operation_forms, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{Forms, Prediction, Setting, forms, predict};
 use crate::workload::{Workload, WorkloadError};
 
-/// What an RNIC had to do.
+/// The load of an RNIC.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
     /// Messages of a protocol.
@@ -15,11 +15,11 @@ pub enum Load {
 }
 
 impl Load {
-    /// What parameters say of it.
+    /// Returns the prediction of the load with these parameters.
     ///
     /// # Errors
     ///
-    /// It cannot be: see [`Workload::check`] and [`Posted::check`].
+    /// The load is impossible: see [`Workload::check`] and [`Posted::check`].
     pub fn predict(&self, parameters: &Parameters) -> Result<Prediction, WorkloadError> {
         match self {
             Self::Messages(workload) => predict(parameters, workload),
@@ -38,7 +38,7 @@ impl Load {
     ///
     /// # Errors
     ///
-    /// One is not: see [`Workload::check`] and [`Posted::check`].
+    /// A number is out of range: see [`Workload::check`] and [`Posted::check`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         match self {
             Self::Messages(workload) => workload.check(),
@@ -50,9 +50,9 @@ impl Load {
 /// A measurement of a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observation {
-    /// What people call it.
+    /// Name of the measurement.
     pub name: String,
-    /// What was measured.
+    /// The measured load.
     pub load: Load,
     /// Half a round trip of a ping-pong; of an operation, the time from its post to its completion.
     pub latency_ns: Option<f64>,
@@ -62,7 +62,7 @@ pub struct Observation {
     pub weight: f64,
 }
 
-/// What a [`Residual`] is about.
+/// Quantity of a [`Residual`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quantity {
     /// Nanoseconds of half a round trip, or of an operation.
@@ -76,11 +76,11 @@ pub enum Quantity {
 pub struct Residual {
     /// The observation's name.
     pub name: String,
-    /// What was measured.
+    /// Compared quantity.
     pub quantity: Quantity,
-    /// What was measured.
+    /// Measured value.
     pub measured: f64,
-    /// What the model says.
+    /// Predicted value.
     pub predicted: f64,
 }
 

@@ -14,7 +14,7 @@ use crate::predict::{BoundKind, Form, Forms, Prediction, Setting, Tally};
 use crate::steps::Charged;
 use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
 
-/// What is posted.
+/// Posted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// SEND, into a receive that the other end posts again.
@@ -51,17 +51,17 @@ impl Operation {
         }
     }
 
-    /// The operation of this name.
+    /// Returns the operation of this name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|operation| operation.name() == name)
     }
 
-    /// It changes one word of eight bytes.
+    /// Returns whether the operation changes one word of eight bytes.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// What it is on the wire; with immediate data, if it can have some.
+    /// Returns its message kind on the wire, with immediate data if it can carry them.
     pub const fn kind(self, immediate: bool) -> MessageKind {
         match (self, immediate) {
             (Self::Send | Self::UdSend | Self::RequestResponse, false) => MessageKind::Send,
@@ -83,10 +83,10 @@ impl Operation {
     }
 }
 
-/// What is to be predicted: operations of one size from one host to another.
+/// A load to predict: operations of one size from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Posted {
-    /// What is posted.
+    /// Posted operation.
     pub operation: Operation,
     /// Bytes of payload; atomics have eight whatever this says.
     pub bytes: u64,
@@ -106,7 +106,7 @@ pub struct Posted {
     pub addresses: u32,
     /// Messages carry immediate data.
     pub immediate: bool,
-    /// Payloads of up to so many bytes go inline.
+    /// Maximum bytes of an inline payload.
     pub inline_bytes: u64,
     /// Path MTU; `None` takes that of the parameters.
     pub path_mtu: Option<PathMtu>,
@@ -164,7 +164,7 @@ impl Posted {
         }
     }
 
-    /// What each end posts.
+    /// Returns the operations that each end posts.
     fn steps(&self) -> Vec<Charged> {
         let kind = self.operation.kind(self.immediate);
         let takes_receive = matches!(kind, MessageKind::Send | MessageKind::SendImm | MessageKind::WriteImm);

@@ -26,7 +26,7 @@ const MAX_COUNT: u32 = 1 << 16;
 /// The largest batch at which batched values may hold.
 const MAX_BATCH: u32 = 1024;
 
-/// What does an RNIC's work.
+/// Kinds of RNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RnicKind {
@@ -128,13 +128,13 @@ pub struct Origin {
 pub struct Parameters {
     /// [`SCHEMA`].
     pub schema: String,
-    /// What people call the testbed.
+    /// Name of the testbed.
     pub name: String,
-    /// What does the RNIC's work.
+    /// The kind of RNIC.
     pub rnic: RnicKind,
-    /// Where the numbers come from.
+    /// Origin of the numbers.
     pub source: String,
-    /// What is assumed, unknown or contradictory.
+    /// Assumed, unknown or contradictory facts.
     #[serde(default)]
     pub open_points: Vec<String>,
     /// Path MTU of workloads that name none.
@@ -145,7 +145,7 @@ pub struct Parameters {
     pub o_nsnd_ns: f64,
     /// `o_nrcv`: NIC time per message, receiving.
     pub o_nrcv_ns: f64,
-    /// What a NIC needs to fetch a payload that is not inline.
+    /// Time of a NIC to fetch a payload that is not inline.
     #[serde(default)]
     pub dma_read_ns: f64,
     /// Of a software RNIC: CPU time for a run of packets, a system call, at each end.
@@ -180,8 +180,8 @@ pub struct Parameters {
     /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message.
     #[serde(default)]
     pub o_pairs_ns: f64,
-    /// For how long a message that comes behind one of another queue pair holds the receive queue that they share, above
-    /// [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 is no bound.
+    /// For how long a message that comes behind one of another queue pair holds the receive queue that they share,
+    /// above [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 is no bound.
     #[serde(default)]
     pub o_srq_ns: f64,
     /// CPU time per message of one thread that reposts shared receives for all. 0 is no bound.
@@ -196,7 +196,7 @@ pub struct Parameters {
     /// Sizes and numbers at which these change.
     #[serde(default)]
     pub limits: Limits,
-    /// Where the values come from.
+    /// Origin of the values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origins: Vec<Origin>,
 }
@@ -212,7 +212,7 @@ pub enum ParametersError {
         file: String,
         /// Which field, or where.
         field: String,
-        /// What is wrong with it.
+        /// Description of the defect.
         problem: String,
     },
     /// It is of another kind or of a newer release.

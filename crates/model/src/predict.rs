@@ -8,7 +8,7 @@ use crate::parameters::{Limits, Parameters, RnicKind};
 use crate::steps::{Charged, charged, is_pulled};
 use crate::workload::{Peers, Workload, WorkloadError};
 
-/// What can limit throughput.
+/// Resources that can limit throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BoundKind {
     /// A window of messages per round trip.
@@ -54,7 +54,7 @@ pub enum BoundKind {
 }
 
 impl BoundKind {
-    /// What people call it.
+    /// Returns the name of the bottleneck.
     pub const fn name(self) -> &'static str {
         match self {
             BoundKind::RoundTrip => "round trip",
@@ -141,7 +141,7 @@ impl Setting {
 /// A bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// What limits.
+    /// The limiting resource.
     pub kind: BoundKind,
     /// Nanoseconds per message that it takes, over all connections and directions.
     pub ns_per_message: f64,
@@ -154,7 +154,7 @@ impl Bound {
     }
 }
 
-/// What the model says of a workload.
+/// Prediction of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
     /// From the start of sending one message alone until the receiver has it.
@@ -432,7 +432,7 @@ impl Tally {
         bounds
     }
 
-    /// What CPUs, NICs and the link allow.
+    /// Pushes the bounds of CPUs, NICs and the link.
     pub(crate) fn resources(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
         let threads = [f64::from(workload.peers.senders), f64::from(workload.peers.receivers)];
         // Where both ends send, each has half of each role per message.
@@ -508,7 +508,8 @@ fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKin
     if shares && workload.repost_thread {
         push(BoundKind::RepostThread, Cost::ZERO.with(Term::RepostThread, 1.0));
     }
-    // Of what is posted for all messages that wait there is less the longer it takes: the more messages wait for the next.
+    // Of what is posted for all messages that wait there is less the longer it takes: the more messages wait for the
+    // next.
     let least = |charge: &Charged| match charge.step.when {
         When::Waiting => 1.0 / f64::from(workload.window),
         _ => charge.per_message,
@@ -568,7 +569,7 @@ fn crossing(traffic: &Traffic) -> Cost {
         .with(Term::LatencyPerByte, traffic.there - 1.0 + traffic.back - 1.0)
 }
 
-/// What an operation, alone, adds to latency.
+/// Returns the contribution of a single operation to latency.
 fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setting, workload: &Workload) -> Cost {
     let found = |cost: Cost| cost.with(Term::ReceivePoll, 1.0).with(Term::ReceiveEach, 1.0);
     let cost = match (charge.step.is_two_way(), charge.step.joined, charge.awaited) {

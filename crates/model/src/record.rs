@@ -24,16 +24,16 @@ const MOST_POLLED: u32 = 32;
 /// The share of packets sent again above which a result says more of the loss than of the costs.
 const MOST_REPEATED: f64 = 0.005;
 
-/// What a record holds for the model.
+/// Contents of a record for the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
-    /// What did the RNIC's work.
+    /// The kind of RNIC.
     pub rnic: RnicKind,
     /// The testbed that was simulated, if it was not measured.
     pub testbed: Option<String>,
-    /// What can be used.
+    /// Observations that the model can use.
     pub observations: Vec<Observation>,
-    /// What cannot, with the reason: a sentence each.
+    /// Reasons for left-out results, one sentence each.
     pub left_out: Vec<String>,
 }
 
@@ -44,19 +44,19 @@ pub enum RecordError {
     /// It is of another kind or of a newer release.
     #[error("{file}: schema is {given}, this release reads {}", SCHEMAS.join(", "))]
     Schema {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// What stands there.
+        /// The schema in the file.
         given: String,
     },
     /// It is no JSON, or a field is missing or of the wrong type.
     #[error("{file}: {field}: {problem}")]
     Malformed {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// Which field.
+        /// Name of the field.
         field: String,
-        /// What is wrong with it.
+        /// Description of the defect.
         problem: String,
     },
 }
@@ -101,7 +101,7 @@ struct Simulated {
     name: String,
 }
 
-/// Who serves the connections; one thread on each side unless it says otherwise.
+/// Threads that serve the connections; one on each side by default.
 #[derive(Deserialize)]
 #[serde(default)]
 struct Serving {
@@ -149,10 +149,10 @@ struct Asked {
     serving: Serving,
     #[serde(default)]
     addresses: Option<u32>,
-    /// What carried the packets, where other points had another link.
+    /// The link of the packets, if other points had another one.
     #[serde(default)]
     link: Option<serde::de::IgnoredAny>,
-    /// What several clients did to memory that they share.
+    /// Operations of several clients on shared memory.
     #[serde(default)]
     far: Option<serde::de::IgnoredAny>,
 }
@@ -555,7 +555,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever bytes of a record are lost or changed: observations or a sentence, never a panic.
+        /// A damaged record gives observations or an error sentence, never a panic.
         #[test]
         fn damage_is_survived(at in 0..RECORD.len(), lost in 0..40_usize, instead in "[-0-9a-z\"{}\\[\\],:. ]{0,12}") {
             let end = (at + lost).min(RECORD.len());

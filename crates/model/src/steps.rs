@@ -1,4 +1,4 @@
-//! What a protocol's steps are charged for.
+//! Costs of the steps of a protocol.
 
 use doorbell_protocols::{End, Joined, Role, Step, When};
 
@@ -8,7 +8,7 @@ use crate::workload::Workload;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charged {
     pub(crate) step: Step,
-    /// What it is there for. A fenced operation that its end awaits delivers: only its completion says that the READ
+    /// Purpose of the step. A fenced operation that its end awaits delivers: only its completion says that the READ
     /// before it is complete.
     pub(crate) role: Role,
     /// The end that posts it waits for its completion.
@@ -68,20 +68,20 @@ impl Charged {
     }
 }
 
-/// The steps of a workload's protocol.
+/// Returns the steps of a workload's protocol.
 pub(crate) fn charged(workload: &Workload) -> Vec<Charged> {
     let steps: Vec<Step> = workload
         .protocol
         .steps()
         .iter()
-        // Where both ends send, credits ride on messages.
+        // If both ends send, messages carry the credits.
         .filter(|step| step.is_part(workload.credits) && !(workload.bidirectional && step.rides()))
         .copied()
         .collect();
     steps.iter().enumerate().map(|(index, &step)| Charged::new(step, steps.get(index + 1), workload)).collect()
 }
 
-/// Does the receiver fetch all that waits, whatever the sender posts?
+/// Returns whether the receiver fetches all waiting messages, independent of the sender's batch.
 pub(crate) fn is_pulled(workload: &Workload) -> bool {
     workload.protocol.properties().passive == Some(End::Sender)
 }

@@ -60,8 +60,8 @@ fn batches_gain_up_to_eight_per_post() {
     assert_near(cpu(8) / cpu(1), 7.5, 1e-9); // about linear
 }
 
-/// T1 saw some 14 M messages/s of 16 B in batches of eight, and a receiver that never was the bottleneck, though one that
-/// takes one message at a time would bind at 14.7 M.
+/// T1 saw some 14 M messages/s of 16 B in batches of eight, and a receiver that never was the bottleneck, though one
+/// that takes one message at a time would bind at 14.7 M.
 #[test]
 fn published_latencies_and_rates_are_measurements() {
     let measured = observations(doorbell_published::testbed("t1").unwrap());
@@ -299,7 +299,8 @@ fn protocols_differ_as_their_operations_do() {
     let tail = of(Protocol::BufferedWriteTailSend);
     assert!(tail.latency_ns > of(Protocol::BufferedWriteReverseSend).latency_ns);
     assert!(tail.latency_ns < immediate.latency_ns * 1.1);
-    // Reserving space takes a round trip, and atomics are slow; but one reserves it for all messages that wait meanwhile.
+    // Reserving space takes a round trip, and atomics are slow; but one reserves it for all messages that wait
+    // meanwhile.
     assert!(of(Protocol::SharedWrite).latency_ns > 3.0 * 1900.0);
     let shared = |window, peers| {
         let prediction = on_t1(Workload { protocol: Protocol::SharedWrite, peers, ..Workload::new(64, window, 1) });

@@ -1,9 +1,9 @@
-//! What is to be predicted.
+//! Workloads to predict.
 
 use doorbell_protocols::{Protocol, Store};
 use doorbell_wire::{OuterKind, PathMtu};
 
-/// Who talks to whom.
+/// Threads and connections of a workload.
 ///
 /// Senders and receivers are threads with a CPU of their own each. The senders' connections leave
 /// by one port or arrive at one port, so they share a link.
@@ -42,7 +42,7 @@ impl Peers {
     }
 }
 
-/// What is to be predicted: messages of one size that go one way, or both.
+/// A workload to predict: messages of one size in one direction or in both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     /// How messages travel.
@@ -61,7 +61,7 @@ pub struct Workload {
     /// Messages for which the receiver has space, per connection: posted receives, granted
     /// buffers, or the room of a ring.
     pub depth: u32,
-    /// Messages of up to so many bytes go inline.
+    /// Maximum bytes of an inline message.
     pub inline_bytes: u64,
     /// Send-Receive with credits.
     pub credits: bool,
@@ -75,7 +75,7 @@ pub struct Workload {
     pub path_mtu: Option<PathMtu>,
     /// Headers around packets.
     pub outer: OuterKind,
-    /// Who talks to whom.
+    /// Threads and connections of a workload.
     pub peers: Peers,
 }
 
@@ -126,8 +126,8 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// A number is out of its range: the message size, a batch larger than its window, fewer connections than senders
-    /// or receivers, or a count that is 0 or more than [`MAX_COUNT`]. The error names the first.
+    /// A number is out of its range. Examples are a batch larger than its window, fewer connections than senders or
+    /// receivers, and a count that is 0 or more than [`MAX_COUNT`]. The error names the first.
     pub fn check(&self) -> Result<(), WorkloadError> {
         let within = |what, given: u64, least: u64, most: u64| {
             if (least..=most).contains(&given) { Ok(()) } else { Err(WorkloadError { what, given, least, most }) }
@@ -160,9 +160,9 @@ pub const MAX_COUNT: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {given}, allowed is {least} to {most}")]
 pub struct WorkloadError {
-    /// What.
+    /// Name of the number.
     pub what: &'static str,
-    /// What was given.
+    /// Given value.
     pub given: u64,
     /// The least allowed.
     pub least: u64,

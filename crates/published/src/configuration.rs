@@ -1,9 +1,9 @@
-//! How something was measured.
+//! Configurations of measurements.
 
 use doorbell_wire::PathMtu;
 use serde::Deserialize;
 
-/// What was measured.
+/// Subjects of measurements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// Messages of a protocol.
@@ -15,7 +15,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// As files have it.
+    /// Returns the name as files write it.
     pub fn name(&self) -> &str {
         match self {
             Subject::Protocol(name) => name,
@@ -44,7 +44,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// As files have it.
+    /// Returns the name as files write it.
     pub const fn name(self) -> &'static str {
         match self {
             Operation::Send => "send",
@@ -69,7 +69,7 @@ pub enum Store {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(from = "AnyAmount")]
 pub enum Amount {
-    /// The publication does not say.
+    /// The publication does not state it.
     Unknown,
     /// One.
     Is(f64),
@@ -102,7 +102,7 @@ impl From<AnyAmount> for Amount {
 }
 
 impl Amount {
-    /// The number; of a range the largest.
+    /// Returns the number, or the largest of a range.
     pub fn most(self) -> Option<f64> {
         match self {
             Self::Unknown => None,
@@ -110,7 +110,7 @@ impl Amount {
         }
     }
 
-    /// The number; of a range the smallest.
+    /// Returns the number, or the smallest of a range.
     pub fn least(self) -> Option<f64> {
         match self {
             Self::Unknown => None,
@@ -133,9 +133,9 @@ impl std::fmt::Display for Amount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "AnyPathMtu")]
 pub enum PathMtuSaid {
-    /// It does not.
+    /// The publication does not state the path MTU.
     Unknown,
-    /// It does.
+    /// The publication states this path MTU.
     Is(PathMtu),
 }
 
@@ -159,7 +159,7 @@ impl TryFrom<AnyPathMtu> for PathMtuSaid {
     }
 }
 
-/// Who receives.
+/// Threads that receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Receivers {
@@ -169,7 +169,7 @@ pub enum Receivers {
     Single,
 }
 
-/// How fast senders send.
+/// Pace of the senders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pace {
@@ -179,17 +179,17 @@ pub enum Pace {
     HighestWithoutRnr,
 }
 
-/// Who posts shared receives again.
+/// Threads that repost shared receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Repost {
-    /// Whoever gives one back, under a lock.
+    /// Each thread that returns a receive, under a lock.
     Lock,
     /// One thread for all.
     Thread,
 }
 
-/// What the receiver of Direct-Read waits for before a message is its own.
+/// The completion for which the receiver of Direct-Read waits before it owns a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fence {
@@ -201,7 +201,7 @@ pub enum Fence {
     WriteCompletion,
 }
 
-/// How something was measured, as published. What a subject does not have is `None`.
+/// Configuration of a measurement, as published. Fields that the subject does not have are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
@@ -221,17 +221,17 @@ pub struct Configuration {
     pub threads: Option<Amount>,
     /// Connections or queue pairs.
     pub connections: Option<Amount>,
-    /// Who receives.
+    /// Threads that receive.
     pub receivers: Option<Receivers>,
     /// Connections share a receive queue.
     pub shared_receives: Option<bool>,
-    /// Who posts shared receives again, where it is stated.
+    /// Threads that repost shared receives, if the publication states them.
     pub repost_by: Option<Repost>,
     /// The path MTU.
     pub path_mtu: Option<PathMtuSaid>,
-    /// How fast senders send.
+    /// Pace of the senders.
     pub pace: Option<Pace>,
-    /// Of Direct-Read: what its receiver waits for.
+    /// For Direct-Read, the completion for which its receiver waits.
     pub fence_waits_for: Option<Fence>,
     /// Frames have a VLAN tag.
     pub vlan: Option<bool>,
@@ -251,15 +251,15 @@ pub struct Configuration {
     pub rate_per_s: Option<Amount>,
 }
 
-/// A field of a configuration, and what it may be.
+/// A field of a configuration, and its allowed values.
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) is_there: fn(&Configuration) -> bool,
-    /// Of an amount, its range.
+    /// The range, if the field is an amount.
     pub(crate) amount: Option<Range>,
 }
 
-/// What an amount may be.
+/// Allowed values of an amount.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     pub(crate) of: fn(&Configuration) -> Option<Amount>,
@@ -268,7 +268,7 @@ pub(crate) struct Range {
     pub(crate) is_whole: bool,
 }
 
-/// More of anything than there is.
+/// Upper limit of counts.
 const MANY: f64 = (1_u64 << 30) as f64;
 
 macro_rules! field {
@@ -311,7 +311,7 @@ pub(crate) const FIELDS: [Field; 22] = [
 ];
 
 impl Subject {
-    /// What its configuration must say, and what it may say besides.
+    /// Returns the required and the optional fields of its configuration.
     pub(crate) fn fields(&self) -> (&'static [&'static str], &'static [&'static str]) {
         const MESSAGES: [&str; 12] = [
             "bytes",

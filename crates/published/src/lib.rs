@@ -1,8 +1,8 @@
 //! Published figures of RDMA message exchange as data: `published/*.toml`, one file per testbed.
 //!
-//! A [`Row`] is one published number, a [`Shape`] one published sentence with the numbers in it. Each says
-//! which experiment it is of, in which configuration it was measured, where it stands, and what about it is
-//! uncertain. The files are part of the program; [`all`] has them parsed.
+//! A [`Row`] is one published number, a [`Shape`] one published sentence with the numbers in it. Each states
+//! its experiment, its configuration, its source, and its uncertainties. The files are part of the program. [`all`]
+//! returns them parsed.
 //!
 //! ```
 //! use doorbell_published::{Unit, row};
@@ -30,20 +30,20 @@ pub use configuration::{
 pub use load::{LoadError, SCHEMA};
 pub use quantity::{Dimension, Quantity, Relation, Unit, Value};
 
-/// What was published of one testbed.
+/// Published figures of one testbed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Testbed {
     /// Its short name: T1.
     pub name: String,
-    /// What was studied on it.
+    /// The subject of the study.
     pub about: String,
-    /// What it is made of.
+    /// The hardware of the testbed.
     pub hardware: String,
     /// The link's rate per direction, in 10^9 bits per second.
     pub link_gbps: f64,
-    /// What is not known of all its figures: sentences.
+    /// Unknown facts about all its figures, as sentences.
     pub unknown: Vec<String>,
-    /// Where figures stand, by the word that rows name it with.
+    /// Sources of figures, by the key that rows name.
     pub sources: BTreeMap<String, String>,
     /// Its numbers.
     pub rows: Vec<Row>,
@@ -54,79 +54,79 @@ pub struct Testbed {
 /// One published number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Names it, over all testbeds.
+    /// Identifier, unique over all testbeds.
     pub id: String,
-    /// What is published, in a sentence.
+    /// The published fact, as a sentence.
     pub says: String,
-    /// The experiment that it is of: FAMILY/WHAT.
+    /// Its experiment: FAMILY/WHAT.
     pub experiment: String,
-    /// What was measured.
+    /// The subject of the measurement.
     pub subject: Subject,
-    /// What the number is.
+    /// The quantity of the number.
     pub quantity: Quantity,
-    /// How exactly the source puts it.
+    /// Precision with which the source states the number.
     pub relation: Relation,
     /// The number as printed.
     pub value: Value,
-    /// How it was measured.
+    /// Configuration of the measurement.
     pub configuration: Configuration,
-    /// Where it stands: a key of [`Testbed::sources`].
+    /// Its source: a key of [`Testbed::sources`].
     pub source: String,
-    /// What is uncertain: sentences.
+    /// Uncertainties, as sentences.
     pub uncertain: Vec<String>,
 }
 
-/// One published sentence about how something depends on something.
+/// One published sentence about the dependence of one quantity on another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Names it, over all testbeds.
+    /// Identifier, unique over all testbeds.
     pub id: String,
     /// The sentence.
     pub says: String,
-    /// The experiment that it is of: FAMILY/WHAT.
+    /// Its experiment: FAMILY/WHAT.
     pub experiment: String,
-    /// What was measured.
+    /// The subject of the measurement.
     pub subject: Subject,
     /// The numbers in it, by a name that ends in the unit.
     pub numbers: BTreeMap<String, f64>,
-    /// How it was measured.
+    /// Configuration of the measurement.
     pub configuration: Configuration,
-    /// Where it stands: a key of [`Testbed::sources`].
+    /// Its source: a key of [`Testbed::sources`].
     pub source: String,
-    /// What is uncertain: sentences.
+    /// Uncertainties, as sentences.
     pub uncertain: Vec<String>,
 }
 
 impl Testbed {
-    /// Reads a file's text. `file` is how errors call it.
+    /// Parses the text of a file. Errors call it `file`.
     ///
     /// # Errors
     ///
-    /// Something is missing, unknown, of the wrong type or out of range: the file, the row, the field and what is
-    /// allowed.
+    /// Returns an error if a field is missing, unknown, of the wrong type or out of range. The error names the file,
+    /// the row, the field and the allowed values.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, LoadError> {
         load::testbed(file, text)
     }
 
-    /// The number of this id.
+    /// Returns the number of this id.
     pub fn row(&self, id: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.id == id)
     }
 
-    /// The sentence of this id.
+    /// Returns the sentence of this id.
     pub fn shape(&self, id: &str) -> Option<&Shape> {
         self.shapes.iter().find(|shape| shape.id == id)
     }
 }
 
 impl Shape {
-    /// A number in the sentence.
+    /// Returns a number in the sentence.
     pub fn number(&self, name: &str) -> Option<f64> {
         self.numbers.get(name).copied()
     }
 }
 
-/// The files, as they are built into the program.
+/// Names and texts of the built-in files.
 const FILES: [(&str, &str); 3] = [
     ("published/t1.toml", include_str!("../data/t1.toml")),
     ("published/t2.toml", include_str!("../data/t2.toml")),
@@ -140,22 +140,22 @@ static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {
     FILES.into_iter().map(load).collect()
 });
 
-/// All testbeds.
+/// Returns all testbeds.
 pub fn all() -> &'static [Testbed] {
     &ALL
 }
 
-/// The testbed of this name, in capitals or not.
+/// Returns the testbed of this name, ignoring case.
 pub fn testbed(name: &str) -> Option<&'static Testbed> {
     all().iter().find(|testbed| testbed.name.eq_ignore_ascii_case(name))
 }
 
-/// The number of this id.
+/// Returns the number of this id.
 pub fn row(id: &str) -> Option<&'static Row> {
     all().iter().find_map(|testbed| testbed.row(id))
 }
 
-/// The sentence of this id.
+/// Returns the sentence of this id.
 pub fn shape(id: &str) -> Option<&'static Shape> {
     all().iter().find_map(|testbed| testbed.shape(id))
 }

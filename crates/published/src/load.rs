@@ -1,4 +1,4 @@
-//! From a file's text to checked values.
+//! Parser of the text of a file, with validation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,23 +9,23 @@ use toml::{Table, Value as Toml};
 use crate::configuration::{FIELDS, Range};
 use crate::{Amount, Configuration, Operation, Quantity, Relation, Row, Shape, Store, Subject, Testbed, Unit, Value};
 
-/// Names the layout of a file.
+/// Name of the layout of a file.
 pub const SCHEMA: &str = "doorbell-published/1";
 
-/// Configurations that build on each other: more than anybody can follow.
+/// Maximum depth of configurations that build on each other.
 const DEEPEST: usize = 8;
-/// The largest number of a row or a sentence.
+/// Maximum number of a row or a sentence.
 const LARGEST: f64 = 1e15;
 
-/// Why a file is not acceptable.
+/// Reason for which a file is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}: {place}: {problem}")]
 pub struct LoadError {
-    /// Which file.
+    /// Name of the file.
     pub file: String,
-    /// Which row and field, or which line.
+    /// Row and field, or the line.
     pub place: String,
-    /// What is wrong there, and what is allowed.
+    /// Description of the defect, and the allowed values.
     pub problem: String,
 }
 
@@ -45,7 +45,7 @@ struct File {
     shape: Vec<Table>,
 }
 
-/// What a row and a sentence have in common.
+/// Common fields of a row and a sentence.
 #[derive(Deserialize)]
 struct Common {
     id: String,
@@ -112,7 +112,7 @@ pub(crate) fn testbed(file: &str, text: &str) -> Result<Testbed, LoadError> {
     Ok(Testbed { name: testbed, about, hardware, link_gbps, unknown, sources, rows, shapes })
 }
 
-/// Reads a value; errors name the field.
+/// Reads a value. Errors name the field.
 fn typed<T: DeserializeOwned>(file: &str, within: &str, value: Toml) -> Result<T, LoadError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
@@ -161,7 +161,7 @@ impl Loader<'_> {
         Ok(Shape { id, says, experiment, subject, numbers, configuration, source, uncertain })
     }
 
-    /// What rows and sentences have in common, and the other fields.
+    /// Splits a row or a sentence into the common fields and the other fields.
     fn common(&mut self, kind: &str, index: usize, mut table: Table) -> Result<(String, Common, Table), LoadError> {
         let place = match table.get("id").and_then(Toml::as_str) {
             Some(id) => format!("{kind} {id}"),
@@ -234,7 +234,7 @@ impl Loader<'_> {
         Ok((subject, configuration))
     }
 
-    /// A configuration with all that those it is like have.
+    /// Returns a configuration with the fields that it inherits.
     fn resolve(&self, place: &str, table: &Table, depth: usize) -> Result<Table, LoadError> {
         let mut table = table.clone();
         let Some(like) = table.remove("like") else { return Ok(table) };

@@ -1,8 +1,8 @@
-//! Numbers with units, and what they are numbers of.
+//! Numbers with units, and the quantities that they measure.
 
 use serde::Deserialize;
 
-/// Dimensions: units of one can be converted into each other.
+/// Dimensions of units. Units of one dimension can be converted into each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dimension {
     /// Nanoseconds.
@@ -15,7 +15,7 @@ pub enum Dimension {
     DataRate,
     /// Bytes.
     Size,
-    /// A number without unit; 1 is all, or as much.
+    /// A number without unit; 1 means the whole, or an equal amount.
     Ratio,
     /// Messages.
     Messages,
@@ -76,7 +76,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// As files and tables have it.
+    /// Returns the unit as files and tables write it.
     pub const fn name(self) -> &'static str {
         match self {
             Unit::Us => "us",
@@ -97,7 +97,7 @@ impl Unit {
         }
     }
 
-    /// What it measures.
+    /// Returns the dimension of the unit.
     pub const fn dimension(self) -> Dimension {
         match self {
             Unit::Us => Dimension::Time,
@@ -112,7 +112,7 @@ impl Unit {
         }
     }
 
-    /// How much one of it is, in the unit that its [`Dimension`] names.
+    /// Returns one of this unit in the base unit of its [`Dimension`].
     const fn base(self) -> f64 {
         match self {
             Unit::Us | Unit::Thousands => 1e3,
@@ -132,7 +132,7 @@ impl Unit {
         }
     }
 
-    /// `base`, which is in the unit that the dimension names, in this unit.
+    /// Converts `base`, a number in the base unit of the dimension, into this unit.
     pub fn from_base(self, base: f64) -> f64 {
         base / self.base()
     }
@@ -147,19 +147,19 @@ impl std::fmt::Display for Unit {
 /// A number with its unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
-    /// How many.
+    /// The number.
     pub number: f64,
-    /// Of what.
+    /// The unit of the number.
     pub unit: Unit,
 }
 
 impl Value {
-    /// In the unit that the [`Dimension`] names: nanoseconds, bytes per second, 1 for all.
+    /// Returns the number in the base unit of the [`Dimension`]: nanoseconds, bytes per second, 1 for the whole.
     pub fn in_base(self) -> f64 {
         self.number * self.unit.base()
     }
 
-    /// In another unit of the same dimension.
+    /// Returns the number in another unit of the same dimension.
     pub fn in_unit(self, unit: Unit) -> Option<f64> {
         (unit.dimension() == self.unit.dimension()).then(|| unit.from_base(self.in_base()))
     }
@@ -172,11 +172,11 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// How exactly a source puts a number.
+/// Precision with which a source states a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Relation {
-    /// Counted or computed: exactly.
+    /// Exactly, counted or computed.
     Is,
     /// About.
     About,
@@ -191,7 +191,7 @@ pub enum Relation {
 }
 
 impl Relation {
-    /// In words, before a number.
+    /// Returns the words before a number.
     pub const fn words(self) -> &'static str {
         match self {
             Relation::Is => "",
@@ -203,8 +203,8 @@ impl Relation {
         }
     }
 
-    /// By which share `found` misses what was published: 0.1 is a tenth too high. A bound is missed only on its
-    /// wrong side.
+    /// Returns the relative error of `found` against the published number: 0.1 is a tenth too high. For a bound, only
+    /// values on its wrong side are errors.
     pub fn deviation(self, published: f64, found: f64) -> f64 {
         let off = found / published - 1.0;
         match self {
@@ -215,15 +215,15 @@ impl Relation {
     }
 }
 
-/// What a published number is.
+/// Quantities of published numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantity {
     /// Half a round trip of a ping-pong, median.
     Latency,
-    /// What a message takes longer than without a fence.
+    /// The additional time of a message with a fence.
     LatencyOverUnfenced,
-    /// What each byte adds to the latency.
+    /// The additional latency per byte.
     LatencyPerSize,
     /// Messages per second, all connections together.
     MessageRate,
@@ -266,9 +266,9 @@ pub enum Quantity {
     RequestBytesPerPacket,
     /// Frame bytes per packet in the direction of answers.
     ResponseBytesPerPacket,
-    /// Frame bytes of a packet in the midst of a long message.
+    /// Frame bytes of a packet in the middle of a long message.
     MiddlePacketBytes,
-    /// Payload of a packet in the midst of a long message, over its line bytes.
+    /// Payload of a packet in the middle of a long message, over its line bytes.
     MiddlePacketEfficiency,
     /// Packets per operation in the direction of requests.
     RequestPacketsPerOperation,
@@ -286,14 +286,14 @@ pub enum Quantity {
     InFlight,
     /// Share of requests that arrive in the order in which they were posted.
     InOrder,
-    /// Share of requests that do not.
+    /// Share of requests that arrive out of order.
     OutOfOrder,
-    /// By how many places a request is displaced.
+    /// Number of places by which a request is displaced.
     Displacement,
 }
 
 impl Quantity {
-    /// What its numbers measure.
+    /// Returns the dimension of its numbers.
     pub const fn dimension(self) -> Dimension {
         match self {
             Quantity::Latency | Quantity::LatencyOverUnfenced => Dimension::Time,

@@ -69,7 +69,7 @@ fn every_file_loads_and_every_row_is_complete() {
                 || testbed.shapes.iter().any(|shape| shape.source == *source);
             assert!(is_named, "{file}: nothing is of source {source}");
         }
-        // Where the source does not batch, lists are of one; nothing on T1 had credits but what speaks of them.
+        // If the source does not batch, lists have one entry. On T1, only rows that mention credits had them.
         for row in testbed.rows.iter().filter(|row| matches!(row.subject, Subject::Protocol(_))) {
             let it = &row.configuration;
             assert_eq!(it.credits, Some(false), "{}", row.id);
@@ -80,7 +80,7 @@ fn every_file_loads_and_every_row_is_complete() {
             assert_eq!(many, row.experiment.contains("n-to-1"), "{}", row.id);
             assert!(!many || it.pace == Some(Pace::HighestWithoutRnr), "{}", row.id);
         }
-        // The fence that a configuration speaks of is the one that its protocol has.
+        // The fence of a configuration is the fence of its protocol.
         let rows = testbed.rows.iter().map(|row| (&row.id, &row.subject, &row.configuration));
         let shapes = testbed.shapes.iter().map(|shape| (&shape.id, &shape.subject, &shape.configuration));
         for (id, subject, configuration) in rows.chain(shapes) {
@@ -204,7 +204,7 @@ fn what_is_wrong_names_file_row_field_and_what_is_allowed() {
 }
 
 proptest! {
-    /// Whatever is lost of a file, or changed: a testbed or a sentence that names the file, never a panic.
+    /// A damaged file gives a testbed or an error that names the file, never a panic.
     #[test]
     fn damage_is_survived(at in 0..SMALL.len(), lost in 0..60_usize, instead in "[-0-9a-z\"{}\\[\\],=. \n]{0,12}") {
         let end = (at + lost).min(SMALL.len());

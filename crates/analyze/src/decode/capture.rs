@@ -1,22 +1,21 @@
 //! Reads capture files, pcap and pcapng, one frame at a time.
 //!
-//! A reader of its own, since captures of RDMA are what crates stumble over: packets cut short by
-//! the snap length on purpose, files that end in the middle of a packet, and pcapng timestamps in
-//! units of the interface's choice.
+//! The module does not use a crate, because existing readers fail on captures of RDMA. Such captures have packets cut
+//! by the snap length, files that end within a packet, and pcapng timestamps in units that each interface chooses.
 
 use std::io::{self, Read};
 
 use doorbell_wire::FaultMarks;
 
-/// More bytes than a captured frame has: what claims more is damage.
+/// Maximum bytes of a captured frame. A longer length means that the file is damaged.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// More interfaces than a capture has.
+/// Maximum number of interfaces of a capture.
 const MAX_INTERFACES: usize = 4096;
 
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// What frames of a capture begin with: a number from tcpdump's registry of link types.
+/// Link type of the frames of a capture: a number from tcpdump's registry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct LinkType(pub u16);
 
@@ -38,7 +37,7 @@ impl LinkType {
     /// Linux "cooked", version 2.
     pub const LINUX_SLL2: LinkType = LinkType(276);
 
-    /// Whether its frames can be read here.
+    /// Returns whether the reader supports frames of this link type.
     pub fn is_known(self) -> bool {
         // 12 and 14 are raw IP on some systems.
         matches!(self.0, 0 | 1 | 12 | 14 | 101 | 108 | 113 | 228 | 229 | 276)
@@ -71,44 +70,44 @@ impl std::fmt::Display for LinkType {
     }
 }
 
-/// Why a capture cannot be read, or not further.
+/// Reasons for which a capture cannot be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// There is nothing in it.
+    /// The file is empty.
     #[error("is empty: a capture has a header at least")]
     Empty,
-    /// It is something else.
+    /// The file has another format.
     #[error("is no pcap or pcapng file: it begins with {first_bytes:02x?}{hint}")]
     NotACapture {
-        /// Up to four bytes of it.
+        /// Up to four bytes of the file.
         first_bytes: Vec<u8>,
-        /// What it may be.
+        /// Probable format of the file.
         hint: &'static str,
     },
-    /// Nothing of this kind of frame is known here.
+    /// The reader does not support the link type.
     #[error(
         "has frames of link type {0}; known are Ethernet (1), raw IP (101, 228, 229), Linux cooked (113, 276) and \
          loopback (0, 108)"
     )]
     LinkType(LinkType),
-    /// The file ends in the midst of a packet or block.
+    /// The file ends within a packet or block.
     #[error("ends in the midst of a {what}, {at_byte} bytes from the start")]
     Truncated {
-        /// What it was.
+        /// Name of the incomplete part.
         what: &'static str,
-        /// Where that begins.
+        /// Offset of the incomplete part in the file.
         at_byte: u64,
     },
     /// Lengths in the file contradict each other.
     #[error("is damaged {at_byte} bytes from the start: {what}")]
     Damaged {
-        /// What is wrong.
+        /// Description of the defect.
         what: String,
-        /// Where the packet or block begins.
+        /// Offset of the packet or block in the file.
         at_byte: u64,
     },
 }
@@ -116,9 +115,9 @@ pub enum CaptureError {
 /// One captured frame.
 #[derive(Clone, Copy, Debug)]
 pub struct CapturedFrame<'a> {
-    /// When, in nanoseconds since 1970; nothing in pcapng's simple packets.
+    /// Time of capture in nanoseconds since 1970; `None` for pcapng's simple packets.
     pub timestamp_ns: Option<u64>,
-    /// What it begins with.
+    /// Link type of the frame.
     pub link_type: LinkType,
     /// Number of the interface in the file, over all sections.
     pub interface: u32,
@@ -126,13 +125,13 @@ pub struct CapturedFrame<'a> {
     pub direction: u8,
     /// Injected faults that struck the frame, if the capture is a software RNIC's own.
     pub faults: FaultMarks,
-    /// Bytes it had.
+    /// Length of the frame on the link.
     pub original_bytes: usize,
-    /// Those that were captured.
+    /// Captured bytes.
     pub bytes: &'a [u8],
 }
 
-/// Reads frames.
+/// Reader of the frames of a capture file.
 #[derive(Debug)]
 pub struct CaptureReader<R> {
     input: Input<R>,
@@ -211,7 +210,7 @@ impl<R: Read> CaptureReader<R> {
             0xa1b2_3c4d => (true, true),
             0x4d3c_b2a1 => (false, true),
             SECTION_HEADER => {
-                // The first block is read as any other.
+                // `next` reads the first block like any other.
                 return Ok(Self {
                     input,
                     format: Format::PcapNg { big_endian: false, interfaces: Vec::new(), earlier_interfaces: 0 },
@@ -230,7 +229,7 @@ impl<R: Read> CaptureReader<R> {
         if !input.fill(PCAP_HEADER_BYTES)? {
             return Err(CaptureError::Truncated { what: "file header", at_byte: 0 });
         }
-        // The upper half of the field tells of frame check sequences.
+        // The upper half of the field describes frame check sequences.
         let link_type = LinkType(u32_at(input.available(), 20, big_endian) as u16);
         input.take(PCAP_HEADER_BYTES);
         if !link_type.is_known() {
@@ -239,7 +238,7 @@ impl<R: Read> CaptureReader<R> {
         Ok(Self { input, format: Format::Pcap { big_endian, nanoseconds, link_type } })
     }
 
-    /// What the file is: `pcap` or `pcapng`.
+    /// Returns the format of the file: `pcap` or `pcapng`.
     pub fn format(&self) -> &'static str {
         match self.format {
             Format::Pcap { .. } => "pcap",
@@ -247,12 +246,12 @@ impl<R: Read> CaptureReader<R> {
         }
     }
 
-    /// The next frame, or `None` at the end. After an error there is none.
+    /// Returns the next frame, or `None` at the end of the file and after an error.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, ends within a packet or block, or is damaged; [`CaptureError`] says how many bytes from
-    /// the start.
+    /// The file cannot be read, ends within a packet or block, or is damaged. [`CaptureError`] holds the offset from
+    /// the start of the file.
     #[allow(clippy::should_implement_trait, reason = "the frame borrows the reader")]
     pub fn next(&mut self) -> Result<Option<CapturedFrame<'_>>, CaptureError> {
         match self.format {
@@ -468,7 +467,7 @@ fn u32_at(bytes: &[u8], at: usize, big_endian: bool) -> u32 {
     if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }
 }
 
-/// A buffer of fixed size before what is read.
+/// A reader with a buffer of fixed size.
 #[derive(Debug)]
 struct Input<R> {
     from: R,
@@ -484,8 +483,8 @@ impl<R: Read> Input<R> {
         &self.buffer[self.start..self.end]
     }
 
-    /// Reads until so many bytes are available; fewer than the buffer holds. `false` if the file
-    /// ends before.
+    /// Reads until `bytes` bytes are available, which must fit into the buffer. Returns `false` if the file ends
+    /// before.
     fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         if self.end - self.start >= bytes {
             return Ok(true);
@@ -504,7 +503,7 @@ impl<R: Read> Input<R> {
         Ok(true)
     }
 
-    /// Takes bytes that are available.
+    /// Returns and consumes available bytes.
     fn take(&mut self, bytes: usize) -> &[u8] {
         let at = self.start;
         self.start += bytes;
@@ -512,7 +511,7 @@ impl<R: Read> Input<R> {
         &self.buffer[at..at + bytes]
     }
 
-    /// Takes bytes without looking at them; `false` if the file ends before.
+    /// Skips bytes. Returns `false` if the file ends before.
     fn skip(&mut self, mut bytes: u64) -> io::Result<bool> {
         while bytes > 0 {
             if !self.fill(1)? {

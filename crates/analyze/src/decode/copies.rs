@@ -1,8 +1,8 @@
-//! Second copies of packets: a capture of several interfaces, of both ends of a link, or of both sides of a router has
-//! each packet more than once.
+//! Second copies of packets. A capture of several interfaces, of both ends of a link, or of both sides of a router
+//! holds each packet more than once.
 //!
-//! A packet that one point of observation sees again was transmitted again. A packet that another point sees as often as
-//! the first one is the same transmission.
+//! A packet that one point of observation sees again was transmitted again. A packet that another point sees as often
+//! as the first one is the same transmission.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};

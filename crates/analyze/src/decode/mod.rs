@@ -1,13 +1,11 @@
-//! What a capture holds of RoCE v2: conversations, operations, what was repeated or refused, and
-//! how long acknowledgements took.
+//! RoCE v2 in a capture: conversations, operations, retransmissions, NAKs and times to acknowledgement.
 //!
-//! [`decode`] reads pcap and pcapng files frame by frame and keeps a bounded amount of state, so
-//! that captures may be of any length: at most [`Options::max_conversations`] conversations with
-//! some tens of kilobytes each; packets of any beyond are only counted.
+//! [`decode`] reads pcap and pcapng files frame by frame. Captures may have any length, because the state is bounded:
+//! it holds at most [`Options::max_conversations`] conversations with some tens of kilobytes each. Packets of further
+//! conversations are only counted.
 //!
-//! A packet names the queue pair that it goes to and not the one that it comes from. So the two
-//! directions of a conversation are found to belong together when an answer carries a sequence
-//! number that only one direction's requests explain.
+//! A packet names its destination queue pair, but not its source queue pair. The decoder joins the two directions of a
+//! conversation when an answer carries a sequence number that only the requests of one direction explain.
 
 pub mod capture;
 mod copies;
@@ -28,15 +26,14 @@ pub use summary::{
     OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount,
 };
 
-/// How to read a capture.
+/// Options for reading a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// The UDP port that makes a packet RoCE v2, as its destination.
+    /// UDP destination port of RoCE v2 packets.
     pub udp_port: u16,
-    /// Conversations that are kept apart; packets of others are counted together.
+    /// Maximum number of conversations with separate counters. Packets of others are counted together.
     pub max_conversations: usize,
-    /// Whether packets with a wrong ICRC are left out of the conversations, as an RNIC would drop
-    /// them.
+    /// Whether the conversations exclude packets with a wrong ICRC, as an RNIC drops them.
     pub drop_bad_icrc: bool,
 }
 
@@ -46,11 +43,11 @@ impl Default for Options {
     }
 }
 
-/// Reads a capture to its end. What stops it before is no error, but is in [`Summary::stopped`].
+/// Reads a capture to its end. If reading stops before, [`Summary::stopped`] holds the reason and the result is `Ok`.
 ///
 /// # Errors
 ///
-/// As [`CaptureReader::new`]; or no frame could be read, since none of the link types is known.
+/// Returns the errors of [`CaptureReader::new`], and an error if the decoder supports none of the link types.
 pub fn decode(from: impl Read, options: &Options) -> Result<Summary, CaptureError> {
     let mut reader = CaptureReader::new(from)?;
     let mut tracker = tracker::Tracker::new(options);

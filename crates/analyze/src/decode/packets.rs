@@ -1,42 +1,42 @@
-//! From UDP datagrams to RoCE v2 packets.
+//! RoCE v2 packets in UDP datagrams.
 
 use std::net::IpAddr;
 
 use doorbell_wire::{ATOMIC_ETH_LEN, BTH_LEN, Check, Datagram, Flow, ICRC_LEN, Opcode, PathMtu, XRCETH_LEN};
 
-/// The longest payload of a RoCE v2 packet with all headers behind UDP: BTH, the longest extension
+/// The longest payload of a RoCE v2 packet with all headers after UDP: BTH, the longest extension
 /// headers, 4096 bytes and the ICRC.
 const LONGEST_PACKET: usize = BTH_LEN + XRCETH_LEN + ATOMIC_ETH_LEN + PathMtu::Mtu4096.bytes() + ICRC_LEN;
 
-/// Whether a UDP payload of so many bytes, which begins like this, is longer than one packet.
+/// Returns whether a UDP payload of this length and beginning is longer than one packet.
 pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
     let extension = payload.first().map_or(0, |opcode| Opcode(*opcode).extension_len());
     payload_len > BTH_LEN + extension + PathMtu::Mtu4096.bytes() + ICRC_LEN
 }
 
-/// How often a frame whose ICRC is wrong is tried as several packets: a bound on the work that a
-/// file of nonsense makes.
+/// Maximum number of frames with a wrong ICRC that are tried as several packets. The bound limits the work for a file
+/// of random bytes.
 const MAX_TRIES: usize = 64;
 
-/// What became of a frame's ICRCs.
+/// Result of the ICRC check of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// One packet, whose ICRC is right.
+    /// One packet with a correct ICRC.
     Right,
-    /// One packet, whose ICRC is wrong, or that is none.
+    /// One packet with a wrong ICRC, or no packet.
     Wrong,
-    /// One packet of which the capture lacks the end.
+    /// One packet whose end the capture lacks.
     Cut,
     /// One packet whose IP header has options, which the ICRC's definition does not cover.
     Undefined,
-    /// So many bytes, and a shorter rest, are packets of their own: captured before segmentation.
+    /// Several packets of this length, of which the last may be shorter: a frame captured before segmentation.
     Segments(usize),
 }
 
 /// Addresses and ports.
 type FlowKey = (IpAddr, IpAddr, u16, u16);
 
-/// Flows whose ICRC registers were computed lately.
+/// Flows whose ICRC registers were computed recently.
 #[derive(Debug)]
 pub(super) struct Flows {
     recent: [Option<(FlowKey, Flow)>; 8],
@@ -65,8 +65,8 @@ impl Flows {
         }
     }
 
-    /// Checks a frame's ICRC; if it is wrong, whether the frame is several packets one behind the
-    /// other, as a sender hands them to the kernel or NIC to cut up (UDP_SEGMENT).
+    /// Checks the ICRC of a frame. If it is wrong, checks whether the frame holds several consecutive packets, as a
+    /// sender passes them to the kernel or NIC for segmentation (UDP_SEGMENT).
     pub(super) fn look(&mut self, datagram: &Datagram<'_>) -> Found {
         let payload = datagram.payload;
         if payload.len() < datagram.payload_len {
@@ -93,15 +93,15 @@ impl Flows {
         }
     }
 
-    /// Whether the ICRC of one segment is right, whatever its identification.
+    /// Returns whether the ICRC of one segment is correct for any IPv4 identification.
     pub(super) fn segment_is_right(&mut self, datagram: &Datagram<'_>, index: usize, segment: &[u8]) -> bool {
         let identification = datagram.outer.identification.unwrap_or(0).wrapping_add(index as u16);
         self.get(datagram).check(identification, segment) != Check::Invalid
     }
 }
 
-/// How long each packet is if there are several: where the first one's ICRC is right and something
-/// like a BTH follows.
+/// Returns the length of each packet of a frame with several packets: the first length with a correct ICRC that bytes
+/// like a BTH follow.
 fn segment_bytes(flow: &Flow, identification: u16, payload: &[u8]) -> Option<usize> {
     let looks_like_bth = |at: usize| {
         payload.get(at..at + BTH_LEN).is_some_and(|bth| {

@@ -1,5 +1,4 @@
-//! Packets from one address to one queue pair of another: the requests among them, and the answers
-//! to what goes the other way.
+//! Packets from one address to one queue pair of another: requests, and answers to requests of the other direction.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -11,24 +10,24 @@ use hdrhistogram::Histogram;
 
 use super::summary::{NakCount, OperationCount, SizeCount, Times};
 
-/// Sizes that are told apart, per operation.
+/// Maximum number of sizes with separate counters per operation.
 const MAX_SIZES: usize = 8;
-/// Messages whose last packet is awaited.
+/// Maximum number of messages whose last packet is awaited.
 const MAX_OPEN: usize = 4;
-/// Requests whose acknowledgement is awaited; beyond, times are a sample.
+/// Maximum number of requests whose acknowledgement is awaited. With more requests, times are a sample.
 const MAX_AWAITED: usize = 1024;
-/// Ranges of sequence numbers that were skipped and may yet come.
+/// Maximum number of ranges of skipped sequence numbers that may still arrive.
 const MAX_HOLES: usize = 16;
-/// A sequence number that is off by more begins anew: another queue pair under the same number.
+/// Maximum jump of a sequence number. A larger jump means that another queue pair has the same number.
 const MAX_STRIDE: u32 = 1 << 17;
-/// Sequence numbers that may be in flight: an answer to an older one belongs to other requests.
+/// Maximum number of sequence numbers in flight. An answer to an older one belongs to other requests.
 const MAX_IN_FLIGHT: u32 = 1 << 13;
-/// The path MTU that makes a READ response longest, in packets.
+/// Path MTU with which a READ response has the most packets.
 const SHORTEST_MTU: u32 = PathMtu::Mtu256.bytes() as u32;
-/// The longest time to acknowledgement that is told apart from longer ones: a minute.
+/// Maximum time to acknowledgement of the histogram: a minute.
 const MAX_TIME_NS: u64 = 60_000_000_000;
 
-/// One packet, taken apart.
+/// One parsed packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub(super) opcode: Opcode,
@@ -39,12 +38,12 @@ pub(super) struct Packet {
     pub(super) timestamp_ns: Option<u64>,
 }
 
-/// What a requester sees come back.
+/// Sequence numbers that an answer acknowledges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Acknowledged {
-    /// Everything up to this sequence number, and this one.
+    /// All sequence numbers up to and including this one.
     UpTo(Psn),
-    /// Everything before it.
+    /// All sequence numbers before this one.
     Before(Psn),
     Nothing,
 }
@@ -60,14 +59,14 @@ pub(super) struct Stream {
     pub(super) src: IpAddr,
     pub(super) dst: IpAddr,
     pub(super) dest_qpn: Qpn,
-    /// The stream the other way between the same queue pairs.
+    /// The stream of the other direction between the same queue pairs.
     pub(super) peer: Option<usize>,
     pub(super) packets: u64,
     pub(super) frame_bytes: u64,
     pub(super) bad_icrc_packets: u64,
     pub(super) requests: Requests,
     pub(super) answers: Answers,
-    /// How often its peer was looked for.
+    /// Number of searches for its peer.
     pub(super) searches: u32,
 }
 
@@ -92,18 +91,18 @@ impl Stream {
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     pub(super) packets: u64,
-    /// Those that ask for no data, so that ACKs come back.
+    /// Request packets that ask for no data, so that ACKs answer them.
     pub(super) plain_packets: u64,
     operations: Vec<Counted>,
     pub(super) retransmitted: u64,
     pub(super) incomplete: u64,
     /// The first sequence number seen, and the one expected next.
     seen: Option<(Psn, Psn)>,
-    /// Sequence numbers that a READ request may have taken beyond the next one: its response has
-    /// as many packets as the path MTU makes it, which the request does not say. A request whose RETH the capture
-    /// lacks may have taken any number.
+    /// Sequence numbers that a READ request may have taken beyond the next one. The path MTU determines the number of
+    /// response packets, and the request does not contain it. A request whose RETH the capture lacks may have taken any
+    /// number.
     slack: u32,
-    /// Where the last READ ended in memory, and its length.
+    /// End address of the last READ in memory, and its length.
     last_read: Option<(u64, u32)>,
     open: Vec<Open>,
     holes: Vec<(Psn, u32)>,
@@ -125,7 +124,7 @@ struct Counted {
     unknown_sizes: u64,
 }
 
-/// A message whose last packet has not come.
+/// A message whose last packet has not arrived.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     first: Psn,
@@ -143,7 +142,7 @@ impl Requests {
         if matches!(operation, Operation::Send | Operation::Write) {
             self.plain_packets += 1;
         }
-        // Datagrams of many senders come to one queue pair, each with numbers of its own.
+        // One queue pair receives datagrams of many senders, each with its own sequence numbers.
         if transport != Transport::Ud && !self.advance(packet) {
             return;
         }
@@ -154,7 +153,7 @@ impl Requests {
         }
     }
 
-    /// Whether the packet is seen for the first time.
+    /// Returns whether the packet is seen for the first time.
     fn advance(&mut self, packet: &Packet) -> bool {
         let psn = packet.psn;
         let (first, next) = *self.seen.get_or_insert((psn, psn));
@@ -201,7 +200,7 @@ impl Requests {
         self.holes.push((from, length));
     }
 
-    /// Whether this asks for the rest of the READ before, whose response was lost in part.
+    /// Returns whether this request asks for the rest of the previous READ, whose response was lost in part.
     fn is_rest_of_read(&self, packet: &Packet) -> bool {
         let (Some((end, length)), Some(reth)) = (self.last_read, packet.reth) else { return false };
         packet.opcode.operation() == Some(Operation::ReadRequest)
@@ -211,7 +210,7 @@ impl Requests {
 
     fn repeated(&mut self) {
         self.retransmitted += 1;
-        // Which of the copies is acknowledged nobody can tell (Karn and Partridge, 1987).
+        // The ACK does not show which of the copies it acknowledges (Karn and Partridge, 1987).
         self.awaited.clear();
     }
 
@@ -227,7 +226,7 @@ impl Requests {
         }
     }
 
-    /// Another queue pair has taken over the number: counts stay.
+    /// Restarts the sequence numbers for another queue pair with the same number. The counts stay.
     fn start_anew(&mut self) {
         self.incomplete += self.open.len() as u64;
         self.open.clear();
@@ -237,8 +236,8 @@ impl Requests {
         self.last_read = None;
     }
 
-    /// Puts messages together: all packets but the last are as long as the first, so the first, the
-    /// last and their distance tell the length.
+    /// Reassembles messages. All packets except the last are as long as the first, so the first, the last and their
+    /// distance determine the length.
     fn assemble(&mut self, packet: &Packet, operation: Operation, transport: Transport) {
         let opcode = packet.opcode;
         if opcode.is_first() && !opcode.is_last() {
@@ -282,7 +281,7 @@ impl Requests {
         self.count(transport, kind, bytes);
     }
 
-    /// Counts a message, of which `bytes` may be unknown.
+    /// Counts a message, whose `bytes` may be unknown.
     fn count(&mut self, transport: Transport, kind: MessageKind, bytes: Option<u64>) {
         let at = self.operations.iter().position(|counted| counted.transport == transport && counted.kind == kind);
         let at = at.unwrap_or_else(|| {
@@ -316,8 +315,7 @@ impl Requests {
         }
     }
 
-    /// Whether a request with this sequence number was sent, or the number belongs to the response
-    /// of a READ that was.
+    /// Returns whether this sequence number belongs to a request that was sent, or to the response of a READ that was.
     pub(super) fn has_sent(&self, psn: Psn) -> bool {
         self.seen.is_some_and(|(first, next)| {
             let sent = next.distance_from(first).min(MAX_IN_FLIGHT);
@@ -326,7 +324,7 @@ impl Requests {
         })
     }
 
-    /// Takes the times of what is acknowledged.
+    /// Records the times of the acknowledged requests.
     pub(super) fn acknowledged(&mut self, up_to: Acknowledged, now_ns: Option<u64>, all: &mut TimeHistogram) {
         let done = |psn: Psn| match up_to {
             Acknowledged::UpTo(last) => !last.is_before(psn),
@@ -395,7 +393,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Counts an answer; returns what it acknowledges.
+    /// Counts an answer. Returns the sequence numbers that it acknowledges.
     pub(super) fn add(&mut self, packet: &Packet) -> Acknowledged {
         match packet.opcode.operation() {
             Some(Operation::Acknowledge) => match packet.aeth.map(|aeth| aeth.syndrome.kind()) {
@@ -425,7 +423,7 @@ impl Answers {
                 self.read_response_packets += 1;
                 match (packet.opcode.is_first(), packet.opcode.is_last()) {
                     (_, true) => Acknowledged::UpTo(packet.psn),
-                    // Everything before the READ; the READ itself is not done.
+                    // All requests before the READ; the READ itself is incomplete.
                     (true, _) => Acknowledged::Before(packet.psn),
                     _ => Acknowledged::Nothing,
                 }

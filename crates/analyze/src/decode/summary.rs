@@ -1,27 +1,27 @@
-//! What [`decode`](super::decode) finds.
+//! Results of [`decode`](super::decode).
 
 use std::net::IpAddr;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Names the layout of a [`Summary`].
+/// Name of the layout of a [`Summary`].
 pub const SCHEMA: &str = "doorbell-wire-decode/1";
 
-/// What a capture holds.
+/// Contents of a capture.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Summary {
     /// [`SCHEMA`].
     pub schema: &'static str,
     /// `pcap` or `pcapng`.
     pub format: &'static str,
-    /// The UDP port that was looked for.
+    /// UDP destination port of RoCE v2 packets.
     pub udp_port: u16,
-    /// Why reading stopped before the end, as a sentence without its subject, which is the file.
+    /// Reason for which reading stopped before the end: a sentence without its subject, the file.
     pub stopped: Option<String>,
     /// Frames in the capture.
     pub frames: u64,
-    /// Those that are not UDP to the port.
+    /// Frames that are not UDP to the port.
     pub other_frames: u64,
     /// Their kinds, the most frequent first; at most 32.
     pub other_kinds: Vec<KindCount>,
@@ -46,7 +46,7 @@ pub struct Summary {
     pub second_copies: u64,
     /// Injected faults that a software RNIC's own capture marks.
     pub faults: FaultCounts,
-    /// How many ICRCs were right.
+    /// Results of the ICRC checks.
     pub icrc: Icrc,
     /// Frames that were captured before they were cut into packets.
     pub super_packets: SuperPackets,
@@ -78,18 +78,18 @@ pub struct Summary {
     pub conversations: Vec<Conversation>,
     /// Packets of conversations beyond those that are kept apart.
     pub other_conversations_packets: u64,
-    /// What each host sent and received, those with the most bytes first.
+    /// Traffic of each host, those with the most bytes first.
     pub hosts: Vec<HostTotals>,
-    /// What else there is to know, as sentences.
+    /// Further facts, as sentences.
     pub notes: Vec<String>,
 }
 
-/// What checking ICRCs came to.
+/// Results of the ICRC checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Icrc {
-    /// Right.
+    /// Number of correct ICRCs.
     pub right: u64,
-    /// Wrong.
+    /// Number of wrong ICRCs.
     pub wrong: u64,
     /// Not checked: the capture lacks the packet's end, or the IP header has options.
     pub unchecked: u64,
@@ -140,7 +140,7 @@ pub struct FaultCounts {
 /// Frames that hold several packets: captured before the kernel or the NIC cut them up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct SuperPackets {
-    /// How many such frames.
+    /// Number of such frames.
     pub frames: u64,
     /// The packets in them, which are counted as packets everywhere else.
     pub packets: u64,
@@ -155,15 +155,15 @@ pub struct OpcodeCount {
     pub opcode: u8,
     /// IBTA's name, or the transport with the code.
     pub name: String,
-    /// Whether messages of this opcode are put together.
+    /// Whether the decoder reassembles messages of this opcode.
     pub followed: bool,
-    /// How many.
+    /// Number of them.
     pub packets: u64,
     /// Their frame bytes.
     pub frame_bytes: u64,
 }
 
-/// What a host sent and received, to be held against its counters.
+/// Traffic of a host, comparable with the counters of its NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct HostTotals {
     /// Its address.
@@ -178,13 +178,13 @@ pub struct HostTotals {
     pub tx_bytes: u64,
 }
 
-/// What two queue pairs said to each other. Of a queue pair that nothing was sent to, or nothing
-/// that tells which one it is, the number is not known.
+/// Traffic between two queue pairs. The number of a queue pair is unknown if no packet to it was captured, or no packet
+/// that identifies it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Conversation {
-    /// Who sent the first request.
+    /// Address of the sender of the first request.
     pub a: IpAddr,
-    /// The other.
+    /// Address of the other host.
     pub b: IpAddr,
     /// The queue pair at `a`.
     pub a_qpn: Option<u32>,
@@ -196,7 +196,7 @@ pub struct Conversation {
     pub from_b: Direction,
 }
 
-/// What one side sent.
+/// Traffic that one side sent.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Direction {
     /// Packets.
@@ -211,8 +211,7 @@ pub struct Direction {
     pub incomplete_messages: u64,
     /// Request packets whose sequence number was seen before.
     pub retransmitted_packets: u64,
-    /// Sequence numbers that were skipped and never came: packets lost before they were captured,
-    /// or by the capture.
+    /// Skipped sequence numbers that never arrived: packets lost before the capture, or by it.
     pub missing_packets: u64,
     /// Packets with a wrong ICRC.
     pub bad_icrc_packets: u64,
@@ -230,7 +229,7 @@ pub struct Direction {
     pub rnr_naks: u64,
     /// ACKs and NAKs that came back for each request packet that asks for no data.
     pub acks_per_request_packet: Option<f64>,
-    /// From the last packet of a request to what acknowledged it, where the capture was made.
+    /// Times from the last packet of a request to its acknowledgement, at the point of capture.
     pub time_to_ack: Option<Times>,
 }
 
@@ -241,7 +240,7 @@ pub struct OperationCount {
     pub transport: String,
     /// IBTA's name.
     pub operation: String,
-    /// How many.
+    /// Number of them.
     pub messages: u64,
     /// Their payload, as far as it is known; of READs, the requested bytes.
     pub payload_bytes: u64,
@@ -262,7 +261,7 @@ pub struct OperationCount {
 pub struct SizeCount {
     /// Payload bytes.
     pub bytes: u64,
-    /// How many.
+    /// Number of them.
     pub messages: u64,
 }
 
@@ -273,20 +272,20 @@ pub struct NakCount {
     pub code: u8,
     /// IBTA's name.
     pub name: String,
-    /// How many.
+    /// Number of them.
     pub naks: u64,
 }
 
-/// Figures of times.
+/// Statistics of times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Times {
-    /// How many were taken.
+    /// Number of measured times.
     pub count: u64,
     /// The shortest.
     pub min_ns: u64,
     /// The median.
     pub median_ns: u64,
-    /// 99 % are no longer.
+    /// The 99th percentile.
     pub p99_ns: u64,
     /// The longest.
     pub max_ns: u64,

@@ -221,7 +221,7 @@ fn repeated_packets_count_once_as_messages() {
     assert_eq!(talk.from_b.naks, [NakCount { code: 0, name: "PSN sequence error".to_owned(), naks: 1 }]);
     assert_eq!((talk.from_b.rnr_naks, talk.from_b.acks), (1, 1));
     assert_eq!((summary.naks, summary.rnr_naks, summary.retransmitted_packets), (1, 1, 4));
-    // Packets 0 and 1, by the NAK; whose copy the others' ACK is for nobody knows.
+    // The NAK acknowledges packets 0 and 1. The ACK of the others does not show which copy it acknowledges.
     assert_eq!(summary.time_to_ack.unwrap().count, 2);
 }
 
@@ -234,7 +234,7 @@ fn what_comes_late_is_not_repeated() {
     let summary = read(&pcap(&frames));
     let from_a = &only(&summary).from_a;
     assert_eq!((from_a.operations[0].messages, from_a.retransmitted_packets, from_a.missing_packets), (7, 2, 0));
-    // What never comes is missing, and the message around it is not complete.
+    // A packet that never arrives is missing, and its message is incomplete.
     let frames =
         [send(Opcode::RC_SEND_ONLY, 5, 8), send(Opcode::RC_SEND_LAST, 9, 8), send(Opcode::RC_SEND_ONLY, 10, 8)];
     let summary = read(&pcap(&frames));
@@ -520,7 +520,7 @@ fn mixture() -> [Vec<u8>; 2] {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// Whatever is damaged: an answer or a sentence, and never more packets than there is room for.
+    /// A damaged file gives an answer or an error sentence, and never more packets than fit into the file.
     #[test]
     fn damaged_files(
         format in 0..2_usize,

@@ -1,4 +1,4 @@
-//! Follows the packets of a capture.
+//! Tracker of the packets of a capture.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use super::summary::{
     SuperPackets, Times, TunnelCount,
 };
 
-/// How often an answer looks for the requests that it belongs to before it is given up.
+/// Maximum number of searches for the requests of a stream's answers.
 const MAX_SEARCHES: u32 = 1000;
 
 /// ECN: congestion experienced (RFC 3168).
@@ -60,7 +60,7 @@ pub(super) struct Tracker {
     by_key: HashMap<(IpAddr, IpAddr, Qpn), usize>,
     /// Streams without a peer, by source and destination.
     alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
-    /// The stream of the packet before: most come in runs.
+    /// The stream of the previous packet, since most packets arrive in runs.
     last: usize,
     frames: u64,
     /// Frames without a RoCE v2 packet. At most as many kinds as EtherTypes, protocols, ports and link types exist.
@@ -86,7 +86,7 @@ pub(super) struct Tracker {
     marked: u64,
     /// Packets of conversations beyond the allowed number.
     beyond: u64,
-    /// Damaged packets to queue pairs that no right packet went to.
+    /// Damaged packets to queue pairs that received no correct packet.
     stray: u64,
     first_ns: Option<u64>,
     last_ns: u64,
@@ -264,7 +264,7 @@ impl Tracker {
         }
     }
 
-    /// Counts a packet, of which the opcode may be cut.
+    /// Counts a packet, whose opcode may be cut.
     fn count(&mut self, opcode: Option<Opcode>, frame_bytes: u64, datagram: &Datagram<'_>) {
         self.packets += 1;
         self.frame_bytes += frame_bytes;
@@ -277,7 +277,7 @@ impl Tracker {
         }
     }
 
-    /// The stream of a packet, a new one if there is room.
+    /// Returns the stream of a packet. Creates a stream if there is room.
     fn stream(&mut self, datagram: &Datagram<'_>, dest_qpn: Qpn, right: bool) -> Option<usize> {
         let key = (datagram.outer.src, datagram.outer.dst, dest_qpn);
         let is = |stream: &Stream| (stream.src, stream.dst, stream.dest_qpn) == key;
@@ -288,7 +288,7 @@ impl Tracker {
             self.last = at;
             return Some(at);
         }
-        // A damaged packet's queue pair is anybody's guess, and none to make room for.
+        // The queue pair of a damaged packet is unreliable, so no stream is created for it.
         if self.streams.len() >= 2 * self.options.max_conversations || !right && self.options.drop_bad_icrc {
             return None;
         }
@@ -300,7 +300,7 @@ impl Tracker {
         Some(at)
     }
 
-    /// The stream with the requests that an answer in stream `at` belongs to.
+    /// Returns the stream with the requests of an answer in stream `at`.
     fn peer(&mut self, at: usize, packet: &Packet) -> Option<usize> {
         let stream = &mut self.streams[at];
         if stream.peer.is_some() || stream.searches >= MAX_SEARCHES {
@@ -314,7 +314,7 @@ impl Tracker {
             .iter()
             .copied()
             .filter(|&other| other != at && self.streams[other].requests.has_sent(packet.psn));
-        // Sequence numbers start at random, so mostly one stream only has sent this one.
+        // Sequence numbers start at random, so usually only one stream has sent this one.
         let (Some(peer), None) = (fitting.next(), fitting.next()) else { return None };
         for (one, other) in [(at, peer), (peer, at)] {
             let key = (self.streams[one].src, self.streams[one].dst);
@@ -401,7 +401,7 @@ impl Tracker {
         let mut conversations = Vec::new();
         for (at, stream) in self.streams.iter().enumerate() {
             let peer = stream.peer.map(|peer| &self.streams[peer]);
-            // Each pair once, from the side that asks; both may, and then from the one seen first.
+            // Report each pair once, from the requesting side. If both sides send requests, use the one seen first.
             let asks = |stream: &Stream| stream.requests.packets > 0;
             if let (Some(peer_at), Some(peer)) = (stream.peer, peer) {
                 let first = if asks(stream) == asks(peer) { at < peer_at } else { asks(stream) };
@@ -514,8 +514,8 @@ impl Tracker {
         let (reads, acks) = (of_streams(|it| it.requests.unknown_sizes()), of_streams(|it| it.answers.cut_acks));
         if self.cut_bths + reads + acks > 0 {
             notes.push(format!(
-                "The snap length cut headers: the BTH of {} packets, whose queue pair is unknown; the RETH of {reads} READ \
-                 requests, whose length is unknown; the AETH of {acks} packets, which are ACKs or NAKs.",
+                "The snap length cut headers: the BTH of {} packets (queue pair unknown), the RETH of {reads} READ requests \
+                 (length unknown), and the AETH of {acks} ACKs or NAKs.",
                 self.cut_bths
             ));
         }
@@ -557,7 +557,7 @@ impl Tracker {
     }
 }
 
-/// What `stream` holds; `back` is the other direction.
+/// Returns the summary of `stream`; `back` is the other direction.
 fn direction(stream: &Stream, back: Option<&Stream>) -> Direction {
     let (requests, answers) = (&stream.requests, &stream.answers);
     let came_back = back.map(|back| back.answers.all_acknowledgements());

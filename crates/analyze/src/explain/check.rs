@@ -1,4 +1,4 @@
-//! What no RoCE v2 traffic can look like.
+//! Checks that counters can be those of RoCE v2 traffic.
 
 use doorbell_wire::{
     BTH_LEN, FCS_LEN, GAP_LEN, ICRC_LEN, IMM_DT_LEN, MIN_FRAME_LEN, OuterKind, PREAMBLE_LEN, RETH_LEN,
@@ -6,22 +6,22 @@ use doorbell_wire::{
 
 use super::{Hints, Rates};
 
-/// Why counters cannot be explained: they are not those of RoCE v2 traffic, or were read wrongly.
+/// Reasons for which counters cannot be explained: other traffic than RoCE v2, or wrong readings.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExplainError {
     /// A rate is negative, infinite or not a number.
     #[error("{name} is {value} per second: a rate is a number from 0 on; did the counter start anew in between?")]
     Rate {
-        /// Which.
+        /// Name of the rate.
         name: &'static str,
-        /// What was given.
+        /// Given value.
         value: f64,
     },
     /// Bytes without packets, or packets without bytes.
     #[error("{direction} shows {bytes} bytes in {packets} packets per second: neither can be without the other")]
     OneWithoutTheOther {
-        /// Which counters.
+        /// Name of the counters.
         direction: &'static str,
         /// Bytes per second.
         bytes: f64,
@@ -34,7 +34,7 @@ pub enum ExplainError {
          something else, or other things with it"
     )]
     TooShort {
-        /// Which counters.
+        /// Name of the counters.
         direction: &'static str,
         /// Bytes per packet.
         mean: f64,
@@ -43,11 +43,11 @@ pub enum ExplainError {
     },
     /// Packets are longer than the path MTU allows.
     #[error(
-        "{direction} shows {mean:.1} bytes per packet: at path MTU {mtu} a RoCE v2 frame has at most {most}, so the \
-         counters do not belong together, the path MTU is larger, or packets are counted before they are cut"
+        "{direction} shows {mean:.1} bytes per packet: at path MTU {mtu} a RoCE v2 frame has at most {most}. The \
+         counters do not belong together, the path MTU is larger, or packets are counted before segmentation"
     )]
     TooLong {
-        /// Which counters.
+        /// Name of the counters.
         direction: &'static str,
         /// Bytes per packet.
         mean: f64,
@@ -56,16 +56,15 @@ pub enum ExplainError {
         /// The largest frame.
         most: usize,
     },
-    /// The rate of the link makes no sense.
+    /// The rate of the link is out of range.
     #[error("the link's rate is {0} bit/s: it must be above 0")]
     Link(f64),
-    /// The tolerance makes no sense.
+    /// The tolerance is out of range.
     #[error("the tolerance is {0}: allowed is 0 to 0.1 (10 %)")]
     Tolerance(f64),
 }
 
-/// Fails if no traffic can be counted so. Nothing behind divides by zero or meets a rate that is
-/// no number.
+/// Rejects counters that no traffic can cause. After this check no code divides by zero, and all rates are finite.
 pub(super) fn check(rates: &Rates, hints: &Hints) -> Result<(), ExplainError> {
     if !(0.0..=0.1).contains(&hints.tolerance) {
         return Err(ExplainError::Tolerance(hints.tolerance));
@@ -112,8 +111,8 @@ fn direction(direction: &'static str, bytes: f64, packets: f64, hints: &Hints) -
     Ok(())
 }
 
-/// What frames of this many bytes keep the line busy for.
+/// Returns the line bytes of frames, with padding, preamble, FCS and gap.
 pub(super) fn line_bytes(bytes: f64, packets: f64) -> f64 {
-    // Exact where all packets have one length; of a mixture, the least.
+    // Exact if all packets have one length; for a mixture a lower bound.
     bytes.max(packets * MIN_FRAME_LEN as f64) + packets * (PREAMBLE_LEN + FCS_LEN + GAP_LEN) as f64
 }

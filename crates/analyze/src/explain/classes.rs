@@ -1,14 +1,14 @@
-//! Which messages have packets of a given mean length.
+//! Messages whose packets have a given mean length.
 
 use doorbell_wire::PathMtu;
 use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 
 use super::{Range, Span};
 
-/// Counters that are off by less than this are taken at their word.
+/// Relative error below which counters count as exact.
 pub(super) const EXACT: f64 = 1e-6;
 
-/// Packets that carry data: how many per second, and how long they are on average.
+/// Rate and mean length of packets that carry data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Data {
     /// Packets per second.
@@ -91,9 +91,9 @@ pub(super) fn cut(data: &Data, fixed: u64, once: u64, mtu: PathMtu, packets: Spa
     })
 }
 
-/// If the counters are exact: the power of two whose packets have this length, because they all are full
-/// and one carries `once` bytes more. Counters that are read in the midst of a message are off by a little,
-/// so of all powers of two the nearest counts, as long as it explains the mean.
+/// Returns the power of two whose packets have this mean length, if the counters are exact. All its packets are full,
+/// and one carries `once` bytes more. Counters that are read during a message have a small error. The function
+/// therefore takes the nearest power of two that explains the mean.
 pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMtu) -> Option<Class> {
     let mtu = mtu.bytes() as u64;
     let more = data.counted - (fixed + mtu) as f64;
@@ -111,7 +111,7 @@ pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMt
     Some(Class { payload: span, nearest: Some(span), packets: Span { min: packets, max: packets }, misfit })
 }
 
-/// Whether a range of payloads holds one that programs like to use: nothing, or a power of two.
+/// Returns whether a range of payloads holds a common one: 0 or a power of two.
 pub(super) fn holds_round_size(span: Span) -> bool {
     span.min == 0 || (span.min..=span.max).contains(&span.min.next_power_of_two())
 }

@@ -1,14 +1,12 @@
-//! What an application probably does, from packet and byte counters alone.
+//! Probable operations of an application, derived from packet and byte counters alone.
 //!
-//! NICs count packets and bytes of RDMA traffic per direction, and these do not look like the
-//! operations that an application counts: headers, acknowledgements and cut messages lie between.
-//! [`explain`] goes backwards: from four rates to the operations that could have caused them, with
-//! payloads, operations per second and acknowledgements, the most plausible first.
+//! NICs count packets and bytes of RDMA traffic per direction. Headers, acknowledgements and segmentation separate
+//! these counts from the operations of an application. [`explain`] derives the operations from four rates, with
+//! payloads, operations per second and acknowledgements. The most plausible operations come first.
 //!
-//! Bytes leave much open. A SEND of 1 byte and an ACK both have 62 bytes; a SEND of 20 bytes is as
-//! long as a WRITE of 4; compare and swap is as long as fetch and add. Whatever fits is in the
-//! answer. What fits is decided with a tolerance ([`Hints::tolerance`]), since counters are not
-//! read at one moment; which payload comes *nearest* is said besides.
+//! The counters are ambiguous. A SEND of 1 byte and an ACK both have 62 bytes. A SEND of 20 bytes is as long as a WRITE
+//! of 4. Compare and swap is as long as fetch and add. The answer contains each explanation that fits within a
+//! tolerance ([`Hints::tolerance`]), since counters are not read at one moment. It also names the *nearest* payload.
 //!
 //! ```
 //! use doorbell_analyze::explain::{Hints, Rates, Requester, explain};
@@ -38,22 +36,21 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub use check::ExplainError;
 
-/// Names the layout of an [`Answer`].
+/// Name of the layout of an [`Answer`].
 pub const SCHEMA: &str = "doorbell-wire-explain/1";
 
-/// By how much a packet's mean length may be off, as a share: bytes and packets are counters of
-/// their own, each taken to half of this.
+/// Default tolerance of a mean packet length, as a share. Bytes and packets are separate counters, and each may be off
+/// by half of it.
 pub const DEFAULT_TOLERANCE: f64 = 0.01;
 
-/// By how much the two directions may be off against each other, as a share, since they are not
-/// read at the same moment.
+/// Tolerance between the two directions, as a share, since their counters are not read at the same moment.
 pub const SKEW: f64 = 0.04;
 
-/// More explanations than anybody reads; the least plausible ones beyond are left out, and counted.
+/// Maximum number of explanations of an answer. Less plausible ones are left out and counted.
 const MAX_EXPLANATIONS: usize = 24;
 
-/// What counters of RDMA traffic grew by per second, as the observed host sees them: bytes of
-/// Ethernet frames without FCS, preamble and gap.
+/// Rates of the counters of RDMA traffic of the observed host. Bytes are those of Ethernet frames without FCS, preamble
+/// and gap.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Rates {
     /// Bytes received per second.
@@ -79,7 +76,7 @@ impl Rates {
     }
 }
 
-/// What is known besides the counters.
+/// Known facts besides the counters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hints {
     /// The path MTU; all are considered otherwise.
@@ -111,20 +108,20 @@ impl Hints {
         self.mtu.map_or_else(|| PathMtu::ALL.to_vec(), |mtu| vec![mtu])
     }
 
-    /// What a mean length may be, if bytes and packets are each off by half the tolerance.
+    /// Returns the range of a mean length, if bytes and packets are each off by half the tolerance.
     fn around(&self, mean: f64) -> Range {
         let half = self.tolerance / 2.0;
         let factor = (1.0 + half) / (1.0 - half);
         Range { min: mean / factor, max: mean * factor }
     }
 
-    /// The longest payload of a packet.
+    /// Returns the longest payload of a packet.
     fn longest_payload(&self) -> u64 {
         self.mtu.unwrap_or(PathMtu::Mtu4096).bytes() as u64
     }
 }
 
-/// Which end of the traffic.
+/// The side that posts requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Requester {
@@ -136,7 +133,7 @@ pub enum Requester {
     Both,
 }
 
-/// How messages flow.
+/// Direction of the messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
@@ -161,7 +158,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Whether `value` lies in it.
+    /// Returns whether the range contains `value`.
     pub fn contains(&self, value: u64) -> bool {
         (self.min..=self.max).contains(&value)
     }
@@ -181,7 +178,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Whether `value` lies in it.
+    /// Returns whether the range contains `value`.
     pub fn contains(&self, value: f64) -> bool {
         self.min <= value && value <= self.max
     }
@@ -192,15 +189,15 @@ impl Range {
 pub struct Explanation {
     /// The explanation in a sentence.
     pub summary: String,
-    /// What the messages are; several where bytes cannot tell them apart.
+    /// Operations of the messages; several if they have equal lengths.
     #[serde(serialize_with = "by_name")]
     pub operations: Vec<MessageKind>,
-    /// How they travel; several where counters cannot tell them apart.
+    /// Transports of the messages; several if the counters cannot distinguish them.
     #[serde(serialize_with = "by_name")]
     pub transports: Vec<Transport>,
-    /// How messages flow.
+    /// Direction of the messages.
     pub pattern: Pattern,
-    /// Who posts the requests. Of request-response either side may have begun.
+    /// The side that posts the requests. For request-response, either side may have begun.
     pub requester: Requester,
     /// Payload bytes per message, within the tolerance; of request-response, of those that this
     /// host sends.
@@ -226,13 +223,13 @@ pub struct Explanation {
     pub vlan: bool,
     /// By how much the counted packet length misses that of the nearest payload, as a share.
     pub misfit: f64,
-    /// Why it fits, and what speaks for or against it, as sentences.
+    /// Reasons for and against the explanation, as sentences.
     pub reasons: Vec<String>,
-    /// What it is ranked by: 0 is as expected, more is less plausible.
+    /// Rank of the explanation: 0 is as expected, and larger values are less plausible.
     pub implausibility: f64,
 }
 
-/// How much of the link is used.
+/// Utilization of the link.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct LinkUse {
     /// Bits per second that each direction carries.
@@ -245,12 +242,12 @@ pub struct LinkUse {
     pub goodput_share_of_used: Option<Range>,
 }
 
-/// What the counters say.
+/// Explanations of the counters.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Answer {
     /// [`SCHEMA`].
     pub schema: &'static str,
-    /// What was counted.
+    /// Counted rates.
     pub rates: Rates,
     /// Mean frame bytes per packet received, if there are any.
     pub rx_bytes_per_packet: Option<f64>,
@@ -258,26 +255,25 @@ pub struct Answer {
     pub tx_bytes_per_packet: Option<f64>,
     /// The answer in a sentence.
     pub verdict: String,
-    /// What fits, the most plausible first. Nothing, if no single operation does.
+    /// Explanations that fit, the most plausible first. Empty if no single operation fits.
     pub explanations: Vec<Explanation>,
-    /// So many of the first make the [`verdict`](Self::verdict). Counters cannot tell any of what fits
-    /// apart, but these are not much less plausible than the first.
+    /// Number of explanations in the [`verdict`](Self::verdict): the first one, and those that are nearly as plausible.
     pub named: usize,
-    /// How many less plausible ones were left out.
+    /// Number of less plausible explanations that were left out.
     pub left_out: usize,
-    /// How much of the link is used, if its rate is known.
+    /// Utilization of the link, if its rate is known.
     pub link: Option<LinkUse>,
-    /// What else there is to know, as sentences.
+    /// Further facts, as sentences.
     pub notes: Vec<String>,
 }
 
-/// Explains what was counted.
+/// Explains the counted rates.
 ///
 /// # Errors
 ///
-/// No RoCE v2 traffic at all can be counted so: a rate is not a number from 0 on, there are bytes without packets or
-/// packets without bytes, or packets are shorter or longer than those of RoCE v2. Or the link's rate or the tolerance
-/// among the hints is out of range.
+/// Returns an error if no RoCE v2 traffic can cause these rates. Examples are a negative or infinite rate, bytes
+/// without packets, packets without bytes, and packets shorter or longer than those of RoCE v2. Also rejects a link
+/// rate or a tolerance that is out of range.
 pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
     check::check(rates, hints)?;
     let mut explanations = shapes::all(rates, hints);
@@ -307,7 +303,7 @@ pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
 }
 
 impl Answer {
-    /// The explanations that make the verdict.
+    /// Returns the explanations of the verdict.
     pub fn named(&self) -> &[Explanation] {
         &self.explanations[..self.named]
     }

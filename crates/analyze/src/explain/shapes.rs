@@ -1,4 +1,4 @@
-//! The shapes that traffic can have, each tried on the counters.
+//! Patterns of traffic. [`all`] tries each of them on the counters.
 
 use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{
@@ -11,7 +11,7 @@ use super::classes::{self, Class, Data, holds_round_size};
 use super::{Explanation, Hints, Pattern, Range, Rates, Requester, SKEW, Span};
 use super::{weight, words};
 
-/// What goes one way.
+/// Rates of one direction.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     packets: f64,
@@ -25,7 +25,7 @@ impl Flow {
     }
 }
 
-/// All that fits.
+/// Returns all explanations that fit.
 pub(super) fn all(rates: &Rates, hints: &Hints) -> Vec<Explanation> {
     let rx = Flow { packets: rates.rx_packets, bytes: rates.rx_bytes };
     let tx = Flow { packets: rates.tx_packets, bytes: rates.tx_bytes };
@@ -61,12 +61,12 @@ struct Shapes<'a> {
 }
 
 impl Shapes<'_> {
-    /// Whether packets of this mean length are `frame` bytes long, each.
+    /// Returns whether each packet of this mean length may have `frame` bytes.
     fn is(&self, mean: f64, frame: f64) -> bool {
         self.hints.around(frame).contains(mean)
     }
 
-    /// What a rate may be: noise, and the moments at which the directions are read.
+    /// Returns the range of a rate with noise, and with directions that are not read at one moment.
     fn around_rate(&self, value: f64) -> Range {
         let off = self.hints.tolerance + SKEW / 2.0;
         Range { min: value * (1.0 - off), max: value * (1.0 + off) }
@@ -135,7 +135,7 @@ impl Shapes<'_> {
         self.found.push(explanation);
     }
 
-    /// Takes over payload and packets, and judges them.
+    /// Stores payload and packets, and adds their implausibility.
     fn judge(&self, explanation: &mut Explanation, class: &Class, mtu: Option<PathMtu>, mean: f64) {
         explanation.payload_bytes = class.payload;
         explanation.nearest_payload_bytes = class.nearest;
@@ -355,7 +355,7 @@ impl Shapes<'_> {
             let counted = Range { min: back.packets, max: back.packets };
             it.goodput_bytes_per_s = self.goodput(back, counted, it.operations_per_s, Span { min: 0, max: once });
             if mtu.is_some() {
-                // What each request asks for may be a piece of a longer READ.
+                // Each request may ask for a piece of a longer READ.
                 it.nearest_payload_bytes = Some(class.payload);
                 it.payload_bytes.max = MAX_MESSAGE_BYTES;
                 it.operations_per_s.min *= class.payload.min as f64 / MAX_MESSAGE_BYTES as f64;
@@ -387,8 +387,8 @@ impl Shapes<'_> {
         self.finish(it, forth, back);
     }
 
-    /// Packets with data, if both directions carry as many of them and the rest are ACKs for the
-    /// other direction's: all packets of the slower at most, half of the faster at least.
+    /// Returns the rate of packets with data, if it is equal in both directions and the remaining packets are ACKs. The
+    /// rate is at most that of the slower direction, and at least half of that of the faster one.
     fn data_both_ways(tx: Flow, rx: Flow) -> Option<Range> {
         let range = Range {
             min: tx.packets.max(rx.packets) / 2.0 * (1.0 - SKEW),
@@ -470,7 +470,7 @@ impl Shapes<'_> {
     /// Short requests answered by long responses, or the reverse, by SENDs or WRITEs.
     fn short_for_long(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let tolerance = self.hints.tolerance;
-        // Where the short ones look like ACKs, that is traffic one way.
+        // If the short packets have the length of ACKs, `one_way` covers the traffic.
         if forth.mean() <= self.ack * (1.0 + 2.0 * tolerance) || back.packets < 2.0 * forth.packets * (1.0 - SKEW) {
             return;
         }
@@ -547,8 +547,8 @@ impl Shapes<'_> {
     }
 }
 
-/// What judging adds to a length that is open only because of the ACKs among the packets: nothing, if
-/// the payloads may be ones that programs like to use.
+/// Returns the implausibility of a length that is open only because of ACKs among the packets. The result is 0 if the
+/// payloads may be common ones.
 fn among_acks(payloads: &[Span]) -> f64 {
     if payloads.iter().copied().all(holds_round_size) {
         -weight::OPEN_LENGTH

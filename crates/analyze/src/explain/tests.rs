@@ -83,7 +83,7 @@ mod published {
         assert!(it.acks_per_packet.unwrap().contains(3.08 / 3.13));
     }
 
-    /// What came in at one point: 64.00 bytes per packet, which no packet of 1 B has. A message of 1 B with immediate data
+    /// Received at one point: 64.00 bytes per packet, which no packet of 1 B has. A message of 1 B with immediate data
     /// has 66 and an ACK 62, so half of the packets are ACKs.
     #[test]
     fn request_response_as_counted() {
@@ -101,7 +101,7 @@ mod published {
         );
     }
 
-    /// 463 k packets/s each way are 231 k requests and their responses. SENDs without immediate data would have 62 bytes.
+    /// 463 k packets/s each way are 231 k requests and their responses. SENDs without immediate data have 62 bytes.
     #[test]
     fn request_response_of_one_byte() {
         let packets = (of("request-response/packets-in"), of("request-response/packets-out"));
@@ -126,7 +126,7 @@ mod published {
         for mean in ["wire/write-1mib-bytes-per-packet", "wire/write-1mib-counted-bytes-per-packet"] {
             is_a_write_of_one_mib(&incoming(packets, (of(mean), of("wire/ack-frame"))));
         }
-        // Counted less precisely, long messages are all that can be said.
+        // With less precise counters the answer is only that messages are long.
         let rough = explain(&incoming((3.005e6, 0.105e6), (4154.0, 62.0)), &Hints::default()).unwrap();
         let place = rank(&rough, MessageKind::Write, &[Pattern::OneWay], Requester::Peer, 1 << 20, 3.005e6 / 256.0);
         assert!(place.is_some_and(|place| place < 2), "{}", listed(&rough));
@@ -205,7 +205,7 @@ mod published {
     }
 }
 
-/// What a workload puts on the link.
+/// Traffic of a workload on the link.
 #[derive(Clone, Copy, Debug)]
 struct Workload {
     kind: MessageKind,
@@ -359,7 +359,7 @@ fn what_is_as_long_stands_beside_the_most_plausible() {
         }
         assert!(answer.verdict.contains("counters cannot tell these apart"), "{}", answer.verdict);
     }
-    // What stands alone is no certainty as long as something else fits.
+    // A single named explanation is not certain if others fit too.
     let answer = explain(&incoming((1e6, 1e6), (86.0, 70.0)), &Hints::default()).unwrap();
     assert_eq!(answer.named, 1);
     assert!(answer.explanations.len() > 1 && answer.verdict.contains("less plausible"), "{}", answer.verdict);
@@ -417,7 +417,7 @@ fn what_only_one_operation_shows_is_named_first() {
     }
 }
 
-/// What bytes cannot tell apart stands beside each other.
+/// Names all operations that have equal lengths.
 #[test]
 fn alternatives_are_named() {
     let answer = explain(&incoming((1e6, 0.5e6), (78.0, 62.0)), &Hints::default()).unwrap();
@@ -527,7 +527,7 @@ proptest! {
         );
     }
 
-    /// Whatever the numbers, the answer holds numbers too, or is a sentence.
+    /// Any rates give an answer with finite numbers, or an error sentence.
     #[test]
     fn any_numbers(
         rates in prop::array::uniform4(prop_oneof![any::<f64>(), 0.0..1e9, Just(0.0)]),

@@ -1,7 +1,7 @@
-//! What weighs how much in [`Explanation::implausibility`](super::Explanation::implausibility): judgement,
-//! all of it. What is possible at all is arithmetic, and stands elsewhere.
+//! Weights of [`Explanation::implausibility`](super::Explanation::implausibility). All weights are estimates. Other
+//! modules compute which explanations are possible.
 
-/// Explanations that are less plausible than the best by no more are named beside it.
+/// Maximum distance in implausibility from the best explanation for the verdict.
 pub(super) const AS_PLAUSIBLE: f64 = 1.25;
 
 pub(super) const VLAN: f64 = 1.5;
@@ -17,7 +17,7 @@ pub(super) const NO_PAYLOAD: f64 = 0.2;
 /// Noise is needed to explain the length.
 pub(super) const INEXACT: f64 = 0.2;
 pub(super) const MISFIT: f64 = 0.3;
-/// Cut messages whose length is anybody's guess.
+/// Segmented messages of unknown length.
 pub(super) const OPEN_LENGTH: f64 = 0.7;
 pub(super) const PARTLY_FILLED: f64 = 1.0;
 pub(super) const UNUSUAL_MTU: f64 = 1.5;
@@ -27,7 +27,7 @@ pub(super) const SIGNATURE: f64 = -1.0;
 pub(super) const EMPTY_READ: f64 = 0.5;
 pub(super) const WITH_CREDITS: f64 = 0.75;
 pub(super) const BOTH_WAYS: f64 = 0.3;
-/// What comes back looks just like acknowledgements.
+/// The packets of the other direction have the length of ACKs.
 pub(super) const ANSWERS_LIKE_ACKS: f64 = 0.6;
 pub(super) const UNLIKE_SIZES: f64 = 1.5;
 pub(super) const DATAGRAMS_BOTH_WAYS: f64 = 1.0;

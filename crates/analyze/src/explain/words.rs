@@ -1,4 +1,4 @@
-//! The answer in sentences, and numbers as people read them.
+//! The answer in sentences, with rounded numbers.
 
 use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{MessageKind, Transport};
@@ -72,7 +72,7 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
             reasons.push(length(it, forth, headers));
             match it.acks_per_packet {
                 Some(acks) => reasons.push(format!(
-                    "What comes back is {back:.1} B per packet, the length of an ACK ({ack:.0} B), {} per request packet{}.",
+                    "The other direction has {back:.1} B per packet, the length of an ACK ({ack:.0} B), {} per request packet{}.",
                     ratio(acks),
                     match it.packets_per_message {
                         Span { min, max } if min == max && max > 1 => {
@@ -91,11 +91,10 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
         }
         Pattern::OneWayWithCredits => {
             reasons.push(format!(
-                "What comes back is {back:.1} B per packet: ACKs, and credit messages (SEND with immediate, no payload), \
-                 which have {ack:.0} B as well; their ACKs are among the {forth:.1} B per packet of the other direction."
+                "The receiver sends {back:.1} B per packet: ACKs, and credit messages of {ack:.0} B (SEND with immediate, no \
+                 payload). The ACKs of the credit messages are among the {forth:.1} B per packet of the sender."
             ));
-            reasons
-                .push("How many credit messages there are cannot be told, so payload and rate are ranges.".to_owned());
+            reasons.push("The number of credit messages is unknown, so payload and rate are ranges.".to_owned());
         }
         Pattern::Fetch if it.operations == [MessageKind::Read] => {
             reasons.push(format!(
@@ -125,8 +124,8 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
                 .push(format!("{forth:.1} B per packet go out and {back:.1} B come in, at rates that fit each other."));
             if it.transports != [Transport::Ud] {
                 reasons.push(
-                    "An ACK is a packet of its own, and one may cover many messages: each message takes one to two packets \
-                     in the direction it goes, so the rate is a range; near its lower end if few are outstanding."
+                    "An ACK is a separate packet, and one may cover many messages. Each message takes one to two packets \
+                     in its direction, so the rate is a range. With few outstanding, it is near its lower end."
                         .to_owned(),
                 );
             }
@@ -222,7 +221,7 @@ fn what(it: &Explanation) -> String {
     text
 }
 
-/// Of a wide range: the sizes in it that programs use rather than others.
+/// Returns the common sizes in a wide range.
 fn round_sizes(span: Span) -> String {
     let sizes: Vec<_> = (0..32).map(|exponent| 1_u64 << exponent).filter(|&bytes| span.contains(bytes)).collect();
     match sizes.as_slice() {
@@ -236,7 +235,7 @@ fn round_sizes(span: Span) -> String {
     }
 }
 
-/// Who, how often and by which packets.
+/// Returns the requester, the rate and the packets as words.
 fn how(it: &Explanation, operations_per_s: Range) -> String {
     let rate = rate_range(operations_per_s);
     let who = match it.requester {
@@ -264,8 +263,8 @@ fn how(it: &Explanation, operations_per_s: Range) -> String {
     text
 }
 
-/// What is named, without the counters that it was concluded from. What differs only in operation
-/// and payload is one part of the sentence.
+/// Returns the named explanations as a sentence, without the counters. Explanations that differ only in operation and
+/// payload share one part of the sentence.
 pub fn conclusion(answer: &Answer) -> String {
     let rates = &answer.rates;
     if rates.rx_packets == 0.0 && rates.tx_packets == 0.0 {
@@ -336,7 +335,7 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
     };
     if let (Some(_), Some(_)) = (one_way(Requester::ThisHost), one_way(Requester::Peer)) {
         notes.push(
-            "Both directions show the length of an ACK, which is that of a SEND of 1 to 4 bytes too: bytes cannot tell which \
+            "Both directions show the length of an ACK, which a SEND of 1 to 4 bytes has too. The bytes do not show which \
              direction carries messages, or whether both do."
                 .to_owned(),
         );

@@ -1,4 +1,4 @@
-//! What the runner of fuzz bodies needs.
+//! Modules for the runner of fuzz bodies.
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "the runner uses its part")]
 
 #[path = "../../../rnic/tests/common/rng.rs"]

@@ -110,8 +110,8 @@ impl Predictor for Analytic<'_> {
     }
 
     fn unstated_window(&self, operation: Operation) -> Result<u32, Lack> {
-        // A queue pair has so many READs and atomics in flight as it may. An unreliable datagram waits for nothing, so that
-        // its window does not matter.
+        // A queue pair has so many READs and atomics in flight as it may. An unreliable datagram waits for nothing, so
+        // that its window does not matter.
         let is_full = operation.is_atomic() || matches!(operation, Operation::Read | Operation::UdSend);
         if is_full { Ok(FULL) } else { Err(Lack::Unstated("window")) }
     }

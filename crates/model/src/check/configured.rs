@@ -141,8 +141,8 @@ pub(super) fn operation(said: Said) -> Operation {
     }
 }
 
-/// The operations of a configuration as published; of a range of sizes it has the largest. Each queue pair has a thread of
-/// its own, as no publication says otherwise.
+/// The operations of a configuration as published; of a range of sizes it has the largest. Each queue pair has a thread
+/// of its own, as no publication says otherwise.
 pub(super) fn posted(operation: Operation, configuration: &Configuration, by: &dyn Predictor) -> Result<Posted, Lack> {
     let bytes = match configuration.bytes {
         _ if operation.is_atomic() => ATOMIC_BYTES,

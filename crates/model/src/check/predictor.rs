@@ -92,7 +92,8 @@ pub trait Predictor {
     /// There is not: a sentence says what this predictor lacks.
     fn has(&self, needed: Needed) -> Result<(), Lack>;
 
-    /// The shortest message of a range of sizes with which the line is full: its rate is `FULL` of what the line carries.
+    /// The shortest message of a range of sizes with which the line is full: its rate is `FULL` of what the line
+    /// carries.
     ///
     /// # Errors
     ///
@@ -117,8 +118,8 @@ const FULL: f64 = 0.98;
 /// How often the search for the shortest message that fills the line halves its range.
 const STEPS: u32 = 12;
 
-/// What a [`Workload`] does not say of a published configuration. The model needs none of it: its rate is the highest that
-/// all of its bounds sustain, so also the highest at which receives do not run out.
+/// What a [`Workload`] does not say of a published configuration. The model needs none of it: its rate is the highest
+/// that all of its bounds sustain, so also the highest at which receives do not run out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Manner {
     /// Senders are held to the highest rate that provokes no RNR NAK.

@@ -404,7 +404,8 @@ impl Messages<'_> {
         }
     }
 
-    /// Many senders that go to one receiver with one completion queue, held to the highest rate without RNR NAKs or not.
+    /// Many senders that go to one receiver with one completion queue, held to the highest rate without RNR NAKs or
+    /// not.
     fn outrunning(&mut self, base: Workload, is_paced: [bool; 2]) -> Result<[Rated; 2], Lack> {
         self.by.has(Needed::RnrNaks)?;
         let many = Workload { peers: Peers::many_to_one(MANY), ..base };

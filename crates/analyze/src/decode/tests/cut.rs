@@ -4,7 +4,7 @@ use doorbell_wire::ROCE_UDP_PORT;
 
 use super::*;
 
-/// Four READs of 8 KiB at path MTU 1024 with their responses, an atomic operation, and a WRITE with its acknowledgement.
+/// Four READs of 8 KiB at path MTU 1024 with their responses, an atomic operation, and a WRITE with its ACK.
 fn frames() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for read in 0..4 {
