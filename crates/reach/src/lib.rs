@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The command checks the program that it executes. The preloaded library checks the programs that a process starts,
-//! between fork and exec. Except for [`execute`], this crate therefore takes no lock, and allocates memory only for
+//! between fork and exec. Except for [`execute()`], this crate therefore takes no lock, and allocates memory only for
 //! paths longer than 384 bytes.
 #![deny(unsafe_code)]
 

@@ -83,7 +83,7 @@ pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gon
 /// The contract of [`copy_out`], for `to`.
 #[inline]
 pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone> {
-    if data.len() == 0 {
+    if data.is_empty() {
         return Ok(());
     }
     if uses_copier() {

@@ -41,7 +41,7 @@ const SPARE_BUFFERS: usize = 256;
 /// Longer buffers are not kept.
 const SPARE_BYTES: usize = 16 << 10;
 
-/// Sizes of a box's queues at a moment. All of them are bounded by [`Limits`](crate::Limits).
+/// Sizes of a box's queues at a moment. All of them are bounded by [`Limits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Clients that are connected.
