@@ -2,6 +2,9 @@
 
 use std::fmt::Write as _;
 
+/// Maximum of drawn points of a line: about one for each pixel.
+const POINTS_MAX: usize = 600;
+
 /// Points of one process.
 pub(super) struct Line {
     pub(super) name: String,
@@ -59,7 +62,9 @@ fn draw(out: &mut String, panel: &Panel, top: f64) {
     let (left, bottom, right) = (LEFT, y(0.0), WIDTH - RIGHT);
     let _ = writeln!(out, "<path d=\"M{left} {:.1}V{bottom:.1}H{right}\" fill=\"none\" stroke=\"black\"/>", y(most));
     for (number, line) in panel.lines.iter().enumerate() {
-        let points: Vec<_> = line.points.iter().map(|point| format!("{:.1},{:.1}", x(point.0), y(point.1))).collect();
+        let step = line.points.len().div_ceil(POINTS_MAX).max(1);
+        let points: Vec<_> =
+            line.points.iter().step_by(step).map(|point| format!("{:.1},{:.1}", x(point.0), y(point.1))).collect();
         let colour = COLOURS[number % COLOURS.len()];
         let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"/>", points.join(" "));
     }
