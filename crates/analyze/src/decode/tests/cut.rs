@@ -90,7 +90,7 @@ fn a_read_whose_reth_is_cut_has_an_unknown_length() {
             let read = &only(&summary).from_a.operations[0];
             assert_eq!((read.unknown_sizes, read.payload_bytes, read.sizes.len()), (4, 0, 0), "{bytes}");
             assert_eq!((read.min_bytes, read.max_bytes), (None, None), "{bytes}");
-            let note = "the RETH of 4 READ requests, whose length is unknown";
+            let note = "the RETH of 4 READ requests (length unknown)";
             assert!(summary.notes.iter().any(|it| it.contains(note)), "{:?}", summary.notes);
         }
         // With the RETH, and not the ICRC.
