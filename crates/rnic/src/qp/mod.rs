@@ -168,7 +168,7 @@ impl Qp {
     }
 
     /// Completes a send work request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_send(&mut self, core: &mut Commons, wqe: &SendWqe, status: Status) {
         if status != Status::Success || self.signal_all || wqe.flags.contains(SendFlags::SIGNALED) {
             let completion = Completion {
