@@ -29,14 +29,17 @@ impl EventIdentity {
 
     /// Returns whether the descriptor stands for the same eventfd.
     pub fn is_of(self, descriptor: BorrowedFd<'_>) -> bool {
-        // Eventfds belong to no file system, so `stat` shows no file type for them.
-        let is_event = nix::sys::stat::fstat(descriptor).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0);
-        is_event
+        is_event(descriptor)
             && match (self.0, Self::of(descriptor).0) {
                 (Some(own), Some(found)) => own == found,
                 _ => true,
             }
     }
+}
+
+/// Returns whether a descriptor stands for an eventfd. Eventfds belong to no file system, so `stat` shows no file type.
+fn is_event(descriptor: BorrowedFd<'_>) -> bool {
+    nix::sys::stat::fstat(descriptor).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0)
 }
 
 /// A non-blocking eventfd that belongs to a thread of this library.
@@ -61,6 +64,12 @@ impl OwnEvent {
     /// Returns whether the descriptor still stands for the eventfd.
     pub fn is_intact(&self) -> bool {
         self.identity.is_of(self.fd.as_fd())
+    }
+
+    /// Returns whether the descriptor stands for any eventfd. This takes one system call, and [`is_intact`](Self::is_intact)
+    /// takes several.
+    pub fn is_event(&self) -> bool {
+        is_event(self.fd.as_fd())
     }
 
     /// Increments the count. A full count is readable already. Returns false if the descriptor is closed.

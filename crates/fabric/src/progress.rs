@@ -86,6 +86,8 @@ struct Shared {
     /// Counts posts, to tell whether a caller posts.
     posts: AtomicU64,
     stop: AtomicBool,
+    /// The program has closed the descriptors, so the thread ends.
+    is_abandoned: AtomicBool,
     /// Whether an acknowledgement is held back.
     holds_ack: AtomicBool,
     flushes: Flushes,
@@ -134,6 +136,7 @@ impl DrivenRnic {
             armed_at: AtomicU64::new(0),
             posts: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            is_abandoned: AtomicBool::new(false),
             holds_ack: AtomicBool::new(false),
             flushes: Flushes::new(),
             failed: AtomicBool::new(false),
@@ -452,13 +455,16 @@ impl Shared {
         let mut policy = Policy::new();
         let mut event = Event::Started;
         while !self.stop.load(Ordering::SeqCst) {
+            if self.is_abandoned.load(Ordering::Relaxed) {
+                return;
+            }
             if self.flushes.pending().is_some() {
                 self.pump(Acks::Now);
             }
             event = match policy.on(event, &self.glance(event), self.now_ns()) {
                 Action::Pump(acks) => Event::Pumped { packets: self.pump(acks) },
                 Action::Nap { until_ns, briefly } => {
-                    self.nap(until_ns, briefly);
+                    self.nap(readable, until_ns, briefly);
                     Event::Napped { kicked: self.now_ns() < until_ns }
                 }
                 Action::Watch { until_ns, briefly } => {
@@ -519,9 +525,9 @@ impl Shared {
     }
 
     /// Sleeps until kicked or until `until_ns`.
-    fn nap(&self, until_ns: u64, briefly: bool) {
+    fn nap(&self, readable: &OwnProcess, until_ns: u64, briefly: bool) {
         self.wakeups.start_napping(briefly);
-        self.sleep_on(None, until_ns);
+        self.sleep_on(readable, None, until_ns);
         self.wakeups.wake_up();
     }
 
@@ -531,7 +537,7 @@ impl Shared {
             Some(_) if !self.lock().link_mut().prepare_sleep() => true,
             Some(room) => {
                 let events = if room { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
-                self.sleep_on(Some(PollFd::new(readable.as_fd(), events)), until_ns)
+                self.sleep_on(readable, Some(events), until_ns)
             }
             None => false,
         };
@@ -539,14 +545,13 @@ impl Shared {
         woken
     }
 
-    /// Sleeps until kicked, until `until_ns`, or until a socket is ready. Returns true if the socket or that of a
-    /// group is ready.
-    fn sleep_on(&self, socket: Option<PollFd<'_>>, until_ns: u64) -> bool {
-        let socket_is_watched = socket.is_some();
-        let groups = if socket.is_some() { self.groups().clone() } else { Vec::new() };
+    /// Sleeps until kicked, until `until_ns`, or until one of these events of the socket. Returns true if the socket or that
+    /// of a group is ready.
+    fn sleep_on(&self, socket: &OwnProcess, events: Option<PollFlags>, until_ns: u64) -> bool {
+        let groups = if events.is_some() { self.groups().clone() } else { Vec::new() };
         let watched = |readable| PollFd::new(readable, PollFlags::POLLIN);
         let mut fds = vec![watched(self.kick.as_fd())];
-        fds.extend(socket);
+        fds.extend(events.map(|events| PollFd::new(socket.as_fd(), events)));
         fds.extend(groups.iter().map(|joined| watched(joined.readable.as_fd())));
         let timeout = (until_ns != NEVER).then(|| {
             let left = until_ns.saturating_sub(self.now_ns());
@@ -557,10 +562,16 @@ impl Shared {
             // The process may have fewer descriptors by now than these, or no memory is left. Look often, but do not
             // spin.
             std::thread::sleep(REFUSED_WAIT);
-            return socket_is_watched;
+            return events.is_some();
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
         let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
+        // A program that closes descriptors of others may have files of its own under these numbers. The thread must not
+        // read them. A system call per wake-up detects that.
+        if !socket.is_intact() || kicked && !self.kick.is_event() {
+            self.is_abandoned.store(true, Ordering::Relaxed);
+            return false;
+        }
         if kicked {
             self.kick.reset();
         }

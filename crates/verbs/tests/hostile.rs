@@ -3,7 +3,8 @@
 mod common;
 
 use std::io::{BufRead, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -163,6 +164,7 @@ fn target(address: Option<&str>) {
     connect(plan(), &side, psn, &lines.next().unwrap());
     println!("ready");
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let mut replaced = Vec::new();
     for line in lines {
         match &*line {
             "starve" => setrlimit(Resource::RLIMIT_NOFILE, 3, hard).unwrap(),
@@ -175,6 +177,13 @@ fn target(address: Option<&str>) {
             }
             // SAFETY: only the device uses the closed descriptors, and this tests its defence.
             "close all" => assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0),
+            "replace all" => {
+                replaced = replace_all();
+            }
+            "look" => {
+                println!("left {} of {}", replaced.iter().filter(|file| is_untouched(file)).count(), replaced.len());
+                continue;
+            }
             "fork" => {
                 // SAFETY: the child does nothing but wait for its end.
                 let child = unsafe { libc::fork() };
@@ -192,6 +201,38 @@ fn target(address: Option<&str>) {
         }
         println!("done");
     }
+}
+
+/// Puts readable files of the program under all numbers of the library's descriptors, as a program may do that closes
+/// descriptors of others. Returns the files: sockets with one datagram in each.
+fn replace_all() -> Vec<UnixDatagram> {
+    let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .collect();
+    // SAFETY: the call takes numbers alone.
+    let is_open = |number: RawFd| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    // Without the folder's own number, which the first of the files would get.
+    let numbers: Vec<RawFd> = all.into_iter().filter(|&number| number > 2 && is_open(number)).collect();
+    let mut files = Vec::new();
+    for number in numbers {
+        let (reader, writer) = UnixDatagram::pair().unwrap();
+        reader.set_nonblocking(true).unwrap();
+        writer.send(DATAGRAM).unwrap();
+        // SAFETY: only the device uses the replaced descriptors, and this tests its defence.
+        assert_eq!(unsafe { libc::dup2(reader.as_raw_fd(), number) }, number);
+        files.push(reader);
+    }
+    files
+}
+
+/// Contents of a program's file.
+const DATAGRAM: &[u8] = &[0x5a; 64];
+
+/// Returns whether the file has its datagram.
+fn is_untouched(file: &UnixDatagram) -> bool {
+    let mut buffer = [0; 128];
+    file.recv(&mut buffer).is_ok_and(|length| &buffer[..length] == DATAGRAM)
 }
 
 /// A process that is written to, and what that takes.
@@ -394,6 +435,27 @@ fn a_program_that_closes_all_descriptors_does_not_spin_and_its_peers_go_on() {
     writeln!(target.peer.commands, "end").unwrap();
     assert!(target.peer.child.wait().unwrap().success());
     eventually("its memory is given back", || held_rings(&device) == 0);
+}
+
+/// The device of a program that closes descriptors of others does not read the files that have their numbers then.
+#[test]
+fn files_under_the_numbers_of_a_device_are_left_alone() {
+    let _turn = turn();
+    let device = auto(None);
+    let mut target = Target::start(&device, "target 127.77.45.5");
+    target.write();
+    target.is_calm(); // a thread that is awake may read once more
+    target.tell("replace all", "done");
+    // The peer goes on, so packets and wake-ups arrive for the device.
+    let (remote_address, rkey) = target.remote;
+    target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
+    target.side.reap(1);
+    target.is_calm();
+    let looked = target.tell("look", "left ");
+    let (left, all) = looked.trim().trim_start_matches("left ").split_once(" of ").unwrap();
+    assert!(left == all && all != "0", "{looked}");
+    writeln!(target.peer.commands, "end").unwrap();
+    assert!(target.peer.child.wait().unwrap().success());
 }
 
 fn held_rings(device: &Device) -> usize {

@@ -295,8 +295,9 @@ impl Host {
             self.shared.kick.reset();
         }
         let (peers, listener) = fds[1..].split_at(self.peers.len());
-        let peers = peers.iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index);
-        Some((listener.iter().any(ready), peers.collect()))
+        let peers: Vec<usize> = peers.iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index).collect();
+        let are_intact = peers.iter().all(|&index| self.peers[index].connection.is_intact());
+        are_intact.then(|| (listener.iter().any(ready), peers))
     }
 
     /// Returns whether there is room for more peers and guests. The program has other uses for descriptors, and the
@@ -316,7 +317,9 @@ impl Host {
     fn tell(&self, news: News) {
         self.note(news);
         // The device may sleep.
-        send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake.to_bytes());
+        if self.udp.is_intact() {
+            send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake.to_bytes());
+        }
     }
 
     fn accept(&mut self) {
@@ -328,7 +331,8 @@ impl Host {
             }
             let Some(listener) = &self.listener else { return };
             let opening = Opening::begin();
-            let accepted = sys::accept(listener.as_fd()).map(|connection| OwnProcess::new(connection, &opening));
+            let accepted = listener.expect_intact().and_then(|()| sys::accept(listener.as_fd()));
+            let accepted = accepted.map(|connection| OwnProcess::new(connection, &opening));
             drop(opening);
             match accepted.map_err(|error| nix::Error::try_from(error).unwrap_or(nix::Error::UnknownErrno)) {
                 Ok(connection) => {
