@@ -233,12 +233,12 @@ enum Command {
     },
     /// Checks the language of comments, error texts and pages, and the titles of commits, as `test` does.
     ///
-    /// Each part of the tree has a stored number of findings, which only goes down.
+    /// Each part of the tree has a stored number of findings. `--lower` only lowers it.
     Prose {
         /// Prints the findings of these parts: names of crates, `xtask`, `docs`, `README.md`.
         #[arg(long, value_name = "PART")]
         list: Vec<String>,
-        /// Stores the present numbers where they are lower.
+        /// Stores the present numbers that are lower than the stored ones.
         #[arg(long)]
         lower: bool,
     },

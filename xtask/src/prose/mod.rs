@@ -1,6 +1,6 @@
 //! `cargo xtask prose`: the language of comments, texts and pages, and the titles of commits.
 //!
-//! Each part of the tree has a number of findings in `ratchet.toml`, which only goes down.
+//! `ratchet.toml` has the number of findings that each part of the tree may have. `--lower` only lowers it.
 
 mod passage;
 mod rules;
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::shell::{command, output_of};
+use crate::shell::{command, output_of, root};
 use passage::{Passage, of_page, of_source};
 use rules::{Finding, Rules};
 
@@ -42,11 +42,11 @@ pub(crate) fn run(list: &[String], lower: bool) -> Result<(), String> {
         })?;
         print!("{}", printed(part));
     }
-    let stored = read_ratchet(&fs::read_to_string(RATCHET).map_err(|error| format!("{RATCHET}: {error}"))?)?;
+    let cannot = |error: std::io::Error| format!("{RATCHET}: {error}");
+    let ratchet = root().join(RATCHET);
+    let stored = read_ratchet(&fs::read_to_string(&ratchet).map_err(cannot)?)?;
     if lower {
-        let text = lowered(&stored, &counts);
-        fs::write(RATCHET, text).map_err(|error| format!("{RATCHET}: {error}"))?;
-        return Ok(());
+        return fs::write(&ratchet, lowered(&stored, &counts)).map_err(cannot);
     }
     let mut wrong = compare(&stored, &counts);
     if allowed > ALLOWED_MAX {
@@ -108,7 +108,7 @@ fn check_tree(rules: &Rules) -> Result<(BTreeMap<String, Part>, usize), String> 
     let (mut parts, mut allowed) = (BTreeMap::<String, Part>::new(), 0);
     for file in output_of(command("git", &["ls-files"]))?.lines().map(PathBuf::from) {
         let Some(name) = part_of(&file).filter(|_| is_read(&file)) else { continue };
-        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let text = fs::read_to_string(root().join(&file)).map_err(|error| format!("{}: {error}", file.display()))?;
         let findings = rules.check(&passages(&file, &text));
         allowed += findings.allowed;
         parts.entry(name).or_default().insert(file, findings.all);
@@ -128,7 +128,7 @@ fn part_of(file: &Path) -> Option<String> {
     }
 }
 
-/// Returns whether a file has text that is checked. Generated code and its comments come from others.
+/// Returns whether the text of a file is checked. Generated code is not.
 fn is_read(file: &Path) -> bool {
     let is = |name: &str| file.file_name().is_some_and(|found| found == name);
     let is_generated = file.starts_with("crates/ibverbs-sys") && (is("bindings.rs") || is("layout.rs"));
@@ -142,24 +142,24 @@ fn passages(file: &Path, text: &str) -> Vec<Passage> {
         return of_page(text);
     }
     let mut passages = of_source(text, is("rs"));
-    // Of C there are only test programs.
+    // All C files are test programs.
     let tests = if is("rs") { first_line_of_tests(file, text) } else { 0 };
     passages.retain(|passage| passage.kind != passage::Kind::Text || passage.line < tests);
     passages
 }
 
-/// Returns the first line from which on the texts of a file are those of tests.
+/// Returns the line at which the tests of a file begin.
 fn first_line_of_tests(file: &Path, text: &str) -> usize {
     let is_test = |name: &std::ffi::OsStr| matches!(name.to_str(), Some("tests" | "tests.rs" | "examples" | "benches"));
     if file.iter().any(is_test) {
         return 0;
     }
     let lines: Vec<&str> = text.lines().collect();
-    let begins = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ");
+    let begins = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{');
     lines.windows(2).position(begins).map_or(usize::MAX, |line| line + 1)
 }
 
-/// Checks the titles of the commits since the rules exist.
+/// Checks the titles of the commits that are younger than the rules.
 fn titles(rules: &Rules) -> Result<Vec<String>, String> {
     let since = format!("--since={}", rules.titles.since);
     let log = output_of(command("git", &["log", "--no-merges", "--format=%h %s", &since]))?;
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn texts_of_tests_are_no_errors() {
-        let source = "fn f() { g(\"nobody\") }\n#[cfg(test)]\nmod tests {\n    const A: &str = \"nobody\";\n}\n";
+        let source = "#[cfg(test)]\nmod testing;\nfn f() { g(\"nobody\") }\n#[cfg(test)]\nmod tests {\n    const A: &str = \"nobody\";\n}\n";
         let of = |file: &str| passages(Path::new(file), source).len();
         assert_eq!((of("crates/wire/src/lib.rs"), of("crates/wire/src/tests.rs")), (1, 0));
     }

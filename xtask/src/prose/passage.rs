@@ -18,7 +18,7 @@ pub(super) struct Passage {
     /// Number of the first line in its file.
     pub(super) line: usize,
     pub(super) lines: Vec<String>,
-    /// Columns that each line of a comment takes in the file, code before it included.
+    /// Columns of each comment line in the file, including code before the comment.
     pub(super) columns: Vec<usize>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Scanner<'a> {
         &self.source[self.at..]
     }
 
-    /// Goes on by this number of bytes.
+    /// Skips this number of bytes and returns them.
     fn skip(&mut self, bytes: usize) -> &'a str {
         let taken = &self.rest()[..bytes.min(self.rest().len())];
         self.line += taken.matches('\n').count();

@@ -1,4 +1,4 @@
-//! The rules, and what breaks them.
+//! The rules, and their application to passages.
 
 use serde::Deserialize;
 
@@ -31,7 +31,7 @@ pub(super) struct Rules {
 struct Opener {
     text: String,
     instead: String,
-    /// The words in front of which the opener is an error, if not all.
+    /// Next words with which the opener is an error; `None` means all words.
     before: Option<Vec<String>>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Titles {
     second_verbs: Vec<String>,
 }
 
-/// Something to rewrite.
+/// A place to rewrite.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Finding {
     pub(super) line: usize,
@@ -86,8 +86,8 @@ impl Rules {
         }
         for passage in passages {
             let span = passage.span();
-            // An allowance holds for the passage that it stands in, or directly before. Pages are one passage: there it
-            // holds for the paragraph.
+            // An allowance covers its own passage, or the passage on the next line. A page is one passage, so an allowance
+            // in it covers the next paragraph.
             let covers = |line: usize, found: &Finding| match passage.kind {
                 Kind::Page => line < found.line && found.line <= line + paragraph(&passage.lines[line..]),
                 _ => span.contains(&line) || span.start == line + 1,
@@ -148,7 +148,7 @@ impl Rules {
         findings
     }
 
-    /// Returns what is wrong with the title of a commit.
+    /// Returns the defect of a commit's title.
     pub(super) fn of_title(&self, title: &str) -> Option<String> {
         let columns = title.chars().count();
         let words = words(title);
