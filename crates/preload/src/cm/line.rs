@@ -401,7 +401,7 @@ impl State {
         for socket in self.listening.drain(..).chain(self.socket.take()) {
             service.forget_socket(&socket);
             if socket.is_intact() {
-                // A forked child may hold it for a moment: closing alone would leave the other end connected.
+                // A forked child may hold the socket for a moment, and would keep the other end connected.
                 let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
             }
         }
@@ -453,7 +453,7 @@ mod tests {
 
     /// Puts another file under a number, as programs do that close descriptors of others and open files.
     fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
-        // SAFETY: the number belongs to the test, and whatever else has it compares identities.
+        // SAFETY: the number belongs to the test, and the library compares identities.
         let replaced = unsafe { libc::dup2(with.as_fd().as_raw_fd(), descriptor.as_raw_fd()) };
         assert_eq!(replaced, descriptor.as_raw_fd());
     }
@@ -484,7 +484,7 @@ mod tests {
             others.push(other);
         }
         assert!(service.is_intact());
-        // All of them stand for other files of the same kind from here on.
+        // From here on all numbers stand for other files of the same kind.
         let (mut theirs, mine) = UnixStream::pair().unwrap();
         for (line, ..) in &lines {
             replace(line.state().socket.as_ref().unwrap().as_fd(), &mine);
@@ -509,7 +509,7 @@ mod tests {
         }
         let late = new(Phase::Crowded);
         assert_eq!(service.keep(&late, soon(ANSWER)).map_err(|refused| refused.errno), Err(libc::EBADF));
-        // Nothing was written to the files of the program, and none was closed.
+        // The library wrote to no file of the program, and closed none.
         drop(mine);
         theirs.set_nonblocking(true).unwrap();
         assert_eq!(theirs.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);

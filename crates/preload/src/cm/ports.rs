@@ -280,8 +280,8 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// EBADF: the program has closed the socket. ECONNREFUSED: no id listens, or only ids of several users other than this one's and root do. EAGAIN: too many
-    /// callers connect there at present.
+    /// EBADF: the program has closed the socket. ECONNREFUSED: no id listens, or only ids of several users other than
+    /// this process's user and root. EAGAIN: too many callers connect there at present.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
         self.socket.expect_intact()?;
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

@@ -3,9 +3,9 @@
 //! It starts with the first id that needs it, blocks all signals, and belongs to one process: after a
 //! fork the child starts one of its own.
 //!
-//! A program may close the thread's descriptors, as daemons do that close all. The thread then waits for files that have no
-//! numbers any more, and cannot be woken. It checks its descriptors once in [`LOOK`] and reports the end of all lines if they
-//! are gone. An id that is created later starts another thread.
+//! A program may close the thread's descriptors, as a daemon does that closes all. The thread then waits for files without
+//! numbers, and no call can wake it. It checks its descriptors once in [`LOOK`], and ends all lines if they are gone. An
+//! id that is created later starts another thread.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -77,7 +77,7 @@ fn is_woken() -> EpollEvent {
 /// That of this process, with the number of the process in its row of forks.
 static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
 
-/// The service of this process, started if there is none, or if the program has closed its descriptors.
+/// Returns the service of this process. Starts one if there is none, or if the program has closed its descriptors.
 pub(super) fn get() -> Answer<Arc<Service>> {
     let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, service)) = &*service
@@ -87,8 +87,8 @@ pub(super) fn get() -> Answer<Arc<Service>> {
         return Ok(Arc::clone(service));
     }
     let new = Service::start()?;
-    // Not dropped: threads that do not exist may hold locks of a parent's service, and the numbers of closed descriptors
-    // may be those of other files.
+    // The old service is not dropped. Threads of the parent may hold its locks, and its descriptors may be those of other
+    // files.
     std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
     Ok(new)
 }
@@ -159,7 +159,7 @@ impl Service {
 
     /// Returns whether the descriptors are still those of the service.
     pub(super) fn is_intact(&self) -> bool {
-        // Another epoll does not know this eventfd, and an epoll that does is not changed.
+        // Another epoll does not contain this eventfd. The own epoll stays the same.
         self.wake.is_intact() && self.epoll.modify(&self.wake, &mut is_woken()).is_ok()
     }
 
@@ -212,7 +212,7 @@ impl Service {
 
     /// Changes what a line waits for.
     pub(super) fn expect(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) {
-        // It is registered, so this fails only where the program has closed one of the descriptors.
+        // The socket is registered, so this fails only if the program has closed a descriptor.
         let _ = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
     }
 
@@ -238,7 +238,7 @@ impl Service {
     /// Before a socket is closed: a forked child may hold it too, and would keep it registered.
     pub(super) fn forget_socket(&self, socket: &OwnProcess) {
         if socket.is_intact() {
-            // One that was never registered is as good.
+            // It fails for a socket that was never registered.
             let _ = self.epoll.delete(socket);
         }
     }
@@ -298,7 +298,7 @@ impl Service {
     fn timeout(&self) -> EpollTimeout {
         let next = self.table().lines.values().filter_map(|served| served.deadline).min();
         let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
-        // A millisecond more, or it would wake just before.
+        // One millisecond more, since the division rounds down.
         EpollTimeout::from(left.as_millis() as u16 + 1)
     }
 
@@ -317,7 +317,7 @@ impl Service {
 
 #[cfg(test)]
 impl Service {
-    /// The descriptors that the thread waits with.
+    /// Descriptors of the epoll and of the eventfd.
     pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.epoll.0.as_fd(), self.wake.as_fd()]
     }

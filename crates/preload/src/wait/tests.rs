@@ -129,8 +129,8 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Puts another eventfd under the number of a descriptor, as programs do that close descriptors of others and then make
-/// channels. If the number were only closed, another test would get it.
+/// Puts another eventfd under the number of a descriptor, like a program that closes descriptors of others and then creates
+/// channels. Another test would get a number that is only closed.
 fn replace(descriptor: c_int) {
     let other = EventFd::new().unwrap();
     // SAFETY: the number belongs to a descriptor of this test.

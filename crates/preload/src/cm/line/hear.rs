@@ -270,8 +270,8 @@ impl Line {
         }
     }
 
-    /// The service thread ends, since the program has closed its descriptors: no message comes any more. A listener is
-    /// told what Linux says when a device goes (`cma_remove_id_dev` in `drivers/infiniband/core/cma.c`).
+    /// Ends the line, since the service thread ends after the program has closed its descriptors. A listener gets the
+    /// event that Linux reports when a device goes (`cma_remove_id_dev` in `drivers/infiniband/core/cma.c`).
     pub(in crate::cm) fn on_service_end(self: &Arc<Self>) {
         let mut state = self.state();
         if matches!(state.phase, Phase::Listening { .. }) {
@@ -280,10 +280,10 @@ impl Line {
         } else {
             self.on_end(&mut state, libc::EBADF);
         }
-        let is_to_end = state.phase == Phase::Disconnected;
+        let has_deadline = state.phase == Phase::Disconnected;
         drop(state);
-        if is_to_end {
-            self.on_deadline();
+        if has_deadline {
+            self.on_deadline(); // the thread will not call it
         }
     }
 
