@@ -66,8 +66,8 @@ impl OwnEvent {
         self.identity.is_of(self.fd.as_fd())
     }
 
-    /// Returns whether the descriptor stands for any eventfd. This takes one system call, and [`is_intact`](Self::is_intact)
-    /// takes several.
+    /// Returns whether the descriptor stands for any eventfd. This takes one system call, while
+    /// [`is_intact`](Self::is_intact) takes several.
     pub fn is_event(&self) -> bool {
         is_event(self.fd.as_fd())
     }

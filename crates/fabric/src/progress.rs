@@ -545,8 +545,8 @@ impl Shared {
         woken
     }
 
-    /// Sleeps until kicked, until `until_ns`, or until one of these events of the socket. Returns true if the socket or that
-    /// of a group is ready.
+    /// Sleeps until kicked, until `until_ns`, or until one of these events of the socket. Returns true if the socket or
+    /// that of a group is ready.
     fn sleep_on(&self, socket: &OwnProcess, events: Option<PollFlags>, until_ns: u64) -> bool {
         let groups = if events.is_some() { self.groups().clone() } else { Vec::new() };
         let watched = |readable| PollFd::new(readable, PollFlags::POLLIN);
@@ -566,8 +566,8 @@ impl Shared {
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
         let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
-        // A program that closes descriptors of others may have files of its own under these numbers. The thread must not
-        // read them. A system call per wake-up detects that.
+        // A program that closes descriptors of others may have its own files under these numbers. The thread must not
+        // read them. One system call per wake-up detects that.
         if !socket.is_intact() || kicked && !self.kick.is_event() {
             self.is_abandoned.store(true, Ordering::Relaxed);
             return false;

@@ -86,8 +86,8 @@ impl Rules {
         }
         for passage in passages {
             let span = passage.span();
-            // An allowance covers its own passage, or the passage on the next line. A page is one passage, so an allowance
-            // in it covers the next paragraph.
+            // An allowance covers its own passage, or the passage on the next line. A page is one passage, so an
+            // allowance in it covers the next paragraph.
             let covers = |line: usize, found: &Finding| match passage.kind {
                 Kind::Page => line < found.line && found.line <= line + paragraph(&passage.lines[line..]),
                 _ => span.contains(&line) || span.start == line + 1,
