@@ -79,7 +79,8 @@ pub fn flush_before_exit() {
             Err(TryLockError::WouldBlock) => return,
         }
     };
-    for shared in open.iter() {
+    // The thread of an abandoned port has ended, so nothing answers a request.
+    for shared in open.iter().filter(|shared| !shared.is_abandoned.load(Ordering::Relaxed)) {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,
             // The holder of the lock may be about to hold an acknowledgement back.
