@@ -1,9 +1,8 @@
-//! Which protocol, window, batch and receive queue suit a need.
+//! Advice on the protocol, window, batch and receive queue for a need.
 //!
-//! Every protocol that can do what is asked is predicted with every window and batch of a grid, the
-//! best of each is kept, and these are ranked. Values within 5 % of the best are taken for equal, since
-//! no prediction is better than that; then what takes less memory decides. What the model has no
-//! parameter for, copies above all, is not in it.
+//! [`advise`] predicts each protocol that meets the need with each window and batch of a grid, keeps the best of each
+//! protocol, and ranks these. Values within 5 % of the best count as equal, since predictions are no better than
+//! that; among equals, less memory wins. The ranking ignores costs without a parameter in the model, mainly copies.
 
 use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
 use doorbell_wire::{OuterKind, PathMtu};
@@ -13,7 +12,7 @@ use crate::parameters::Parameters;
 use crate::predict::{BoundKind, predict_mix};
 use crate::workload::{Peers, Workload, WorkloadError};
 
-/// What comes first.
+/// Quantity that ranks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// Short latency; throughput decides among equals.
@@ -22,35 +21,35 @@ pub enum Goal {
     Throughput,
 }
 
-/// What is needed.
+/// Requirements of an application.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Need {
-    /// Message sizes, each with its share of the messages. Shares need not add up to one.
+    /// Message sizes, each with its share of the messages. The shares need not add up to one.
     pub sizes: Vec<(u64, f64)>,
-    /// Messages per second that there will be, over all connections; `None` is as many as go.
+    /// Offered messages per second over all connections; `None` means the maximum.
     pub messages_per_s: Option<f64>,
     /// Threads and connections of the workload.
     pub peers: Peers,
-    /// Both ends send.
+    /// Whether both ends send.
     pub bidirectional: bool,
-    /// The receiver knows from a few bytes where a message belongs, and wants it there.
+    /// Whether the receiver determines a message's place from its first bytes, and wants it there.
     pub receiver_places: bool,
-    /// The receiver sleeps until a message comes.
+    /// Whether the receiver sleeps until a message arrives.
     pub receiver_sleeps: bool,
-    /// The receiver keeps messages for a time of its own while others go on.
+    /// Whether the receiver holds a message for a time while later ones arrive.
     pub receiver_holds: bool,
-    /// Bytes of message memory of a thread at either end, at most.
+    /// Maximum bytes of message memory per thread at either end.
     pub memory_bytes: Option<u64>,
-    /// What comes first.
+    /// Quantity that ranks first.
     pub goal: Goal,
-    /// Path MTU; `None` takes that of the parameters.
+    /// Path MTU; `None` means that of the parameters.
     pub path_mtu: Option<PathMtu>,
     /// Headers around packets.
     pub outer: OuterKind,
 }
 
 impl Need {
-    /// Messages of one size from one sender to one receiver, as many as go.
+    /// Returns the need for messages of one size from one sender to one receiver at the maximum rate.
     pub fn new(bytes: u64, goal: Goal) -> Self {
         Self {
             sizes: vec![(bytes, 1.0)],
@@ -68,89 +67,89 @@ impl Need {
     }
 }
 
-/// One way to meet a need.
+/// Proposal for a need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// How messages travel.
+    /// Proposed protocol.
     pub protocol: Protocol,
-    /// Messages unacknowledged at most, per connection.
+    /// Maximum number of unacknowledged messages per connection.
     pub window: u32,
-    /// Messages per post; of Buffered-Read, messages per READ.
+    /// Messages per post; for Buffered-Read, messages per READ.
     pub batch: u32,
-    /// Receive buffers, granted buffers or places in a ring: per connection, or shared by all of a
+    /// Receive buffers, granted buffers or slots of a ring, per connection. A shared queue or ring counts once per
     /// receiver.
     pub depth: u32,
-    /// The connections of a receiver share a receive queue.
+    /// Whether the connections of a receiver share a receive queue.
     pub srq: bool,
     /// Mean latency of a message alone.
     pub latency_ns: f64,
-    /// Messages per second that it allows.
+    /// Predicted messages per second.
     pub messages_per_s: f64,
-    /// Message memory of a sending thread.
+    /// Bytes of message memory of a sending thread.
     pub sender_bytes: u64,
-    /// Message memory of a receiving thread, without places of its own where messages are put.
+    /// Bytes of message memory of a receiving thread, without the final places of messages.
     pub receiver_bytes: u64,
-    /// What binds.
+    /// Binding resource.
     pub binding: BoundKind,
-    /// Why it stands where it stands: one line.
+    /// Reason for the rank, in one line.
     pub reason: String,
 }
 
 impl Advice {
-    /// Message memory of the thread that needs more of it.
+    /// Returns the message memory of the thread that needs more of it.
     pub fn memory_bytes(&self) -> u64 {
         self.sender_bytes.max(self.receiver_bytes)
     }
 }
 
-/// Why there is no advice.
+/// Error of a request for advice.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdviseError {
-    /// A figure of the need makes no sense.
+    /// A value of the need is out of its range.
     #[error("{what} is {given}, allowed is {allowed}")]
     Need {
-        /// Which.
+        /// Name of the value.
         what: &'static str,
         /// Given value.
         given: String,
         /// Allowed values.
         allowed: &'static str,
     },
-    /// A workload cannot be.
+    /// A workload is impossible.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// Not even windows of one message fit.
+    /// A window of one message exceeds the memory.
     #[error("the memory of a thread is {given} B, and the least that any protocol needs is {least} B")]
     Memory {
         /// Given value.
         given: u64,
-        /// What would do.
+        /// Least memory that suffices.
         least: u64,
     },
 }
 
-/// Windows and batches that are tried.
+/// Candidate windows and batches.
 const WINDOWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 const BATCHES: [u32; 3] = [1, 8, 32];
-/// A shared queue or ring has as much as so many connections would have.
+/// Size of a shared queue or ring, in connections.
 const SHARED_BY: u32 = 4;
-/// The least depth: one message is being processed while others come.
+/// Minimum depth, so that messages can arrive while one is being processed.
 const LEAST_DEPTH: u32 = 8;
-/// The most sizes of a distribution.
+/// Maximum number of sizes of a distribution.
 const MOST_SIZES: usize = 1024;
-/// What a receive for a read request takes.
+/// Bytes of a receive for a read request.
 const REQUEST_SLOT_BYTES: u64 = 64;
-/// What rings are made of.
+/// Granularity of rings.
 const PAGE_BYTES: u64 = 4096;
-/// Values closer than this are equal.
+/// Ratio below which two values count as equal.
 const SAME: f64 = 1.05;
 
-/// Ranks protocols, each with the window, batch and receive queue that suit it best.
+/// Ranks protocols, each with its best window, batch and receive queue.
 ///
 /// # Errors
 ///
-/// The need makes no sense, or nothing fits into its memory.
+/// A value of the need is out of its range, or no candidate fits into its memory.
 pub fn advise(parameters: &Parameters, need: &Need) -> Result<Vec<Advice>, AdviseError> {
     check(need)?;
     let mut candidates: Vec<Advice> = Vec::new();
@@ -198,25 +197,25 @@ fn check(need: &Need) -> Result<(), AdviseError> {
     }
 }
 
-/// Can it do what is asked?
+/// Returns whether the protocol can meet the need.
 fn suits(protocol: Protocol, need: &Need) -> bool {
     let properties = protocol.properties();
     let several = need.peers.connections > need.peers.receivers;
-    // Reading to a place of the receiver's choice is of use to those who have one.
+    // Reading into the final place requires a receiver that knows the place.
     (!places(protocol) || need.receiver_places)
         && (!need.receiver_sleeps || properties.receiver_sleeps)
         && (!need.receiver_holds || !properties.slow_message_blocks)
         && (protocol != Protocol::SharedWrite || several)
-        // A fence helps nobody; it is there to be compared.
+        // A fenced variant is never better; it exists for comparison.
         && !protocol.is_fenced()
 }
 
-/// Does a message lie where the receiver wants it?
+/// Returns whether messages land in their final place.
 fn places(protocol: Protocol) -> bool {
     protocol.properties().zero_copy == ZeroCopy::Yes
 }
 
-/// Windows, batches, and whether connections share what messages are received into.
+/// Returns the candidate windows and batches, and whether connections share the receive buffers.
 fn settings(protocol: Protocol, need: &Need) -> Vec<(u32, u32, bool)> {
     let sharing: &[bool] = match protocol {
         Protocol::SharedWrite => &[true],
@@ -243,7 +242,7 @@ fn candidate(
     shares: bool,
 ) -> Result<Advice, AdviseError> {
     let Peers { senders, receivers, connections } = need.peers;
-    // Of a shared queue each connection has its part.
+    // Each connection has a part of a shared queue.
     let (pool, depth) = match ((2 * window).max(LEAST_DEPTH), shares) {
         (depth, true) => {
             (depth * SHARED_BY, (depth * SHARED_BY / connections.div_ceil(receivers.max(1)).max(1)).max(1))
@@ -287,13 +286,13 @@ fn candidate(
     })
 }
 
-/// Message memory of a connection at its sender and at its receiver.
+/// Returns the message memory of a connection at its sender and at its receiver.
 fn memory(protocol: Protocol, need: &Need, window: u64, depth: u64) -> [u64; 2] {
     let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
     let slot = longest.next_multiple_of(REQUEST_SLOT_BYTES).max(REQUEST_SLOT_BYTES);
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
     let mean = need.sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
-    // A ring takes as many messages of mean length, and two of the longest in any case.
+    // A ring holds `depth` messages of mean length, and at least two of the longest.
     let ring = (depth.saturating_mul(mean.ceil() as u64 + 16)).max(2 * slot).next_multiple_of(PAGE_BYTES);
     let of = |store, slots| match store {
         Store::Slots => slots * slot,
@@ -304,7 +303,7 @@ fn memory(protocol: Protocol, need: &Need, window: u64, depth: u64) -> [u64; 2] 
     [of(description.sent_from, window), of(description.received_into, depth)]
 }
 
-/// What is best of each, which all else is held against.
+/// Best value of each quantity among the candidates.
 struct Yardstick {
     latency_ns: f64,
     messages_per_s: f64,
@@ -322,14 +321,14 @@ impl Yardstick {
         Self { latency_ns, messages_per_s: candidates.iter().map(|advice| useful(need, advice)).fold(0.0, f64::max) }
     }
 
-    /// What sorts: the lesser the better. All within 5 % of the best are equal, and so on.
+    /// Returns the sort key; smaller is better. Values are rounded to steps of 5 % from the best.
     fn rank(&self, need: &Need, advice: &Advice) -> impl Ord + use<> {
         let steps = |times_worse: f64| (times_worse.max(1e-9).ln() / SAME.ln()).floor() as i64;
         let slow = steps(advice.latency_ns / self.latency_ns).max(0);
         let little = steps(self.messages_per_s / useful(need, advice));
         let fails = need.messages_per_s.is_some_and(|rate| advice.messages_per_s < rate);
         let copies = need.receiver_places && !places(advice.protocol);
-        // Whoever fills a batch waits for its messages; a READ takes what is there.
+        // Filling a batch waits for its messages; a READ takes the messages that are there.
         let waits = if advice.protocol.description().sent_from == Store::Ring { 1 } else { advice.batch };
         let order = match need.goal {
             Goal::Latency => (slow, i64::from(waits), i64::from(copies), little),
@@ -339,7 +338,7 @@ impl Yardstick {
     }
 }
 
-/// Messages per second that are of use: no more than there will be.
+/// Returns the messages per second, limited to the offered rate.
 fn useful(need: &Need, advice: &Advice) -> f64 {
     need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
 }
@@ -396,7 +395,7 @@ fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice)
     parts.join("; ")
 }
 
-/// Messages per second to which a shared receive queue would hold the need, if that is less than the line carries.
+/// Returns the messages per second to which a shared receive queue would limit the need, if the line carries more.
 fn held_by_sharing(parameters: &Parameters, need: &Need) -> Option<f64> {
     let (above, below) = srq_slow_sizes(parameters)?;
     let is_slow = |bytes: u64| above < bytes && bytes < below;
@@ -432,7 +431,7 @@ mod tests {
         assert_eq!(large[0].binding, BoundKind::Link);
         assert!(large[0].reason.contains("lands where it belongs"), "{}", large[0].reason);
         assert!(large[0].receiver_bytes < 1 << 20, "requests only");
-        // Who cannot place has no use for it.
+        // A receiver without places cannot use Direct-Read.
         assert!(
             !names(&on_t1(&Need::new(1 << 20, Goal::Throughput))).iter().any(|name| name.starts_with("direct-read"))
         );
@@ -449,7 +448,7 @@ mod tests {
         assert!(fast.batch > 1 && fast.window >= 32, "{fast:?}");
         assert_eq!(quick.batch, 1);
         assert!(fast.messages_per_s > 1.5 * quick.messages_per_s);
-        // No more window than the rate needs: 100 k messages/s are one per 10 us.
+        // The window is no larger than the rate requires: 100 k messages/s are one per 10 us.
         let need = Need {
             messages_per_s: Some(1e5),
             receiver_holds: true,
@@ -487,7 +486,7 @@ mod tests {
         for bytes in [16, 32, 6085, 65_536] {
             assert!(!of(bytes, 16, None).reason.contains("messages of this size"), "{bytes}");
         }
-        // Where memory leaves no choice, that is said.
+        // If memory forces a shared queue, the reason states its limit.
         let forced = of(4096, 1024, Some(1 << 20));
         assert!(forced.srq && forced.messages_per_s <= 2e6 * 1.001, "{forced:?}");
         assert!(forced.reason.contains("the shared receive queue holds messages of this size"), "{}", forced.reason);
@@ -579,7 +578,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Any need has a ranking within its memory, or a sentence.
+        /// Any need has a ranking within its memory, or an error.
         #[test]
         fn any_need_is_answered(
             sizes in prop::collection::vec((0..=MAX_BYTES, 0.01..100.0_f64), 1..4),

@@ -1,23 +1,23 @@
 //! Costs as linear forms of the parameters.
 //!
-//! Every bound and every latency of the model is a sum of parameters, each a number of times. So a
-//! prediction is a dot product, its derivatives are the coefficients, and what data can tell about
-//! sums of parameters follows from linear algebra.
+//! Every bound and every latency of the model is a sum of multiples of parameters. A prediction is therefore a dot
+//! product, and its derivatives are the coefficients. Linear algebra determines which sums of parameters the data
+//! reveals.
 
-/// Terms of costs. Each is one number of a parameter set, in nanoseconds.
+/// Terms of costs. Each is one number of a parameter set, in nanoseconds or nanoseconds per byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Term {
-    /// The part of `o_snd` that a post costs once.
+    /// Part of `o_snd` per post.
     SendPost,
-    /// The part of `o_snd` that each message costs.
+    /// Part of `o_snd` per message.
     SendEach,
-    /// The part of `o_rcv` that a poll costs once.
+    /// Part of `o_rcv` per poll.
     ReceivePoll,
-    /// The part of `o_rcv` that each message costs.
+    /// Part of `o_rcv` per message.
     ReceiveEach,
-    /// The part of `o_post` that a list of receives costs once.
+    /// Part of `o_post` per list of receives.
     RepostList,
-    /// The part of `o_post` that each receive costs.
+    /// Part of `o_post` per receive.
     RepostEach,
     /// `o_nsnd`.
     NicSend,
@@ -25,7 +25,7 @@ pub enum Term {
     NicReceive,
     /// Time of a NIC to fetch a payload that is not inline.
     DmaRead,
-    /// Time of a software RNIC for a run of packets: a system call at each end.
+    /// Time of a software RNIC per run of packets: a system call at each end.
     Run,
     /// `L`.
     Latency,
@@ -37,26 +37,26 @@ pub enum Term {
     LatencyPerByte,
     /// `G` of bandwidth, per byte on the line.
     BandwidthPerByte,
-    /// For how long a message occupies the processing unit of a NIC that serves its queue pair.
+    /// Time that a message occupies the processing unit of a NIC that serves its queue pair.
     NicUnit,
-    /// NIC time per message that no number of processing units shares.
+    /// Minimum NIC time per message over all processing units.
     NicWhole,
-    /// CPU time of taking a short message out of the completion, where the NIC has put it.
+    /// CPU time to copy a short message out of the completion, where the NIC has put it.
     InlineReceive,
     /// CPU time that each doubling of a receiver's queue pairs adds to a message.
     ManyPairs,
-    /// For how long a message holds a receive queue that queue pairs share.
+    /// Time that a message holds a receive queue that queue pairs share.
     SharedQueue,
-    /// CPU time of the one thread that reposts the receives of a shared queue.
+    /// CPU time of the single thread that reposts the receives of a shared queue.
     RepostThread,
-    /// For how long an atomic operation occupies its queue pair.
+    /// Time that an atomic operation occupies its queue pair.
     AtomicPair,
-    /// For how long an atomic operation holds its address.
+    /// Time that an atomic operation holds its address.
     AtomicAddress,
 }
 
 impl Term {
-    /// All, in their order.
+    /// All terms, in their order.
     pub const ALL: [Term; TERMS] = [
         Term::SendPost,
         Term::SendEach,
@@ -83,7 +83,7 @@ impl Term {
         Term::AtomicAddress,
     ];
 
-    /// The parameter that it belongs to, as files call it, and what that is in words.
+    /// Returns the name of the term's parameter, as in files, and its description.
     pub const fn parameter(self) -> (&'static str, &'static str) {
         match self {
             Term::SendPost | Term::SendEach => ("o_snd", "CPU, sending"),
@@ -113,7 +113,7 @@ impl Term {
 /// Contribution of one parameter to a cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
-    /// The parameter, as files and formulas call it; empty for what no parameter changes.
+    /// Name of the parameter, as in files and formulas; empty for a constant.
     pub name: &'static str,
     /// Description of the parameter.
     pub meaning: &'static str,
@@ -124,10 +124,10 @@ pub struct Part {
 /// Number of [`Term`]s.
 pub const TERMS: usize = 23;
 
-/// The value of each [`Term`], in its order: nanoseconds, or nanoseconds per byte.
+/// Value of each [`Term`], in its order: nanoseconds, or nanoseconds per byte.
 pub type Values = [f64; TERMS];
 
-/// A factor for each [`Term`], and nanoseconds that no parameter changes.
+/// Coefficient of each [`Term`], and constant nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     pub(crate) coefficients: [f64; TERMS],
@@ -135,15 +135,15 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Nothing.
+    /// Cost of zero.
     pub const ZERO: Cost = Cost { coefficients: [0.0; TERMS], constant_ns: 0.0 };
 
-    /// Nanoseconds that no parameter changes.
+    /// Returns a constant cost in nanoseconds.
     pub const fn constant(ns: f64) -> Cost {
         Cost { constant_ns: ns, ..Self::ZERO }
     }
 
-    /// How often a term is in it.
+    /// Returns the coefficient of a term.
     pub fn times(&self, term: Term) -> f64 {
         self.coefficients[term as usize]
     }
@@ -155,7 +155,7 @@ impl Cost {
         self
     }
 
-    /// The sum of two.
+    /// Returns the sum of two costs.
     #[must_use]
     pub fn plus(mut self, other: &Cost) -> Cost {
         for (own, more) in self.coefficients.iter_mut().zip(other.coefficients) {
@@ -173,7 +173,7 @@ impl Cost {
         self
     }
 
-    /// Nanoseconds, with these parameters.
+    /// Returns the nanoseconds of the cost with these parameters.
     pub fn ns(&self, values: &Values) -> f64 {
         self.constant_ns + self.coefficients.iter().zip(values).map(|(times, value)| times * value).sum::<f64>()
     }
@@ -209,7 +209,7 @@ mod tests {
         let cost = Cost { coefficients: std::array::from_fn(|index| 0.5 * index as f64), constant_ns: 3.0 };
         let parts = cost.parts(&values);
         assert!((parts.iter().map(|part| part.ns).sum::<f64>() - cost.ns(&values)).abs() < 1e-9);
-        // The part of `o_snd` per post and the one per message are one.
+        // The parts of `o_snd` per post and per message form one part.
         assert_eq!(parts.iter().filter(|part| part.name == "o_snd").count(), 1);
         assert_eq!(Cost::constant(2.0).parts(&values).len(), 1);
     }

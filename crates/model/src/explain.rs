@@ -1,46 +1,47 @@
-//! A prediction in sentences: what binds, and what would help.
+//! Explanation of a prediction in sentences: the bottleneck, and remedies.
 
 use crate::operation::{Posted, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{Bottleneck, Bound, BoundKind, Prediction, predict};
 use crate::workload::{MAX_COUNT, Workload, WorkloadError};
 
-/// What binds a workload, and what would help.
+/// Bottleneck of a workload, and remedies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// What it explains.
+    /// Explained prediction.
     pub prediction: Prediction,
-    /// What binds.
+    /// Binding bound, and the next one.
     pub bottleneck: Bottleneck,
-    /// One sentence: the workload, what binds it, and what would help most simply.
+    /// One sentence: the workload, its bottleneck, and the simplest remedy.
     pub sentence: String,
-    /// What would help, each with what it would bring. Empty if the model knows nothing.
+    /// Remedies with their predicted gains. Empty if the model knows none.
     pub remedies: Vec<Remedy>,
 }
 
-/// A change that would help.
+/// Change that would raise the throughput.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
-    /// What to change, to what.
+    /// Changed setting, with its new value.
     pub what: String,
-    /// Messages per second that it would bring; of larger messages, as many as they hold.
+    /// Predicted messages per second with the change. A larger message counts as the number of messages that it
+    /// holds.
     pub messages_per_s: f64,
-    /// The bound that it would reach.
+    /// Bound that the change would reach.
     pub binding: BoundKind,
 }
 
-/// Predicts a workload and says what binds it. Each remedy was predicted too.
+/// Predicts a workload and explains its bottleneck. Each remedy has its own prediction.
 ///
 /// # Errors
 ///
-/// The workload is not possible: [`Workload::check`].
+/// Returns the error of [`Workload::check`] if the workload is impossible.
 pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanation, WorkloadError> {
     let prediction = predict(parameters, workload)?;
     let bottleneck = prediction.bottleneck();
     let mut remedies = Vec::new();
     for (what, changed) in changes(parameters, workload, &bottleneck) {
         let better = predict(parameters, &changed)?;
-        // A larger message carries what several did.
+        // A larger message carries the payload of several.
         let carried = if changed.bytes == workload.bytes { 1 } else { changed.bytes / workload.bytes };
         let gain = better.messages_per_s * carried as f64;
         if gain > prediction.messages_per_s * 1.01 {
@@ -52,11 +53,11 @@ pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanati
     Ok(Explanation { prediction, bottleneck, sentence, remedies })
 }
 
-/// Predicts operations of bare queue pairs and says what binds them. The model knows remedies for messages only.
+/// Predicts operations of bare queue pairs and explains their bottleneck. The model has remedies for messages only.
 ///
 /// # Errors
 ///
-/// It cannot be: see [`Posted::check`].
+/// Returns the error of [`Posted::check`] if the operations are impossible.
 pub fn explain_operation(parameters: &Parameters, posted: &Posted) -> Result<Explanation, WorkloadError> {
     let prediction = predict_operation(parameters, posted)?;
     let bottleneck = prediction.bottleneck();
@@ -96,7 +97,7 @@ fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottlenec
     text
 }
 
-/// A rate in millions per second, with three digits that count.
+/// Formats a rate in millions per second, with three significant digits.
 pub fn millions(messages_per_s: f64) -> String {
     let millions = messages_per_s / 1e6;
     match millions {
@@ -107,7 +108,7 @@ pub fn millions(messages_per_s: f64) -> String {
     }
 }
 
-/// What could help against a bound: the workload with it.
+/// Returns possible remedies of a bound, each with the changed workload.
 fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck) -> Vec<(String, Workload)> {
     let Bottleneck { binding, next, factor } = *bottleneck;
     let mut changes = Vec::new();
@@ -119,7 +120,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
     let reaching = |now: u32| (f64::from(now) * factor).ceil().min(MAX_COUNT as f64) as u32;
     let batch = parameters.batch.max(2);
     let peers = workload.peers;
-    // Enough small messages in one to fill a packet.
+    // Number of messages that together fill a packet.
     let packet = workload.path_mtu.unwrap_or(parameters.path_mtu()).bytes() as u64;
     let together = packet.checked_div(workload.bytes).unwrap_or(0);
     let larger = |offer: &mut dyn FnMut(String, Workload)| {
@@ -182,7 +183,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
                 offer("a path MTU of 4096".to_owned(), Workload { path_mtu: Some(largest), ..*workload });
             }
         }
-        // All connections of a NIC are below it, so only fewer messages help.
+        // The ceiling applies to all connections of a NIC together, so only fewer messages help.
         BoundKind::SendingCeiling | BoundKind::ReceivingCeiling => larger(&mut offer),
         BoundKind::RepostThread => {
             let what = "whoever frees a shared receive reposting it".to_owned();
@@ -194,7 +195,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
             larger(&mut offer);
         }
         BoundKind::Fence => {
-            // The variant without a fence, which looks the same to the peer.
+            // This variant has no fence and looks the same to the peer.
             let protocol = workload.protocol.wire_id().protocol().unwrap_or_default();
             offer("acknowledging without a fence".to_owned(), Workload { protocol, ..*workload });
         }

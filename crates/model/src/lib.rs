@@ -1,25 +1,25 @@
-//! How fast messages over RDMA can be: predicted, fitted to measurements, and explained.
+//! Model of the speed of messages over RDMA: predictions, fits to measurements, and explanations.
 //!
-//! The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, 1995) extended for RNICs, which
-//! work beside the CPU: pure functions of a set of [`Parameters`](parameters::Parameters) and a
-//! [`Workload`](workload::Workload). Nothing here reads a file or a clock.
+//! The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, 1995) extended for RNICs, which work in parallel with
+//! the CPU. It consists of pure functions of [`Parameters`](parameters::Parameters) and a
+//! [`Workload`](workload::Workload). This crate reads no files and no clock.
 //!
 //! | parameter | meaning |
 //! |---|---|
 //! | `o_snd`, `o_rcv` | CPU time to send, to receive one message; less per message in batches |
-//! | `o_post` (`o_free`) | CPU time to prepare a receive buffer; likewise |
+//! | `o_post` (`o_free`) | CPU time to prepare a receive buffer; less per buffer in batches |
 //! | `o_nsnd`, `o_nrcv` | NIC time per message, sending and receiving |
 //! | `o_run` | of a software RNIC: CPU time of the system call that carries a run of packets, at each end |
 //! | `L` | latency from NIC to NIC, PCIe and switch included |
-//! | `g = g_fix + k g_var` | time until the sender can reuse what a message of k bytes holds |
-//! | `G` | time per byte on the line, one for latency and one for bandwidth |
-//! | `o_unit` | for how long a message occupies the processing unit of a NIC that serves its queue pair |
-//! | `o_nic` | NIC time per message that all units together cannot fall below: the NIC's ceiling |
-//! | `o_inline` | CPU time of taking a short payload out of the completion, where the NIC has put it |
+//! | `g = g_fix + k g_var` | time until the sender can reuse the resources of a message of k bytes |
+//! | `G` | time per byte on the line, one value for latency and one for bandwidth |
+//! | `o_unit` | time that a message occupies the processing unit of a NIC that serves its queue pair |
+//! | `o_nic` | minimum NIC time per message over all units together: the NIC's ceiling |
+//! | `o_inline` | CPU time to copy a short payload out of the completion, where the NIC has put it |
 //! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message |
-//! | `o_srq` | for how long a message behind one of another queue pair holds the receive queue that they share |
-//! | `o_repost_thread` | CPU time of one thread that reposts shared receives for all |
-//! | `o_atomic`, `o_atomic_address` | for how long an atomic operation occupies its queue pair, its address |
+//! | `o_srq` | time that a message holds a shared receive queue if it follows one of another queue pair |
+//! | `o_repost_thread` | CPU time of a single thread that reposts all shared receives |
+//! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, its address |
 //!
 //! # Latency
 //!
@@ -27,18 +27,22 @@
 //! t(k) = o_snd + o_nsnd + (line(k) - 1) G + L + o_nrcv + o_rcv
 //! ```
 //!
-//! `line(k)` are the line bytes of a message with k bytes of payload: headers of each packet,
-//! padding, preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic
-//! operation crosses twice, `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and
-//! ends with polling its completion. A protocol's latency is the sum over those of its
-//! [steps](doorbell_protocols::Protocol::steps) that deliver a message.
+//! `line(k)` is the number of line bytes of a message with k bytes of payload: headers of each packet, padding,
+//! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses twice, `2
+//! (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
+//! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message.
 //!
 //! # Throughput
 //!
-//! The **smallest** of these bounds, whose name is the bottleneck; k stands for one message, n for
-//! connections, W for their window, u for the smaller of n and the NIC's units, m for what an end's NIC
-//! sends or receives per message, whichever is more, acknowledgements aside, and q for the queue pairs of a receiving
-//! thread:
+//! The throughput is the **smallest** of these bounds, and its name is the bottleneck. The symbols:
+//!
+//! - k: one message
+//! - n: connections
+//! - W: window of a connection
+//! - R: READs in flight of a queue pair, at most
+//! - u: the smaller of n and the NIC's units
+//! - m: messages that an end's NIC sends or receives per message, the larger of both, without acknowledgements
+//! - q: queue pairs of a receiving thread
 //!
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
@@ -58,44 +62,44 @@
 //! atomics         n / o_atomic, and receivers / o_atomic_address; times W where one serves all messages that wait
 //! ```
 //!
-//! All of them are linear in the parameters. Of a [software
-//! RNIC](parameters::RnicKind::Software) the NIC's work is added to the CPU's, and there is no link; its
-//! packets travel in runs of one length, the longer the more of them are in flight, and each run costs
-//! both CPUs `o_run`. Of other RNICs that is 0.
+//! All bounds are linear in the parameters.
+//!
+//! A [software RNIC](parameters::RnicKind::Software) has no bound of the link, and its work is added to the CPU's.
+//! Its packets travel in runs of one length, which grow with the packets in flight. Each run costs both CPUs `o_run`.
+//! For other RNICs `o_run` is 0.
 //!
 //! # Single operations
 //!
-//! [`operation`] predicts WRITEs, READs, atomics, SENDs and request-response of bare queue pairs, from the same forms.
+//! [`operation`] predicts WRITEs, READs, atomics, SENDs and request-response of bare queue pairs with the same forms.
 //!
 //! # Corrections to the published model
 //!
-//! - One source prints `max` before the list of bounds; the smallest counts.
-//! - It gives the sender `k / (o_snd + g)` alone, which is a window of one; here it stands for a
-//!   window of W. The receiver's `o_rcv + g_rcv` is `o_rcv + o_post`, the cost of reposting.
-//! - Bytes in the terms of NIC and link are line bytes, not payload. That, and no property of a
-//!   NIC, explains why 100 Gb/s carry 21.0 M messages/s of 512 B: each is 594 bytes on the line.
-//! - NIC and link are bounds apart: the units of a NIC serve several connections at once, which share the link.
-//! - A single `o_nsnd` of 20 ns, 50 M messages/s, does not explain that one connection stays below 14 M: that is
-//!   what one unit does, and 50 M what the NIC does.
+//! - One source prints `max` before the list of bounds; the correct function is the minimum.
+//! - The source gives the sender `k / (o_snd + g)`, which assumes a window of one. This crate multiplies by the
+//!   window W. The receiver's `o_rcv + g_rcv` is `o_rcv + o_post`, the cost of reposting.
+//! - The terms of NIC and link count line bytes, not payload. Line bytes alone explain why 100 Gb/s carry 21.0 M
+//!   messages/s of 512 B: each message has 594 bytes on the line.
+//! - NIC and link are separate bounds: the units of a NIC serve several connections at once, and they share the link.
+//! - A single `o_nsnd` of 20 ns allows 50 M messages/s, but one connection stays below 14 M. One unit has the limit
+//!   of 14 M, and the whole NIC that of 50 M.
 //! - READs are two crossings, not one.
-//! - The published `G` of bandwidth has headers in it; see the
-//!   [open points](parameters::Parameters::open_points) of [T1](parameters::Parameters::t1).
+//! - The published `G` of bandwidth includes headers; see the [open points](parameters::Parameters::open_points) of
+//!   [T1](parameters::Parameters::t1).
 //!
 //! # Fits and advice
 //!
-//! [`fit`](fit::fit) finds parameters in measurements and says which of them, or which of their sums, the
+//! [`fit`](fit::fit) estimates parameters from measurements and reports the parameters, or sums of them, that the
 //! data determines. [`advise`](advise::advise) ranks protocols with their windows and batches for a need.
 //!
-//! # Held to published figures
+//! # Comparison with published figures
 //!
 //! [`check`](check::check) compares each published number of a testbed with what the testbed's parameters predict.
 //!
-//! # What has no parameter
+//! # Limits of the model
 //!
-//! Loss and retransmission; copies between a ring and where a message belongs; what inline messages cost the
-//! sender's CPU; sleeping and waking up. One acknowledgement per message is taken to come back, unless
-//! parameters say otherwise, and polling
-//! memory to cost as much as polling a completion.
+//! The model has no parameter for loss and retransmission, for copies between a ring and a message's place, for the
+//! sender's CPU cost of inline messages, and for sleeping and waking up. It assumes one acknowledgement per message,
+//! unless parameters state otherwise. Polling memory costs as much as polling a completion.
 //!
 //! ```
 //! use doorbell_model::explain::explain;

@@ -5,7 +5,7 @@ use crate::parameters::Parameters;
 use crate::predict::{Forms, Prediction, Setting, forms, predict};
 use crate::workload::{Workload, WorkloadError};
 
-/// The load of an RNIC.
+/// Load of an RNIC.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
     /// Messages of a protocol.
@@ -19,7 +19,7 @@ impl Load {
     ///
     /// # Errors
     ///
-    /// The load is impossible: see [`Workload::check`] and [`Posted::check`].
+    /// Returns an error if the load is impossible: see [`Workload::check`] and [`Posted::check`].
     pub fn predict(&self, parameters: &Parameters) -> Result<Prediction, WorkloadError> {
         match self {
             Self::Messages(workload) => predict(parameters, workload),
@@ -34,11 +34,11 @@ impl Load {
         }
     }
 
-    /// Checks that all its numbers are in their ranges.
+    /// Checks that all numbers are in their ranges.
     ///
     /// # Errors
     ///
-    /// A number is out of range: see [`Workload::check`] and [`Posted::check`].
+    /// Returns an error if a number is out of range: see [`Workload::check`] and [`Posted::check`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         match self {
             Self::Messages(workload) => workload.check(),
@@ -54,11 +54,11 @@ pub struct Observation {
     pub name: String,
     /// The measured load.
     pub load: Load,
-    /// Half a round trip of a ping-pong; of an operation, the time from its post to its completion.
+    /// Half a round trip of a ping-pong; for operations, the time from post to completion.
     pub latency_ns: Option<f64>,
-    /// Messages or operations per second, all connections and both directions together.
+    /// Messages or operations per second, over all connections and both directions.
     pub messages_per_s: Option<f64>,
-    /// How much it counts beside others; 1 is usual.
+    /// Weight relative to other observations; 1 is usual.
     pub weight: f64,
 }
 
@@ -71,10 +71,10 @@ pub enum Quantity {
     MessagesPerS,
 }
 
-/// A measurement beside its prediction.
+/// Measurement with its prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Residual {
-    /// The observation's name.
+    /// Name of the observation.
     pub name: String,
     /// Compared quantity.
     pub quantity: Quantity,
@@ -85,13 +85,13 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// How far the prediction is off: 0.1 is a tenth too high, -0.1 a tenth too low.
+    /// Returns the relative error: 0.1 is a tenth too high, -0.1 a tenth too low.
     pub fn relative_error(&self) -> f64 {
         self.predicted / self.measured - 1.0
     }
 }
 
-/// Half of the errors, and nine tenths, are no larger than these. `None` of no residuals.
+/// Returns the median and the 90th percentile of the absolute relative errors, or `None` without residuals.
 pub fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
     let mut errors: Vec<f64> = residuals.iter().map(|residual| residual.relative_error().abs()).collect();
     errors.sort_by(f64::total_cmp);
@@ -100,11 +100,11 @@ pub fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
     Some((quantile(0.5), quantile(0.9)))
 }
 
-/// Measurements beside what a parameter set predicts.
+/// Returns measurements with the predictions of a parameter set.
 ///
 /// # Errors
 ///
-/// The workload of an observation is not possible: [`Workload::check`].
+/// Returns the error of [`Workload::check`] if the load of an observation is impossible.
 pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Result<Vec<Residual>, WorkloadError> {
     let mut residuals = Vec::new();
     for observation in observations {
@@ -119,8 +119,8 @@ pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Resul
     Ok(residuals)
 }
 
-/// The message sizes for which a shared receive queue is slower than the link, if the parameters
-/// know of a limit: above the first, below the second, in bytes.
+/// Returns the message sizes for which a shared receive queue is slower than the link, if the parameters have a
+/// limit. Sizes above the first and below the second value, in bytes, are slower.
 pub fn srq_slow_sizes(parameters: &Parameters) -> Option<(u64, u64)> {
     let rate = Some(1e9 / parameters.o_srq_ns).filter(|rate| rate.is_finite())?;
     let from = parameters.limits.srq_unlimited_up_to_bytes;
@@ -131,7 +131,7 @@ pub fn srq_slow_sizes(parameters: &Parameters) -> Option<(u64, u64)> {
             .and_then(|prediction| prediction.bound(crate::predict::BoundKind::Link))
             .is_none_or(|link| link.messages_per_s() <= rate)
     };
-    // Line bytes grow with payload, so the first size that fills the link is found by halving.
+    // Line bytes grow with payload, so bisection finds the first size that fills the link.
     let (mut low, mut high) = (from, crate::workload::MAX_BYTES);
     while low + 1 < high {
         let middle = low + (high - low) / 2;

@@ -1,8 +1,9 @@
-//! Operations of bare queue pairs: WRITEs, READs and atomics, whose target's CPU takes no part, SENDs, and requests
-//! that are answered by a SEND.
+//! Operations of bare queue pairs: SENDs, requests with a SEND as response, and WRITEs, READs and atomics, in which
+//! the target's CPU takes no part.
 //!
-//! The same forms as those of [protocols](crate::predict): an operation is a step whose completion its requester polls
-//! for. Its latency is the time from posting until that completion is found; of request-response, until the answer is.
+//! The forms are those of [protocols](crate::predict): an operation is a step, and its requester polls for the
+//! completion. The latency is the time from posting until the completion is found; for request-response, until the
+//! response is found.
 
 use doorbell_protocols::{End, Joined, Noticed, Role, Size, Step, When};
 use doorbell_wire::cost::ATOMIC_BYTES;
@@ -17,7 +18,7 @@ use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
 /// Posted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// SEND, into a receive that the other end posts again.
+    /// SEND into a receive that the other end reposts.
     Send,
     /// SEND of an unreliable datagram.
     UdSend,
@@ -29,16 +30,16 @@ pub enum Operation {
     CompareSwap,
     /// Fetch and add.
     FetchAdd,
-    /// A SEND, answered by a SEND of the same length.
+    /// SEND with a SEND of the same length as response.
     RequestResponse,
 }
 
 impl Operation {
-    /// All.
+    /// All operations.
     pub const ALL: [Self; 7] =
         [Self::Send, Self::UdSend, Self::Write, Self::Read, Self::CompareSwap, Self::FetchAdd, Self::RequestResponse];
 
-    /// As command lines and records have it.
+    /// Returns the name in command lines and records.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -74,7 +75,7 @@ impl Operation {
         }
     }
 
-    /// How it travels.
+    /// Returns the transport of the operation.
     pub const fn transport(self) -> Transport {
         match self {
             Self::UdSend => Transport::Ud,
@@ -83,39 +84,39 @@ impl Operation {
     }
 }
 
-/// A load to predict: operations of one size from one host to another.
+/// Load to predict: operations of one size from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Posted {
     /// Posted operation.
     pub operation: Operation,
-    /// Bytes of payload; atomics have eight whatever this says.
+    /// Bytes of payload. Atomics always have eight.
     pub bytes: u64,
-    /// Operations outstanding at most, per queue pair.
+    /// Maximum number of outstanding operations per queue pair.
     pub window: u32,
     /// Operations per post.
     pub batch: u32,
-    /// Only the last operation of each list tells that it is complete, and so that those before it are.
+    /// Whether only the last operation of each list is signalled; its completion covers those before it.
     pub signals_last: bool,
-    /// Completions that a poll finds.
+    /// Completions per poll.
     pub poll_list: u32,
     /// Queue pairs.
     pub connections: u32,
-    /// Threads that post, with as many queue pairs each.
+    /// Posting threads, each with the same number of queue pairs.
     pub threads: u32,
-    /// Different addresses that atomics go to.
+    /// Number of distinct addresses of atomics.
     pub addresses: u32,
-    /// Messages carry immediate data.
+    /// Whether messages carry immediate data.
     pub immediate: bool,
     /// Maximum bytes of an inline payload.
     pub inline_bytes: u64,
-    /// Path MTU; `None` takes that of the parameters.
+    /// Path MTU; `None` means that of the parameters.
     pub path_mtu: Option<PathMtu>,
     /// Headers around packets.
     pub outer: OuterKind,
 }
 
 impl Posted {
-    /// One queue pair, one operation per post and per poll.
+    /// Returns a load of one queue pair, with one operation per post and per poll.
     pub fn new(operation: Operation, bytes: u64, window: u32) -> Self {
         Self {
             operation,
@@ -134,11 +135,11 @@ impl Posted {
         }
     }
 
-    /// Checks that all its numbers are in their ranges.
+    /// Checks that all numbers are in their ranges.
     ///
     /// # Errors
     ///
-    /// The number of addresses is out of its range, or as [`Workload::check`].
+    /// Returns an error if the number of addresses is out of its range, and those of [`Workload::check`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         let given = self.addresses.into();
         if !(1..=MAX_COUNT).contains(&given) {
@@ -147,8 +148,8 @@ impl Posted {
         self.workload().check()
     }
 
-    /// The same as the forms of protocols need it. The target has a thread for each queue pair, so that nothing there
-    /// is shared but the NIC.
+    /// Returns the load as a workload for the forms of protocols. The target has a thread for each queue pair, so the
+    /// NIC is the only shared resource there.
     pub(crate) fn workload(&self) -> Workload {
         let peers = Peers { senders: self.threads, receivers: self.connections, connections: self.connections };
         let bytes = if self.operation.is_atomic() { ATOMIC_BYTES } else { self.bytes };
@@ -178,7 +179,7 @@ impl Posted {
             role: Role::Delivery,
             credits: doorbell_protocols::Credits::Any,
         };
-        // The answer tells that the request has arrived.
+        // The response shows that the request has arrived.
         let is_answered = self.operation == Operation::RequestResponse;
         let completions = if self.signals_last { 1.0 / f64::from(self.batch.max(1)) } else { 1.0 };
         let request = Charged { completions, ..Charged::of_operation(step(End::Sender), !is_answered) };
@@ -186,22 +187,22 @@ impl Posted {
     }
 }
 
-/// Time from post to completion, and operations per second, of bare queue pairs.
+/// Predicts the time from post to completion, and operations per second, of bare queue pairs.
 ///
 /// # Errors
 ///
-/// It cannot be: see [`Posted::check`].
+/// Returns the error of [`Posted::check`] if the operations are impossible.
 pub fn predict_operation(parameters: &Parameters, posted: &Posted) -> Result<Prediction, WorkloadError> {
     let forms = operation_forms(&Setting::of(parameters), posted)?;
     Ok(Prediction::of(&forms, parameters, posted.workload().bytes as f64))
 }
 
-/// Latency and bounds as forms.
+/// Returns latency and bounds as forms.
 pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Forms, WorkloadError> {
     posted.check()?;
     let mut workload = posted.workload();
     if setting.rnic == RnicKind::Software {
-        // The target has no RNIC of its own that would serve several queue pairs at once.
+        // The target of a software RNIC serves all queue pairs with one thread.
         workload.peers.receivers = 1;
     }
     let mut tally = Tally::over(posted.operation.transport());
@@ -209,13 +210,13 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
         tally.add(&step, setting, &workload)?;
     }
     let latency = match posted.operation {
-        // READs and atomics bring their own answer, and the answer to a request is a message.
+        // READs and atomics end with their response, and the response of a request is a message.
         Operation::Read | Operation::CompareSwap | Operation::FetchAdd | Operation::RequestResponse => tally.delivery,
         _ => {
             let posting = Cost::ZERO.with(Term::SendPost, 1.0).with(Term::SendEach, 1.0);
             let fetched = if workload.bytes > posted.inline_bytes { 1.0 } else { 0.0 };
             let completed = match posted.operation {
-                // No acknowledgement comes back: the NIC is done once it has sent the datagram.
+                // No acknowledgement returns: the NIC is done once it has sent the datagram.
                 Operation::UdSend => Cost::ZERO.with(Term::NicSend, 1.0),
                 _ => Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, workload.bytes as f64),
             };
@@ -235,7 +236,7 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
     tally.resources(setting, &workload, &mut push);
     if posted.operation.is_atomic() {
         push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, 1.0 / connections));
-        // An address that one queue pair has to itself is held no longer than the operation occupies the queue pair.
+        // If a queue pair has an address alone, the bound of the queue pair already covers the address.
         if posted.addresses < posted.connections {
             let address = Cost::ZERO.with(Term::AtomicAddress, 1.0 / f64::from(posted.addresses));
             push(BoundKind::AtomicsOnAddress, address);
@@ -287,12 +288,12 @@ mod tests {
         let write = on_t1(Posted::new(Operation::Write, 16, 1));
         assert_near(write.latency_ns, 120.0 + 3400.0 + 16.0 * 0.195_312_5 + 52.0);
         assert_eq!(write.bottleneck().binding.kind, BoundKind::RoundTrip);
-        // No CPU of the target takes part.
+        // The target's CPU takes no part.
         for operation in [Operation::Write, Operation::Read, Operation::CompareSwap] {
             assert_eq!(on_t1(Posted::new(operation, 16, 64)).bound(BoundKind::ReceivingCpu), None, "{operation:?}");
         }
         assert!(on_t1(Posted::new(Operation::Send, 16, 64)).bound(BoundKind::ReceivingCpu).is_some());
-        // There and back are two messages of Send-Receive.
+        // A request and its response are two messages of Send-Receive.
         let there = predict(&Parameters::t1(), &Workload { credits: false, ..Workload::sequential(16) }).unwrap();
         assert_near(on_t1(Posted::new(Operation::RequestResponse, 16, 1)).latency_ns, 2.0 * there.latency_ns);
     }
@@ -304,7 +305,7 @@ mod tests {
         };
         let read = pairs(Operation::Read, 1, 1);
         assert_eq!(read.bottleneck().binding.kind, BoundKind::ReadsInFlight);
-        // Without finding the completion and posting, 16 of them overlap.
+        // 16 operations overlap, except for finding the completion and posting.
         let alone = on_t1(Posted::new(Operation::Read, 8, 1)).latency_ns - 120.0 - 52.0;
         assert_near(read.messages_per_s, 16e9 / alone);
         assert_eq!(pairs(Operation::CompareSwap, 1, 1).bottleneck().binding.kind, BoundKind::Atomics);

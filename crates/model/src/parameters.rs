@@ -5,55 +5,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::cost::{TERMS, Term, Values};
 
-/// Names the layout of a parameter file.
+/// Schema of a parameter file.
 pub const SCHEMA: &str = "doorbell-parameters/1";
 
-/// The files of testbeds, by their names.
+/// Parameter files of the testbeds, by name.
 const TESTBEDS: [(&str, &str); 3] = [
     ("t1", include_str!("../data/t1.toml")),
     ("t2", include_str!("../data/t2.toml")),
     ("t3", include_str!("../data/t3.toml")),
 ];
 
-/// The longest time that a parameter may be: a second.
+/// Longest time of a parameter: one second.
 const MAX_NS: f64 = 1e9;
-/// The largest gap per byte: a kilobyte per second.
+/// Largest gap per byte, which corresponds to a kilobyte per second.
 const MAX_NS_PER_BYTE: f64 = 1e6;
-/// The least of what must not be zero, in nanoseconds or nanoseconds per byte.
+/// Least value of a parameter that must not be zero, in nanoseconds or nanoseconds per byte.
 const LEAST: f64 = 1e-6;
-/// The most units of a NIC, or READs in flight.
+/// Maximum number of units of a NIC and of READs in flight.
 const MAX_COUNT: u32 = 1 << 16;
-/// The largest batch at which batched values may hold.
+/// Largest batch for batched values.
 const MAX_BATCH: u32 = 1024;
 
 /// Kinds of RNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RnicKind {
-    /// Hardware beside the CPU: its work and the CPU's go on at the same time.
+    /// Hardware, which works in parallel with the CPU.
     Hardware,
-    /// Software on the CPU of whoever sends or receives: its work adds to the CPU's, and there is
-    /// no link apart from it.
+    /// Software on the CPU of the sender or receiver. Its work adds to the CPU's, and it has no separate link.
     Software,
 }
 
 /// A time per message that shrinks when several messages are handled together.
 ///
-/// It is taken to have a part that is paid once per batch and one that is paid per message, so that
-/// between a batch of 1 and [`Parameters::batch`] the values in between follow. Beyond, nothing
-/// more is gained.
+/// The time has a part per batch and a part per message. The two parts give the values between a batch of 1 and
+/// [`Parameters::batch`]. Larger batches gain nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batchable {
-    /// One message at a time.
+    /// Time of a message that is handled alone.
     pub single: f64,
-    /// In batches of [`Parameters::batch`], per message; without it batches gain nothing.
+    /// Time per message in batches of [`Parameters::batch`]. Without this value, batches gain nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batched: Option<f64>,
 }
 
 impl Batchable {
-    /// What is paid once per batch, and what per message.
+    /// Returns the cost per batch and the cost per message.
     fn parts(self, batch: u32) -> (f64, f64) {
         match self.batched {
             Some(batched) if batch > 1 => {
@@ -73,20 +71,22 @@ impl Batchable {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Processing units of a NIC. A queue pair is served by one of them, so more connections than units share them.
+    /// Processing units of a NIC. Each queue pair is served by one unit, so connections beyond that number share
+    /// units.
     pub nic_units: u32,
-    /// Messages of up to so many bytes arrive in the completion: the NIC spares a write, the CPU copies.
+    /// Largest message, in bytes, that arrives in the completion. The NIC saves a write, and the CPU copies the
+    /// payload.
     pub inline_receive_up_to_bytes: u64,
-    /// Messages of up to so many bytes do not hold a shared receive queue.
+    /// Largest message, in bytes, that does not hold a shared receive queue.
     pub srq_unlimited_up_to_bytes: u64,
-    /// READs and atomics that one queue pair has in flight at most.
+    /// Maximum number of READs and atomics that one queue pair has in flight.
     pub reads_in_flight: u32,
-    /// Packets of a long message for which one acknowledgement comes back; 0 is one for the whole message.
+    /// Packets of a long message per acknowledgement; 0 means one acknowledgement for the whole message.
     pub packets_per_ack: u32,
 }
 
 impl Limits {
-    /// Acknowledgements of a message with so many packets.
+    /// Returns the number of acknowledgements of a message with this number of packets.
     pub fn acknowledgements(&self, packets: u64) -> f64 {
         match self.packets_per_ack {
             0 => 1.0,
@@ -107,26 +107,27 @@ impl Default for Limits {
     }
 }
 
-/// Where values of a parameter set come from.
+/// Origin of values of a parameter set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    /// Which parameters, by their names in files.
+    /// Names of the parameters, as in files.
     pub parameters: Vec<String>,
-    /// Where their values stand, or how they follow from others.
+    /// Source of the values, or their derivation from other values.
     pub says: String,
-    /// Published numbers and shapes that they were fitted to, by id. What is compared with these is no test of them.
+    /// Ids of published numbers and shapes that the values were fitted to. A comparison with these is no test of the
+    /// values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fitted_to: Vec<String>,
 }
 
-/// A set of parameters: what a testbed's CPUs, NICs and link need.
+/// Set of parameters that describes the CPUs, NICs and link of a testbed.
 ///
-/// Times are nanoseconds, gaps nanoseconds per byte.
+/// Times are in nanoseconds, gaps in nanoseconds per byte.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
-    /// [`SCHEMA`].
+    /// Must be [`SCHEMA`].
     pub schema: String,
     /// Name of the testbed.
     pub name: String,
@@ -137,9 +138,9 @@ pub struct Parameters {
     /// Assumed, unknown or contradictory facts.
     #[serde(default)]
     pub open_points: Vec<String>,
-    /// Path MTU of workloads that name none.
+    /// Path MTU of workloads that state none.
     pub mtu_bytes: u64,
-    /// Messages per batch at which the batched values hold.
+    /// Messages per batch to which the batched values refer.
     pub batch: u32,
     /// `o_nsnd`: NIC time per message, sending.
     pub o_nsnd_ns: f64,
@@ -148,18 +149,18 @@ pub struct Parameters {
     /// Time of a NIC to fetch a payload that is not inline.
     #[serde(default)]
     pub dma_read_ns: f64,
-    /// Of a software RNIC: CPU time for a run of packets, a system call, at each end.
+    /// CPU time of a software RNIC for the system call of a run of packets, at each end.
     #[serde(default)]
     pub o_run_ns: f64,
     /// `L`: latency from NIC to NIC, PCIe and switch included.
     pub l_ns: f64,
-    /// `g_fix`: time until a sender can reuse what a send holds, whatever its size.
+    /// `g_fix`: time until a sender can reuse the resources of a send, independent of its size.
     pub g_fix_ns: f64,
-    /// `g_var`: the same, per byte of payload.
+    /// `g_var`: additional time until reuse, per byte of payload.
     pub g_var_ns_per_byte: f64,
-    /// `G` of latency: what each byte on the line adds to a message's latency.
+    /// `G` of latency: time that each byte on the line adds to a message's latency.
     pub gap_latency_ns_per_byte: f64,
-    /// `G` of bandwidth: how long each byte occupies the line.
+    /// `G` of bandwidth: time that each byte occupies the line.
     pub gap_bandwidth_ns_per_byte: f64,
     /// `o_snd`: CPU time to send a message.
     pub o_snd_ns: Batchable,
@@ -167,33 +168,33 @@ pub struct Parameters {
     pub o_rcv_ns: Batchable,
     /// `o_post`, also `o_free`: CPU time to prepare a receive buffer.
     pub o_post_ns: Batchable,
-    /// For how long a message occupies the processing unit that serves its queue pair. 0 is no bound.
+    /// Time that a message occupies the processing unit that serves its queue pair. 0 means no bound.
     #[serde(default)]
     pub o_unit_ns: f64,
-    /// NIC time per message that all processing units together cannot fall below. 0 is no bound.
+    /// Minimum NIC time per message over all processing units together. 0 means no bound.
     #[serde(default)]
     pub o_nic_ns: f64,
-    /// CPU time of taking a payload out of the completion, up to
+    /// CPU time to copy a payload out of the completion, up to
     /// [`inline_receive_up_to_bytes`](Limits::inline_receive_up_to_bytes).
     #[serde(default)]
     pub o_inline_ns: f64,
     /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message.
     #[serde(default)]
     pub o_pairs_ns: f64,
-    /// For how long a message that comes behind one of another queue pair holds the receive queue that they share,
-    /// above [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 is no bound.
+    /// Time that a message holds a shared receive queue if it follows one of another queue pair and is longer than
+    /// [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 means no bound.
     #[serde(default)]
     pub o_srq_ns: f64,
-    /// CPU time per message of one thread that reposts shared receives for all. 0 is no bound.
+    /// CPU time per message of a single thread that reposts all shared receives. 0 means no bound.
     #[serde(default)]
     pub o_repost_thread_ns: f64,
-    /// For how long an atomic operation occupies its queue pair. 0 is no bound.
+    /// Time that an atomic operation occupies its queue pair. 0 means no bound.
     #[serde(default)]
     pub o_atomic_ns: f64,
-    /// For how long an atomic operation holds its address. 0 is no bound.
+    /// Time that an atomic operation holds its address. 0 means no bound.
     #[serde(default)]
     pub o_atomic_address_ns: f64,
-    /// Sizes and numbers at which these change.
+    /// Sizes and numbers at which these costs change.
     #[serde(default)]
     pub limits: Limits,
     /// Origin of the values.
@@ -201,57 +202,58 @@ pub struct Parameters {
     pub origins: Vec<Origin>,
 }
 
-/// Why a parameter file is not acceptable.
+/// Error of a parameter file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParametersError {
-    /// It is not TOML, or a field is missing, unknown or of the wrong type.
+    /// The file is not TOML, or a field is missing, unknown or of the wrong type.
     #[error("{file}: {field}: {problem}")]
     Malformed {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// Which field, or where.
+        /// Name of the field, or the line.
         field: String,
         /// Description of the defect.
         problem: String,
     },
-    /// It is of another kind or of a newer release.
+    /// The file has another schema or is of a newer release.
     #[error("{file}: schema is {given}, allowed is \"{SCHEMA}\"")]
     Schema {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// What stands there.
+        /// Schema in the file.
         given: String,
     },
     /// A value is out of range.
     #[error("{file}: {field} is {given}, allowed is {allowed}")]
     Range {
-        /// Which file.
+        /// Name of the file.
         file: String,
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         given: String,
-        /// The range.
+        /// Allowed range.
         allowed: String,
     },
 }
 
 impl Parameters {
-    /// Testbed T1: two nodes with ConnectX-5 at 100 Gb/s. Its [`open_points`](Self::open_points)
-    /// say what is assumed.
+    /// Returns the parameters of testbed T1: two nodes with ConnectX-5 at 100 Gb/s. Its
+    /// [`open_points`](Self::open_points) list the assumptions.
     pub fn t1() -> Self {
         Self::of_testbed("t1").unwrap_or_else(|| unreachable!("it is one of the testbeds"))
     }
 
-    /// The parameters of a published testbed, by its name, in capitals or not.
+    /// Returns the parameters of a published testbed by its name, independent of case.
     pub fn of_testbed(name: &str) -> Option<Self> {
         let (file, text) = TESTBEDS.into_iter().find(|(testbed, _)| name.eq_ignore_ascii_case(testbed))?;
         let parameters = Self::from_toml(file, text);
         Some(parameters.unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}")))
     }
 
-    /// Numbers of plausible size for an RNIC of a kind, to start a fit from. They predict nothing.
+    /// Returns numbers of plausible size for an RNIC of a kind, as the start of a fit. They are no basis for
+    /// predictions.
     pub fn starting_point(rnic: RnicKind) -> Self {
         let t1 = Self::t1();
         let (name, source) = ("starting point", "a starting point for fits, measured nowhere");
@@ -282,7 +284,7 @@ impl Parameters {
         }
     }
 
-    /// Reads a file's text. `file` is how errors call it.
+    /// Reads a file's text. Errors name the file `file`.
     ///
     /// # Errors
     ///
@@ -312,16 +314,16 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// The text of a file.
+    /// Returns the set as the text of a file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| unreachable!("all of it can be written: {error}"))
     }
 
-    /// Checks that all values are within their ranges. `file` is how errors call the set.
+    /// Checks that all values are within their ranges. Errors name the set `file`.
     ///
     /// # Errors
     ///
-    /// A value is out of its range ([`ParametersError::Range`], which names the first).
+    /// Returns [`ParametersError::Range`] for the first value that is out of its range.
     pub fn check(&self, file: &str) -> Result<(), ParametersError> {
         let refuse = |field, given: String, allowed: String| {
             Err(ParametersError::Range { file: file.to_owned(), field, given, allowed })
@@ -367,7 +369,7 @@ impl Parameters {
         for (field, Batchable { single, batched }) in batched {
             let Some(given) = batched else { continue };
             let least = single / f64::from(self.batch);
-            // A file has rounded numbers.
+            // Numbers in a file are rounded.
             if !(least * (1.0 - 1e-9)..=single * (1.0 + 1e-9)).contains(&given) {
                 let batch = self.batch;
                 return refuse(
@@ -387,12 +389,12 @@ impl Parameters {
         Ok(())
     }
 
-    /// Path MTU of workloads that name none.
+    /// Returns the path MTU of workloads that state none.
     pub fn path_mtu(&self) -> PathMtu {
         PathMtu::from_bytes(self.mtu_bytes as usize).unwrap_or(PathMtu::Mtu4096)
     }
 
-    /// The value of each term.
+    /// Returns the value of each term.
     pub fn values(&self) -> Values {
         let mut values = [0.0; TERMS];
         let mut set = |term: Term, value: f64| values[term as usize] = value;
@@ -425,7 +427,7 @@ impl Parameters {
         values
     }
 
-    /// The same set with other values of the terms.
+    /// Returns the same set with other values of the terms.
     #[must_use]
     pub fn with_values(&self, values: &Values) -> Self {
         let get = |term: Term| values[term as usize];
@@ -469,7 +471,7 @@ mod tests {
         assert!(t1.open_points.iter().any(|point| point.contains("MTU is not stated")));
     }
 
-    /// Every number of a testbed's file says where it comes from; what was fitted names published rows and shapes.
+    /// Every number in a testbed's file has an origin, and fitted numbers name published rows and shapes.
     #[test]
     fn every_parameter_of_a_testbed_has_one_origin() {
         for set in TESTBEDS.map(|(name, _)| Parameters::of_testbed(name).unwrap()) {

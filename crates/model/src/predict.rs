@@ -1,4 +1,4 @@
-//! From parameters and a workload to latency, throughput and what binds.
+//! Prediction of latency, throughput and bottleneck from parameters and a workload.
 
 use doorbell_protocols::{End, Joined, Noticed, Protocol, Release, Role, Size, Step, When};
 use doorbell_wire::{Direction, MessageKind, PathMtu, Response, Transport, message_cost};
@@ -11,41 +11,41 @@ use crate::workload::{Peers, Workload, WorkloadError};
 /// Resources that can limit throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BoundKind {
-    /// A window of messages per round trip.
+    /// Window of messages per round trip.
     RoundTrip,
-    /// As many messages as the receiver has space for, until the sender hears of new space.
+    /// Messages that fit into the receiver's space until the sender learns of new space.
     ReceiverSpace,
-    /// READs that wait for each other, because what follows them is fenced.
+    /// READs that wait for each other, because a fenced operation follows them.
     Fence,
-    /// The CPU time of sending.
+    /// CPU time of sending.
     SendingCpu,
-    /// The sender's NIC, transmitting.
+    /// Transmission by the sender's NIC.
     SendingNic,
-    /// The sender's NIC, receiving.
+    /// Reception by the sender's NIC.
     SendingNicInbound,
-    /// The link's bytes from sender to receiver.
+    /// Bytes of the link from sender to receiver.
     Link,
-    /// The link's bytes from receiver to sender.
+    /// Bytes of the link from receiver to sender.
     LinkBackward,
-    /// The receiver's NIC, receiving.
+    /// Reception by the receiver's NIC.
     ReceivingNic,
-    /// The receiver's NIC, transmitting.
+    /// Transmission by the receiver's NIC.
     ReceivingNicOutbound,
-    /// The CPU time of receiving.
+    /// CPU time of receiving.
     ReceivingCpu,
-    /// The processing units of the sender's NIC that serve its connections.
+    /// Processing units of the sender's NIC that serve its connections.
     SendingUnits,
-    /// The processing units of the receiver's NIC that serve its connections.
+    /// Processing units of the receiver's NIC that serve its connections.
     ReceivingUnits,
-    /// The sender's whole NIC, however many connections.
+    /// The sender's whole NIC, for any number of connections.
     SendingCeiling,
-    /// The receiver's whole NIC, however many connections.
+    /// The receiver's whole NIC, for any number of connections.
     ReceivingCeiling,
     /// READs that a queue pair has in flight.
     ReadsInFlight,
-    /// A receive queue that queue pairs share.
+    /// Receive queue that queue pairs share.
     Srq,
-    /// The thread that reposts the receives of a shared queue.
+    /// Thread that reposts the receives of a shared queue.
     RepostThread,
     /// Atomic operations of a queue pair.
     Atomics,
@@ -84,7 +84,7 @@ impl BoundKind {
         matches!(self, BoundKind::Link | BoundKind::LinkBackward)
     }
 
-    /// Is it a NIC's transmitting or receiving, which has the link's bytes in it?
+    /// Returns whether the bound is a NIC's transmission or reception, which includes the link's bytes.
     const fn is_nic(self) -> bool {
         matches!(
             self,
@@ -102,11 +102,11 @@ impl std::fmt::Display for BoundKind {
     }
 }
 
-/// Bounds closer than this are not told apart: a NIC's bound has the link's bytes in it, and is
-/// called the link where its own time adds no more.
+/// Relative distance below which two bounds count as equal. A NIC's bound includes the link's bytes. If the NIC's own
+/// time adds less than this share, the bound is named after the link.
 const SAME: f64 = 0.05;
 
-/// A bound, before there are numbers.
+/// Bound as a form of the parameters, without numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Form {
     pub(crate) kind: BoundKind,
@@ -116,13 +116,13 @@ pub(crate) struct Form {
 /// Latency and bounds of a workload as linear forms of the parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Forms {
-    /// Until the receiver has one message alone.
+    /// Time until the receiver has one message alone.
     pub(crate) latency: Cost,
-    /// Time per message, all connections and both directions together.
+    /// Time per message, over all connections and both directions.
     pub(crate) bounds: Vec<Form>,
 }
 
-/// What decides the forms, beside the workload.
+/// Inputs of the forms besides the workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting {
     pub(crate) rnic: RnicKind,
@@ -138,17 +138,17 @@ impl Setting {
     }
 }
 
-/// A bound.
+/// Bound on throughput.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// The limiting resource.
     pub kind: BoundKind,
-    /// Nanoseconds per message that it takes, over all connections and directions.
+    /// Nanoseconds per message of the limiting resource, over all connections and directions.
     pub ns_per_message: f64,
 }
 
 impl Bound {
-    /// Messages per second that it allows.
+    /// Returns the maximum number of messages per second under this bound.
     pub fn messages_per_s(&self) -> f64 {
         1e9 / self.ns_per_message
     }
@@ -157,11 +157,11 @@ impl Bound {
 /// Prediction of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// From the start of sending one message alone until the receiver has it.
+    /// Time from the start of sending one message alone until the receiver has it.
     pub latency_ns: f64,
-    /// What the latency is made of: one part per parameter, which add up to it.
+    /// Parts of the latency, one per parameter. Their sum is the latency.
     pub latency_parts: Vec<Part>,
-    /// Messages per second, all connections and both directions together.
+    /// Messages per second, over all connections and both directions.
     pub messages_per_s: f64,
     /// Payload bytes per second.
     pub bytes_per_s: f64,
@@ -169,14 +169,14 @@ pub struct Prediction {
     pub bounds: Vec<Bound>,
 }
 
-/// What binds, and what would bind next.
+/// Binding bound, and the next one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bottleneck {
     /// The smallest bound.
     pub binding: Bound,
-    /// The next one.
+    /// The next smallest bound.
     pub next: Option<Bound>,
-    /// How many times as much the next one allows.
+    /// Ratio of the throughput that the next bound allows to that of the binding one.
     pub factor: f64,
 }
 
@@ -198,10 +198,10 @@ impl Prediction {
         Self { latency_ns, latency_parts, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
     }
 
-    /// What binds: the smallest bound. A NIC's bound is named after the link where that is less
-    /// than 5 % away, since it has the link's bytes in it.
+    /// Returns the smallest bound. A NIC's bound is named after the link if the link's bound is less than 5 % away,
+    /// since the NIC's bound includes the link's bytes.
     pub fn bottleneck(&self) -> Bottleneck {
-        // There always is a round trip, and it takes time.
+        // Every workload has a round trip, whose time is positive.
         let smallest = self.bounds[0];
         let is_same = |bound: &&Bound| bound.ns_per_message > smallest.ns_per_message * (1.0 - SAME);
         let link = self.bounds.iter().filter(is_same).find(|bound| bound.kind.is_link());
@@ -210,7 +210,7 @@ impl Prediction {
             _ => smallest,
         };
         let is_other = |bound: &&Bound| {
-            // What differs from the link by nothing but the NIC's own little time is no other bound.
+            // A NIC's bound that exceeds the link only by the NIC's own small time does not count as another bound.
             let is_its_nic = binding.kind.is_link() && bound.kind.is_nic() && is_same(bound);
             bound.kind != binding.kind && !is_its_nic
         };
@@ -219,28 +219,28 @@ impl Prediction {
         Bottleneck { binding, next, factor }
     }
 
-    /// The bound of a kind, if the workload has it.
+    /// Returns the bound of a kind, if the workload has it.
     pub fn bound(&self, kind: BoundKind) -> Option<Bound> {
         self.bounds.iter().find(|bound| bound.kind == kind).copied()
     }
 }
 
-/// Latency and throughput of a workload.
+/// Predicts latency and throughput of a workload.
 ///
 /// # Errors
 ///
-/// The workload is not possible: [`Workload::check`].
+/// Returns the error of [`Workload::check`] if the workload is impossible.
 pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Prediction, WorkloadError> {
     let forms = forms(&Setting::of(parameters), workload)?;
     Ok(Prediction::of(&forms, parameters, workload.bytes as f64))
 }
 
-/// Latency and throughput of messages of several kinds in turn, each with its share: the mean latency,
-/// and of each bound the mean time per message.
+/// Predicts latency and throughput of a mix of messages of several kinds, each with its share. The latency and each
+/// bound are means over all messages.
 ///
 /// # Errors
 ///
-/// One of the workloads is not possible: [`Workload::check`].
+/// Returns the error of [`Workload::check`] if one of the workloads is impossible.
 pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
     let all: f64 = mix.iter().map(|(share, _)| share).sum();
     let mut bounds: Vec<Bound> = Vec::new();
@@ -269,7 +269,7 @@ pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<P
     Ok(Prediction::of_bounds(latency_ns, parts, bounds, bytes))
 }
 
-/// Latency and bounds as forms.
+/// Returns latency and bounds as forms.
 pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
     workload.check()?;
     let mut tally = Tally::default();
@@ -279,19 +279,19 @@ pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, Wor
     Ok(Forms { latency: tally.delivery, bounds: tally.bounds(setting, workload) })
 }
 
-/// What both ends have of it, sender first.
+/// Costs at both ends, sender first.
 #[derive(Default)]
 pub(crate) struct Tally {
-    /// How operations travel, if not over RC.
+    /// Transport of the operations; `None` means RC.
     transport: Option<Transport>,
-    /// Until the receiver has a message.
+    /// Time until the receiver has a message.
     pub(crate) delivery: Cost,
-    /// From then until the sender hears of it.
+    /// Time from delivery until the sender learns of it.
     release: Cost,
     is_reported: bool,
-    /// The largest share of the receiver's space that waits to be reported.
+    /// Largest share of the receiver's space that waits to be reported.
     unreported: f64,
-    /// One READ, alone.
+    /// Cost of one READ alone.
     pub(crate) read: Cost,
     cpu: [Cost; 2],
     nic_out: [Cost; 2],
@@ -300,7 +300,7 @@ pub(crate) struct Tally {
     line_bytes: [f64; 2],
 }
 
-/// Line bytes and packets of an operation, there and back.
+/// Line bytes and packets of an operation in both directions.
 struct Traffic {
     there: f64,
     back: f64,
@@ -308,13 +308,13 @@ struct Traffic {
     packets_back: f64,
 }
 
-/// The most packets that a software RNIC sends by one system call.
+/// Maximum number of packets that a software RNIC sends by one system call.
 const LONGEST_RUN: f64 = 64.0;
 
-/// Runs of packets of a message with so many, if a whole window of them is in flight. A run has
-/// packets of one length, so what is posted behind each batch with another length ends it.
+/// Returns the runs of packets of a message with `packets` packets, if a whole window of messages is in flight. The
+/// packets of a run have one length, so an operation of another length that follows a batch ends the run.
 ///
-/// `share` is how often the operation is posted per message.
+/// `share` is the number of times that the operation is posted per message.
 fn runs(charge: &Charged, packets: f64, share: f64, workload: &Workload) -> f64 {
     let (by, size) = (charge.step.by, charge.step.size);
     let ends_runs =
@@ -342,7 +342,7 @@ fn traffic(
     let line = |direction: Direction| direction.line_bytes as f64;
     let (back, packets_back) = match cost.response {
         Response::Exact(direction) => (line(direction), direction.packets as f64),
-        // Between all that coalescing leaves and one per packet.
+        // The number of acknowledgements lies between full coalescing and one per packet.
         Response::Range { max, .. } => {
             let acknowledgements = setting.limits.acknowledgements(cost.request.packets);
             (acknowledgements * line(max) / max.packets.max(1) as f64, acknowledgements)
@@ -407,7 +407,7 @@ impl Tally {
         let connections = f64::from(workload.peers.connections);
         let mut bounds = Vec::with_capacity(10);
         let mut push = |kind, cost: Cost| bounds.push(Form { kind, cost });
-        // Both directions have connections' windows and fences of their own.
+        // Each direction has its own windows and fences.
         let directions = if workload.bidirectional { 2.0 } else { 1.0 };
         let cycles = connections * directions;
 
@@ -435,7 +435,7 @@ impl Tally {
     /// Pushes the bounds of CPUs, NICs and the link.
     pub(crate) fn resources(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
         let threads = [f64::from(workload.peers.senders), f64::from(workload.peers.receivers)];
-        // Where both ends send, each has half of each role per message.
+        // If both ends send, each end has half of each role per message.
         let at = |costs: &[Cost; 2], end: End| {
             let (own, other) = (&costs[end as usize], &costs[end.other() as usize]);
             if workload.bidirectional { own.plus(other).scaled(0.5) } else { *own }
@@ -446,7 +446,7 @@ impl Tally {
         let (sender, receiver) = (End::Sender, End::Receiver);
         match setting.rnic {
             RnicKind::Software => {
-                // The RNIC's work is the CPU's, and there is no link beside.
+                // The RNIC's work runs on the CPU, and there is no separate link.
                 for (kind, end) in [(BoundKind::SendingCpu, sender), (BoundKind::ReceivingCpu, receiver)] {
                     let rnic = nic(&self.nic_out, end).plus(&nic(&self.nic_in, end));
                     push(kind, cpu(end).plus(&rnic.scaled(1.0 / threads[end as usize])));
@@ -469,7 +469,7 @@ impl Tally {
                     (BoundKind::SendingUnits, BoundKind::SendingCeiling, sender),
                     (BoundKind::ReceivingUnits, BoundKind::ReceivingCeiling, receiver),
                 ] {
-                    // It sends and receives at the same time, acknowledgements aside.
+                    // A unit sends and receives at the same time; acknowledgements are not counted.
                     let sends = nic(&self.nic_out, end).times(Term::NicSend);
                     let works = sends.max(nic(&self.nic_in, end).times(Term::NicReceive));
                     push(own, Cost::ZERO.with(Term::NicUnit, works / units));
@@ -485,8 +485,8 @@ impl Tally {
     }
 }
 
-/// What a thread pays for changing between its queue pairs, sender first: each doubling costs as much. Receives of a
-/// shared queue are the same few, whichever queue pair takes them.
+/// Returns the cost of a thread for changing between its queue pairs, sender first. Each doubling costs the same. The
+/// receives of a shared queue are the same few for all queue pairs, so they cost nothing extra.
 fn many_pairs(workload: &Workload) -> [Cost; 2] {
     let Peers { senders, receivers, connections } = workload.peers;
     let of = |receivers: u32| match workload.srq {
@@ -496,20 +496,21 @@ fn many_pairs(workload: &Workload) -> [Cost; 2] {
     [if workload.bidirectional { of(senders) } else { Cost::ZERO }, of(receivers)]
 }
 
-/// What connections wait for each other at: receive queues, and memory that atomics change.
+/// Pushes the bounds of resources that connections share: receive queues, and memory that atomics change.
 fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
     let peers = workload.peers;
     let shares = workload.srq && workload.protocol == Protocol::SendReceive && peers.connections > 1;
     if shares && workload.bytes > setting.limits.srq_unlimited_up_to_bytes {
-        // Only what comes behind a message of another queue pair holds it, and connections send in any order.
+        // A message holds the queue only if it follows one of another queue pair, and connections send in random
+        // order.
         let behind_others = 1.0 - 1.0 / f64::from(peers.connections);
         push(BoundKind::Srq, Cost::ZERO.with(Term::SharedQueue, behind_others));
     }
     if shares && workload.repost_thread {
         push(BoundKind::RepostThread, Cost::ZERO.with(Term::RepostThread, 1.0));
     }
-    // Of what is posted for all messages that wait there is less the longer it takes: the more messages wait for the
-    // next.
+    // An operation for all waiting messages is posted less often the longer it takes, since more messages wait for
+    // the next one.
     let least = |charge: &Charged| match charge.step.when {
         When::Waiting => 1.0 / f64::from(workload.window),
         _ => charge.per_message,
@@ -519,12 +520,12 @@ fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKin
     push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, atomics / f64::from(peers.receivers)));
 }
 
-/// How much of what is paid once per batch a message of a batch bears.
+/// Returns the share of the cost per batch that one message bears.
 fn once_in(batch: u32, setting: &Setting) -> f64 {
     1.0 / f64::from(batch.min(setting.batch))
 }
 
-/// CPU time of posting one message of a batch.
+/// Returns the CPU time of posting one message of a batch.
 fn posting_of(chained: bool, batch: u32, setting: &Setting) -> Cost {
     let once = if chained { 0.0 } else { once_in(batch, setting) };
     Cost::ZERO.with(Term::SendPost, once).with(Term::SendEach, 1.0)
@@ -534,12 +535,12 @@ fn posting(charge: &Charged, setting: &Setting, workload: &Workload) -> Cost {
     posting_of(charge.chained, if charge.step.when == When::Message { workload.batch } else { 1 }, setting)
 }
 
-/// CPU time of finding one completion.
+/// Returns the CPU time of finding one completion.
 fn polling(setting: &Setting, workload: &Workload) -> Cost {
     Cost::ZERO.with(Term::ReceivePoll, once_in(workload.receive_batch, setting)).with(Term::ReceiveEach, 1.0)
 }
 
-/// CPU time of the end that an operation is aimed at.
+/// Returns the CPU time of the end that is the target of an operation.
 fn noticing(charge: &Charged, payload: u64, setting: &Setting, workload: &Workload) -> Cost {
     match charge.step.noticed {
         Noticed::Nothing => Cost::ZERO,
@@ -551,14 +552,14 @@ fn noticing(charge: &Charged, payload: u64, setting: &Setting, workload: &Worklo
     }
 }
 
-/// CPU time of taking a payload out of its completion, if the NIC has put it there.
+/// Returns the CPU time to copy a payload out of its completion, if the NIC has put it there.
 fn out_of_completion(step: Step, payload: u64, setting: &Setting) -> Cost {
     let is_send = matches!(step.operation, MessageKind::Send | MessageKind::SendImm | MessageKind::SendInv);
     let is_there = is_send && (1..=setting.limits.inline_receive_up_to_bytes).contains(&payload);
     Cost::ZERO.with(Term::InlineReceive, if is_there { 1.0 } else { 0.0 })
 }
 
-/// A READ or atomic alone: there and back, without finding its completion.
+/// Returns the time of a READ or atomic alone, there and back, without finding its completion.
 fn crossing(traffic: &Traffic) -> Cost {
     Cost::ZERO
         .with(Term::SendPost, 1.0)
@@ -577,11 +578,11 @@ fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setti
             let cost = crossing(traffic);
             return if awaited { found(cost) } else { cost };
         }
-        // It starts when what it waits for is complete, and its own acknowledgement has to come back.
+        // The operation starts when the one before is complete, and its own acknowledgement must return.
         (false, _, true) => return found(Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, payload as f64)),
-        // It follows close behind.
+        // The operation follows close behind the one before.
         (false, Joined::Chained, false) => Cost::ZERO.with(Term::SendEach, 1.0),
-        // It was posted long before it starts.
+        // The operation was posted long before it starts.
         (false, Joined::Fenced { .. }, false) => Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::Latency, 1.0),
         (false, Joined::Alone, false) => Cost::ZERO
             .with(Term::SendPost, 1.0)

@@ -1,7 +1,6 @@
 //! Observations from the records that `doorbell bench --json` and `doorbell study` write.
 //!
-//! Only the fields that the model needs are read; others, also ones of later releases, are left
-//! alone.
+//! This module reads only the fields that the model needs, and ignores all others, including those of later releases.
 
 use doorbell_protocols::Protocol;
 use doorbell_wire::PathMtu;
@@ -12,16 +11,16 @@ use crate::operation::{Operation, Posted};
 use crate::parameters::RnicKind;
 use crate::workload::{Peers, Workload};
 
-/// Schemas of records that can be read.
+/// Schemas of readable records.
 pub const SCHEMAS: [&str; 2] = ["doorbell-bench/1", STUDY];
 
-/// A point of a study names its format and numbers its schema.
+/// Schema of a study's point, which names its format and its number in separate fields.
 const STUDY: &str = "doorbell-study-point/1";
 
-/// Completions that an end takes at a time at most.
+/// Maximum number of completions that an end takes at a time.
 const MOST_POLLED: u32 = 32;
 
-/// The share of packets sent again above which a result says more of the loss than of the costs.
+/// Share of retransmitted packets above which a result measures the loss rather than the costs.
 const MOST_REPEATED: f64 = 0.005;
 
 /// Contents of a record for the model.
@@ -29,19 +28,19 @@ const MOST_REPEATED: f64 = 0.005;
 pub struct Observed {
     /// The kind of RNIC.
     pub rnic: RnicKind,
-    /// The testbed that was simulated, if it was not measured.
+    /// Simulated testbed; `None` if the record was measured.
     pub testbed: Option<String>,
-    /// Observations that the model can use.
+    /// Observations of use to the model.
     pub observations: Vec<Observation>,
     /// Reasons for left-out results, one sentence each.
     pub left_out: Vec<String>,
 }
 
-/// Why a record cannot be read.
+/// Error of a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// It is of another kind or of a newer release.
+    /// The record has another schema or is of a newer release.
     #[error("{file}: schema is {given}, this release reads {}", SCHEMAS.join(", "))]
     Schema {
         /// Name of the file.
@@ -49,7 +48,7 @@ pub enum RecordError {
         /// The schema in the file.
         given: String,
     },
-    /// It is no JSON, or a field is missing or of the wrong type.
+    /// The record is not JSON, or a field is missing or of the wrong type.
     #[error("{file}: {field}: {problem}")]
     Malformed {
         /// Name of the file.
@@ -149,10 +148,10 @@ struct Asked {
     serving: Serving,
     #[serde(default)]
     addresses: Option<u32>,
-    /// The link of the packets, if other points had another one.
+    /// Link of the packets, in studies that compare links.
     #[serde(default)]
     link: Option<serde::de::IgnoredAny>,
-    /// Operations of several clients on shared memory.
+    /// Description of the operations of several clients on shared memory.
     #[serde(default)]
     far: Option<serde::de::IgnoredAny>,
 }
@@ -197,12 +196,12 @@ struct Counted {
     retransmitted_packets: u64,
 }
 
-/// Reads a record's text. `file` is how errors and observations call it.
+/// Reads a record's text. Errors and observations name the record `file`.
 ///
 /// # Errors
 ///
-/// The text is not JSON, its schema is none of those that are known here, or a field is missing or makes no sense.
-/// Results that the model cannot predict are no error: they are in [`Observed::left_out`].
+/// The text is not JSON, its schema is none of [`SCHEMAS`], or a field is missing or out of range. A result that the
+/// model cannot predict is no error: [`Observed::left_out`] lists it.
 pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
     let given = read::<Schema>(file, text)?.name();
     if !SCHEMAS.contains(&given.as_str()) {
@@ -240,7 +239,7 @@ fn read<'a, T: Deserialize<'a>>(file: &str, text: &'a str) -> Result<T, RecordEr
     Ok(value)
 }
 
-/// The observation of a result, or why there is none.
+/// Returns the observation of a result, or the reason for its absence.
 fn observation(
     file: &str,
     place: &str,
@@ -248,7 +247,7 @@ fn observation(
     result: &PointResult,
 ) -> Result<Result<Observation, String>, RecordError> {
     let asked = &record.parameters;
-    // Of what is no message there is nothing to predict, whatever else the record says of it.
+    // A result that is no message has no prediction, so the other fields are not checked.
     if let Some(reason) = unfit(record, result) {
         return Ok(Err(reason));
     }
@@ -260,7 +259,7 @@ fn observation(
                 signals_last: true,
                 poll_list: window.div_ceil(batch.max(1)).clamp(1, MOST_POLLED),
                 connections: asked.connections,
-                // Unless they share words, each queue pair has one of its own.
+                // Unless the queue pairs share words, each has its own.
                 addresses: asked.addresses.unwrap_or(asked.connections),
                 inline_bytes: asked.inline,
                 path_mtu: Some(path_mtu),
@@ -301,14 +300,14 @@ fn observation(
     measured(file, place, record, result, |path_mtu| Load::Messages(workload(path_mtu))).map(Ok)
 }
 
-/// The one-sided operation that was measured, if it was one.
+/// Returns the measured one-sided operation, if the record has one.
 fn one_sided(asked: &Asked) -> Option<Operation> {
     let operation = Operation::by_name(&asked.operation.as_deref()?.replace('_', "-"))?;
     let is_one_sided = operation == Operation::Write || operation == Operation::Read || operation.is_atomic();
     is_one_sided.then_some(operation)
 }
 
-/// The figures of a result beside what the RNIC had to do for them.
+/// Returns the figures of a result with the load of the RNIC.
 fn measured(
     file: &str,
     place: &str,
@@ -342,7 +341,7 @@ fn measured(
     Ok(Observation { name, load, latency_ns, messages_per_s, weight: 1.0 })
 }
 
-/// Why the model has nothing to say of a result, if so.
+/// Returns the reason why the model cannot predict a result, if there is one.
 fn unfit(record: &Record, result: &PointResult) -> Option<String> {
     let Record { environment, parameters: asked, .. } = record;
     if asked.far.is_some() {
@@ -363,7 +362,7 @@ fn unfit(record: &Record, result: &PointResult) -> Option<String> {
     if repeated > MOST_REPEATED {
         return Some(format!("{:.1} % of the packets were sent again, and the model knows no loss", 100.0 * repeated));
     }
-    // The model gives each thread a processor.
+    // The model assumes a processor for each thread.
     let threads = 2 * u64::from(asked.serving.threads);
     if threads > 2 && environment.cpus.is_some_and(|cpus| threads > cpus) {
         return Some(format!("{threads} threads share {} processors", environment.cpus.unwrap_or_default()));
@@ -514,7 +513,7 @@ mod tests {
             assert_eq!(observed.observations, [], "{to}");
             assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
         }
-        // A NIC's shared receive queue is held by each message that comes behind one of another queue pair.
+        // A message holds a NIC's shared receive queue if it follows one of another queue pair.
         let shared =
             RECORD.replace("\"soft\"", "\"system\"").replace("\"verify\": false", "\"verify\": false, \"srq\": true");
         let of = |threads: &str| {
@@ -555,7 +554,7 @@ mod tests {
     }
 
     proptest! {
-        /// A damaged record gives observations or an error sentence, never a panic.
+        /// A damaged record gives observations or an error, never a panic.
         #[test]
         fn damage_is_survived(at in 0..RECORD.len(), lost in 0..40_usize, instead in "[-0-9a-z\"{}\\[\\],:. ]{0,12}") {
             let end = (at + lost).min(RECORD.len());

@@ -4,24 +4,24 @@ use doorbell_protocols::{End, Joined, Role, Step, When};
 
 use crate::workload::Workload;
 
-/// A step, and what it means for a workload.
+/// Step of a protocol, with its frequency and cost for a workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charged {
     pub(crate) step: Step,
-    /// Purpose of the step. A fenced operation that its end awaits delivers: only its completion says that the READ
-    /// before it is complete.
+    /// Purpose of the step. A fenced operation that its end awaits delivers, because only its completion shows that
+    /// the READ before it is complete.
     pub(crate) role: Role,
-    /// The end that posts it waits for its completion.
+    /// Whether the end that posts the step waits for its completion.
     pub(crate) awaited: bool,
-    /// How many of its completions are found, where they are awaited: one may tell of several operations.
+    /// Completions that the end polls if it awaits the step. One completion can report several operations.
     pub(crate) completions: f64,
-    /// It is posted along with the step before and arrives right behind it.
+    /// Whether the step is posted along with the one before and arrives right after it.
     pub(crate) chained: bool,
-    /// How often its latency is paid: half a poll is missed on average.
+    /// Factor of the latency: a polled step misses half a poll on average.
     pub(crate) waits: f64,
-    /// How often it is posted per message.
+    /// Number of times that the step is posted per message.
     pub(crate) per_message: f64,
-    /// The share of the receiver's space that is free without the sender's knowing.
+    /// Share of the receiver's space that is free but not yet reported to the sender.
     pub(crate) unreported: f64,
 }
 
@@ -38,7 +38,7 @@ impl Charged {
             waits: if step.when == When::Polled { 1.5 } else { 1.0 },
             per_message: step.when.per_message(workload.batch, workload.depth),
             unreported: match (step.when, step.when.freed_at_once(depth)) {
-                // Who asks once half of the space is used has the other half meanwhile.
+                // A sender that asks once half of the space is used still has the other half meanwhile.
                 (When::Short { parts }, _) => 1.0 - 1.0 / f64::from(parts.max(1)),
                 (_, Some(freed)) => f64::from(freed) / f64::from(depth),
                 (_, None) => 0.0,
@@ -47,7 +47,7 @@ impl Charged {
         }
     }
 
-    /// An operation of a bare queue pair, whose requester polls for its completion or not.
+    /// Returns an operation of a bare queue pair. Its requester polls for the completion if `awaited` is set.
     pub(crate) fn of_operation(step: Step, awaited: bool) -> Self {
         Self {
             role: step.role,
@@ -61,7 +61,7 @@ impl Charged {
         }
     }
 
-    /// Bytes of payload of an operation, where this many messages go together.
+    /// Returns the payload bytes of an operation that covers `together` messages.
     pub(crate) fn payload(&self, workload: &Workload, together: u32) -> u64 {
         let told = self.step.when.freed_at_once(workload.depth).unwrap_or(together);
         self.step.size.bytes(workload.bytes, told.into())

@@ -5,15 +5,15 @@ use doorbell_wire::{OuterKind, PathMtu};
 
 /// Threads and connections of a workload.
 ///
-/// Senders and receivers are threads with a CPU of their own each. The senders' connections leave
-/// by one port or arrive at one port, so they share a link.
+/// Each sending and receiving thread has its own CPU. The senders' connections leave by one port or arrive at one
+/// port, so they share a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peers {
-    /// Threads that send.
+    /// Sending threads.
     pub senders: u32,
-    /// Threads that receive.
+    /// Receiving threads.
     pub receivers: u32,
-    /// Connections between them, all together.
+    /// Total number of connections between them.
     pub connections: u32,
 }
 
@@ -21,22 +21,22 @@ impl Peers {
     /// One sender, one receiver, one connection.
     pub const ONE_TO_ONE: Peers = Peers { senders: 1, receivers: 1, connections: 1 };
 
-    /// N senders with a receiver each: N threads on two nodes.
+    /// Returns N senders with a receiver each: N threads on two nodes.
     pub const fn pairs(count: u32) -> Peers {
         Peers { senders: count, receivers: count, connections: count }
     }
 
-    /// N senders to one receiver.
+    /// Returns N senders to one receiver.
     pub const fn many_to_one(count: u32) -> Peers {
         Peers { senders: count, receivers: 1, connections: count }
     }
 
-    /// One sender to N receivers. Each message goes to one of them.
+    /// Returns one sender to N receivers. Each message goes to one of them.
     pub const fn one_to_many(count: u32) -> Peers {
         Peers { senders: 1, receivers: count, connections: count }
     }
 
-    /// Connections that one thread serves on each side.
+    /// Returns the connections of one thread with several connections on each side.
     pub const fn connections(count: u32) -> Peers {
         Peers { senders: 1, receivers: 1, connections: count }
     }
@@ -45,33 +45,32 @@ impl Peers {
 /// A workload to predict: messages of one size in one direction or in both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
-    /// How messages travel.
+    /// Protocol of the messages.
     pub protocol: Protocol,
     /// Bytes of payload per message.
     pub bytes: u64,
-    /// Messages unacknowledged at most, per connection.
+    /// Maximum number of unacknowledged messages per connection.
     pub window: u32,
     /// Messages per post.
     pub batch: u32,
-    /// Completions that a poll finds. A receiver that is busy finds as many as it asks for; Doorbell's connections
-    /// ask for 32.
+    /// Completions per poll. A busy receiver finds as many as it asks for; Doorbell's connections ask for 32.
     pub receive_batch: u32,
-    /// Receives that are posted in one list.
+    /// Receives per posted list.
     pub repost_batch: u32,
-    /// Messages for which the receiver has space, per connection: posted receives, granted
-    /// buffers, or the room of a ring.
+    /// Messages for which the receiver has space, per connection: posted receives, granted buffers, or slots of a
+    /// ring.
     pub depth: u32,
     /// Maximum bytes of an inline message.
     pub inline_bytes: u64,
-    /// Send-Receive with credits.
+    /// Whether Send-Receive uses credits.
     pub credits: bool,
-    /// The receiver's connections share a receive queue (Send-Receive only).
+    /// Whether the receiver's connections share a receive queue (Send-Receive only).
     pub srq: bool,
-    /// One thread reposts the receives of the shared queue for all who free one.
+    /// Whether a single thread reposts all receives of the shared queue.
     pub repost_thread: bool,
-    /// Both ends send; rates count both directions.
+    /// Whether both ends send; rates count both directions.
     pub bidirectional: bool,
-    /// Path MTU; `None` takes that of the parameters.
+    /// Path MTU; `None` means that of the parameters.
     pub path_mtu: Option<PathMtu>,
     /// Headers around packets.
     pub outer: OuterKind,
@@ -80,7 +79,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Send-Receive of one sender to one receiver, with credits and a receiver that batches.
+    /// Returns Send-Receive from one sender to one receiver, with credits and a batching receiver.
     pub fn new(bytes: u64, window: u32, batch: u32) -> Self {
         Self {
             protocol: Protocol::SendReceive,
@@ -101,33 +100,33 @@ impl Workload {
         }
     }
 
-    /// The depth that Doorbell's connections have for a window: twice as much, at least 64.
+    /// Returns the depth of Doorbell's connections for a window: twice the window, at least 64.
     pub const fn default_depth(window: u32) -> u32 {
         let twice = window.saturating_mul(2);
         if twice < 64 { 64 } else { twice }
     }
 
-    /// One message unacknowledged.
+    /// Returns a workload with one message unacknowledged.
     pub fn sequential(bytes: u64) -> Self {
         Self::new(bytes, 1, 1)
     }
 
-    /// 64 unacknowledged, posted one by one.
+    /// Returns a workload with 64 messages unacknowledged, posted one by one.
     pub fn unbatched(bytes: u64) -> Self {
         Self::new(bytes, 64, 1)
     }
 
-    /// 256 unacknowledged, eight per post.
+    /// Returns a workload with 256 messages unacknowledged, eight per post.
     pub fn batched(bytes: u64) -> Self {
         Self::new(bytes, 256, 8)
     }
 
-    /// Checks that all its numbers are in their ranges, and fit each other.
+    /// Checks that all numbers are in their ranges and consistent.
     ///
     /// # Errors
     ///
-    /// A number is out of its range. Examples are a batch larger than its window, fewer connections than senders or
-    /// receivers, and a count that is 0 or more than [`MAX_COUNT`]. The error names the first.
+    /// Returns the first number that is out of its range. Examples are a batch larger than its window, fewer
+    /// connections than senders or receivers, and a count of 0 or above [`MAX_COUNT`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         let within = |what, given: u64, least: u64, most: u64| {
             if (least..=most).contains(&given) { Ok(()) } else { Err(WorkloadError { what, given, least, most }) }
@@ -150,13 +149,12 @@ impl Workload {
     }
 }
 
-/// The longest message, as Doorbell's connections have it: all that comes around it stays below
-/// IBTA's 2^31.
+/// Longest message of Doorbell's connections. A message with all its headers stays below IBTA's limit of 2^31.
 pub const MAX_BYTES: u64 = 1 << 30;
-/// The most of anything that is counted.
+/// Maximum of each count.
 pub const MAX_COUNT: u64 = 1 << 20;
 
-/// Something of a workload is not allowed.
+/// Number of a workload that is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {given}, allowed is {least} to {most}")]
 pub struct WorkloadError {
@@ -164,8 +162,8 @@ pub struct WorkloadError {
     pub what: &'static str,
     /// Given value.
     pub given: u64,
-    /// The least allowed.
+    /// Least allowed value.
     pub least: u64,
-    /// The most allowed.
+    /// Largest allowed value.
     pub most: u64,
 }

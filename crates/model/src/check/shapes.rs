@@ -552,4 +552,4 @@ const IN_FLIGHT: u32 = 64;
 /// As published of request-response.
 const OUTSTANDING: [u32; 4] = [1, 8, 32, 64];
 /// A new sentence has no judge.
-const UNKNOWN: Lack = Lack::Feature("nobody has written down how to judge this sentence");
+const UNKNOWN: Lack = Lack::Feature("no judge of this sentence exists");
