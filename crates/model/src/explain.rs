@@ -186,7 +186,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
         // The ceiling applies to all connections of a NIC together, so only fewer messages help.
         BoundKind::SendingCeiling | BoundKind::ReceivingCeiling => larger(&mut offer),
         BoundKind::RepostThread => {
-            let what = "whoever frees a shared receive reposting it".to_owned();
+            let what = "each thread reposting the shared receives that it frees".to_owned();
             offer(what, Workload { repost_thread: false, ..*workload });
             offer("a receive queue for each connection".to_owned(), Workload { srq: false, ..*workload });
         }

@@ -28,8 +28,8 @@
 //! ```
 //!
 //! `line(k)` is the number of line bytes of a message with k bytes of payload: headers of each packet, padding,
-//! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses twice, `2
-//! (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
+//! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses twice,
+//! `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
 //! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message.
 //!
 //! # Throughput
@@ -46,20 +46,20 @@
 //!
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
-//!                 n W / (t + t_release)      ... or once the receiver has said so
+//!                 n W / (t + t_release)      ... or once the receiver has reported it
 //! receiver space  n depth / (t + t_release)
-//! fence           n / (one READ)             READs behind a fenced operation wait for each other
-//! sending CPU     senders / (sum of o_snd, and of o_rcv for what comes back)
+//! fence           n / (one READ)             the fenced operation after each READ serialises READs
+//! sending CPU     senders / (sum of o_snd, and of o_rcv for the answers)
 //! READs in flight n R / (one READ)           a queue pair has R READs in flight at most
 //! sending NIC     u / (o_nsnd + (line - 1) G)
 //! receiving NIC   u / (o_nrcv + (line - 1) G)
 //! NIC's units     u / (m o_unit)             at each end
-//! NIC's ceiling   1 / (m o_nic)              at each end, however many connections
+//! NIC's ceiling   1 / (m o_nic)              at each end, for any number of connections
 //! link            1 / (line G)               each direction, acknowledgements included
 //! receiving CPU   receivers / (sum of o_rcv and o_post, o_inline of short messages, o_pairs log2 q)
-//! shared queue    1 / o_srq / (1 - 1 / connections)   above the size that is spared
+//! shared queue    1 / o_srq / (1 - 1 / connections)   above the size limit
 //! repost thread   1 / o_repost_thread
-//! atomics         n / o_atomic, and receivers / o_atomic_address; times W where one serves all messages that wait
+//! atomics         n / o_atomic, and receivers / o_atomic_address; times W if one serves all waiting messages
 //! ```
 //!
 //! All bounds are linear in the parameters.
@@ -93,13 +93,19 @@
 //!
 //! # Comparison with published figures
 //!
-//! [`check`](check::check) compares each published number of a testbed with what the testbed's parameters predict.
+//! [`check`](check::check) compares each published number of a testbed with the prediction of the testbed's parameters.
 //!
 //! # Limits of the model
 //!
-//! The model has no parameter for loss and retransmission, for copies between a ring and a message's place, for the
-//! sender's CPU cost of inline messages, and for sleeping and waking up. It assumes one acknowledgement per message,
-//! unless parameters state otherwise. Polling memory costs as much as polling a completion.
+//! The model has no parameter for these costs:
+//!
+//! - loss and retransmission
+//! - copies between a ring and a message's place
+//! - the sender's CPU cost of inline messages
+//! - sleeping and waking up
+//!
+//! It assumes one acknowledgement per message, unless parameters state otherwise. Polling memory costs as much as
+//! polling a completion.
 //!
 //! ```
 //! use doorbell_model::explain::explain;

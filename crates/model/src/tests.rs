@@ -1,4 +1,4 @@
-//! The rows of testbed T1 that the model speaks of, and what else must hold of predictions.
+//! Tests of the predictions: the rows of testbed T1, and general properties.
 
 use doorbell_protocols::Protocol;
 use doorbell_wire::{OuterKind, PathMtu};
@@ -12,7 +12,7 @@ use crate::parameters::{Parameters, RnicKind};
 use crate::predict::{Bound, BoundKind, Prediction, Setting, forms, predict};
 use crate::workload::{MAX_BYTES, Peers, Workload};
 
-/// As T1's connections were: without credits.
+/// Predicts without credits, as on T1.
 fn on_t1(workload: Workload) -> Prediction {
     predict(&Parameters::t1(), &Workload { credits: false, ..workload }).unwrap()
 }
@@ -25,8 +25,8 @@ fn assert_near(found: f64, expected: f64, share: f64) {
 #[test]
 fn base_latency_is_a_little_over_2_us_and_grows_by_a_fifth_per_kb() {
     let small = on_t1(Workload::sequential(16)).latency_ns;
-    // 0.12 + 0.02 + 1.9 + 0.02 + 0.052, 0.002 for the payload in the completion, and 97 bytes behind the first on the
-    // line.
+    // 0.12 + 0.02 + 1.9 + 0.02 + 0.052, 0.002 for the payload in the completion, and the line time of 97 bytes after
+    // the first.
     assert_near(small, 2114.0 + 97.0 * 0.1953125, 1e-9);
     let per_kb = (on_t1(Workload::sequential(4096)).latency_ns - on_t1(Workload::sequential(1024)).latency_ns) / 3.0;
     assert_near(per_kb, 200.0, 0.001);
@@ -43,7 +43,7 @@ fn a_window_of_one_is_bound_by_the_round_trip_and_30_would_reach_the_sending_cpu
         explanation.sentence,
         "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
     );
-    // Throughput grows with the window up to there, and not at all beyond.
+    // Throughput grows linearly with the window up to there, and not at all beyond.
     let rate = |window| on_t1(Workload::new(16, window, 1)).messages_per_s;
     assert_near(rate(29), 29.0 * rate(1), 1e-9);
     assert_eq!(on_t1(Workload::new(16, 30, 1)).bottleneck().binding.kind, BoundKind::SendingCpu);
@@ -60,8 +60,8 @@ fn batches_gain_up_to_eight_per_post() {
     assert_near(cpu(8) / cpu(1), 7.5, 1e-9); // about linear
 }
 
-/// T1 saw some 14 M messages/s of 16 B in batches of eight, and a receiver that never was the bottleneck, though one
-/// that takes one message at a time would bind at 14.7 M.
+/// T1 measured about 14 M messages/s of 16 B in batches of eight, and its receiver never was the bottleneck. A
+/// receiver that takes one message at a time would bind at 14.7 M.
 #[test]
 fn published_latencies_and_rates_are_measurements() {
     let measured = observations(doorbell_published::testbed("t1").unwrap());
@@ -80,7 +80,7 @@ fn published_latencies_and_rates_are_measurements() {
     assert_near(receiver.ns_per_message, 52.0 + 16.0 + 2.0, 1e-9);
 }
 
-/// The time of a NIC is not divided by connections without end: a few units share it, and they have a ceiling.
+/// Connections share the few units of a NIC, and all units together have a ceiling.
 #[test]
 fn a_nic_has_a_few_units_and_a_ceiling() {
     let batched = |count| on_t1(Workload { peers: Peers::pairs(count), ..Workload::batched(16) });
@@ -94,12 +94,12 @@ fn a_nic_has_a_few_units_and_a_ceiling() {
         let units = batched(count).bound(BoundKind::SendingUnits).unwrap();
         assert_near(units.ns_per_message, 71.0 / 4.0, 1e-9);
     }
-    // Threads that post one by one reach it too.
+    // Threads that post one by one reach the ceiling too.
     let threads = on_t1(Workload { peers: Peers::pairs(16), ..Workload::unbatched(16) });
     assert_eq!(threads.bottleneck().binding.kind, BoundKind::SendingCeiling);
 }
 
-/// The CPU of one receiver pays for many queue pairs and for messages in completions; not with a shared queue.
+/// The CPU of one receiver pays for many queue pairs and for messages in completions, but not with a shared queue.
 #[test]
 fn a_receiver_slows_down_with_its_queue_pairs() {
     let many = |count, bytes, srq| {
@@ -116,11 +116,11 @@ fn a_receiver_slows_down_with_its_queue_pairs() {
     assert_near(pairs.bound(BoundKind::ReceivingCpu).unwrap().ns_per_message, (17.0 + 7.0 + 2.0) / 16.0, 1e-9);
 }
 
-/// A READ works at four places of the two NICs, and its latency is two crossings.
+/// A READ occupies both NICs in both directions, and its latency is two crossings.
 #[test]
 fn a_read_occupies_both_nics_twice() {
     let prediction = direct_read(Protocol::DirectRead, 16, 32);
-    // The sender sends its request and the response to the READ, and receives the READ and the signal byte.
+    // The sender sends its request and the READ's response, and receives the READ and the signal byte.
     for kind in [BoundKind::SendingUnits, BoundKind::ReceivingUnits] {
         assert_near(prediction.bound(kind).unwrap().ns_per_message, 2.0 * 71.0, 1e-9);
     }
@@ -128,7 +128,7 @@ fn a_read_occupies_both_nics_twice() {
     assert_near(crossings, 3.0 * 1900.0, 1e-9);
 }
 
-/// A parameter that grows enough makes the bottleneck that is named after it.
+/// Each parameter, if large enough, causes the bottleneck named after it.
 #[test]
 fn each_parameter_moves_its_own_bottleneck() {
     let t1 = Parameters::t1();
@@ -189,9 +189,9 @@ fn sequential_is_never_near_line_rate_and_large_messages_reach_it() {
     assert!(gbit_per_s(Workload::unbatched(8192)) > 95.0);
     assert!(gbit_per_s(Workload::unbatched(1 << 20)) > 97.9);
     assert_eq!(on_t1(Workload::unbatched(1 << 20)).bottleneck().binding.kind, BoundKind::Link);
-    // Linear in size as long as the sending CPU binds.
+    // Throughput is linear in size while the sending CPU binds.
     assert_near(gbit_per_s(Workload::unbatched(512)), 32.0 * gbit_per_s(Workload::unbatched(16)), 1e-9);
-    // One larger message beats several small ones in a batch.
+    // One larger message is faster than several small ones in a batch.
     assert!(gbit_per_s(Workload::batched(128)) > 4.0 * gbit_per_s(Workload::batched(16)));
 }
 
@@ -206,7 +206,7 @@ fn many_threads_reach_what_the_line_carries() {
     assert!(threads(16).messages_per_s > 2.0 * half_kb.messages_per_s);
     assert_near(threads(8192).bytes_per_s * 8.0, 98.0e9, 0.001);
     assert_eq!(threads(8192).bottleneck().binding.kind, BoundKind::Link);
-    // Linear first.
+    // Throughput is linear at first.
     let few = |count| on_t1(Workload { peers: Peers::pairs(count), ..Workload::unbatched(16) }).messages_per_s;
     assert_near(few(2), 2.0 * few(1), 1e-9);
 }
@@ -216,7 +216,7 @@ fn a_shared_receive_queue_is_slow_between_32_b_and_6_kb() {
     let t1 = Parameters::t1();
     let shared = |bytes, peers| on_t1(Workload { srq: true, peers, ..Workload::unbatched(bytes) });
     assert_eq!(shared(33, Peers::pairs(8)).bottleneck().binding.kind, BoundKind::Srq);
-    // One of eight messages comes behind one of its own queue pair.
+    // One of eight messages follows one of its own queue pair.
     assert_near(shared(33, Peers::pairs(8)).messages_per_s, 2e6 * 8.0 / 7.0, 1e-9);
     assert_eq!(shared(32, Peers::pairs(8)).bound(BoundKind::Srq), None);
     assert_eq!(
@@ -254,7 +254,8 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     assert!(direct_read(Unfenced, 1024, 1).latency_ns < small.latency_ns * 1.05, "about flat up to 1 KiB");
     let slower = direct_read(Fenced, 16, 1).latency_ns - small.latency_ns;
     assert!((2500.0..4000.0).contains(&slower), "{slower}");
-    // Who waits for the READ has the message no later than without a fence; the READs wait for each other all the same.
+    // A receiver that waits for the READ has the message as early as without a fence. The READs still wait for each
+    // other.
     assert_near(direct_read(Early, 16, 1).latency_ns, small.latency_ns, 1e-9);
     assert_eq!(direct_read(Early, 4096, 32).bottleneck().binding.kind, BoundKind::Fence);
 
@@ -262,19 +263,19 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     assert_eq!(other.bottleneck().binding.kind, BoundKind::Fence);
     assert!(one.messages_per_s > 5.0 * other.messages_per_s);
     assert_eq!(direct_read(Fenced, 4096, 64).messages_per_s, other.messages_per_s, "no window helps");
-    // Nothing is gained above 32.
+    // A window above 32 gains nothing.
     assert_eq!(direct_read(Unfenced, 16, 32).messages_per_s, direct_read(Unfenced, 16, 64).messages_per_s);
-    // Line rate for large messages.
+    // Large messages reach line rate.
     let large = direct_read(Unfenced, 1 << 16, 32);
     assert_eq!(large.bottleneck().binding.kind, BoundKind::Link);
     assert!(large.bytes_per_s * 8.0 > 97e9);
-    // Many senders do not help small messages.
+    // Many senders do not speed up small messages.
     let protocol = Unfenced;
     let many = on_t1(Workload { protocol, peers: Peers::many_to_one(8), ..Workload::unbatched(16) });
     assert_eq!(many.bottleneck().binding.kind, BoundKind::ReceivingCpu);
 }
 
-/// A fence serialises READs, whatever reports them; and space is needed until the sender has heard of more.
+/// A fence serialises READs with any report, and messages need space until the sender learns of more.
 #[test]
 fn variants_are_charged_for_their_own_steps() {
     let report = direct_read(Protocol::DirectReadFencedSend, 4096, 32);
@@ -294,12 +295,12 @@ fn variants_are_charged_for_their_own_steps() {
 fn protocols_differ_as_their_operations_do() {
     let of = |protocol| on_t1(Workload { protocol, ..Workload::unbatched(256) });
     let immediate = of(Protocol::BufferedWriteImmediateSend);
-    // One way each, and the second WRITE follows close behind.
+    // Each has one crossing, and the second WRITE follows close behind.
     assert_near(immediate.latency_ns, of(Protocol::SendReceive).latency_ns, 0.02);
     let tail = of(Protocol::BufferedWriteTailSend);
     assert!(tail.latency_ns > of(Protocol::BufferedWriteReverseSend).latency_ns);
     assert!(tail.latency_ns < immediate.latency_ns * 1.1);
-    // Reserving space takes a round trip, and atomics are slow; but one reserves it for all messages that wait
+    // Reserving space takes a round trip, and atomics are slow. One atomic reserves space for all messages that wait
     // meanwhile.
     assert!(of(Protocol::SharedWrite).latency_ns > 3.0 * 1900.0);
     let shared = |window, peers| {
@@ -313,7 +314,7 @@ fn protocols_differ_as_their_operations_do() {
         assert_near(on_address, 2.9e6 * f64::from(window), 0.002);
     }
     assert_eq!(of(Protocol::SharedWrite).bottleneck().binding.kind, BoundKind::SendingCpu);
-    // Pulling many messages with one READ costs little CPU.
+    // One READ of many messages costs little CPU time.
     let pulled = |batch| {
         on_t1(Workload { protocol: Protocol::BufferedRead, batch, ..Workload::new(64, 256, 1) })
             .bound(BoundKind::ReceivingCpu)
@@ -334,7 +335,7 @@ fn credits_cost_little_and_ride_along_where_both_send() {
     assert!(with.bound(BoundKind::ReceiverSpace).is_some() && without.bound(BoundKind::ReceiverSpace).is_none());
     let both = predict(&t1, &Workload { bidirectional: true, ..Workload::batched(16) }).unwrap();
     assert_eq!(both.bound(BoundKind::ReceiverSpace), None);
-    // Each CPU does both, each NIC and each way of the link carry both.
+    // Each CPU does both roles, and each NIC and each direction of the link carry both.
     let cpu = both.bound(BoundKind::SendingCpu).unwrap();
     assert_near(cpu.ns_per_message, (16.0 + 17.0 + 7.0 + 2.0) / 2.0, 1e-9);
     assert_eq!(Some(cpu.ns_per_message), both.bound(BoundKind::ReceivingCpu).map(|bound| bound.ns_per_message));
@@ -429,7 +430,7 @@ fn any_workload() -> impl Strategy<Value = Workload> {
 }
 
 proptest! {
-    /// Whatever is asked, there is a sentence or a finite answer whose smallest bound is the rate.
+    /// Every request gets an error or a finite answer whose rate is the smallest bound.
     #[test]
     fn predictions_are_finite_or_refused(workload in any_workload(), software in any::<bool>()) {
         let rnic = if software { RnicKind::Software } else { RnicKind::Hardware };
@@ -447,7 +448,7 @@ proptest! {
         }
     }
 
-    /// Whatever parameter grows, no latency and no bound shrinks.
+    /// If any parameter grows, no latency and no bound shrinks.
     #[test]
     fn bounds_grow_with_every_parameter(workload in any_workload(), which in 0..TERMS, factor in 1.0..10.0_f64) {
         let t1 = Parameters::t1();
@@ -463,10 +464,10 @@ proptest! {
         }
     }
 
-    /// A longer message is never faster, a wider window never slower.
+    /// A longer message is never faster, and a wider window is never slower.
     #[test]
     fn predictions_are_monotonic(workload in any_workload(), more in 1..1000_u32) {
-        // Taking a short message out of its completion costs CPU time that a longer one does not.
+        // Copying a short message out of its completion costs CPU time that a longer message does not cost.
         let t1 = Parameters { o_inline_ns: 0.0, ..Parameters::t1() };
         let (longer, wider) = (
             Workload { bytes: workload.bytes + u64::from(more), ..workload },

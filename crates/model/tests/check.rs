@@ -1,6 +1,6 @@
-//! Published rows beside the model's predictions, and the table of how each compares today.
+//! Comparison of published rows with the model's predictions, and with a stored table of earlier comparisons.
 //!
-//! `DOORBELL_UPDATE_CHECK=1 cargo test -p doorbell-model --test check` writes the table anew.
+//! `DOORBELL_UPDATE_CHECK=1 cargo test -p doorbell-model --test check` rewrites the table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,10 +14,10 @@ use doorbell_model::predict::BoundKind;
 use doorbell_published::{Amount, Receivers, Relation, Row, Unit, Value};
 use serde::Deserialize;
 
-/// A deviation may grow by this many percentage points before a row counts as worse.
+/// Percentage points by which a deviation may grow before a row counts as worse.
 const SLACK_PERCENT: f64 = 1.0;
 
-/// How a row compared when the table was written.
+/// Stored comparison of a row.
 #[derive(Debug, Deserialize)]
 struct Kept {
     status: String,
@@ -38,7 +38,7 @@ fn all_shapes() -> Vec<CheckedShape<'static>> {
         .collect()
 }
 
-/// Whether the model has a shape, in a word.
+/// Returns whether the model has a shape, in a word.
 fn verdict(shape: &CheckedShape<'_>) -> &'static str {
     shape.outcome.as_ref().map_or("no model", |judged| if judged.is_had { "has it" } else { "has it not" })
 }
@@ -62,7 +62,7 @@ fn table(rows: &[Checked<'_>]) -> String {
     text
 }
 
-/// What is worse than the table says, in a sentence.
+/// Describes the change of a row that is worse than its stored comparison.
 fn worse(kept: &Kept, now: &Checked<'_>) -> Option<String> {
     let id = &now.row.id;
     match (kept.deviation_percent, &now.outcome) {
@@ -165,7 +165,7 @@ fn twice_what_is_predicted_deviates_by_minus_50_percent() {
     made_up.value.number *= 2.0;
     assert_near(compared(&made_up).deviation, -0.5);
     assert!(!compared(&made_up).is_within());
-    // A bound is missed only on its wrong side.
+    // A prediction misses a bound only on its wrong side.
     made_up.relation = Relation::AtMost;
     assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within()), (0.0, true));
     made_up.value.number /= 4.0;
@@ -196,7 +196,7 @@ fn predictions_are_in_the_unit_of_the_row() {
     assert_near(compared(&row("direct-read/threads-8192")).predicted.number, 100.0);
 }
 
-/// No credits and lists of one: each of them changes what binds.
+/// The published configuration has no credits and lists of one, and each of them changes the bottleneck.
 #[test]
 fn rows_are_compared_as_published() {
     let batched = compared(&row("send-receive/batch-ceiling-messages"));
@@ -206,7 +206,7 @@ fn rows_are_compared_as_published() {
     assert_eq!(thread.binding, Some(BoundKind::RepostThread.into()));
     let shared = compared(&row("send-receive/srq-limit"));
     assert_eq!(shared.binding, Some(BoundKind::Srq.into()));
-    // 16 threads that share their NIC, to one receiver.
+    // 16 threads that share their NIC send to one receiver.
     let mut many = row("send-receive/n-to-1-8192");
     assert_eq!(compared(&many).binding, Some(BoundKind::Link.into()));
     many.configuration.bytes = Some(Amount::Is(16.0));
@@ -258,7 +258,7 @@ fn what_is_missing_is_named() {
     );
 }
 
-/// A row that the model misses says in a sentence what is lacking, and no other does.
+/// Each row that the model misses, and no other row, has a sentence about the reason.
 #[test]
 fn rows_that_are_missed_say_what_is_lacking() {
     for checked in all() {
@@ -268,7 +268,7 @@ fn rows_that_are_missed_say_what_is_lacking() {
     }
 }
 
-/// At most a handful of T1's parameters were fitted, and to Send-Receive alone.
+/// Few of T1's parameters are fitted, and only to Send-Receive.
 #[test]
 fn little_of_t1_is_fitted() {
     let t1 = Parameters::t1();
@@ -280,7 +280,7 @@ fn little_of_t1_is_fitted() {
     assert!(count(false) > 3 * count(true), "{} rows are fitted to", count(true));
 }
 
-/// No sentence goes without a judge, and no judge says nothing.
+/// Each sentence has a judge, and each judgement has numbers or a list.
 #[test]
 fn every_shape_is_judged() {
     for shape in all_shapes() {
@@ -291,7 +291,7 @@ fn every_shape_is_judged() {
     }
 }
 
-/// What a shape says is judged on what parameters predict: others do not have it.
+/// Shapes depend on the parameters: other parameters do not have them.
 #[test]
 fn other_parameters_have_other_shapes() {
     let t1 = Parameters::t1();

@@ -13,18 +13,18 @@ use crate::parameters::Parameters;
 use crate::predict::{Bound, BoundKind, Prediction, predict};
 use crate::workload::{Workload, WorkloadError};
 
-/// What the model lacks for rows that it misses, by id: a sentence each.
+/// One sentence per row that the model misses, by id: the reason for the miss.
 const LACKS: &str = include_str!("../../data/lacks.toml");
 
-/// A latency is within, if it deviates by this share at most.
+/// Maximum relative deviation of a latency.
 pub const LATENCY_TOLERANCE: f64 = 0.15;
-/// A throughput, or a number that follows from throughputs, is within, if it deviates by this share at most.
+/// Maximum relative deviation of a throughput, or of a number that follows from throughputs.
 pub const THROUGHPUT_TOLERANCE: f64 = 0.20;
 
-/// More operations outstanding than any queue pair of a publication had.
+/// Outstanding operations, more than any queue pair of a publication had.
 const FULL: u32 = 1024;
 
-/// What the model lacks, in a sentence, for a row that it misses.
+/// Returns the reason why the model misses a row, in a sentence.
 pub fn lack_of(id: &str) -> Option<&'static str> {
     static ALL: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
         toml::from_str(LACKS).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
@@ -32,14 +32,14 @@ pub fn lack_of(id: &str) -> Option<&'static str> {
     ALL.get(id).map(String::as_str)
 }
 
-/// Predictions of the model from a set of parameters; without one it predicts nothing.
+/// Predictor that uses the model with a set of parameters. Without a set it predicts nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Analytic<'a> {
     parameters: Option<&'a Parameters>,
 }
 
 impl<'a> Analytic<'a> {
-    /// From these parameters.
+    /// Creates a predictor from these parameters.
     pub fn new(parameters: Option<&'a Parameters>) -> Self {
         Self { parameters }
     }
@@ -110,8 +110,8 @@ impl Predictor for Analytic<'_> {
     }
 
     fn unstated_window(&self, operation: Operation) -> Result<u32, Lack> {
-        // A queue pair has so many READs and atomics in flight as it may. An unreliable datagram waits for nothing, so
-        // that its window does not matter.
+        // A queue pair has the maximum number of READs and atomics in flight. The window of an unreliable datagram
+        // has no effect, since it waits for no acknowledgement.
         let is_full = operation.is_atomic() || matches!(operation, Operation::Read | Operation::UdSend);
         if is_full { Ok(FULL) } else { Err(Lack::Unstated("window")) }
     }
@@ -148,9 +148,9 @@ impl Predictor for Analytic<'_> {
 
 /// Frames of an operation with its acknowledgements, as the target counts them.
 struct Wire {
-    /// What comes in there.
+    /// Incoming frames.
     request: Frames,
-    /// What goes out there.
+    /// Outgoing frames.
     response: Frames,
 }
 
@@ -188,7 +188,7 @@ impl Wire {
                 Frames { packets, frame_bytes: packets * max.frame_bytes as f64 / max.packets.max(1) as f64 }
             }
         };
-        // The answer is acknowledged as the request is: each way has a message and an acknowledgement.
+        // The response is acknowledged like the request: each direction has a message and an acknowledgement.
         if posted.operation == Operation::RequestResponse {
             let both = request.plus(response);
             return Ok(Self { request: both, response: both });

@@ -1,4 +1,4 @@
-//! Configurations as published, read as what a predictor is asked for.
+//! Conversion of published configurations into loads for a predictor.
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{
@@ -12,8 +12,8 @@ use crate::observation::{Load, Observation};
 use crate::operation::{Operation, Posted};
 use crate::workload::{Peers, Workload};
 
-/// The latencies and rates of a testbed as measurements, as far as the model has a workload for them. Published bounds
-/// ("at least") are no measurements.
+/// Returns the latencies and rates of a testbed as measurements, for rows with a workload of the model. Published
+/// bounds ("at least") are no measurements.
 pub fn observations(testbed: &Testbed) -> Vec<Observation> {
     let observation = |row: &Row| {
         let Subject::Protocol(name) = &row.subject else { return None };
@@ -32,7 +32,7 @@ pub fn observations(testbed: &Testbed) -> Vec<Observation> {
     testbed.rows.iter().filter(|row| !is_bound(row)).filter_map(observation).collect()
 }
 
-/// What a quantity is found by varying.
+/// Quantity that a sweep varies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Swept {
     Bytes,
@@ -50,7 +50,7 @@ impl Swept {
         }
     }
 
-    /// The first and the last value.
+    /// Returns the first and the last value.
     pub(super) fn range(self, configuration: &Configuration) -> Result<(u64, u64), Lack> {
         let (field, amount) = match self {
             Self::Bytes => ("bytes", configuration.bytes),
@@ -65,7 +65,7 @@ impl Swept {
     }
 }
 
-/// The one number of a field.
+/// Returns the single number of a field.
 fn amount(field: &'static str, given: Option<Amount>) -> Result<u64, Lack> {
     match given {
         Some(Amount::Is(number)) => Ok(number as u64),
@@ -74,12 +74,12 @@ fn amount(field: &'static str, given: Option<Amount>) -> Result<u64, Lack> {
     }
 }
 
-/// The same of a field that counts, which is 2^30 at most.
+/// Returns the single number of a field that is a count. Counts are 2^30 at most.
 pub(super) fn count(field: &'static str, given: Option<Amount>) -> Result<u32, Lack> {
     amount(field, given).map(|number| number as u32)
 }
 
-/// The workload of a configuration as published. Of what is swept it has the largest value.
+/// Returns the workload of a published configuration, with the largest value of the swept quantity.
 pub(super) fn workload(
     protocol: Protocol,
     configuration: &Configuration,
@@ -121,7 +121,7 @@ pub(super) fn workload(
     Ok(workload)
 }
 
-/// What a workload does not say of its configuration.
+/// Returns the facts of a configuration that a workload has no field for.
 pub(super) fn manner(configuration: &Configuration) -> Manner {
     Manner {
         is_paced: configuration.pace == Some(Pace::HighestWithoutRnr),
@@ -129,7 +129,7 @@ pub(super) fn manner(configuration: &Configuration) -> Manner {
     }
 }
 
-/// An operation as published.
+/// Returns a published operation as one of the model.
 pub(super) fn operation(said: Said) -> Operation {
     match said {
         Said::Send => Operation::Send,
@@ -141,8 +141,8 @@ pub(super) fn operation(said: Said) -> Operation {
     }
 }
 
-/// The operations of a configuration as published; of a range of sizes it has the largest. Each queue pair has a thread
-/// of its own, as no publication says otherwise.
+/// Returns the operations of a published configuration, with the largest size of a range. Each queue pair has its own
+/// thread, since no publication states otherwise.
 pub(super) fn posted(operation: Operation, configuration: &Configuration, by: &dyn Predictor) -> Result<Posted, Lack> {
     let bytes = match configuration.bytes {
         _ if operation.is_atomic() => ATOMIC_BYTES,

@@ -1,8 +1,8 @@
-//! What was published beside what something predicts: each number and each sentence of a testbed.
+//! Comparison of published numbers and sentences of a testbed with predictions.
 //!
-//! A row is compared in its configuration as published. Whatever predicts is a [`Predictor`]: the model, as
-//! [`Analytic`], or a simulator. All of them have their rows read and their shapes judged by the same code. A row that
-//! needs something that its predictor does not have is not compared, and a [`Lack`] says what is missing.
+//! A row is compared in its published configuration. A [`Predictor`] is the model, as [`Analytic`], or a simulator.
+//! The same code reads the rows and judges the shapes of all predictors. If a predictor lacks something that a row
+//! needs, the row is not compared, and a [`Lack`] states the reason.
 //!
 //! ```
 //! use doorbell_model::check::{Analytic, Status, check};
@@ -33,37 +33,38 @@ pub use predictor::{Binding, Manner, Needed, Packets, Predictor, Rated};
 pub use recorder::{Answer, Field, Recorder, Said};
 pub use shapes::Judged;
 
-/// A published number beside a prediction.
+/// Published number with its comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked<'a> {
-    /// What was published.
+    /// Published row.
     pub row: &'a Row,
-    /// Something of the predictor was fitted to this row, so that the comparison is no test of it.
+    /// Whether the predictor was fitted to this row, so that the comparison is no test of it.
     pub is_fitted: bool,
-    /// What is predicted, or what is missing for a prediction.
+    /// Comparison, or the reason for its absence.
     pub outcome: Result<Compared, Lack>,
 }
 
-/// A prediction beside the published number.
+/// Prediction with its deviation from the published number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compared {
-    /// What is predicted, in the unit of the row.
+    /// Predicted value in the unit of the row.
     pub predicted: Value,
-    /// How far it is off: 0.1 is a tenth too high. 0 where the row is a bound that the prediction keeps.
+    /// Relative deviation: 0.1 is a tenth too high. The deviation is 0 if the row is a bound and the prediction keeps
+    /// it.
     pub deviation: f64,
-    /// How far it may be off.
+    /// Maximum relative deviation.
     pub tolerance: f64,
-    /// What binds the throughput, where the number is one.
+    /// Binding resource, if the number is a throughput.
     pub binding: Option<Binding>,
 }
 
 impl Compared {
-    /// Does the row's tolerance hold?
+    /// Returns whether the deviation is within the tolerance.
     pub fn is_within(&self) -> bool {
         self.deviation.abs() <= self.tolerance
     }
 
-    /// The deviation in words: of a bound that is kept there is none.
+    /// Returns the deviation in words. A bound that the prediction keeps is "kept".
     pub fn deviation_of(&self, relation: Relation) -> String {
         match relation {
             Relation::AtLeast | Relation::AtMost if self.deviation == 0.0 => "kept".to_owned(),
@@ -72,33 +73,33 @@ impl Compared {
     }
 }
 
-/// A published sentence beside what is predicted.
+/// Published sentence with its judgement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedShape<'a> {
-    /// What was published.
+    /// Published sentence.
     pub shape: &'a Shape,
-    /// Something of the predictor was fitted to this sentence.
+    /// Whether the predictor was fitted to this sentence.
     pub is_fitted: bool,
-    /// Whether the predictions have the shape, or what is missing to say something.
+    /// Judgement, or the reason for its absence.
     pub outcome: Result<Judged, Lack>,
 }
 
-/// How a row compares.
+/// Result of a row's comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// The prediction is within the tolerance.
     Within,
-    /// It is not.
+    /// The prediction is beyond the tolerance.
     Beyond,
     /// There is no prediction.
     NoModel,
 }
 
 impl Status {
-    /// All, in the order in which summaries have them.
+    /// All statuses, in the order of summaries.
     pub const ALL: [Self; 3] = [Self::Within, Self::Beyond, Self::NoModel];
 
-    /// As tables and JSON have it.
+    /// Returns the name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Within => "within",
@@ -114,23 +115,23 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// Whether predictions have a shape.
+/// Result of a sentence's judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// They have.
+    /// The predictions have the shape.
     Yes,
-    /// They have not.
+    /// The predictions lack the shape.
     No,
     /// There is no prediction.
     NoModel,
 }
 
 impl Verdict {
-    /// All, in the order in which summaries have them.
+    /// All verdicts, in the order of summaries.
     pub const ALL: [Self; 3] = [Self::Yes, Self::No, Self::NoModel];
 }
 
-/// What is missing for a prediction.
+/// Reason for a missing prediction.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Lack {
     /// The row is neither about messages of a protocol nor about single operations.
@@ -139,7 +140,7 @@ pub enum Lack {
     /// The row is about a protocol that Doorbell does not have.
     #[error("there is no protocol {0}")]
     Protocol(String),
-    /// The row's number is none that is predicted.
+    /// No predictor knows the row's quantity.
     #[error("nothing predicts {0}")]
     Quantity(&'static str),
     /// There is no parameter set.
@@ -148,48 +149,48 @@ pub enum Lack {
     /// A field of the row's configuration has no number.
     #[error("the publication does not state `{0}`, which a prediction needs")]
     Unstated(&'static str),
-    /// A field has a range where a prediction needs one number.
+    /// A field has a range, and a prediction needs one number.
     #[error("`{field}` is {amount}, and a prediction needs one number")]
     Range {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// The range.
+        /// Range of the field.
         amount: Amount,
     },
     /// A field has one number, and the row's quantity needs a range.
     #[error("`{field}` is {amount}, and the quantity needs a range")]
     NoRange {
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
-        /// The number.
+        /// Number of the field.
         amount: Amount,
     },
-    /// The predictor does not have a feature that the row is about: a sentence.
+    /// The predictor lacks a feature that the row needs, given as a sentence.
     #[error("{0}")]
     Feature(&'static str),
-    /// The parameter set has no number for something that the row is about.
+    /// The parameter set has no value that the row needs.
     #[error("the parameters have no {0}")]
     Parameter(&'static str),
-    /// The configuration cannot be.
+    /// The configuration is impossible.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// A run that should have given the number failed.
+    /// The run of a simulation failed.
     #[error("the run failed: {0}")]
     Failed(String),
 }
 
 impl<'a> Checked<'a> {
-    /// One number beside what is predicted.
+    /// Compares one number with its prediction.
     pub fn of(row: &'a Row, by: &mut dyn Predictor) -> Self {
         Self { row, is_fitted: by.is_fitted(&row.id), outcome: rows::compare(row, by) }
     }
 
-    /// The number as published, in words.
+    /// Returns the published number in words.
     pub fn published(&self) -> String {
         format!("{}{}", self.row.relation.words(), self.row.value)
     }
 
-    /// How the row compares.
+    /// Returns the status of the comparison.
     pub fn status(&self) -> Status {
         match &self.outcome {
             Ok(compared) if compared.is_within() => Status::Within,
@@ -200,7 +201,7 @@ impl<'a> Checked<'a> {
 }
 
 impl<'a> CheckedShape<'a> {
-    /// Whether predictions have the shape, in a word, and why.
+    /// Returns the verdict and its reason.
     pub fn verdict(&self) -> (Verdict, String) {
         match &self.outcome {
             Ok(Judged { is_had: true, because }) => (Verdict::Yes, because.clone()),
@@ -209,18 +210,18 @@ impl<'a> CheckedShape<'a> {
         }
     }
 
-    /// One sentence, judged on what is predicted.
+    /// Judges one sentence by the predictions.
     pub fn of(shape: &'a Shape, by: &mut dyn Predictor) -> Self {
         Self { shape, is_fitted: by.is_fitted(&shape.id), outcome: shapes::judge(shape, by) }
     }
 }
 
-/// All numbers of a testbed beside what is predicted.
+/// Compares all numbers of a testbed with predictions.
 pub fn check<'a>(testbed: &'a Testbed, by: &mut dyn Predictor) -> Vec<Checked<'a>> {
     testbed.rows.iter().map(|row| Checked::of(row, by)).collect()
 }
 
-/// All sentences of a testbed beside what is predicted.
+/// Judges all sentences of a testbed by predictions.
 pub fn check_shapes<'a>(testbed: &'a Testbed, by: &mut dyn Predictor) -> Vec<CheckedShape<'a>> {
     testbed.shapes.iter().map(|shape| CheckedShape::of(shape, by)).collect()
 }

@@ -1,4 +1,4 @@
-//! Whatever predicts what was published: the model, or a simulator.
+//! Interface of predictors: the model, or a simulator.
 
 use doorbell_published::Row;
 
@@ -7,93 +7,93 @@ use crate::operation::{Operation, Posted};
 use crate::predict::BoundKind;
 use crate::workload::Workload;
 
-/// Answers to what published rows and sentences are about.
+/// Predictor of the quantities in published rows and sentences.
 pub trait Predictor {
-    /// The tolerance of a row: 0.1 is a tenth.
+    /// Returns the tolerance of a row: 0.1 is a tenth.
     fn tolerance(&self, row: &Row) -> f64;
 
-    /// Was something fitted to the row or the sentence of this id?
+    /// Returns whether the predictor was fitted to the row or the sentence of this id.
     fn is_fitted(&self, id: &str) -> bool;
 
-    /// Half a round trip, in nanoseconds.
+    /// Returns half a round trip in nanoseconds.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn latency_ns(&mut self, workload: &Workload) -> Result<f64, Lack>;
 
-    /// Messages per second, and what binds them.
+    /// Returns the messages per second with the binding resource.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn rate(&mut self, workload: &Workload, manner: Manner) -> Result<Rated, Lack>;
 
-    /// Messages per second that the line carries, however fast the ends are.
+    /// Returns the messages per second that the line carries, independent of the ends.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn line_rate(&mut self, workload: &Workload) -> Result<f64, Lack>;
 
-    /// CPU time of a message's post, in nanoseconds.
+    /// Returns the CPU time of posting a message, in nanoseconds.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn posting_ns(&mut self, workload: &Workload) -> Result<f64, Lack>;
 
-    /// All CPU time of a message at the sending end, looks in vain not counted, in nanoseconds.
+    /// Returns the CPU time of a message at the sending end in nanoseconds, without empty polls.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn sending_cpu_ns(&mut self, workload: &Workload) -> Result<f64, Lack>;
 
-    /// Operations of bare queue pairs per second, and what binds them.
+    /// Returns the operations of bare queue pairs per second with the binding resource.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn operations(&mut self, posted: &Posted) -> Result<Rated, Lack>;
 
-    /// What the target counts of each.
+    /// Returns the target's packet counts per operation.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack>;
 
-    /// How many operations are outstanding where a publication does not say.
+    /// Returns the number of outstanding operations if a publication states none.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn unstated_window(&self, operation: Operation) -> Result<u32, Lack>;
 
-    /// READs and atomics that a queue pair has in flight at most.
+    /// Returns the maximum number of READs and atomics that a queue pair has in flight.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn reads_in_flight(&self) -> Result<u32, Lack>;
 
-    /// Messages of up to so many bytes arrive in the completion.
+    /// Returns the largest message, in bytes, that arrives in the completion.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn inline_receive_bytes(&self) -> Result<u64, Lack>;
 
-    /// Is there something of which not every predictor knows?
+    /// Checks that this predictor has an optional feature.
     ///
     /// # Errors
     ///
-    /// There is not: a sentence says what this predictor lacks.
+    /// Returns a sentence about the missing feature.
     fn has(&self, needed: Needed) -> Result<(), Lack>;
 
-    /// The shortest message of a range of sizes with which the line is full: its rate is `FULL` of what the line
-    /// carries.
+    /// Returns the shortest message of a range of sizes that fills the line: its rate is at least `FULL` of the
+    /// line's.
     ///
     /// # Errors
     ///
@@ -113,38 +113,38 @@ pub trait Predictor {
     }
 }
 
-/// The share of the line at which it counts as full.
+/// Share of the line that counts as full.
 const FULL: f64 = 0.98;
-/// How often the search for the shortest message that fills the line halves its range.
+/// Number of bisection steps in the search for the shortest message that fills the line.
 const STEPS: u32 = 12;
 
-/// What a [`Workload`] does not say of a published configuration. The model needs none of it: its rate is the highest
-/// that all of its bounds sustain, so also the highest at which receives do not run out.
+/// Facts of a published configuration without a field in [`Workload`]. The model ignores them: its rate is the
+/// highest that all of its bounds sustain, at which receives do not run out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Manner {
-    /// Senders are held to the highest rate that provokes no RNR NAK.
+    /// Whether senders keep to the highest rate without RNR NAKs.
     pub is_paced: bool,
-    /// One thread receives from one completion queue for all connections.
+    /// Whether one thread receives from one completion queue for all connections.
     pub one_queue: bool,
 }
 
-/// A rate.
+/// Predicted rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rated {
-    /// Messages per second, of all connections.
+    /// Messages per second over all connections.
     pub messages_per_s: f64,
-    /// What binds.
+    /// Binding resource.
     pub binding: Binding,
-    /// RNR NAKs that the receiving end sent, if [`Needed::RnrNaks`] is known of; 0 otherwise.
+    /// RNR NAKs that the receiving end sent; 0 if the predictor lacks [`Needed::RnrNaks`].
     pub rnr_naks: u64,
 }
 
-/// What binds a rate.
+/// Resource that binds a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Its name.
+    /// Name of the resource.
     pub name: &'static str,
-    /// It is the CPU of the receiving end.
+    /// Whether the resource is the CPU of the receiving end.
     pub is_receiving_cpu: bool,
 }
 
@@ -160,30 +160,30 @@ impl std::fmt::Display for Binding {
     }
 }
 
-/// What the target of operations counts for each of them.
+/// Counters of the target, per operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packets {
-    /// Packets that come in.
+    /// Incoming packets.
     pub packets_in: f64,
-    /// Packets that go out.
+    /// Outgoing packets.
     pub packets_out: f64,
-    /// Bytes of frames that come in.
+    /// Bytes of incoming frames.
     pub bytes_in: f64,
-    /// Bytes of frames that go out.
+    /// Bytes of outgoing frames.
     pub bytes_out: f64,
 }
 
 impl Packets {
-    /// Bytes of a frame that comes in and of one that goes out.
+    /// Returns the mean bytes of an incoming and of an outgoing frame.
     pub fn frames(&self) -> (f64, f64) {
         (self.bytes_in / self.packets_in, self.bytes_out / self.packets_out)
     }
 }
 
-/// Something that sentences are about, and of which not every predictor knows.
+/// Feature that sentences need and that some predictors lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Needed {
-    /// What inline data cost the CPU that copies them.
+    /// CPU time of copying inline data.
     InlineCopies,
     /// Ends that sleep until an interrupt.
     Interrupts,

@@ -1,4 +1,4 @@
-//! What a predictor was asked for, and what it said: the points of plots.
+//! Recorder of a predictor's requests and answers: the points of plots.
 
 use doorbell_published::Row;
 
@@ -6,18 +6,19 @@ use super::{Binding, Lack, Manner, Needed, Packets, Predictor, Rated};
 use crate::operation::{Operation, Posted};
 use crate::workload::Workload;
 
-/// An answer of a predictor.
+/// Answer of a predictor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// What it was asked for, by name. Answers about messages have the same names, and those about operations.
+    /// Request by field name. All answers about messages have the same names, and so have all answers about
+    /// operations.
     pub fields: Vec<(&'static str, Field)>,
     /// Bytes of each message.
     pub bytes: u64,
-    /// What it said.
+    /// Predicted value.
     pub said: Said,
 }
 
-/// A value of what was asked for.
+/// Value of a request's field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Field {
     /// A number with its unit.
@@ -26,16 +27,16 @@ pub enum Field {
     Word(&'static str),
 }
 
-/// What a predictor said.
+/// Predicted value of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Said {
     /// Half a round trip, in nanoseconds.
     LatencyNs(f64),
-    /// Messages or operations per second, and what binds.
+    /// Messages or operations per second, with the binding resource.
     Rate(f64, Binding),
 }
 
-/// Another predictor, whose answers it keeps.
+/// Predictor that forwards requests to another one and keeps its answers.
 pub struct Recorder<'a> {
     by: &'a mut dyn Predictor,
     answers: Vec<Answer>,
@@ -48,12 +49,12 @@ impl std::fmt::Debug for Recorder<'_> {
 }
 
 impl<'a> Recorder<'a> {
-    /// Keeps what this predictor says from now on.
+    /// Creates a recorder that keeps the answers of this predictor.
     pub fn new(by: &'a mut dyn Predictor) -> Self {
         Self { by, answers: Vec::new() }
     }
 
-    /// The answers since the last time, each once.
+    /// Returns the distinct answers since the last call.
     pub fn take(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }

@@ -1,4 +1,4 @@
-//! Published numbers: what each is in terms of latencies and rates.
+//! Derivation of published numbers from predicted latencies and rates.
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{Quantity, Row, Subject, Value};
@@ -8,10 +8,10 @@ use super::{Binding, Compared, Lack, Manner, Predictor};
 use crate::operation::Posted;
 use crate::workload::Workload;
 
-/// A rate of this share of the highest counts as the highest: in a sweep, the first one ends it.
+/// Share of the highest rate that counts as the highest: the first such rate ends a sweep.
 const HIGHEST: f64 = 0.99;
 
-/// One number beside what is predicted.
+/// Compares one number with its prediction.
 pub(super) fn compare(row: &Row, by: &mut dyn Predictor) -> Result<Compared, Lack> {
     let (found, binding) = match &row.subject {
         Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
@@ -44,7 +44,7 @@ impl Asked<'_> {
         self.by.rate(workload, self.manner).map(|rated| rated.messages_per_s)
     }
 
-    /// Rates over values that double, as in the published sweeps.
+    /// Returns the rates over doubled values, as in the published sweeps.
     fn sweep(&mut self, with: impl Fn(u32) -> Workload) -> Result<Vec<(u64, f64)>, Lack> {
         let (least, most) = self.range()?;
         let doubling = std::iter::successors(Some(least.max(1)), |value| value.checked_mul(2));
@@ -56,7 +56,7 @@ impl Asked<'_> {
         Swept::by(self.row.quantity).ok_or(Lack::Quantity("such a number"))?.range(&self.row.configuration)
     }
 
-    /// What is predicted for the row, in the unit that its dimension names, and what binds there.
+    /// Returns the prediction for the row, in the unit of its dimension, with the binding resource.
     fn found(&mut self, workload: Workload) -> Result<(f64, Option<Binding>), Lack> {
         let with_window = |window| Workload { window, ..workload };
         let with_batch = |batch| Workload { batch, ..workload };
@@ -104,13 +104,13 @@ fn highest(rates: &[(u64, f64)]) -> f64 {
     rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max)
 }
 
-/// The least value that reaches the highest rate.
+/// Returns the least value that reaches the highest rate.
 fn saturating(rates: &[(u64, f64)]) -> f64 {
     let enough = highest(rates) * HIGHEST;
     rates.iter().find(|(_, rate)| *rate >= enough).map_or(0.0, |(value, _)| *value as f64)
 }
 
-/// The same of single operations.
+/// Returns the prediction for a row about single operations.
 fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Binding>), Lack> {
     let Subject::Operation(said) = row.subject else { return Err(Lack::Subject("anything else")) };
     let configuration = &row.configuration;
@@ -146,8 +146,8 @@ fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Bindi
     Ok((found, None))
 }
 
-/// Frame bytes of a packet in the midst of a long message, and the payload's share of the line there: what one
-/// packet more adds.
+/// Returns the frame bytes of a packet in the middle of a long message, and the payload's share of the line there.
+/// Both follow from the addition of one packet.
 fn middle(posted: &Posted, by: &mut dyn Predictor) -> Result<(f64, f64), Lack> {
     let mtu = posted.path_mtu.ok_or(Lack::Unstated("path_mtu"))?.bytes() as u64;
     let longer = Posted { bytes: posted.bytes + mtu, ..*posted };

@@ -1,7 +1,6 @@
-//! Published sentences: whether what is predicted has the shape that each tells of.
+//! Judgement of published sentences: whether predictions have the described shape.
 //!
-//! A shape is judged with numbers that this file names; they are readings of words such as "about linear", and the
-//! same for every testbed and every predictor.
+//! The constants of this file define words such as "about linear". They are the same for every testbed and predictor.
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{Amount, Receivers, Shape, Subject};
@@ -11,35 +10,35 @@ use super::{Lack, Manner, Needed, Predictor, Rated};
 use crate::operation::{Operation, Posted};
 use crate::workload::{Peers, Workload};
 
-/// Whether predictions have a shape.
+/// Judgement of a sentence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
-    /// They have.
+    /// Whether the predictions have the shape.
     pub is_had: bool,
-    /// What is predicted, in a sentence with its numbers.
+    /// Predictions in a sentence with numbers.
     pub because: String,
 }
 
-/// "Flat" is a twentieth more at most.
+/// "Flat": maximum growth.
 const FLAT: f64 = 1.05;
-/// "Linear" grows by this share of what is proportional, or more.
+/// "Linear": minimum share of proportional growth.
 const LINEAR: f64 = 0.9;
-/// "About linear" gains this share of what is proportional, or more, whenever the cause doubles.
+/// "About linear": minimum share of proportional growth per doubling.
 const ABOUT_LINEAR: f64 = 0.75;
-/// "As fast as", "about": a fifth off at most.
+/// "As fast as", "about": maximum relative deviation.
 const ABOUT: f64 = 0.20;
-/// "Line rate" is this share of what the line carries, or more.
+/// "Line rate": minimum share of the line's capacity.
 const LINE_RATE: f64 = 0.95;
-/// "Near line rate" is this share.
+/// "Near line rate": minimum share of the line's capacity.
 const NEAR_LINE_RATE: f64 = 0.7;
 /// Sizes of sweeps over size, up to 8 KiB.
 const SIZES: [u64; 10] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
-/// Numbers of threads or senders of sweeps.
+/// Numbers of threads or senders in sweeps.
 const THREADS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Many threads or senders, where a sentence gives no number.
+/// Number of many threads or senders, if a sentence gives no number.
 const MANY: u32 = 16;
 
-/// One sentence, judged on what is predicted.
+/// Judges one sentence by the predictions.
 pub(super) fn judge(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> {
     match &shape.subject {
         Subject::Protocol(name) => {
@@ -51,7 +50,8 @@ pub(super) fn judge(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lac
     }
 }
 
-/// T threads on each side, or as many senders to one receiver where the configuration has a single one.
+/// Returns `count` threads on each side, or `count` senders to one receiver if the configuration has a single
+/// receiver.
 fn threads(shape: &Shape, base: Workload, count: u32) -> Workload {
     let is_single = shape.configuration.receivers == Some(Receivers::Single);
     let peers = if is_single { Peers::many_to_one(count) } else { Peers::pairs(count) };
@@ -78,7 +78,7 @@ struct Messages<'a> {
 }
 
 impl Messages<'_> {
-    /// The configuration as published; of ranges the smallest, which judges replace.
+    /// Returns the published configuration with the smallest value of each range. Judges replace these values.
     fn base(&self) -> Result<Workload, Lack> {
         let mut configuration = self.shape.configuration.clone();
         for amount in [
@@ -111,12 +111,12 @@ impl Messages<'_> {
         self.by.latency_ns(&workload)
     }
 
-    /// Rates with each of these values.
+    /// Returns the rates with each of these values.
     fn rates<T: Copy>(&mut self, values: &[T], with: impl Fn(T) -> Workload) -> Result<Vec<f64>, Lack> {
         values.iter().map(|&value| self.rate(with(value))).collect()
     }
 
-    /// The share of what the line carries of such messages.
+    /// Returns the share of the line's capacity for such messages.
     fn line_share(&mut self, workload: Workload) -> Result<f64, Lack> {
         Ok(self.rate(workload)? / self.by.line_rate(&workload)?)
     }
@@ -152,7 +152,7 @@ impl Messages<'_> {
             "send-receive/batch-linear-where-posts-bind" => {
                 let knee = self.number("knee_batch")? as u32;
                 let batches: Vec<u32> = (0..).map(|power| 1 << power).take_while(|batch| *batch <= knee).collect();
-                // Eight posts in flight, however many messages each has.
+                // The window holds eight posts, independent of the messages per post.
                 let rates = self.rates(&batches, |batch| Workload { batch, window: 8 * batch, ..base })?;
                 let is_had = rates.windows(2).all(|pair| pair[1] >= 2.0 * ABOUT_LINEAR * pair[0]);
                 Ok(judged(is_had, format!("eight posts in flight, 1 to {knee} per post: {}", list(&rates))))
@@ -404,8 +404,8 @@ impl Messages<'_> {
         }
     }
 
-    /// Many senders that go to one receiver with one completion queue, held to the highest rate without RNR NAKs or
-    /// not.
+    /// Returns the rates of many senders to one receiver with one completion queue. `is_paced` selects the highest
+    /// rate without RNR NAKs.
     fn outrunning(&mut self, base: Workload, is_paced: [bool; 2]) -> Result<[Rated; 2], Lack> {
         self.by.has(Needed::RnrNaks)?;
         let many = Workload { peers: Peers::many_to_one(MANY), ..base };
@@ -429,7 +429,7 @@ impl Messages<'_> {
         Ok(judged(is_had, because))
     }
 
-    /// Windows were doubled, so the least one that suffices may be any above half of the knee.
+    /// Windows are doubled in sweeps, so the least sufficient window lies between half of the knee and the knee.
     fn linear_then_flat(&mut self, base: Workload, knee: u32) -> Result<Judged, Lack> {
         let windows: Vec<u32> = (0..).map(|power| 1 << power).take_while(|window| *window <= 8 * knee).collect();
         let rates = self.rates(&windows, |window| Workload { window, ..base })?;
@@ -440,7 +440,7 @@ impl Messages<'_> {
         Ok(judged(is_linear && is_flat, format!("windows 1 to {}: {}", 8 * knee, list(&rates))))
     }
 
-    /// Does throughput grow with the size until it is near line rate?
+    /// Returns whether throughput grows with the size until it is near line rate.
     fn is_linear_in_size(&mut self, base: Workload, share: f64, because: &mut String) -> Result<bool, Lack> {
         let mut is_linear = true;
         let mut shares = Vec::new();
@@ -461,19 +461,19 @@ fn list(rates: &[f64]) -> String {
     format!("{} M/s", all.join(", "))
 }
 
-/// Whenever the number doubles the rate does so too, until it no longer grows.
+/// Returns whether the rate doubles whenever the number does, until it no longer grows.
 fn is_linear_then_flat(rates: &[f64]) -> bool {
     let highest = rates.iter().copied().fold(0.0, f64::max);
     rates.windows(2).all(|pair| pair[1] >= 2.0 * LINEAR * pair[0] || pair[1] >= highest / FLAT)
 }
 
-/// The rate doubles whenever the number does, twice at least; then it grows less, and does not fall.
+/// Returns whether the rate doubles with the number at least twice, and then grows less without falling.
 fn is_linear_then_less(rates: &[f64]) -> bool {
     let linear = rates.windows(2).take_while(|pair| pair[1] >= 2.0 * LINEAR * pair[0]).count();
     linear >= 2 && rates[linear..].windows(2).all(|pair| pair[1] * FLAT >= pair[0])
 }
 
-/// From where it is highest on the rate never grows, and in the end it is less.
+/// Returns whether the rate never grows after its highest value and ends below it.
 fn falls_from_its_highest(rates: &[f64]) -> bool {
     let highest = rates.iter().copied().fold(0.0, f64::max);
     let top = rates.iter().position(|rate| *rate >= highest).unwrap_or(0);
@@ -483,7 +483,7 @@ fn falls_from_its_highest(rates: &[f64]) -> bool {
 fn of_operations(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> {
     let Subject::Operation(said) = shape.subject else { return Err(Lack::Subject("anything else")) };
     let number = |name: &'static str| shape.number(name).ok_or(Lack::Unstated(name));
-    // Each queue pair with a thread of its own.
+    // Each queue pair has its own thread.
     let over = |operation, connections: u32, addresses| Posted {
         connections,
         threads: connections,
@@ -547,9 +547,9 @@ fn of_operations(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> 
     }
 }
 
-/// Operations outstanding per queue pair where a sentence gives no number: more than may be in flight.
+/// Operations outstanding per queue pair if a sentence gives no number; more than can be in flight.
 const IN_FLIGHT: u32 = 64;
-/// As published of request-response.
+/// Published numbers of outstanding requests of request-response.
 const OUTSTANDING: [u32; 4] = [1, 8, 32, 64];
-/// A new sentence has no judge.
+/// Lack of a new sentence without a judge.
 const UNKNOWN: Lack = Lack::Feature("no judge of this sentence exists");

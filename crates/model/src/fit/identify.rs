@@ -1,22 +1,22 @@
-//! What data can tell about parameters and their sums.
+//! Identifiability of parameters and of their sums.
 
 use nalgebra::{DMatrix, DVector};
 
 use crate::cost::{Cost, TERMS, Term, Values};
 use crate::parameters::{Batchable, Parameters};
 
-/// Singular values smaller than this share of the largest are none.
+/// Share of the largest singular value below which a singular value counts as zero.
 const SINGULAR: f64 = 1e-6;
-/// How much of a quantity may depend on what the data does not see.
+/// Maximum share of a quantity's gradient in directions that the data does not determine.
 const UNSEEN: f64 = 1e-4;
-/// An interval whose ends lie further apart than this factor says nothing.
+/// Maximum ratio between the ends of an informative interval.
 const WIDEST: f64 = 4.0;
-/// No measurement is better than this, relatively.
+/// Minimum relative noise of a measurement.
 const FINEST: f64 = 0.002;
-/// Sums of more parameters than this are not looked at.
+/// Maximum number of parameters in a sum.
 const MOST_SUMMANDS: u32 = 6;
 
-/// The unit of an [`Estimate`].
+/// Unit of an [`Estimate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Nanoseconds.
@@ -26,7 +26,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// As it is written.
+    /// Returns the symbol of the unit.
     pub const fn name(self) -> &'static str {
         match self {
             Unit::Ns => "ns",
@@ -35,33 +35,33 @@ impl Unit {
     }
 }
 
-/// A parameter, or a sum of parameters, and how well it is known.
+/// Value and uncertainty of a parameter, or of a sum of parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
-    /// Its name, as in parameter files; sums with ` + ` between.
+    /// Name as in parameter files; the names of a sum are joined by ` + `.
     pub name: String,
-    /// Its value.
+    /// Estimated value.
     pub value: f64,
-    /// Its unit.
+    /// Unit of the value.
     pub unit: Unit,
-    /// It lies within with a probability of 95 %, as far as the model is right. `None` if the data
-    /// does not separate it from others: then the value says nothing by itself.
+    /// 95 % confidence interval, if the model is right. `None` if the data does not separate the parameter from
+    /// others; the value alone then means nothing.
     pub interval: Option<(f64, f64)>,
 }
 
-/// What the Jacobian at one optimum says: singular values and directions in the space of logarithms.
+/// Singular values and directions of the Jacobian at one optimum, in the space of logarithms.
 pub(super) struct View<'a> {
     free: &'a [usize],
-    /// The optimum.
+    /// Values at the optimum.
     values: Values,
-    /// Whether any figure depends on it, of each free term.
+    /// Whether any figure depends on the term, for each free term.
     is_seen: Vec<bool>,
-    /// Right singular vectors, as rows, and their singular values.
+    /// Right singular vectors as rows.
     directions: DMatrix<f64>,
     strengths: DVector<f64>,
     least_strength: f64,
     rank: usize,
-    /// Standard deviation of a figure's logarithm; none if no figure is left over to tell.
+    /// Standard deviation of a figure's logarithm; `None` without spare figures.
     noise: Option<f64>,
     /// Half the width of an interval, in standard deviations.
     quantile: f64,
@@ -69,7 +69,7 @@ pub(super) struct View<'a> {
 
 impl<'a> View<'a> {
     pub(super) fn of(jacobian: &DMatrix<f64>, errors: &DVector<f64>, free: &'a [usize], values: Values) -> Self {
-        // More rows than columns, so that every direction has a singular value.
+        // With at least as many rows as columns, every direction has a singular value.
         let rows = jacobian.nrows().max(jacobian.ncols());
         let svd = jacobian.clone().resize_vertically(rows, 0.0).svd(false, true);
         let directions = svd.v_t.unwrap_or_else(|| DMatrix::identity(free.len(), free.len()));
@@ -83,7 +83,7 @@ impl<'a> View<'a> {
         Self { free, values, is_seen, directions, strengths, least_strength, rank, noise, quantile }
     }
 
-    /// Whether any figure depends on a cost.
+    /// Returns whether any figure depends on a cost.
     fn sees(&self, cost: &Cost) -> bool {
         self.free.iter().zip(&self.is_seen).any(|(&term, is_seen)| *is_seen && cost.coefficients[term] != 0.0)
     }
@@ -92,16 +92,16 @@ impl<'a> View<'a> {
         self.rank
     }
 
-    /// By how much the sum of squared errors may grow before noise no longer explains it.
+    /// Returns the maximum growth of the sum of squared errors that noise can explain.
     pub(super) fn indistinguishable(&self) -> f64 {
         self.noise.map_or(f64::INFINITY, |noise| (self.quantile * noise).powi(2))
     }
 
-    /// The interval of a cost, if the data determines it.
+    /// Returns the interval of a cost, if the data determines it.
     fn interval(&self, cost: &Cost) -> Option<(f64, f64)> {
         let noise = self.noise?;
         let value = cost.ns(&self.values);
-        // How the logarithm of the cost depends on the logarithms of the terms.
+        // Derivatives of the cost's logarithm with respect to the logarithms of the terms.
         let gradient = DVector::from_iterator(
             self.free.len(),
             self.free.iter().map(|&term| cost.coefficients[term] * self.values[term] / value),
@@ -121,11 +121,11 @@ impl<'a> View<'a> {
     }
 }
 
-/// Every optimum that explains the data as well as the best, which is the first.
+/// All optima that explain the data as well as the best one, which is the first.
 pub(super) struct Knowledge<'a>(pub(super) Vec<View<'a>>);
 
 impl Knowledge<'_> {
-    /// The interval of a cost, if the data determines it: all optima have to agree.
+    /// Returns the interval of a cost, if the data determines it and all optima agree.
     fn interval(&self, cost: &Cost) -> Option<(f64, f64)> {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for view in &self.0 {
@@ -136,8 +136,8 @@ impl Knowledge<'_> {
     }
 }
 
-/// Half the width of Student's 95 % interval: the table for few degrees of freedom, beyond the first
-/// terms of its expansion around the normal one.
+/// Returns half the width of Student's 95 % interval. A table covers few degrees of freedom, and the first terms of
+/// the expansion around the normal distribution cover the others.
 fn student_95(degrees: usize) -> f64 {
     const TABLE: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
     match degrees {
@@ -157,14 +157,14 @@ fn student_95(degrees: usize) -> f64 {
     }
 }
 
-/// A parameter as files have it.
+/// Parameter as in files.
 struct Quantity {
     name: &'static str,
     unit: Unit,
     cost: Cost,
 }
 
-/// All parameters that can be fitted: those of the base that are not zero.
+/// Returns all parameters that can be fitted: those of the base that are not zero.
 fn quantities(parameters: &Parameters) -> Vec<Quantity> {
     let mut all = Vec::with_capacity(TERMS);
     let share = 1.0 / f64::from(parameters.batch);
@@ -207,7 +207,7 @@ fn quantities(parameters: &Parameters) -> Vec<Quantity> {
     all
 }
 
-/// Each parameter, with its interval if the data separates it.
+/// Returns each parameter, with its interval if the data separates it.
 pub(super) fn estimates(knowledge: &Knowledge<'_>, parameters: &Parameters) -> Vec<Estimate> {
     let values = parameters.values();
     let estimate = |Quantity { name, unit, cost }| Estimate {
@@ -219,16 +219,15 @@ pub(super) fn estimates(knowledge: &Knowledge<'_>, parameters: &Parameters) -> V
     quantities(parameters).into_iter().map(estimate).collect()
 }
 
-/// Sums of times that the data determines although it does not separate the summands. Only the
-/// shortest are told: no sum that holds another, and none with single and batched value of one
-/// parameter.
+/// Returns sums of times that the data determines although it does not separate the summands. The result has minimal
+/// sums only: none contains another, and none has both the single and the batched value of a parameter.
 pub(super) fn sums(knowledge: &Knowledge<'_>, parameters: &Parameters, estimates: &[Estimate]) -> Vec<Estimate> {
     let values = parameters.values();
     let unknown: Vec<Quantity> = quantities(parameters)
         .into_iter()
         .zip(estimates)
         .filter(|(quantity, estimate)| quantity.unit == Unit::Ns && estimate.interval.is_none())
-        // What no figure depends on is in no sum that figures determine.
+        // A parameter without influence on the figures is in no determined sum.
         .filter(|(quantity, _)| knowledge.0.first().is_some_and(|best| best.sees(&quantity.cost)))
         .map(|(quantity, _)| quantity)
         .collect();

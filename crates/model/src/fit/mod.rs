@@ -1,14 +1,12 @@
-//! Parameters from measurements.
+//! Fit of parameters to measurements.
 //!
-//! Least squares of `ln(predicted / measured)`, so that all errors are relative ones, over the
-//! logarithms of the parameters, so that all stay positive. Throughput is the smallest of its bounds,
-//! which has kinks; a soft smallest that becomes harder step by step leads there, from several
-//! starting points. What data says nothing about stays near where it started, by a pull too weak to
-//! move anything else.
+//! The fit minimises the squares of `ln(predicted / measured)` over the logarithms of the parameters. All errors are
+//! therefore relative, and all parameters stay positive. Throughput is the smallest of its bounds, which has kinks.
+//! Descents from several starting points use a soft minimum that becomes harder step by step. A weak pull keeps
+//! parameters without influence on the data near their start.
 //!
-//! How well parameters are known follows from the data's Jacobian, and from the other optima that
-//! explain the data as well: if the slower of two CPUs binds, the data may not tell which it is. See
-//! [`Estimate`].
+//! The uncertainty of the parameters follows from the data's Jacobian and from other optima that explain the data
+//! equally well. For example, if the slower of two CPUs binds, the data may not identify that CPU. See [`Estimate`].
 
 mod identify;
 
@@ -25,99 +23,98 @@ use crate::workload::WorkloadError;
 pub use identify::{Estimate, Unit};
 use identify::{Knowledge, View};
 
-/// The least number of measured figures.
+/// Minimum number of measured figures.
 pub const LEAST_FIGURES: usize = 4;
-/// The most, which bounds memory and time.
+/// Maximum number of measured figures, which limits memory and time.
 pub const MOST_FIGURES: usize = 20_000;
 
-/// Ranges of what can have been measured.
+/// Ranges of plausible measurements.
 const LATENCY_NS: (f64, f64) = (1.0, 1e11);
 const MESSAGES_PER_S: (f64, f64) = (1e-3, 1e12);
 const WEIGHT: (f64, f64) = (1e-6, 1e6);
 
-/// How hard the smallest bound is: the order of the norm that stands for it, step by step.
+/// Hardness of the smallest bound: orders of the norm that approximates it, step by step.
 const HARDNESS: [f64; 4] = [3.0, 10.0, 40.0, 160.0];
-/// Starting points of descents that begin with a soft smallest, and of those that are hard at once.
+/// Number of descents that begin with a soft minimum, and of those that start with the hardest one.
 const SOFT_STARTS: u64 = 8;
 const HARD_STARTS: u64 = 16;
-/// How far starting points lie from the first: a factor of up to e to this.
+/// Spread of starting points around the first: a factor of up to e to this power.
 const SPREAD: f64 = 2.5;
-/// How strongly parameters are pulled to where they started, beside a figure of weight 1.
+/// Weight of the pull to a parameter's start, relative to a figure of weight 1.
 const PULL: f64 = 1e-3;
-/// Relative changes, of errors and of parameters, below which a descent has arrived.
+/// Relative change of errors and of parameters below which a descent ends.
 const TOLERANCE: f64 = 1e-8;
-/// Evaluations of one descent at most: this times the number of parameters.
+/// Maximum evaluations of one descent per parameter.
 const PATIENCE: usize = 30;
 
-/// Why there is no fit.
+/// Error of a fit.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
-    /// There is too little to fit to, or too much.
+    /// The number of figures is out of its range.
     #[error("{given} measured figures (latencies and rates); a fit needs {least} to {most}")]
     Count {
-        /// How many there are.
+        /// Number of figures.
         given: usize,
-        /// The least.
+        /// Minimum number.
         least: usize,
-        /// The most.
+        /// Maximum number.
         most: usize,
     },
-    /// A figure cannot have been measured.
+    /// A figure is out of the range of measurements.
     #[error("{observation}: {field} is {given}, allowed is {least} to {most}")]
     Figure {
-        /// Which observation.
+        /// Name of the observation.
         observation: String,
-        /// Which figure.
+        /// Name of the figure.
         field: &'static str,
-        /// What it is.
+        /// Value of the figure.
         given: f64,
-        /// The least allowed.
+        /// Least allowed value.
         least: f64,
-        /// The most allowed.
+        /// Largest allowed value.
         most: f64,
     },
-    /// A workload cannot be.
+    /// A workload is impossible.
     #[error("{observation}: {error}")]
     Workload {
-        /// Which observation.
+        /// Name of the observation.
         observation: String,
-        /// Why.
+        /// Error of the workload.
         error: WorkloadError,
     },
-    /// The starting point, or what was found, is no set of parameters.
+    /// The starting point, or the result, is no valid set of parameters.
     #[error("no parameters within their ranges explain these figures: {0}")]
     Parameters(#[from] ParametersError),
 }
 
-/// Fitted parameters, and how much they are worth.
+/// Fitted parameters and their uncertainty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
-    /// The parameters. Those that the data does not separate have plausible values, no more.
+    /// Fitted parameters. Those that the data does not separate have plausible values only.
     pub parameters: Parameters,
-    /// Each parameter.
+    /// Estimate of each parameter.
     pub estimates: Vec<Estimate>,
     /// Sums of parameters that the data determines although it does not separate them.
     pub sums: Vec<Estimate>,
-    /// Every measured figure beside its prediction.
+    /// Each measured figure with its prediction.
     pub residuals: Vec<Residual>,
-    /// Half of the relative errors are no larger.
+    /// Median of the absolute relative errors.
     pub median_error: f64,
-    /// Nine tenths of the relative errors are no larger.
+    /// 90th percentile of the absolute relative errors.
     pub p90_error: f64,
-    /// Directions in the space of parameters that the data tells apart.
+    /// Number of directions in the parameter space that the data determines.
     pub rank: usize,
 }
 
 /// Fits the parameters to observations, starting from `base`.
 ///
-/// What is not a time (limits, path MTU, batch) is taken over from `base`. A parameter that is zero
-/// there stays zero.
+/// Values that are no times (limits, path MTU, batch) come from `base`. A parameter that is zero in `base` stays
+/// zero.
 ///
 /// # Errors
 ///
-/// Too few figures, figures that cannot have been measured, or such that no allowed parameters
-/// come near them.
+/// There are too few figures, a figure is out of range, or no allowed parameters come near the figures.
 pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitError> {
     base.check(&base.name)?;
     let data = Data::new(base, observations)?;
@@ -126,8 +123,8 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     let origin = DVector::from_iterator(free.len(), free.iter().map(|&index| start[index].ln()));
     let scaled = origin.add_scalar(data.offset(&start));
 
-    // Descents from soft to hard, pulled to the first starting point, come near the best. Hard ones
-    // around it, each pulled to where it started, find what else explains the data.
+    // Descents from soft to hard, pulled to the first starting point, come near the best optimum. Hard descents
+    // around it, each pulled to its own start, find other explanations of the data.
     let descent = LevenbergMarquardt::new().with_patience(PATIENCE).with_tol(TOLERANCE);
     let mut optima: Vec<Optimum> = Vec::new();
     for (starts, hardness) in [(SOFT_STARTS, &HARDNESS[..]), (HARD_STARTS, &HARDNESS[HARDNESS.len() - 1..])] {
@@ -182,7 +179,7 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     })
 }
 
-/// A file of the fit says itself what of it is not known.
+/// Adds the unknown parameters to the open points of a fitted file.
 fn with_open_points(mut parameters: Parameters, estimates: &[Estimate]) -> Parameters {
     let unknown: Vec<&str> = estimates
         .iter()
@@ -196,7 +193,7 @@ fn with_open_points(mut parameters: Parameters, estimates: &[Estimate]) -> Param
     parameters
 }
 
-/// The first starting point as it is, others around it; always the same ones.
+/// Returns the first starting point unchanged, then deterministic others around it.
 fn scattered(origin: &DVector<f64>, attempt: u64) -> DVector<f64> {
     let mut state = attempt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     origin.map(|value| {
@@ -216,21 +213,21 @@ fn values_at(start: &Values, free: &[usize], at: &DVector<f64>) -> Values {
     values
 }
 
-/// Where a descent ended.
+/// End of a descent.
 struct Optimum {
     loss: f64,
     at: DVector<f64>,
     values: Values,
 }
 
-/// The best, or one found earlier that is as good: what the data says nothing about has stayed nearer
-/// to where it started.
+/// Returns the first optimum that is about equal to the best one. Early optima are preferred, since parameters
+/// without influence have stayed nearer to their start.
 fn best_of(optima: &[Optimum]) -> Option<&Optimum> {
     let least = optima.iter().map(|optimum| optimum.loss).fold(f64::INFINITY, f64::min);
     optima.iter().find(|optimum| optimum.loss <= least * 1.01 + 1e-9)
 }
 
-/// A measured figure: the costs whose largest is the time that was measured.
+/// Measured figure. The largest of its costs is the prediction of the measured time.
 struct Row {
     costs: Vec<Cost>,
     measured_ns: f64,
@@ -278,14 +275,14 @@ impl Data {
         Ok(Self { rows })
     }
 
-    /// By how much all times of a start must grow, as a logarithm, to have the right size.
+    /// Returns the logarithm of the factor that scales a start's times to the measured ones.
     fn offset(&self, start: &Values) -> f64 {
         let mut errors: Vec<f64> = self.rows.iter().map(|row| -row.error(start, f64::INFINITY)).collect();
         errors.sort_by(f64::total_cmp);
         errors[errors.len() / 2].clamp(-10.0, 10.0)
     }
 
-    /// Errors without weights.
+    /// Returns the errors of the figures, each multiplied by its weight.
     fn errors(&self, values: &Values, hardness: f64) -> DVector<f64> {
         DVector::from_iterator(self.rows.len(), self.rows.iter().map(|row| row.weight * row.error(values, hardness)))
     }
@@ -294,7 +291,7 @@ impl Data {
         self.errors(values, f64::INFINITY).norm_squared()
     }
 
-    /// Derivatives of the errors, by the logarithms of the free terms.
+    /// Returns the derivatives of the errors with respect to the logarithms of the free terms.
     fn jacobian(&self, values: &Values, free: &[usize], hardness: f64) -> DMatrix<f64> {
         let mut jacobian = DMatrix::zeros(self.rows.len(), free.len());
         for (index, row) in self.rows.iter().enumerate() {
@@ -314,7 +311,7 @@ impl Row {
         self.costs.iter().map(|cost| cost.ns(values)).fold(f64::MIN_POSITIVE, f64::max)
     }
 
-    /// `ln(predicted / measured)`, of the time.
+    /// Returns `ln(predicted / measured)` of the time.
     fn error(&self, values: &Values, hardness: f64) -> f64 {
         let largest = self.largest_ns(values);
         let soft = if hardness.is_finite() {
@@ -326,7 +323,7 @@ impl Row {
         largest.ln() + soft - self.measured_ns.ln()
     }
 
-    /// How much each cost that counts has to do with the largest.
+    /// Returns the contribution of each relevant cost to the soft maximum.
     fn shares(&self, values: &Values, hardness: f64) -> impl Iterator<Item = (&Cost, f64)> {
         let largest = self.largest_ns(values);
         let power = move |cost: &Cost| (cost.ns(values) / largest).powf(hardness);
@@ -335,16 +332,16 @@ impl Row {
     }
 }
 
-/// What is minimised.
+/// Least-squares problem of a descent.
 struct Problem<'a> {
     data: &'a Data,
-    /// Terms that are fitted.
+    /// Fitted terms.
     free: &'a [usize],
-    /// All terms where they started; those that are not fitted stay.
+    /// Initial values of all terms; terms that are not fitted keep them.
     start: Values,
-    /// Logarithms that the fitted ones are pulled to.
+    /// Logarithms to which the fitted terms are pulled.
     origin: DVector<f64>,
-    /// Logarithms.
+    /// Current logarithms of the fitted terms.
     at: DVector<f64>,
     hardness: f64,
 }

@@ -7,7 +7,7 @@ use crate::parameters::{Batchable, RnicKind};
 use crate::predict::predict;
 use crate::workload::{Peers, Workload};
 
-/// Normally distributed noise, always the same.
+/// Reproducible noise with a normal distribution.
 struct Noise(u64);
 
 impl Noise {
@@ -33,7 +33,7 @@ fn observe(truth: &Parameters, workload: Workload, latency: bool, noise: f64) ->
     }
 }
 
-/// What a bench over all sizes and configurations would show.
+/// Returns the measurements of a bench over all sizes and configurations.
 fn bench(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
     let mut noise = Noise(seed);
     let mut observations = Vec::new();
@@ -74,7 +74,7 @@ fn predictions_are_recovered_from_noisy_data_of_a_software_rnic() {
     let truth = software();
     for seed in 1..=4 {
         let mut observations = bench(&truth, 0.03, seed);
-        // Runs that are as long as can be say little of what shorter ones cost.
+        // Runs of maximum length reveal little about the cost of shorter ones.
         for bytes in [16, 4096] {
             let workload = Workload { credits: false, ..Workload::new(bytes, 16, 1) };
             observations.push(observe(&truth, workload, false, 0.0));
@@ -82,7 +82,7 @@ fn predictions_are_recovered_from_noisy_data_of_a_software_rnic() {
         let fit = fit(&Parameters::starting_point(RnicKind::Software), &observations).unwrap();
         assert!(fit.median_error <= 0.05, "seed {seed}: {}", fit.median_error);
         assert!(fit.p90_error <= 0.12, "seed {seed}: {}", fit.p90_error);
-        // Also of what was not measured.
+        // The fit also predicts loads that were not measured.
         for workload in [Workload::new(512, 2, 1), Workload::new(2048, 16, 1), Workload::new(512, 128, 8)] {
             let workload = Workload { credits: false, ..workload };
             let [found, expected] =
@@ -99,14 +99,14 @@ fn what_is_separable_lies_within_its_interval_and_nothing_else_has_one() {
     let (mut inside, mut all) = (0, 0);
     for seed in 1..=10 {
         let fit = fit(&Parameters::starting_point(RnicKind::Software), &bench(&truth, 0.02, seed)).unwrap();
-        // The NIC's work is done by the CPU: no measurement from outside tells them apart.
+        // The CPU does the NIC's work, so no external measurement separates them.
         for hidden in ["o_nsnd_ns", "o_nrcv_ns", "o_snd_ns.batched", "l_ns", "o_post_ns.single"] {
             assert_eq!(estimate(&fit, hidden).interval, None, "seed {seed}: {hidden} cannot be known");
         }
         assert!(estimate(&fit, "g_var_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(estimate(&fit, "gap_latency_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(!fit.sums.is_empty(), "seed {seed}");
-        // Where batches are posted, either CPU may be what binds.
+        // If batches are posted, either CPU may bind.
         let receiving = "o_rcv_ns.batched + o_post_ns.batched + o_nrcv_ns";
         assert!(fit.sums.iter().all(|sum| sum.name != receiving), "seed {seed}: the sender may bind as well");
         for estimate in fit.estimates.iter().chain(&fit.sums) {
@@ -117,7 +117,7 @@ fn what_is_separable_lies_within_its_interval_and_nothing_else_has_one() {
             assert!(low < high && low <= estimate.value && estimate.value <= high);
         }
     }
-    // 95 % are promised, by linear algebra of what is not quite linear.
+    // The intervals promise 95 %, but the linear algebra only approximates the problem.
     assert!(inside * 100 >= all * 90, "{inside} of {all} lie within their intervals");
 }
 
@@ -140,7 +140,7 @@ fn latencies_alone_determine_their_sum_and_the_gap() {
     let observations: Vec<Observation> =
         sizes.iter().map(|&bytes| observe(&truth, Workload::sequential(bytes), true, 0.01 * noise.next())).collect();
     let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &observations).unwrap();
-    // What the shortest messages cost in completions is too little to be known.
+    // The shortest messages cost too little in completions to be known.
     assert_eq!(fit.rank, 3);
     let known: Vec<&str> = fit
         .estimates
@@ -178,7 +178,7 @@ fn the_bounds_of_a_software_rnic_determine_sums_of_cpu_and_nic() {
     assert!((estimate(&fit, "o_snd_ns.batched + o_nsnd_ns").value / 390.0 - 1.0).abs() < 0.01);
 }
 
-/// A NIC whose units, ceiling, shared queue and receivers bind somewhere, each apart from T1's.
+/// Returns a NIC whose units, ceiling, shared queue and receivers each bind in some load, with values unlike T1's.
 fn nic() -> Parameters {
     Parameters {
         o_unit_ns: 95.0,
@@ -190,7 +190,8 @@ fn nic() -> Parameters {
     }
 }
 
-/// What shows them: batches over threads, many senders to one receiver, and shared queues.
+/// Returns measurements that reveal these bounds: batches over threads, many senders to one receiver, and shared
+/// queues.
 fn shared(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
     let mut noise = Noise(seed);
     let mut observations = bench(truth, relative_noise, seed);
@@ -228,21 +229,21 @@ fn units_ceiling_and_shared_queues_are_recovered() {
         for name in ["o_unit_ns", "o_nic_ns", "o_pairs_ns", "o_srq_ns", "o_repost_thread_ns"] {
             let Estimate { value, interval, .. } = estimate(&fit, name);
             all += 1;
-            // Now and then the noise has a second explanation, and then a fit says so.
+            // Sometimes the noise has a second explanation, and the fit reports no interval.
             let Some((low, high)) = *interval else { continue };
             let expected = exact(name);
             assert!((value / expected - 1.0).abs() < 0.15, "seed {seed}: {name} is {value}, not {expected}");
             known += 1;
             inside += usize::from((low..=high).contains(&expected));
         }
-        // Nothing here is atomic.
+        // No operation is atomic.
         assert_eq!(estimate(&fit, "o_atomic_ns").interval, None, "seed {seed}");
     }
     assert!(known * 4 >= all * 3, "{known} of {all} are known");
     assert!(inside * 100 >= known * 80, "{inside} of {known} lie within their intervals");
 }
 
-/// Many threads alone do not tell the ceiling of a NIC from what its units do together.
+/// Many threads alone do not separate the ceiling of a NIC from the total of its units.
 #[test]
 fn what_many_threads_do_not_separate_has_no_interval() {
     let truth = nic();
@@ -263,7 +264,7 @@ fn what_many_threads_do_not_separate_has_no_interval() {
     assert!(open.contains("o_unit_ns") && open.contains("o_nic_ns"), "{open}");
 }
 
-/// The record that a bench of one-sided operations would write of an RNIC with these parameters.
+/// Returns the record that a bench of one-sided operations would write for an RNIC with these parameters.
 fn record_of(truth: &Parameters, posted: &Posted, is_latency: bool, noise: f64) -> String {
     let (operation, window, batch) = (posted.operation.name().replace('-', "_"), posted.window, posted.batch);
     let prediction = predict_operation(truth, posted).unwrap();
@@ -282,7 +283,8 @@ fn record_of(truth: &Parameters, posted: &Posted, is_latency: bool, noise: f64) 
     )
 }
 
-/// What `bench` over one-sided operations would show: alone, outstanding in lists or not, and on many queue pairs.
+/// Returns the measurements of `bench` over one-sided operations: alone, in lists and singly, and on many queue
+/// pairs.
 fn operations(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
     let mut noise = Noise(seed);
     let mut observations = Vec::new();
@@ -392,7 +394,7 @@ fn a_perfect_fit_reproduces_every_figure() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any finite figures give a fit or a sentence; never a panic, never parameters out of range.
+    /// Any finite figures give a fit or an error; never a panic, never parameters out of range.
     #[test]
     fn fits_never_panic(
         figures in prop::collection::vec((any::<f64>(), 1e-3..1e12_f64, any::<bool>(), 0..1_u64 << 30, 1..5000_u32), 0..12),
