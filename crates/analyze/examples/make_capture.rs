@@ -1,4 +1,4 @@
-//! Writes a capture of WRITEs and their ACKs, to measure how fast captures are read:
+//! Writes a capture of WRITEs and their ACKs, to measure the speed of reading captures:
 //!
 //! ```console
 //! $ cargo run --release -p doorbell-analyze --example make_capture -- /tmp/writes.pcap 2000000 64
@@ -14,7 +14,7 @@ use doorbell_wire::{
     Syndrome,
 };
 
-/// Queue pairs that take turns.
+/// Number of queue pairs that send in turn.
 const QUEUE_PAIRS: u64 = 16;
 /// Messages per ACK.
 const COALESCED: u64 = 4;
@@ -55,7 +55,7 @@ fn main() -> std::io::Result<()> {
     file.flush()
 }
 
-/// Makes one frame from one host to another.
+/// Builds one frame from one host to another.
 fn emit(frame: &mut Vec<u8>, (from, to): (u8, u8), opcode: Opcode, qpn: u32, psn: Psn, extension: &[u8], bytes: usize) {
     let address = |host| Ipv4Addr::new(10, 0, 0, host).into();
     let outer = Outer {

@@ -1,9 +1,9 @@
-//! From what was seen on the wire to operations.
+//! Reconstruction of RDMA operations from counters and captures.
 //!
 //! ```
 //! use doorbell_analyze::explain::{Hints, Rates, explain};
 //!
-//! // What a server's counters grew by in a second: packets of 78 bytes came in, and each was acknowledged.
+//! // Growth of the counters of a server in one second: packets of 78 bytes arrived, and each was acknowledged.
 //! let rates = Rates { rx_packets: 481e3, rx_bytes: 481e3 * 78.0, tx_packets: 481e3, tx_bytes: 481e3 * 62.0 };
 //! let answer = explain(&rates, &Hints::default())?;
 //! println!("{}", answer.verdict);
@@ -12,9 +12,9 @@
 //! # Ok::<(), doorbell_analyze::explain::ExplainError>(())
 //! ```
 //!
-//! [`explain`](mod@explain) says what an application probably does, from four rates that counters of an RNIC give;
-//! [`decode`](mod@decode) says what a capture holds. Both are pure: they know packets and rates, and neither a device
-//! nor a connection.
+//! [`explain`](mod@explain) derives the probable operations of an application from four rates of an RNIC's counters.
+//! [`decode`](mod@decode) reports the contents of a capture. Both work on packets and rates, without a device or a
+//! connection.
 #![forbid(unsafe_code)]
 
 pub mod decode;

@@ -20,7 +20,7 @@ fn address(host: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, host).into()
 }
 
-/// A packet without its ICRC.
+/// Returns a packet without its ICRC.
 fn transport_packet(opcode: Opcode, qpn: u32, psn: u32, extension: &[u8], payload: &[u8]) -> Vec<u8> {
     let pad_count = (payload.len().wrapping_neg() & 3) as u8;
     let bth = BthRepr { opcode, dest_qpn: Qpn::new(qpn), psn: Psn::new(psn), pad_count, ..BthRepr::default() };
@@ -33,7 +33,7 @@ fn transport_packet(opcode: Opcode, qpn: u32, psn: u32, extension: &[u8], payloa
     bytes
 }
 
-/// An Ethernet frame from one host to another.
+/// Returns an Ethernet frame from one host to another.
 fn frame_of(from: u8, to: u8, vlan: Option<u16>, udp_payload: &[u8]) -> Vec<u8> {
     let outer = Outer {
         src: address(from),
@@ -74,7 +74,7 @@ fn aeth(syndrome: Syndrome) -> [u8; 4] {
     out
 }
 
-/// From A's queue pair 0xa to B's 0xb, and back.
+/// Returns a frame from A's queue pair 0xa to B's 0xb.
 fn send(opcode: Opcode, psn: u32, bytes: usize) -> Vec<u8> {
     let extension = vec![0; opcode.extension_len()];
     frame(A, B, opcode, 0xb, psn, &extension, &vec![0x5a; bytes])
@@ -88,7 +88,7 @@ fn ack(psn: u32) -> Vec<u8> {
     answer(psn, Syndrome::ACK_UNLIMITED)
 }
 
-/// A pcap file, as little-endian machines write it in nanoseconds; one frame per microsecond.
+/// Returns a pcap file of a little-endian machine in nanoseconds, with one frame per microsecond.
 fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     pcap_of(1, true, false, usize::MAX, frames)
 }
@@ -227,7 +227,7 @@ fn repeated_packets_count_once_as_messages() {
 
 #[test]
 fn what_comes_late_is_not_repeated() {
-    // Sequence numbers wrap in the midst.
+    // Sequence numbers wrap during the capture.
     let psn = |offset: u32| (0x00ff_fffe + offset) & 0x00ff_ffff;
     let order = [0, 1, 4, 5, 2, 3, 4, 5, 6];
     let frames: Vec<_> = order.map(|offset| send(Opcode::RC_SEND_ONLY, psn(offset), 8)).to_vec();
@@ -249,7 +249,7 @@ fn the_rest_of_a_read_is_asked_for_again() {
         RethRepr { virtual_address: from, rkey: RKey::new(7), dma_length: bytes }.write(&mut header);
         frame(A, B, Opcode::RC_READ_REQUEST, 0xb, psn, &header, &[])
     };
-    // 16 packets of 256; the response got lost after 4 of them. Then another READ.
+    // 16 packets of 256; the response was lost after 4 of them. Then another READ.
     let frames = [ask(100, 0x1000, 4096), ask(104, 0x1400, 3072), ask(116, 0x9000, 4096)];
     let summary = read(&pcap(&frames));
     let from_a = &only(&summary).from_a;
@@ -278,7 +278,7 @@ fn answers_find_the_queue_pair_that_they_are_for() {
         assert_eq!((talk.from_a.request_packets, talk.from_b.acks), (3, 3));
         assert_eq!(talk.from_a.acks_per_request_packet, Some(1.0));
     }
-    // With room for ten only, all packets are counted none the less.
+    // With room for ten conversations, the decoder still counts all packets.
     let options = Options { max_conversations: 10, ..Options::default() };
     let summary = decode(&pcap(&frames)[..], &options).unwrap();
     assert_eq!(summary.packets, frames.len() as u64);
@@ -311,7 +311,7 @@ fn every_link_type_holds_the_same_packets() {
         let summary = read(&pcap_of(link_type, true, false, usize::MAX, &with(header)));
         assert_eq!(expected(&summary), expected(&ethernet), "{link_type}");
     }
-    // A tag makes frames longer, in counters too.
+    // A tag makes frames longer, also in counters.
     let packet = |frame: &Vec<u8>| frame[42..].to_vec();
     let tagged = [frame_of(A, B, Some(7), &packet(&frames[0])), frame_of(B, A, Some(7), &packet(&frames[1]))];
     let summary = read(&pcap(&tagged));
@@ -366,9 +366,9 @@ fn packets_cut_short_are_counted_by_their_headers() {
     assert_eq!((from_a.operations[0].messages, from_a.operations[0].payload_bytes), (1, 2024));
     assert_eq!(summary.frame_bytes, frames.iter().map(|frame| frame.len() as u64).sum::<u64>());
     assert!(summary.notes.iter().any(|note| note.contains("2 packets are cut short")), "{:?}", summary.notes);
-    // Cut within the IP header they are nothing.
+    // Frames cut within the IP header hold no packet.
     assert_eq!(read(&pcap_of(1, true, false, 30, &frames)).other_frames, 3);
-    // Cut within the BTH they are packets of unknown queue pairs, and not malformed.
+    // Packets cut within the BTH have an unknown queue pair, but are not malformed.
     let summary = read(&pcap_of(1, true, false, 45, &frames));
     assert_eq!((summary.malformed_packets, summary.packets, summary.cut_packets, summary.cut_bths), (0, 3, 3, 3));
     let opcodes: Vec<_> = summary.opcodes.iter().map(|count| (count.opcode, count.packets)).collect();
@@ -393,10 +393,10 @@ fn frames_from_before_segmentation_are_taken_apart() {
     let operations = &only(&summary).from_a.operations;
     assert_eq!((operations[0].messages, operations[0].max_bytes), (41, Some(8202)));
     assert!(summary.notes.iter().any(|note| note.contains("segmentation offload")), "{:?}", summary.notes);
-    // Of such a frame cut short nothing is known.
+    // If such a frame is cut short, its packets are unknown.
     let summary = read(&pcap_of(1, true, false, 96, &frames[1..]));
     assert_eq!((summary.super_packets.cut_frames, summary.packets), (1, 1));
-    // Just too long for one packet.
+    // The frame is slightly too long for one packet.
     let two = [segment(0, Opcode::RC_SEND_FIRST, 0, 4096), segment(1, Opcode::RC_SEND_LAST, 1, 0)].concat();
     let summary = read(&pcap_of(1, true, false, 96, &[frame_of(A, B, None, &two)]));
     assert_eq!((summary.super_packets.cut_frames, summary.packets), (1, 0));
@@ -413,7 +413,7 @@ fn damaged_packets_are_dropped_as_an_rnic_drops_them() {
     let options = Options { drop_bad_icrc: false, ..Options::default() };
     let summary = decode(&pcap(&frames)[..], &options).unwrap();
     assert_eq!(only(&summary).from_a.operations[0].messages, 2);
-    // Nothing for another port.
+    // Another port has no packets.
     let options = Options { udp_port: 4792, ..Options::default() };
     let summary = decode(&pcap(&frames)[..], &options).unwrap();
     assert_eq!((summary.packets, summary.other_frames), (0, 2));
@@ -428,7 +428,7 @@ fn datagrams_and_congestion_are_counted() {
     let summary = read(&pcap(&frames));
     assert_eq!(summary.cnps, 1);
     let talk = summary.conversations.iter().find(|it| it.b_qpn == Some(0x11)).unwrap();
-    // Numbers of datagrams are the sender's, and none is repeated or missing.
+    // Sequence numbers of datagrams belong to the sender, and none is repeated or missing.
     assert_eq!((talk.from_a.operations[0].messages, talk.from_a.retransmitted_packets), (3, 0));
     assert_eq!((talk.from_a.operations[0].transport.as_str(), talk.from_a.missing_packets), ("UD", 0));
     let mut marked = send(Opcode::RC_SEND_ONLY, 0, 0);
@@ -451,7 +451,7 @@ fn what_is_no_capture_is_refused() {
     refused(&pcap_of(127, true, false, usize::MAX, &frames), &["link type 127", "radiotap", "Ethernet (1)"]);
     let file = [section(), interface(127, &[]), enhanced(0, 0, &frames[0])].concat();
     refused(&file, &["link type 127"]);
-    // Beside another interface they are left out.
+    // With another interface of a known link type, only these frames are left out.
     let file =
         [section(), interface(127, &[]), interface(1, &[]), enhanced(0, 0, &[1]), enhanced(1, 0, &frames[0])].concat();
     let summary = read(&file);
@@ -490,7 +490,7 @@ fn what_ends_early_or_is_damaged_is_read_as_far_as_it_goes() {
     assert!(summary.packets == 1 && summary.stopped.unwrap().contains("midst of a block"));
 }
 
-/// Frames of all kinds, in both formats.
+/// Returns frames of all kinds, in both formats.
 fn mixture() -> [Vec<u8>; 2] {
     let frames = [
         send(Opcode::RC_SEND_FIRST, 0, 256),
@@ -520,7 +520,7 @@ fn mixture() -> [Vec<u8>; 2] {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// A damaged file gives an answer or an error sentence, and never more packets than fit into the file.
+    /// A damaged file gives an answer or an error, and never more packets than fit into the file.
     #[test]
     fn damaged_files(
         format in 0..2_usize,

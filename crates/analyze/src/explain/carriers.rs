@@ -1,12 +1,12 @@
-//! The operations whose payload travels with the request.
+//! Operations that carry their payload in the request.
 
 use doorbell_wire::{DETH_LEN, IMM_DT_LEN, MessageKind, RETH_LEN};
 
 use super::Span;
 use super::classes::Class;
 
-/// An operation whose payload travels with the request: kinds of equal length, bytes that a
-/// message has besides payload and the headers of each packet, and how unusual it is.
+/// Operation that carries its payload in the request. The `kinds` have equal lengths. A message has `once` bytes
+/// besides payload and the headers of each packet. `unusual` is the implausibility of the kinds.
 pub(super) struct Carrier {
     pub(super) kinds: &'static [MessageKind],
     pub(super) once: u64,
@@ -20,24 +20,23 @@ pub(super) const CARRIERS: [Carrier; 4] = [
     Carrier { kinds: &[MessageKind::WriteImm], once: (RETH_LEN + IMM_DT_LEN) as u64, unusual: 1.0 },
 ];
 
-/// The carriers of UD: `once` holds the DETH too.
+/// Carriers of UD; `once` includes the DETH.
 pub(super) const DATAGRAMS: [Carrier; 2] = [
     Carrier { kinds: &[MessageKind::Send], once: DETH_LEN as u64, unusual: 0.4 },
     Carrier { kinds: &[MessageKind::SendImm], once: (DETH_LEN + IMM_DT_LEN) as u64, unusual: 0.8 },
 ];
 
-/// Carriers whose messages may be followed by a credit message of the receiver.
+/// Kinds of messages for which the receiver may return a credit message.
 pub(super) const WITH_CREDITS: &[MessageKind] = &[MessageKind::Send, MessageKind::SendImm, MessageKind::SendInv];
 
 impl Carrier {
-    /// [`once`](Self::once) as a range.
+    /// Returns [`once`](Self::once) as a range.
     pub(super) fn exactly(&self) -> Span {
         Span { min: self.once, max: self.once }
     }
 }
 
-/// Classes of several carriers as one, with all their kinds and the most bytes that one of their
-/// messages has besides.
+/// Merges the classes of several carriers. The result has all their kinds and the maximum of their `once`.
 pub(super) fn merge<'a>(each: impl Iterator<Item = (&'a Carrier, Class)>) -> Option<(Vec<MessageKind>, Class, u64)> {
     each.fold(None, |merged: Option<(Vec<MessageKind>, Class, u64)>, (carrier, class)| {
         Some(match merged {

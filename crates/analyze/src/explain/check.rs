@@ -11,7 +11,7 @@ use super::{Hints, Rates};
 #[non_exhaustive]
 pub enum ExplainError {
     /// A rate is negative, infinite or not a number.
-    #[error("{name} is {value} per second: a rate is a number from 0 on; did the counter start anew in between?")]
+    #[error("{name} is {value} per second: must be at least 0 and finite; the counter may have restarted")]
     Rate {
         /// Name of the rate.
         name: &'static str,
@@ -19,7 +19,7 @@ pub enum ExplainError {
         value: f64,
     },
     /// Bytes without packets, or packets without bytes.
-    #[error("{direction} shows {bytes} bytes in {packets} packets per second: neither can be without the other")]
+    #[error("{direction} shows {bytes} bytes in {packets} packets per second: each requires the other")]
     OneWithoutTheOther {
         /// Name of the counters.
         direction: &'static str,
@@ -38,7 +38,7 @@ pub enum ExplainError {
         direction: &'static str,
         /// Bytes per packet.
         mean: f64,
-        /// The smallest frame.
+        /// Length of the smallest frame.
         least: usize,
     },
     /// Packets are longer than the path MTU allows.
@@ -51,9 +51,9 @@ pub enum ExplainError {
         direction: &'static str,
         /// Bytes per packet.
         mean: f64,
-        /// The path MTU given, or the largest.
+        /// Given path MTU, or the largest one.
         mtu: u64,
-        /// The largest frame.
+        /// Length of the largest frame.
         most: usize,
     },
     /// The rate of the link is out of range.
@@ -113,6 +113,6 @@ fn direction(direction: &'static str, bytes: f64, packets: f64, hints: &Hints) -
 
 /// Returns the line bytes of frames, with padding, preamble, FCS and gap.
 pub(super) fn line_bytes(bytes: f64, packets: f64) -> f64 {
-    // Exact if all packets have one length; for a mixture a lower bound.
+    // The result is exact if all packets have one length, and a lower bound otherwise.
     bytes.max(packets * MIN_FRAME_LEN as f64) + packets * (PREAMBLE_LEN + FCS_LEN + GAP_LEN) as f64
 }

@@ -19,7 +19,7 @@ pub(super) struct Data {
     pub(super) counted: f64,
 }
 
-/// Payloads that explain them.
+/// Messages that explain such packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
     pub(super) payload: Span,
@@ -28,7 +28,7 @@ pub(super) struct Class {
     pub(super) misfit: f64,
 }
 
-/// Messages of one packet. `fixed` are the bytes around the payload, `longest` the longest payload.
+/// Returns messages of one packet. `fixed` are the bytes around the payload, `longest` the longest payload.
 pub(super) fn single(data: &Data, fixed: u64, longest: u64) -> Option<Class> {
     // Payloads are padded to four bytes.
     let words = |mean: f64| (mean - fixed as f64) / 4.0;
@@ -52,9 +52,9 @@ pub(super) fn single(data: &Data, fixed: u64, longest: u64) -> Option<Class> {
     })
 }
 
-/// Messages of several packets, cut by `mtu`. `fixed` are the bytes around each packet's payload,
-/// `once` those that a message has besides: its RETH, its immediate data, the AETHs of a READ
-/// response. `packets` are how many it may have.
+/// Returns messages of several packets, segmented by `mtu`. `fixed` are the bytes around each packet's payload.
+/// `once` are the additional bytes of a message: RETH, immediate data, or the AETHs of a READ response. `packets` is
+/// the allowed range of packets per message.
 pub(super) fn cut(data: &Data, fixed: u64, once: u64, mtu: PathMtu, packets: Span) -> Option<Class> {
     let mtu = mtu.bytes() as f64;
     let (once, fixed) = (once as f64, fixed as f64);

@@ -12,7 +12,7 @@
 //! use doorbell_analyze::explain::{Hints, Rates, Requester, explain};
 //! use doorbell_wire::MessageKind;
 //!
-//! // 481 k frames of 78 bytes per second in, as many of 62 bytes out.
+//! // 481 k frames of 78 bytes per second arrive, and the same number of 62 bytes leave.
 //! let rates =
 //!     Rates { rx_packets: 481e3, rx_bytes: 481e3 * 78.0, tx_packets: 481e3, tx_bytes: 481e3 * 62.0 };
 //! let answer = explain(&rates, &Hints::default())?;
@@ -64,7 +64,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The rates of what a device's counters, under vendors' names, have advanced by in `seconds`.
+    /// Returns the rates of a device's counters, named as vendors do, from their growth in `seconds`.
     pub fn of(counters: &BTreeMap<String, u64>, seconds: f64) -> Self {
         let rate = |name: &str| counters.get(name).copied().unwrap_or(0) as f64 / seconds;
         Self {
@@ -79,15 +79,15 @@ impl Rates {
 /// Known facts besides the counters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hints {
-    /// The path MTU; all are considered otherwise.
+    /// Path MTU; `None` considers all.
     pub mtu: Option<PathMtu>,
-    /// The traffic is IPv6; both are considered otherwise, IPv4 as the more plausible.
+    /// Whether the traffic is IPv6. Otherwise both versions are considered, and IPv4 is more plausible.
     pub ipv6: bool,
-    /// Frames have a VLAN tag; both are considered otherwise, none as the more plausible.
+    /// Whether frames have a VLAN tag. Otherwise both cases are considered, and untagged frames are more plausible.
     pub vlan: bool,
-    /// The link's rate per direction, in bits per second.
+    /// Link rate per direction, in bits per second.
     pub link_bits_per_s: Option<f64>,
-    /// By how much a packet's mean length may be off, as a share: 0 to 0.1.
+    /// Maximum relative error of a packet's mean length: 0 to 0.1.
     pub tolerance: f64,
 }
 
@@ -121,15 +121,15 @@ impl Hints {
     }
 }
 
-/// The side that posts requests.
+/// Side that posts requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Requester {
-    /// The host whose counters these are.
+    /// The host with the observed counters.
     ThisHost,
-    /// Its peers.
+    /// The peers of the host.
     Peer,
-    /// Both.
+    /// Both sides.
     Both,
 }
 
@@ -137,23 +137,23 @@ pub enum Requester {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Messages go one way; only acknowledgements come back.
+    /// Messages in one direction, and only acknowledgements in the other.
     OneWay,
-    /// As [`OneWay`](Pattern::OneWay), and the receiver grants credits by messages without
-    /// payload, which are acknowledged too.
+    /// Like [`OneWay`](Pattern::OneWay), with credits that the receiver grants by messages without payload. Those
+    /// messages are acknowledged too.
     OneWayWithCredits,
-    /// Requests go one way and what they ask for comes back: READs and atomic operations.
+    /// Requests in one direction, and their data in the other: READs and atomic operations.
     Fetch,
-    /// Messages go both ways at the same rate, as requests and their responses do.
+    /// Messages in both directions at the same rate, such as requests and responses.
     RequestResponse,
 }
 
-/// A range of whole numbers, both ends in it.
+/// Range of whole numbers, including both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Span {
-    /// Least.
+    /// Least value.
     pub min: u64,
-    /// Most.
+    /// Largest value.
     pub max: u64,
 }
 
@@ -168,12 +168,12 @@ impl Span {
     }
 }
 
-/// A range of rates or ratios, both ends in it.
+/// Range of rates or ratios, including both ends.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Range {
-    /// Least.
+    /// Least value.
     pub min: f64,
-    /// Most.
+    /// Largest value.
     pub max: f64,
 }
 
@@ -184,10 +184,10 @@ impl Range {
     }
 }
 
-/// One way to explain the counters.
+/// Possible explanation of the counters.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Explanation {
-    /// The explanation in a sentence.
+    /// Explanation in a sentence.
     pub summary: String,
     /// Operations of the messages; several if they have equal lengths.
     #[serde(serialize_with = "by_name")]
@@ -197,31 +197,31 @@ pub struct Explanation {
     pub transports: Vec<Transport>,
     /// Direction of the messages.
     pub pattern: Pattern,
-    /// The side that posts the requests. For request-response, either side may have begun.
+    /// Side that posts the requests. For request-response, either side may have begun.
     pub requester: Requester,
-    /// Payload bytes per message, within the tolerance; of request-response, of those that this
-    /// host sends.
+    /// Payload bytes per message, within the tolerance. For request-response, those of the messages that this host
+    /// sends.
     pub payload_bytes: Span,
-    /// The payload whose packets have most nearly the length that was counted, where that is one. Of
-    /// long READs what each request asks for, which may be a piece.
+    /// Payload whose packets come nearest to the counted length; `None` if there is no single one. For long READs,
+    /// the payload of each request, which may ask for a piece.
     pub nearest_payload_bytes: Option<Span>,
-    /// Of request-response: payload bytes of those messages that this host receives.
+    /// For request-response, payload bytes of the messages that this host receives.
     pub received_payload_bytes: Option<Span>,
-    /// Packets per message; of a READ, per response.
+    /// Packets per message; for READs, packets per response.
     pub packets_per_message: Span,
-    /// Operations per second; of request-response, requests with their response.
+    /// Operations per second; for request-response, pairs of request and response.
     pub operations_per_s: Range,
-    /// Acknowledgements per request packet, where there are any.
+    /// Acknowledgements per request packet, if there are any.
     pub acks_per_packet: Option<Range>,
-    /// Payload bytes per second, in the direction that has more.
+    /// Payload bytes per second in the direction that carries more.
     pub goodput_bytes_per_s: Range,
-    /// The path MTU that cuts the messages so, if they are cut.
+    /// Path MTU that segments the messages; `None` for messages of one packet.
     pub path_mtu: Option<usize>,
     /// IP version: 4 or 6.
     pub ip_version: u8,
     /// Whether frames have a VLAN tag.
     pub vlan: bool,
-    /// By how much the counted packet length misses that of the nearest payload, as a share.
+    /// Relative distance between the counted packet length and that of the nearest payload.
     pub misfit: f64,
     /// Reasons for and against the explanation, as sentences.
     pub reasons: Vec<String>,
@@ -232,20 +232,20 @@ pub struct Explanation {
 /// Utilization of the link.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct LinkUse {
-    /// Bits per second that each direction carries.
+    /// Capacity of each direction in bits per second.
     pub link_bits_per_s: f64,
-    /// Share of the incoming direction, with preamble, FCS, gap and padding.
+    /// Utilization of the incoming direction, with preamble, FCS, gap and padding.
     pub rx_share: f64,
-    /// Share of the outgoing one.
+    /// Utilization of the outgoing direction, with the same additions.
     pub tx_share: f64,
-    /// Payload of the most plausible explanation, as a share of what its direction uses.
+    /// Payload of the most plausible explanation, as a share of the line bytes of its direction.
     pub goodput_share_of_used: Option<Range>,
 }
 
 /// Explanations of the counters.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Answer {
-    /// [`SCHEMA`].
+    /// Always [`SCHEMA`].
     pub schema: &'static str,
     /// Counted rates.
     pub rates: Rates,
@@ -253,7 +253,7 @@ pub struct Answer {
     pub rx_bytes_per_packet: Option<f64>,
     /// Mean frame bytes per packet sent, if there are any.
     pub tx_bytes_per_packet: Option<f64>,
-    /// The answer in a sentence.
+    /// Answer in a sentence.
     pub verdict: String,
     /// Explanations that fit, the most plausible first. Empty if no single operation fits.
     pub explanations: Vec<Explanation>,

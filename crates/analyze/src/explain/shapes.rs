@@ -55,29 +55,29 @@ struct Shapes<'a> {
     outer: OuterKind,
     /// Frame bytes of a packet without extension headers and payload.
     around: u64,
-    /// Frame bytes of an ACK; those of a SEND with immediate without payload too.
+    /// Frame bytes of an ACK, and of a SEND with immediate data and no payload.
     ack: f64,
     found: &'a mut Vec<Explanation>,
 }
 
 impl Shapes<'_> {
-    /// Returns whether each packet of this mean length may have `frame` bytes.
+    /// Returns whether packets of `frame` bytes fit this mean length within the tolerance.
     fn is(&self, mean: f64, frame: f64) -> bool {
         self.hints.around(frame).contains(mean)
     }
 
-    /// Returns the range of a rate with noise, and with directions that are not read at one moment.
+    /// Returns the range of a rate, given noise and directions that are not read at the same moment.
     fn around_rate(&self, value: f64) -> Range {
         let off = self.hints.tolerance + SKEW / 2.0;
         Range { min: value * (1.0 - off), max: value * (1.0 + off) }
     }
 
-    /// All packets of a direction.
+    /// Returns all packets of a direction as packets with data.
     fn data(&self, flow: Flow) -> Data {
         Data { packets: self.around_rate(flow.packets), mean: self.hints.around(flow.mean()), counted: flow.mean() }
     }
 
-    /// Packets of a direction, of which `data` per second carry data and the others are ACKs.
+    /// Returns the packets with data of a direction: `data` per second. The other packets of the direction are ACKs.
     fn data_among_acks(&self, flow: Flow, data: Range) -> Data {
         let mean = |counted: f64, data: f64| self.ack + (counted - self.ack) * (flow.packets / data).max(1.0);
         let counted = self.hints.around(flow.mean());
@@ -150,7 +150,8 @@ impl Shapes<'_> {
             Some(_) => more += weight::ODD_SIZE,
             None => {
                 more += weight::OPEN_LENGTH;
-                // The last packet of long messages weighs little, so that all look nearly full.
+                // The short last packet hardly lowers the mean of a long message, so all its packets look nearly
+                // full.
                 let full = mtu.map_or(0.0, |mtu| (self.around + mtu.bytes() as u64) as f64);
                 if mean < full * 0.97 {
                     more += weight::PARTLY_FILLED;
@@ -171,7 +172,7 @@ impl Shapes<'_> {
         explanation.implausibility += more;
     }
 
-    /// Payload bytes per second among `flow`, of which `data` packets carry data.
+    /// Returns the payload bytes per second of `flow`, of which `data` packets carry data.
     fn goodput(&self, flow: Flow, data: Range, messages: Range, once: Span) -> Range {
         let at = |data: f64, messages: f64, once: u64| {
             let data = data.min(flow.packets);
@@ -187,10 +188,10 @@ impl Shapes<'_> {
         Range { min: packets.min / per_message.max as f64, max: packets.max / per_message.min as f64 }
     }
 
-    /// SENDs or WRITEs one way; the other direction holds acknowledgements and nothing else.
+    /// Tries SENDs or WRITEs in one direction, with only acknowledgements in the other.
     fn one_way(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let answered = back.packets > 0.0;
-        // Each request packet is acknowledged once at most, as long as nothing is lost.
+        // Without loss, each request packet is acknowledged at most once.
         if answered && (!self.is(back.mean(), self.ack) || back.packets > forth.packets * (1.0 + SKEW)) {
             return;
         }
@@ -216,7 +217,7 @@ impl Shapes<'_> {
                     self.fill_one_way(it, &class, Some(mtu), carrier.exactly(), (forth, back), data, acks);
                 }
             }
-            // Of long messages the few bytes that tell the kinds apart vanish in the tolerance.
+            // In long messages, the few bytes that distinguish the kinds vanish in the tolerance.
             let any = Span { min: 2, max: u64::MAX };
             let each = CARRIERS
                 .iter()
@@ -244,8 +245,8 @@ impl Shapes<'_> {
         }
     }
 
-    /// Whether packets have to the byte the length that a usual path MTU's payload gives. A datagram cannot be longer
-    /// than a packet, so programs that send much in datagrams fill them.
+    /// Returns whether the packets exactly fill a common path MTU. A datagram cannot be longer than a packet, so
+    /// programs that send large amounts in datagrams fill them.
     fn fills_packets(&self, class: &Class) -> bool {
         let is_usual = |bytes: u64| [PathMtu::Mtu1024, PathMtu::Mtu4096].iter().any(|mtu| mtu.bytes() as u64 == bytes);
         class.misfit <= classes::EXACT && class.nearest.is_some_and(|nearest| is_usual(nearest.max))
@@ -262,7 +263,7 @@ impl Shapes<'_> {
         data: Data,
         acks: Option<Range>,
     ) {
-        // Among ACKs the packets with data are longer than the mean.
+        // In other patterns ACKs lower the mean, so packets with data are longer.
         let mean = if it.pattern == Pattern::OneWay { data.counted } else { data.mean.max };
         self.judge(&mut it, class, mtu, mean);
         it.operations_per_s = Self::operations_per_s(data.packets, class.packets);
@@ -277,8 +278,8 @@ impl Shapes<'_> {
         self.finish(it, forth, back);
     }
 
-    /// SENDs one way, for which the receiver grants credits by SENDs with immediate data and no
-    /// payload. These are as long as ACKs, and so are the ACKs that they get.
+    /// Tries SENDs in one direction, for which the receiver grants credits by SENDs with immediate data and no
+    /// payload. Credit messages and their ACKs have the length of an ACK.
     fn with_credits(&mut self, requester: Requester, forth: Flow, back: Flow) {
         // At most one credit message follows each message.
         let credits = back.packets.min(forth.packets / 2.0);
@@ -316,7 +317,7 @@ impl Shapes<'_> {
         }
     }
 
-    /// READ requests one way, their responses the other.
+    /// Tries READ requests in one direction and their responses in the other.
     fn reads(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let request = (self.around + RETH_LEN as u64) as f64;
         let ratio = back.packets / forth.packets;
@@ -333,7 +334,7 @@ impl Shapes<'_> {
         }
         if packets.max >= 2 {
             for mtu in self.hints.mtus() {
-                // The first packet of a response and the last carry an AETH.
+                // The first and the last packet of a response carry an AETH.
                 classes.push((Some(mtu), classes::cut(&data, self.around, 2 * aeth, mtu, packets), 2 * aeth));
             }
         }
@@ -364,7 +365,7 @@ impl Shapes<'_> {
         }
     }
 
-    /// Atomic operations: operands one way, original values the other.
+    /// Tries atomic operations: operands in one direction, original values in the other.
     fn atomics(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let request = (self.around + ATOMIC_ETH_LEN as u64) as f64;
         let response = (self.around + (AETH_LEN + ATOMIC_ACK_ETH_LEN) as u64) as f64;
@@ -397,7 +398,7 @@ impl Shapes<'_> {
         (range.min <= range.max).then_some(range)
     }
 
-    /// Messages both ways, as many in each direction: requests and responses, or both sides send.
+    /// Tries equal numbers of messages in both directions: requests and responses, or two senders.
     fn both_ways(&mut self, tx: Flow, rx: Flow) {
         let Some(packets) = Self::data_both_ways(tx, rx) else { return };
         let (sent, received) = (self.data_among_acks(tx, packets), self.data_among_acks(rx, packets));
@@ -444,7 +445,7 @@ impl Shapes<'_> {
         (tx_class, rx_class): (Class, Class),
     ) {
         let mut it = self.start(kinds, &[Transport::Rc], Pattern::RequestResponse, Requester::Both);
-        // Among ACKs no payload is the nearest: every number of ACKs has its own.
+        // Among ACKs no payload is the nearest, since each number of ACKs gives another one.
         let open = |class: Class| Class { nearest: None, misfit: 0.0, ..class };
         self.judge(&mut it, &open(tx_class), mtu, self.data_among_acks(tx, packets).mean.max);
         it.received_payload_bytes = Some(rx_class.payload);
@@ -467,7 +468,7 @@ impl Shapes<'_> {
         self.finish(it, tx, rx);
     }
 
-    /// Short requests answered by long responses, or the reverse, by SENDs or WRITEs.
+    /// Tries short requests with long responses, or the reverse, by SENDs or WRITEs.
     fn short_for_long(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let tolerance = self.hints.tolerance;
         // If the short packets have the length of ACKs, `one_way` covers the traffic.
@@ -520,7 +521,7 @@ impl Shapes<'_> {
         }
     }
 
-    /// Datagrams both ways, which nothing acknowledges.
+    /// Tries datagrams in both directions, without acknowledgements.
     fn datagrams_both_ways(&mut self, tx: Flow, rx: Flow) {
         let ratio = tx.packets / rx.packets;
         if !(1.0 - SKEW..=1.0 + SKEW).contains(&ratio) {

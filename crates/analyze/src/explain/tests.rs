@@ -3,12 +3,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Rates as the host sees them that the peer's requests come to.
+/// Returns the rates of a host that receives the requests of its peer.
 fn incoming(packets: (f64, f64), bytes: (f64, f64)) -> Rates {
     Rates { rx_packets: packets.0, rx_bytes: packets.0 * bytes.0, tx_packets: packets.1, tx_bytes: packets.1 * bytes.1 }
 }
 
-/// The first explanation with this operation, pattern and payload whose rate holds the true one.
+/// Returns the rank of the first explanation with this operation, pattern and payload whose rate includes the true
+/// one.
 fn rank(
     answer: &Answer,
     kind: MessageKind,
@@ -32,13 +33,13 @@ fn listed(answer: &Answer) -> String {
     answer.explanations.iter().map(line).collect::<String>() + &answer.verdict
 }
 
-/// The figures that were published, from `published/t2.toml`.
+/// Published figures from `published/t2.toml`.
 mod published {
     use doorbell_published::row;
 
     use super::*;
 
-    /// A published number: per second, or bytes.
+    /// Returns a published number, per second or in bytes.
     fn of(id: &str) -> f64 {
         row(id).unwrap_or_else(|| panic!("{id} is a row")).value.in_base()
     }
@@ -54,7 +55,7 @@ mod published {
         let answer = explain(&rates, &Hints::default()).unwrap();
         let place = rank(&answer, MessageKind::Write, &[Pattern::OneWay], Requester::Peer, 0, 4.40e6);
         assert!(place.is_some_and(|place| place < 2), "{}", listed(&answer));
-        // As long: a SEND of 16 bytes. And at just the same rates: a READ without payload.
+        // A SEND of 16 bytes has the same length. A READ without payload has the same rates.
         assert!(rank(&answer, MessageKind::Send, &[Pattern::OneWay], Requester::Peer, 16, 4.40e6).is_some());
         let same = explain(&incoming((4.40e6, 4.40e6), (74.0, 62.0)), &Hints::default()).unwrap();
         assert!(rank(&same, MessageKind::Read, &[Pattern::Fetch], Requester::Peer, 0, 4.40e6).is_some());
@@ -83,8 +84,8 @@ mod published {
         assert!(it.acks_per_packet.unwrap().contains(3.08 / 3.13));
     }
 
-    /// Received at one point: 64.00 bytes per packet, which no packet of 1 B has. A message of 1 B with immediate data
-    /// has 66 and an ACK 62, so half of the packets are ACKs.
+    /// The publication counted 64.00 bytes per packet, but no packet of 1 B has that length. A message of 1 B with
+    /// immediate data has 66 bytes and an ACK 62, so half of the packets are ACKs.
     #[test]
     fn request_response_as_counted() {
         let (packets, bytes) = (of("request-response/counted-packets-in"), of("request-response/counted-bytes-in"));
@@ -95,20 +96,21 @@ mod published {
             .unwrap();
         assert!(place < answer.named, "{}", listed(&answer));
         assert!(answer.explanations[0].pattern == Pattern::RequestResponse, "{}", listed(&answer));
-        // SENDs of 5 to 8 B have 66 bytes as well.
+        // SENDs of 5 to 8 B also have 66 bytes.
         assert!(
             rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Requester::Both, 8, packets / 2.0).is_some()
         );
     }
 
-    /// 463 k packets/s each way are 231 k requests and their responses. SENDs without immediate data have 62 bytes.
+    /// 463 k packets/s in each direction are 231 k requests and responses. SENDs without immediate data have 62
+    /// bytes.
     #[test]
     fn request_response_of_one_byte() {
         let packets = (of("request-response/packets-in"), of("request-response/packets-out"));
         let answer = explain(&incoming(packets, (62.0, 62.0)), &Hints::default()).unwrap();
         let place = rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Requester::Both, 1, 231.5e3);
         assert!(place.is_some_and(|place| place < 3), "{}", listed(&answer));
-        // The same bytes are SENDs one way with an ACK each, whichever side sends.
+        // SENDs in one direction with an ACK each have the same lengths, for either sender.
         for side in [Requester::ThisHost, Requester::Peer] {
             assert!(
                 rank(&answer, MessageKind::Send, &[Pattern::OneWay], side, 1, 463e3).is_some(),
@@ -118,15 +120,15 @@ mod published {
         }
     }
 
-    /// 4154.0625 bytes per packet: 256 packets per message, one of which has a RETH. Counted were 4154.0639, since
-    /// counters are read in the midst of messages.
+    /// 4154.0625 bytes per packet: 256 packets per message, one of which has a RETH. The counters showed 4154.0639,
+    /// since they are read during messages.
     #[test]
     fn writes_of_one_mib() {
         let packets = (of("one-sided/write-1mib-packets-in"), of("one-sided/write-1mib-packets-out"));
         for mean in ["wire/write-1mib-bytes-per-packet", "wire/write-1mib-counted-bytes-per-packet"] {
             is_a_write_of_one_mib(&incoming(packets, (of(mean), of("wire/ack-frame"))));
         }
-        // With less precise counters the answer is only that messages are long.
+        // Less precise counters only show that messages are long.
         let rough = explain(&incoming((3.005e6, 0.105e6), (4154.0, 62.0)), &Hints::default()).unwrap();
         let place = rank(&rough, MessageKind::Write, &[Pattern::OneWay], Requester::Peer, 1 << 20, 3.005e6 / 256.0);
         assert!(place.is_some_and(|place| place < 2), "{}", listed(&rough));
@@ -168,10 +170,10 @@ mod published {
         let tagged = &answer.explanations[0];
         assert!(tagged.vlan && tagged.transports == [Transport::Ud], "{}", listed(&answer));
         assert_eq!(tagged.operations, [MessageKind::Send]);
-        // As long: immediate data instead of the tag.
+        // Immediate data instead of the tag gives the same length.
         let immediate = |it: &Explanation| it.operations == [MessageKind::SendImm] && !it.vlan && it.misfit == 0.0;
         assert!(answer.named().iter().any(immediate), "{}", listed(&answer));
-        // Without it they are 4162 bytes long, and then nothing speaks for a tag; nor a byte beside.
+        // Datagrams of 4162 bytes give no reason to assume a tag, and neither do those of 4165 bytes.
         let plain = explain(&incoming((1e6, 0.0), (4162.0, 0.0)), &Hints::default()).unwrap();
         assert!(
             !plain.explanations[0].vlan && plain.explanations[0].transports == [Transport::Ud],
@@ -209,12 +211,12 @@ mod published {
 #[derive(Clone, Copy, Debug)]
 struct Workload {
     kind: MessageKind,
-    /// Both sides send, one message each per operation.
+    /// Whether both sides send one message per operation.
     both_ways: bool,
     bytes: u64,
     mtu: PathMtu,
     outer: OuterKind,
-    /// Of each request packet.
+    /// ACKs per request packet.
     acks: f64,
     /// Credit messages per message.
     credits: f64,
@@ -253,7 +255,7 @@ impl Workload {
                 let one = plus(data, ack(data.0 * self.acks));
                 (one, one)
             }
-            // Credit messages are as long as ACKs.
+            // Credit messages have the length of ACKs.
             _ => (plus(data, ack(self.credits * self.acks)), ack(data.0 * self.acks + self.credits)),
         };
         let (rx, tx) = if self.requester == Requester::ThisHost { (back, forth) } else { (forth, back) };
@@ -272,13 +274,13 @@ impl Workload {
 
 const SIZES: [u64; 7] = [0, 1, 8, 64, 512, 4096, 1 << 20];
 
-/// The workloads of the bench.
+/// Returns the workloads of the bench.
 fn workloads() -> Vec<Workload> {
     let mut all = Vec::new();
     for mtu in [PathMtu::Mtu1024, PathMtu::Mtu4096] {
         for bytes in SIZES {
             let packets = bytes.div_ceil(mtu.bytes() as u64).max(1) as f64;
-            // 1, 8 and 64 outstanding: an ACK for each message, for each eighth ... ; and each packet.
+            // ACKs per packet: none, one per 64, 8 and 2 messages, one per message, and one per packet.
             for acks in [0.0, 1.0 / 64.0 / packets, 1.0 / 8.0 / packets, 0.5 / packets, 1.0 / packets, 1.0] {
                 for requester in [Requester::ThisHost, Requester::Peer] {
                     let base = Workload {
@@ -311,7 +313,7 @@ fn workloads() -> Vec<Workload> {
     all
 }
 
-/// How traffic flows, which is what the parts of a verdict differ in.
+/// Returns the number of distinct flows of traffic, which distinguish the parts of a verdict.
 fn flows(answer: &Answer) -> usize {
     let mut flows: Vec<_> = answer
         .named()
@@ -335,7 +337,7 @@ fn every_workload_of_the_bench_is_named() {
                 "{rank:?} of {workload:?} (path MTU hint {mtu:?})\n{}",
                 listed(&answer)
             );
-            // To name everything would be easy.
+            // A verdict that names everything would prove nothing.
             let flows = flows(&answer);
             assert!(flows <= 5 && answer.named <= 12, "{workload:?}\n{}", listed(&answer));
             one_or_two += usize::from(flows <= 2);
@@ -347,7 +349,7 @@ fn every_workload_of_the_bench_is_named() {
 
 #[test]
 fn what_is_as_long_stands_beside_the_most_plausible() {
-    // SENDs of 64 bytes are as long as WRITEs of 48, WRITEs of 1 to 4 as SENDs of 17 to 20.
+    // SENDs of 64 bytes have the length of WRITEs of 48, and WRITEs of 1 to 4 that of SENDs of 17 to 20.
     for (frame, send, write) in [(122.0, 64, 48), (78.0, 20, 4), (586.0, 528, 512)] {
         let answer = explain(&incoming((1e6, 0.2e6), (frame, 62.0)), &Hints::default()).unwrap();
         for (kind, bytes) in [(MessageKind::Send, send), (MessageKind::Write, write)] {
@@ -407,7 +409,7 @@ fn what_only_one_operation_shows_is_named_first() {
     let workload = Workload { kind: MessageKind::CompareSwap, ..base };
     let answer = explain(&workload.rates(), &Hints::default()).unwrap();
     assert_eq!(workload.rank(&answer), Some(0));
-    // The other atomic operation has the same bytes, and stands beside it.
+    // Both atomic operations have the same bytes and appear together.
     assert_eq!(answer.explanations[0].operations, [MessageKind::CompareSwap, MessageKind::FetchAdd]);
     for (kind, bytes) in [(MessageKind::Write, 8), (MessageKind::Send, 64), (MessageKind::SendImm, 64)] {
         let workload = Workload { kind, bytes, acks: 0.2, ..base };
@@ -428,7 +430,7 @@ fn alternatives_are_named() {
             listed(&answer)
         );
     }
-    // Lengths of READs, and of SENDs both ways.
+    // The lengths fit READs, and SENDs in both directions.
     let answer = explain(&incoming((1e6, 1e6), (74.0, 126.0)), &Hints::default()).unwrap();
     assert_eq!(rank(&answer, MessageKind::Read, &[Pattern::Fetch], Requester::Peer, 64, 1e6), Some(0));
     let both = answer.explanations.iter().find(|it| it.pattern == Pattern::RequestResponse).unwrap();
@@ -437,7 +439,7 @@ fn alternatives_are_named() {
 
 #[test]
 fn short_requests_with_long_responses() {
-    // 10 k requests of 64 bytes, 1 MiB each in response, one ACK per message.
+    // 10 k requests of 64 bytes with responses of 1 MiB, and one ACK per message.
     let rates = Rates {
         tx_packets: 20e3,
         tx_bytes: 10e3 * (122.0 + 62.0),
@@ -458,9 +460,9 @@ fn short_requests_with_long_responses() {
 fn what_no_single_operation_explains_is_said() {
     let hints = Hints { mtu: Some(PathMtu::Mtu4096), ..Hints::default() };
     for rates in [
-        // Ten times as many go out as come in, all far longer than ACKs.
+        // Outgoing packets are ten times as many as incoming ones, and all are far longer than ACKs.
         Rates { tx_packets: 1e6, tx_bytes: 300e6, rx_packets: 1e5, rx_bytes: 30e6 },
-        // WRITEs of 926 bytes go out, and a tenth as many of 1024 bytes come in among the ACKs.
+        // WRITEs of 926 bytes go out. A tenth of that number, of 1024 bytes, come in among the ACKs.
         Rates { tx_packets: 1e6, tx_bytes: 1e9, rx_packets: 2e5, rx_bytes: 1e5 * (62.0 + 1098.0) },
     ] {
         let answer = explain(&rates, &hints).unwrap();
@@ -501,7 +503,7 @@ fn what_cannot_be_counted_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Half a percent of noise on each counter, and directions that are not read at one moment.
+    /// Half a percent of noise on each counter, and directions that are not read at the same moment.
     #[test]
     fn noise_does_not_hide_the_truth(
         which in 0..100_000_usize,
@@ -527,7 +529,7 @@ proptest! {
         );
     }
 
-    /// Any rates give an answer with finite numbers, or an error sentence.
+    /// Any rates give an answer with finite numbers, or an error.
     #[test]
     fn any_numbers(
         rates in prop::array::uniform4(prop_oneof![any::<f64>(), 0.0..1e9, Just(0.0)]),

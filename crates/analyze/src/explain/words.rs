@@ -1,11 +1,11 @@
-//! The answer in sentences, with rounded numbers.
+//! Sentences of an answer, with rounded numbers.
 
 use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{MessageKind, Transport};
 
 use super::{Answer, Explanation, Hints, Pattern, Range, Requester, Span};
 
-/// A rate that people can read: `481 k`, `3.13 M`.
+/// Formats a rate with a unit prefix: `481 k`, `3.13 M`.
 pub fn rate(value: f64) -> String {
     let (scaled, unit) = match value {
         v if v >= 999.5e6 => (v / 1e9, " G"),
@@ -21,7 +21,7 @@ pub fn rate(value: f64) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
-/// A range of rates: one number where its ends are close.
+/// Formats a range of rates, as one number if its ends are close.
 pub fn rate_range(range: Range) -> String {
     if range.max <= range.min * 1.08 {
         rate((range.min + range.max) / 2.0)
@@ -32,7 +32,7 @@ pub fn rate_range(range: Range) -> String {
     }
 }
 
-/// Payload bytes: `1-4 B`, `1 MiB`, `4 KiB and more`.
+/// Formats payload bytes: `1-4 B`, `1 MiB`, `4 KiB and more`.
 pub fn payload(span: Span) -> String {
     let size = |bytes: u64| match bytes {
         b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
@@ -49,7 +49,7 @@ pub fn payload(span: Span) -> String {
 }
 
 fn kinds(operations: &[MessageKind]) -> String {
-    // The variants with immediate data come last and only where they stand alone.
+    // Lists of more than two kinds omit the variants with immediate data or a key to invalidate.
     let plain: Vec<_> = operations
         .iter()
         .filter(|kind| {
@@ -61,8 +61,8 @@ fn kinds(operations: &[MessageKind]) -> String {
     plain.join(" or ")
 }
 
-/// Fills in the summary and the reasons; `forth` and `back` are bytes per packet in the direction
-/// of the requests (of both ways: sent, received) and in the other.
+/// Fills in the summary and the reasons. `forth` and `back` are bytes per packet in the direction of the requests and
+/// in the other one. For messages in both directions, they are bytes sent and received.
 pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
     it.summary = summary(it);
     let mut reasons = Vec::new();
@@ -196,7 +196,7 @@ fn summary(it: &Explanation) -> String {
     format!("{}, {}", what(it), how(it, it.operations_per_s))
 }
 
-/// Operations and payload.
+/// Returns the operations and their payload as words.
 fn what(it: &Explanation) -> String {
     let what = kinds(&it.operations);
     if it.operations.contains(&MessageKind::CompareSwap) {
@@ -348,7 +348,7 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
     }
     if let Some(link) = answer.link {
         for (name, share) in [("incoming", link.rx_share), ("outgoing", link.tx_share)] {
-            // A little more is rounding.
+            // Rounding may raise the share slightly.
             if share > 1.01 {
                 notes.push(format!(
                     "The {name} direction shows {:.1} % of what the link carries: the rates or the link's rate are wrong.",

@@ -1,8 +1,8 @@
-//! Fuzz bodies: what is given to them comes from outside.
+//! Fuzz bodies for input from outside.
 
 use doorbell_analyze::decode::{Options, decode};
 
-/// A capture, of either format.
+/// Decodes a capture of either format.
 pub(crate) fn fuzz_captures(data: &[u8]) {
     let Ok(summary) = decode(data, &Options::default()) else { return };
     assert!(serde_json::to_string(&summary).is_ok());

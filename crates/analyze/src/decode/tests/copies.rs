@@ -1,15 +1,15 @@
-//! Packets that several points of observation captured, and frames that faults struck.
+//! Tests of packets captured at several points of observation, and of frames with injected faults.
 
 use super::*;
 
-/// Two SENDs with their ACKs, of which the second is sent twice.
+/// Returns two SENDs with their ACKs. The second SEND is sent twice.
 fn talk() -> Vec<Vec<u8>> {
     let one = [send(Opcode::RC_SEND_ONLY, 0, 64), ack(0)];
     let two = [send(Opcode::RC_SEND_ONLY, 1, 64), send(Opcode::RC_SEND_ONLY, 1, 64), ack(1)];
     [&one[..], &two].concat()
 }
 
-/// Checks that the talk is found, each transmission once.
+/// Checks that the decoder finds the talk and counts each transmission once.
 fn check(summary: &Summary, copies: u64, what: &str) {
     assert_eq!((summary.packets, summary.second_copies), (5, copies), "{what}: {:?}", summary.notes);
     let talk = only(summary);
@@ -22,7 +22,7 @@ fn check(summary: &Summary, copies: u64, what: &str) {
     assert_eq!(noted, copies > 0, "{what}: {:?}", summary.notes);
 }
 
-/// Each frame as the first point sees it, then as the second does.
+/// Returns each frame as the first point captures it, followed by the second point's copy.
 fn twice(change: impl Fn(&mut Vec<u8>)) -> Vec<Vec<u8>> {
     let both = |frame: Vec<u8>| {
         let mut other = frame.clone();
@@ -41,7 +41,7 @@ fn a_packet_that_one_point_sees_again_was_sent_again() {
 fn a_packet_of_another_link_header_tag_or_hop_is_a_copy() {
     check(&read(&pcap(&twice(|frame| frame[..12].fill(9)))), 5, "other MAC addresses");
     check(&read(&pcap(&twice(|frame| drop(frame.splice(12..12, [0x81, 0, 0, 7]))))), 5, "VLAN tag");
-    // A router: the hop limit falls, and with it the header's checksum changes; a switch marks congestion.
+    // A router lowers the hop limit and changes the header's checksum; a switch marks congestion.
     let router = |frame: &mut Vec<u8>| {
         frame[22] -= 1;
         frame[15] |= 3;
@@ -52,7 +52,7 @@ fn a_packet_of_another_link_header_tag_or_hop_is_a_copy() {
         frame[46] |= 0x40;
     };
     check(&read(&pcap(&twice(congestion_in_bth))), 5, "FECN");
-    // ERSPAN of a mirror port, whose outer header has an identification and a sequence number that grow.
+    // The outer header of an ERSPAN mirror port has a growing identification and sequence number.
     let number = std::cell::Cell::new(0);
     let mirrored = |frame: &mut Vec<u8>| {
         number.set(number.get() + 1);
@@ -102,7 +102,7 @@ fn points_may_be_many_and_late_and_miss_packets() {
     let at_many = |frame: Vec<u8>| (0..20).map(move |number| [&[number; 12], &frame[12..]].concat());
     let frames: Vec<_> = talk().into_iter().flat_map(at_many).collect();
     check(&read(&pcap(&frames)), 19 * 5, "many");
-    // Frames from before segmentation are copies too, packet by packet.
+    // Frames from before segmentation also count as copies, packet by packet.
     let segment =
         |index: u16| seal(A, B, index, transport_packet(Opcode::RC_SEND_ONLY, 0xb, index.into(), &[], &[3; 64]));
     let long = frame_of(A, B, None, &(0..4).flat_map(segment).collect::<Vec<_>>());
@@ -124,7 +124,7 @@ fn packets_without_a_number_of_their_own_are_counted_per_point() {
     assert_eq!((summary.cnps, summary.second_copies), (3, 3));
 }
 
-/// A frame of a software RNIC's own capture, with flags and a comment.
+/// Returns a frame of a software RNIC's own capture, with flags and a comment.
 fn noted(frame: &[u8], flags: u32, comment: &str) -> Vec<u8> {
     let length = frame.len() as u32;
     let mut body = [0, 0, 7, length, length].map(u32::to_le_bytes).as_flattened().to_vec();

@@ -1,10 +1,10 @@
-//! Packets that the snap length cut within their headers.
+//! Tests of packets that the snap length cut within their headers.
 
 use doorbell_wire::ROCE_UDP_PORT;
 
 use super::*;
 
-/// Four READs of 8 KiB at path MTU 1024 with their responses, an atomic operation, and a WRITE with its ACK.
+/// Returns four READs of 8 KiB at path MTU 1024 with their responses, an atomic operation, and a WRITE with its ACK.
 fn frames() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for read in 0..4 {
@@ -93,7 +93,7 @@ fn a_read_whose_reth_is_cut_has_an_unknown_length() {
             let note = "the RETH of 4 READ requests (length unknown)";
             assert!(summary.notes.iter().any(|it| it.contains(note)), "{:?}", summary.notes);
         }
-        // With the RETH, and not the ICRC.
+        // The frame includes the RETH, but not the ICRC.
         let summary = cut_to(headers + 16, frames);
         check_whole(&summary, frames);
         assert_eq!(only(&summary).from_a.operations[0].sizes, [SizeCount { bytes: 8192, messages: 4 }]);

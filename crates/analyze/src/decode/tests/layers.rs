@@ -1,4 +1,4 @@
-//! VLAN tags, tunnels, extension headers, and frames that hold something else.
+//! Tests of VLAN tags, tunnels, extension headers, and frames without RoCE v2.
 
 use doorbell_wire::FaultMarks;
 
@@ -13,7 +13,7 @@ fn ethernet(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&[6; 12][..], &ethertype.to_be_bytes(), payload].concat()
 }
 
-/// An IPv4 packet between the hosts of the outer network.
+/// Returns an IPv4 packet between the hosts of the outer network.
 fn ipv4(protocol: u8, payload: &[u8]) -> Vec<u8> {
     let length = (20 + payload.len()) as u16;
     let [high, low] = length.to_be_bytes();
@@ -36,7 +36,7 @@ fn vxlan(frame: &[u8]) -> Vec<u8> {
     udp(4789, &[&[8, 0, 0, 0, 0, 0x12, 0x34, 0][..], frame].concat())
 }
 
-/// GENEVE with 8 bytes of options.
+/// Returns GENEVE with 8 bytes of options.
 fn geneve(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let [high, low] = ethertype.to_be_bytes();
     udp(6081, &[&[2, 0, high, low, 0, 0, 7, 0, 1, 1, 0x80, 1, 9, 9, 9, 9][..], payload].concat())
@@ -68,7 +68,7 @@ fn tagged(frame: &[u8], ethertypes: &[u16]) -> Vec<u8> {
     [&frame[..12], &tags, &frame[12..]].concat()
 }
 
-/// A conversation of a SEND and its ACK, each wrapped.
+/// Decodes a conversation of a SEND and its ACK, each wrapped.
 fn wrapped(wrap: impl Fn(&[u8]) -> Vec<u8>) -> Summary {
     read(&pcap(&[wrap(&send(Opcode::RC_SEND_ONLY, 0, 64)), wrap(&ack(0))]))
 }
@@ -116,12 +116,12 @@ fn every_tunnel_is_taken_off() {
         assert_eq!(summary.tunnels, [TunnelCount { tunnel: name, frames: 2 }], "{index}");
         assert!(summary.notes.iter().any(|note| note.contains(&format!("2 of {name};"))), "{:?}", summary.notes);
     }
-    // VLAN tags inside and outside: the inner one counts as the inner frame's.
+    // VLAN tags inside and outside the tunnel: the inner one counts as part of the inner frame.
     let inside = wrapped(|frame| outer4(17, &vxlan(&tagged(frame, &[0x8100]))));
     assert_eq!(inside.frame_bytes, plain().frame_bytes + 8);
     let outside = wrapped(|frame| tagged(&outer4(17, &vxlan(frame)), &[0x8100]));
     assert_eq!(contents(&outside), contents(&plain()));
-    // A mirrored VXLAN frame counts for both.
+    // A mirrored VXLAN frame counts for both tunnels.
     let nested = wrapped(|frame| outer4(47, &erspan2(&outer4(17, &vxlan(frame)))));
     assert_eq!(contents(&nested), contents(&plain()));
     let names: Vec<_> = nested.tunnels.iter().map(|it| (it.tunnel, it.frames)).collect();
@@ -225,7 +225,7 @@ fn ip_options_and_extension_headers_are_skipped() {
     assert_eq!(summary.icrc, Icrc { right: 0, wrong: 0, unchecked: 2 });
     assert_eq!(summary.cut_packets, 0);
     assert!(summary.notes.iter().any(|note| note.contains("2 packets have IP options")), "{:?}", summary.notes);
-    // Cut within its extension headers it is no packet.
+    // A frame cut within its extension headers holds no packet.
     for length in 14 + 40..extended.len() - datagram.len() {
         let summary = read(&pcap_of(1, true, false, length, std::slice::from_ref(&extended)));
         assert_eq!(summary.other_kinds[0].kind, "cut within the headers", "{length}");
@@ -251,7 +251,7 @@ fn frames_of_other_protocols_are_named_with_their_counts() {
     frames.push(outer4(47, &gre(0, 0x8847, &[0; 40])));
     frames.extend([ethernet(0x0806, &[0; 28]), outer4(6, &[0; 20]), outer4(6, &[0; 20])]);
     frames.extend([outer4(17, &udp(53, &[0; 20])), ethernet(40, &[0; 40]), ethernet(0x1234, &[0; 40])]);
-    // Neither VXLAN, GENEVE, nor a GRE that is known.
+    // Neither VXLAN, GENEVE, nor a known variant of GRE.
     frames.extend([outer4(17, &udp(4789, &[0; 60])), outer4(17, &udp(6081, &[0x40; 60]))]);
     frames.extend([outer4(47, &gre(0x40, IPV4, &[0; 40])), outer4(50, &[0; 40]), outer4(99, &[0; 40])]);
     let summary = read(&pcap(&frames));
@@ -302,14 +302,14 @@ fn link_layers_of_infiniband_are_named() {
 
 #[test]
 fn mirrored_frames_may_be_cut() {
-    // A switch that truncates what it mirrors.
+    // A mirroring switch truncates the frames.
     let summary = wrapped(|frame| outer4(47, &erspan2(&frame[..frame.len().min(70)])));
     assert_eq!((summary.packets, summary.cut_packets, summary.icrc.right), (2, 1, 1));
     assert_eq!(only(&summary).from_a.operations[0].payload_bytes, 64);
 }
 
 proptest! {
-    /// Damaged and cut tunnels end in an answer.
+    /// Damaged and cut tunnels give an answer.
     #[test]
     fn damaged_tunnels(which in 0..6_usize, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6), cut in any::<prop::sample::Index>()) {
         let inner = send(Opcode::RC_SEND_ONLY, 0, 8);

@@ -1,8 +1,8 @@
-//! XRC, opcodes that are counted and not followed, malformed packets, and the notes about them.
+//! Tests of XRC, opcodes that are only counted, malformed packets, and the notes about them.
 
 use super::*;
 
-/// An XRC request to shared receive queue 0x33.
+/// Returns an XRC request to shared receive queue 0x33.
 fn xrc(opcode: Opcode, psn: u32, extension: &[u8], payload: &[u8]) -> Vec<u8> {
     frame(A, B, opcode, 0xb, psn, &[&[0, 0, 0, 0x33], extension].concat(), payload)
 }
@@ -51,7 +51,7 @@ fn requests_of_xrc_are_followed() {
     assert_eq!(found, expected);
     assert_eq!((talk.from_a.retransmitted_packets, talk.from_a.missing_packets), (1, 0));
     assert_eq!((talk.from_b.acks, talk.from_b.read_response_packets, talk.from_b.atomic_responses), (2, 2, 1));
-    // The WRITE was repeated, so its time is not taken; the NAK answers no request.
+    // The WRITE was repeated, so its time is not measured; the NAK answers no request.
     assert_eq!(talk.from_a.time_to_ack.unwrap().count, 3);
     assert_eq!(summary.opcodes[0].name, "RC Acknowledge");
     assert_eq!((summary.opcodes[1].opcode, summary.opcodes[1].name.as_str()), (0xa0, "XRC SEND First"));
@@ -80,7 +80,7 @@ fn opcodes_of_other_transports_are_counted_by_number() {
     let note = "7 packets are of opcodes that are counted and not followed: 1 of RC opcode 0x1f, 1 of RD opcode 0x40, 1 of UD \
                 opcode 0x7f, 1 of CNP opcode 0x85, 2 of vendor opcode 0xc4, 1 of vendor opcode 0xff.";
     assert_eq!(summary.notes, [note]);
-    // Their bytes count for the hosts, and they are no messages.
+    // Their bytes count for the hosts, but they form no messages.
     assert_eq!(summary.hosts[0].tx_packets + summary.hosts[0].rx_packets, 8);
     assert!(summary.conversations.iter().all(|talk| talk.from_a.operations.is_empty()));
 }
@@ -102,7 +102,7 @@ fn memory_placement_extensions_take_sequence_numbers() {
     assert_eq!(summary.notes, [note]);
 }
 
-/// A datagram to the port without any packet, or with one of another version.
+/// Returns malformed datagrams to the port: of another transport header version, or too short for a packet.
 fn malformed() -> Vec<Vec<u8>> {
     let mut version = transport_packet(Opcode::RC_SEND_ONLY, 0xb, 0, &[], &[]);
     version[1] |= 3;
@@ -126,7 +126,7 @@ fn malformed_packets_have_reasons() {
     let summary = read(&pcap(&frames));
     assert_eq!((summary.packets, summary.malformed_packets, summary.other_frames), (0, 4, 0));
     assert_eq!(reasons(&summary), expected);
-    // The notes name the reasons, and do not claim that no packet goes to the port.
+    // The notes name the reasons, and do not claim that the port has no packets.
     let note = "4 packets to UDP port 4791 are malformed: 2 shorter than a BTH, 1 of transport header version 3, 1 too short \
                 for RC RDMA READ Request.";
     assert_eq!(
@@ -134,7 +134,7 @@ fn malformed_packets_have_reasons() {
         ["No RoCE v2 packet among 4 frames: all 4 that go to UDP port 4791 are malformed.".to_owned(), note.to_owned()]
     );
     assert!(!summary.notes.iter().any(|note| note.contains("none goes")), "{:?}", summary.notes);
-    // Beside packets that are right.
+    // Correct packets accompany the malformed ones.
     frames.push(send(Opcode::RC_SEND_ONLY, 0, 4));
     let summary = read(&pcap(&frames));
     assert_eq!((summary.packets, summary.notes[0].as_str()), (1, note));
