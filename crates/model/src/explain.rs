@@ -86,8 +86,8 @@ fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottlenec
     );
     match (remedies.first(), next) {
         (Some(remedy), _) => text += &format!("; {} would reach the {}'s bound", remedy.what, remedy.binding),
-        (None, Some(next)) if *factor < 1.05 => text += &format!("; the {}'s bound is as near", next.kind),
-        (None, _) => text += "; nothing that the model knows would help",
+        (None, Some(next)) if *factor < 1.05 => text += &format!("; the {}'s bound is equally near", next.kind),
+        (None, _) => text += "; the model knows no remedy",
     }
     if let Some(Bound { kind, .. }) = next
         && remedies.first().is_none_or(|remedy| remedy.binding != *kind)
