@@ -544,7 +544,7 @@ mod tests {
             let all = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, goal) });
             let copies: Vec<bool> = all.iter().map(|advice| !places(advice.protocol)).collect();
             assert!(copies.is_sorted() && !copies[0], "{:?}", names(&all));
-            assert!(all[0].window <= 4, "what one READ of 1 MiB after the other fills needs no window: {:?}", all[0]);
+            assert!(all[0].window <= 4, "consecutive READs of 1 MiB need no window: {:?}", all[0]);
         }
     }
 

@@ -87,20 +87,20 @@ impl Term {
     pub const fn parameter(self) -> (&'static str, &'static str) {
         match self {
             Term::SendPost | Term::SendEach => ("o_snd", "CPU, sending"),
-            Term::ReceivePoll | Term::ReceiveEach => ("o_rcv", "CPU, finding what has arrived"),
+            Term::ReceivePoll | Term::ReceiveEach => ("o_rcv", "CPU, polling for arrivals"),
             Term::RepostList | Term::RepostEach => ("o_post", "CPU, preparing receive buffers"),
             Term::NicSend => ("o_nsnd", "NIC, sending"),
             Term::NicReceive => ("o_nrcv", "NIC, receiving"),
             Term::DmaRead => ("dma_read", "NIC, fetching the payload"),
             Term::Run => ("o_run", "system calls of a software RNIC"),
             Term::Latency => ("L", "NIC to NIC, PCIe and switch included"),
-            Term::GapFixed => ("g_fix", "until an acknowledgement is back"),
+            Term::GapFixed => ("g_fix", "until an acknowledgement returns"),
             Term::GapPerByte => ("g_var", "the same, per byte"),
-            Term::LatencyPerByte => ("G", "bytes on the line, as latency grows with them"),
+            Term::LatencyPerByte => ("G", "bytes on the line, as a part of latency"),
             Term::BandwidthPerByte => ("G of bandwidth", "bytes on the line"),
             Term::NicUnit => ("o_unit", "a processing unit of the NIC"),
             Term::NicWhole => ("o_nic", "the whole NIC"),
-            Term::InlineReceive => ("o_inline", "CPU, taking short payloads out of completions"),
+            Term::InlineReceive => ("o_inline", "CPU, copying short payloads out of completions"),
             Term::ManyPairs => ("o_pairs", "CPU, changing between queue pairs"),
             Term::SharedQueue => ("o_srq", "the shared receive queue"),
             Term::RepostThread => ("o_repost_thread", "the thread that reposts shared receives"),
@@ -189,7 +189,7 @@ impl Cost {
         for (index, term) in Term::ALL.into_iter().enumerate() {
             add(term.parameter(), self.coefficients[index] * values[index]);
         }
-        add(("", "what no parameter changes"), self.constant_ns);
+        add(("", "constant"), self.constant_ns);
         parts
     }
 }

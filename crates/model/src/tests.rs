@@ -219,11 +219,7 @@ fn a_shared_receive_queue_is_slow_between_32_b_and_6_kb() {
     // One of eight messages follows one of its own queue pair.
     assert_near(shared(33, Peers::pairs(8)).messages_per_s, 2e6 * 8.0 / 7.0, 1e-9);
     assert_eq!(shared(32, Peers::pairs(8)).bound(BoundKind::Srq), None);
-    assert_eq!(
-        shared(512, Peers::ONE_TO_ONE).bound(BoundKind::Srq),
-        None,
-        "with one queue pair there is no such limit"
-    );
+    assert_eq!(shared(512, Peers::ONE_TO_ONE).bound(BoundKind::Srq), None, "one queue pair has no such limit");
     assert_eq!(shared(8192, Peers::pairs(8)).bottleneck().binding.kind, BoundKind::Link);
     let (above, below) = srq_slow_sizes(&t1).unwrap();
     assert_eq!(above, 32);

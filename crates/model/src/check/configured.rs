@@ -151,7 +151,7 @@ pub(super) fn posted(operation: Operation, configuration: &Configuration, by: &d
     };
     let connections = count("connections", configuration.connections)?;
     if configuration.keys.is_some() {
-        return Err(Lack::Feature("nothing predicts clients that choose keys by a distribution"));
+        return Err(Lack::Feature("no predictor covers clients that choose keys by a distribution"));
     }
     let window = match configuration.window {
         Some(Amount::Is(window)) => window as u32,

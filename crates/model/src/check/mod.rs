@@ -141,7 +141,7 @@ pub enum Lack {
     #[error("there is no protocol {0}")]
     Protocol(String),
     /// No predictor knows the row's quantity.
-    #[error("nothing predicts {0}")]
+    #[error("there is no prediction of {0}")]
     Quantity(&'static str),
     /// There is no parameter set.
     #[error("the model has no parameters of the testbed")]

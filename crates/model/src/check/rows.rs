@@ -53,7 +53,7 @@ impl Asked<'_> {
     }
 
     fn range(&self) -> Result<(u64, u64), Lack> {
-        Swept::by(self.row.quantity).ok_or(Lack::Quantity("such a number"))?.range(&self.row.configuration)
+        Swept::by(self.row.quantity).ok_or(Lack::Quantity("a quantity of this kind"))?.range(&self.row.configuration)
     }
 
     /// Returns the prediction for the row, in the unit of its dimension, with the binding resource.
@@ -94,7 +94,7 @@ impl Asked<'_> {
                 let range = self.range()?;
                 self.by.line_filling_bytes(&workload, self.manner, range)? as f64
             }
-            _ => return Err(Lack::Quantity("such a number")),
+            _ => return Err(Lack::Quantity("a quantity of this kind")),
         };
         Ok((found, Some(self.by.rate(&workload, self.manner)?.binding)))
     }
@@ -138,7 +138,7 @@ fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Bindi
                 Quantity::PacketsIn => by.packets(&posted)?.packets_in,
                 Quantity::PacketsOut => by.packets(&posted)?.packets_out,
                 Quantity::BytesIn => by.packets(&posted)?.bytes_in,
-                _ => return Err(Lack::Quantity("such a number")),
+                _ => return Err(Lack::Quantity("a quantity of this kind")),
             };
             return Ok((rated.messages_per_s * each, Some(rated.binding)));
         }

@@ -253,7 +253,7 @@ impl Messages<'_> {
             }
             "send-receive/events-save-cpu" => {
                 self.by.has(Needed::Interrupts)?;
-                Err(Lack::Feature("nothing predicts the CPU time of ends that sleep"))
+                Err(Lack::Feature("no predictor covers the CPU time of sleeping ends"))
             }
             "send-receive/threads-are-linear" | "direct-read/threads-are-linear" => {
                 // The rates of Direct-Read grow less than linearly before their ceiling.
