@@ -82,10 +82,10 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
                     }
                 )),
                 None if it.transports == [Transport::Ud] => {
-                    reasons.push("Nothing comes back, as of datagrams.".to_owned());
+                    reasons.push("The other direction is empty, as for datagrams.".to_owned());
                 }
                 None => reasons.push(
-                    "Nothing comes back: the transport is unreliable, or of RC the ACKs fell out of the interval.".to_owned(),
+                    "The other direction is empty: the transport is unreliable, or ACKs of RC fell outside the interval.".to_owned(),
                 ),
             }
         }
@@ -103,8 +103,8 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
             ));
             if it.packets_per_message.max > 1 {
                 reasons.push(format!(
-                    "{} response packets come per request. A requester may ask for a long READ in pieces, each by a request \
-                     of its own: then these are the pieces, and there are fewer operations than requests.",
+                    "Each request has {} response packets. A requester may split a long READ into several requests. The \
+                     payload is then that of one request, and the operations are fewer than the requests.",
                     count(it.packets_per_message)
                 ));
             } else if it.payload_bytes.min == 0 {
@@ -114,14 +114,13 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
         Pattern::Fetch => {
             reasons.push(format!(
                 "{forth:.1} B out for the requester and {back:.1} B back are the lengths of an atomic request ({:.0} B) and \
-                 its response ({:.0} B). Compare and swap and fetch and add have the same.",
+                 its response ({:.0} B). Both atomic operations have these lengths.",
                 headers + 28.0,
                 headers + 12.0
             ));
         }
         Pattern::RequestResponse => {
-            reasons
-                .push(format!("{forth:.1} B per packet go out and {back:.1} B come in, at rates that fit each other."));
+            reasons.push(format!("{forth:.1} B per packet go out and {back:.1} B come in, at matching rates."));
             if it.transports != [Transport::Ud] {
                 reasons.push(
                     "An ACK is a separate packet, and one may cover many messages. Each message takes one to two packets \
@@ -132,11 +131,12 @@ pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
         }
     }
     if it.misfit > 1e-4 {
-        reasons.push(format!("The length counted misses the nearest one possible by {:.2} %.", it.misfit * 100.0));
+        reasons
+            .push(format!("The counted length differs from the nearest possible one by {:.2} %.", it.misfit * 100.0));
     }
     if let (Some(mtu), true) = (it.path_mtu, it.packets_per_message.max > it.packets_per_message.min) {
         reasons.push(format!(
-            "Packets as full as path MTU {mtu} allows hide how long the messages are; they have {} packets each.",
+            "Full packets of path MTU {mtu} hide the length of the messages, which have {} packets each.",
             count(it.packets_per_message)
         ));
     }
@@ -153,16 +153,16 @@ fn length(it: &Explanation, mean: f64, headers: f64) -> String {
     } + if it.transports == [Transport::Ud] { 8.0 } else { 0.0 };
     let extra = match it.operations.first() {
         _ if once == 0.0 => "",
-        Some(MessageKind::Write | MessageKind::WriteImm) => ", its RETH among them",
-        _ if it.transports == [Transport::Ud] => ", its DETH among them",
-        _ => ", 4 of them immediate data or a key to invalidate",
+        Some(MessageKind::Write | MessageKind::WriteImm) => ", including the RETH,",
+        _ if it.transports == [Transport::Ud] => ", including the DETH,",
+        _ => ", including 4 of immediate data or of a key to invalidate,",
     };
     if let (Some(mtu), Some(nearest)) = (it.path_mtu, it.nearest_payload_bytes) {
         let packets = it.packets_per_message.max;
         return format!(
-            "Taken at their word, {mean:.4} B per packet are {mtu} of payload, {headers:.0} of headers and {} among {packets} packets: \
+            "If the counters are exact, {mean:.4} B per packet are {mtu} of payload, {headers:.0} of headers and {} over {packets} packets: \
              {} each.",
-            if it.operations == [MessageKind::Write] { "16 of a RETH" } else { "what one packet carries more" },
+            if it.operations == [MessageKind::Write] { "16 of a RETH" } else { "the additional bytes of one packet" },
             payload(nearest)
         );
     }
@@ -297,11 +297,9 @@ pub fn conclusion(answer: &Answer) -> String {
         rest => format!(" {rest} others fit, but are less plausible."),
     };
     match answer.named {
-        0 => {
-            "no single operation explains both directions. Several at a time do, or other traffic is counted with it; \
-              look at a shorter interval, one queue pair, or a capture (`doorbell wire decode`)."
-                .to_owned()
-        }
+        0 => "no single operation explains both directions. Several may run at a time, or the counters include other \
+             traffic; use a shorter interval, one queue pair, or a capture (`doorbell wire decode`)."
+            .to_owned(),
         1 => format!("{}.{rest}", parts[0]),
         _ => format!("{}: counters cannot tell these apart.{rest}", parts.join("; or ")),
     }
@@ -344,7 +342,7 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
         notes.push(format!("{} less plausible explanations are left out.", answer.left_out));
     }
     if hints.mtu.is_none() && answer.explanations.iter().any(|it| it.path_mtu.is_some()) {
-        notes.push("The path MTU is not known; giving it excludes explanations.".to_owned());
+        notes.push("The path MTU is unknown; a given path MTU excludes explanations.".to_owned());
     }
     if let Some(link) = answer.link {
         for (name, share) in [("incoming", link.rx_share), ("outgoing", link.tx_share)] {
