@@ -68,7 +68,7 @@ struct Schema {
 }
 
 impl Schema {
-    /// As [`SCHEMAS`] has them.
+    /// Returns the schema in the form of [`SCHEMAS`].
     fn name(&self) -> String {
         match (&self.format, &self.schema) {
             (Some(format), schema) => format!("{format}/{schema}"),
