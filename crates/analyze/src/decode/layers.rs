@@ -38,7 +38,7 @@ pub(super) enum Layer {
     Tunnel {
         /// The kind of tunnel.
         kind: TunnelKind,
-        /// VXLAN's and GENEVE's network identifier, GRE's key, ERSPAN's session; 0 if there is none.
+        /// Network identifier of VXLAN and GENEVE, key of GRE, or session of ERSPAN; 0 if there is none.
         id: u32,
         /// Hop limit of the outer IP packet.
         hop_limit: u8,

@@ -124,11 +124,11 @@ impl From<Error> for OtherFrame {
 /// Reasons for which a datagram to the port of RoCE v2 holds no packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Malformed {
-    /// It is shorter than a BTH.
+    /// Datagram shorter than a BTH.
     ShortBth,
-    /// Its transport header version is not 0.
+    /// Transport header version other than 0.
     Version(u8),
-    /// It is shorter than the headers, padding and ICRC of its opcode.
+    /// Datagram shorter than the headers, padding and ICRC of its opcode.
     Short(Opcode),
 }
 

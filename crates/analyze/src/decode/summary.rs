@@ -23,23 +23,24 @@ pub struct Summary {
     pub frames: u64,
     /// Frames that are not UDP to the port.
     pub other_frames: u64,
-    /// Their kinds, the most frequent first; at most 32.
+    /// Kinds of the other frames, the most frequent first; at most 32.
     pub other_kinds: Vec<KindCount>,
     /// Frames to the port that came in tunnels, by kind of tunnel. A frame in several tunnels counts for each.
     pub tunnels: Vec<TunnelCount>,
     /// Frames to the port that hold no packet: too short, or of an unknown version.
     pub malformed_packets: u64,
-    /// Their reasons, the most frequent first; at most 32.
+    /// Reasons of the malformed packets, the most frequent first; at most 32.
     pub malformed_reasons: Vec<MalformedCount>,
     /// RoCE v2 packets.
     pub packets: u64,
-    /// Their frame bytes, as counters of a NIC show them.
+    /// Frame bytes of the packets, as counters of a NIC show them.
     pub frame_bytes: u64,
     /// Payload bytes, repeated ones included.
     pub payload_bytes: u64,
     /// Packets of which the capture lacks the end.
     pub cut_packets: u64,
-    /// Packets that the snap length cut within the BTH, so their queue pair is unknown. They belong to no conversation.
+    /// Packets that the snap length cut within the BTH. Their queue pair is unknown, so they belong to no
+    /// conversation.
     pub cut_bths: u64,
     /// Copies that are counted nowhere else: packets that were captured earlier at another interface, in the other
     /// direction, or after another link header, VLAN tag, tunnel or router.
@@ -52,7 +53,7 @@ pub struct Summary {
     pub super_packets: SuperPackets,
     /// Nanoseconds since 1970 of the first packet with a time.
     pub first_timestamp_ns: Option<u64>,
-    /// From the first packet to the last.
+    /// Nanoseconds from the first packet to the last.
     pub duration_ns: u64,
     /// Packets per second, if any time passed.
     pub packets_per_s: Option<f64>,
@@ -62,13 +63,13 @@ pub struct Summary {
     pub cnps: u64,
     /// Packets that a switch has marked (ECN CE).
     pub congestion_marked_packets: u64,
-    /// Packets of opcodes that are counted and not followed: RD, vendors' and reserved ones.
+    /// Packets of opcodes that are only counted: RD, vendors' and reserved ones.
     pub unfollowed_packets: u64,
     /// Packets by opcode, in the order of the codes.
     pub opcodes: Vec<OpcodeCount>,
     /// Repeated packets, of all conversations.
     pub retransmitted_packets: u64,
-    /// NAKs, RNR NAKs not among them.
+    /// NAKs without RNR NAKs.
     pub naks: u64,
     /// RNR NAKs.
     pub rnr_naks: u64,
@@ -76,7 +77,7 @@ pub struct Summary {
     pub time_to_ack: Option<Times>,
     /// Conversations, those with the most bytes first.
     pub conversations: Vec<Conversation>,
-    /// Packets of conversations beyond those that are kept apart.
+    /// Packets of conversations beyond the maximum number.
     pub other_conversations_packets: u64,
     /// Traffic of each host, those with the most bytes first.
     pub hosts: Vec<HostTotals>,
@@ -125,15 +126,15 @@ pub struct TunnelCount {
 /// Packets that injected faults struck. Except for the dropped packets, the other counts hold the packets that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct FaultCounts {
-    /// Dropped on purpose, and counted nowhere else.
+    /// Packets dropped on purpose, and counted nowhere else.
     pub dropped: u64,
     /// Additional copies. They belong to no operation.
     pub duplicates: u64,
-    /// With a flipped bit; the dropped ones among them count as dropped too.
+    /// Packets with a flipped bit. Dropped packets among them count as dropped too.
     pub corrupted: u64,
-    /// Held back for a fixed time.
+    /// Packets held back for a fixed time.
     pub delayed: u64,
-    /// Held back until later packets have passed.
+    /// Packets held back until later packets have passed.
     pub reordered: u64,
 }
 
@@ -144,7 +145,7 @@ pub struct SuperPackets {
     pub frames: u64,
     /// The packets in them, which are counted as packets everywhere else.
     pub packets: u64,
-    /// Longer than any packet, but cut short, so that their packets are not counted.
+    /// Frames longer than any packet but cut short, so that their packets are not counted.
     pub cut_frames: u64,
 }
 
@@ -153,20 +154,20 @@ pub struct SuperPackets {
 pub struct OpcodeCount {
     /// The code.
     pub opcode: u8,
-    /// IBTA's name, or the transport with the code.
+    /// Name in the IBTA specification, or the transport with the code.
     pub name: String,
     /// Whether the decoder reassembles messages of this opcode.
     pub followed: bool,
-    /// Number of them.
+    /// Number of packets.
     pub packets: u64,
-    /// Their frame bytes.
+    /// Frame bytes of the packets.
     pub frame_bytes: u64,
 }
 
 /// Traffic of a host, comparable with the counters of its NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct HostTotals {
-    /// Its address.
+    /// Address of the host.
     pub address: IpAddr,
     /// Packets received.
     pub rx_packets: u64,
@@ -190,9 +191,9 @@ pub struct Conversation {
     pub a_qpn: Option<u32>,
     /// The queue pair at `b`.
     pub b_qpn: Option<u32>,
-    /// From `a` to `b`.
+    /// Traffic from `a` to `b`.
     pub from_a: Direction,
-    /// From `b` to `a`.
+    /// Traffic from `b` to `a`.
     pub from_b: Direction,
 }
 
@@ -236,17 +237,17 @@ pub struct Direction {
 /// Messages of one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct OperationCount {
-    /// RC, XRC, UC or UD.
+    /// Transport: RC, XRC, UC or UD.
     pub transport: String,
-    /// IBTA's name.
+    /// Name of the operation in the IBTA specification.
     pub operation: String,
-    /// Number of them.
+    /// Number of messages.
     pub messages: u64,
-    /// Their payload, as far as it is known; of READs, the requested bytes.
+    /// Payload bytes of messages with a known length; for READs, the requested bytes.
     pub payload_bytes: u64,
-    /// The shortest, if any length is known.
+    /// Shortest length, if any is known.
     pub min_bytes: Option<u64>,
-    /// The longest, if any length is known.
+    /// Longest length, if any is known.
     pub max_bytes: Option<u64>,
     /// Number of messages of each size, for the sizes met first.
     pub sizes: Vec<SizeCount>,
@@ -261,7 +262,7 @@ pub struct OperationCount {
 pub struct SizeCount {
     /// Payload bytes.
     pub bytes: u64,
-    /// Number of them.
+    /// Number of messages.
     pub messages: u64,
 }
 
@@ -270,9 +271,9 @@ pub struct SizeCount {
 pub struct NakCount {
     /// The code.
     pub code: u8,
-    /// IBTA's name.
+    /// Name of the code in the IBTA specification.
     pub name: String,
-    /// Number of them.
+    /// Number of NAKs.
     pub naks: u64,
 }
 
@@ -281,13 +282,13 @@ pub struct NakCount {
 pub struct Times {
     /// Number of measured times.
     pub count: u64,
-    /// The shortest.
+    /// Shortest time.
     pub min_ns: u64,
-    /// The median.
+    /// Median.
     pub median_ns: u64,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// The longest.
+    /// Longest time.
     pub max_ns: u64,
 }
 

@@ -33,9 +33,9 @@ const MAX_KINDS: usize = 32;
 enum Checked {
     Right,
     Wrong,
-    /// The capture lacks it.
+    /// The capture lacks the ICRC.
     Cut,
-    /// Its definition does not cover the IP header.
+    /// The definition of the ICRC does not cover the IP header.
     Undefined,
 }
 
@@ -45,9 +45,9 @@ struct Sighting<'a> {
     frame: &'a CapturedFrame<'a>,
     datagram: &'a Datagram<'a>,
     point: Point,
-    /// From the BTH on, as far as captured.
+    /// Bytes from the BTH on, as far as captured.
     bytes: &'a [u8],
-    /// Bytes that the packet had from the BTH on.
+    /// Length of the packet from the BTH on.
     whole_bytes: usize,
     frame_bytes: u64,
     icrc: Checked,

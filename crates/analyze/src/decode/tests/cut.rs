@@ -83,7 +83,7 @@ fn a_read_whose_reth_is_cut_has_an_unknown_length() {
         check_whole(&whole, frames);
         let read = &only(&whole).from_a.operations[0];
         assert_eq!((read.payload_bytes, read.min_bytes, read.unknown_sizes), (4 * 8192, Some(8192), 0));
-        // From the end of the BTH to the last byte of the RETH.
+        // The cut goes from the end of the BTH to the last byte of the RETH.
         for bytes in headers..headers + 16 {
             let summary = cut_to(bytes, frames);
             check_whole(&summary, frames);
@@ -123,7 +123,7 @@ fn packets_cut_within_the_bth_are_cut_and_not_malformed() {
     let (v6, v6_tagged) = (over_ipv6(&v4, None), over_ipv6(&v4, Some(7)));
     for (frames, around) in [(&v4, 14 + 20), (&v6, 14 + 40), (&v6_tagged, 18 + 40)] {
         let count = frames.len() as u64;
-        // From the end of the UDP ports to the last byte of the BTH.
+        // The cut goes from the end of the UDP ports to the last byte of the BTH.
         for bytes in around + 4..around + 8 + 12 {
             let summary = cut_to(bytes, frames);
             assert_eq!((summary.packets, summary.cut_packets, summary.cut_bths), (count, count, count), "{bytes}");
