@@ -7,6 +7,7 @@ mod captures;
 mod command;
 mod counters;
 mod ending;
+mod errors;
 mod explain;
 mod failures;
 mod far;
