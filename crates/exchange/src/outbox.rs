@@ -70,11 +70,11 @@ impl Word {
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) id: MessageId,
-    place: Place,
+    place: MessageSource,
 }
 
 #[derive(Debug)]
-enum Place {
+enum MessageSource {
     /// Bytes in the inline store.
     Inline(usize),
     Memory(SmallVec<[Sge; 2]>),
@@ -172,7 +172,7 @@ impl Outbox {
             out[..before.len()].copy_from_slice(before);
             source.copy_to(&mut out[before.len()..before.len() + length]);
             out[before.len() + length..].copy_from_slice(behind);
-            return Staged { id, place: Place::Inline(whole) };
+            return Staged { id, place: MessageSource::Inline(whole) };
         }
         let sges = match source {
             Source::Bytes(bytes) => {
@@ -197,7 +197,7 @@ impl Outbox {
                 }
             }
         };
-        Staged { id, place: Place::Memory(sges) }
+        Staged { id, place: MessageSource::Memory(sges) }
     }
 
     /// Posts messages with their operations, and one request after them. The completion of the last request covers
@@ -212,11 +212,11 @@ impl Outbox {
         let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH + 1]> = SmallVec::new();
         for (staged, operation) in messages {
             let payload = match &staged.place {
-                Place::Inline(length) => {
+                MessageSource::Inline(length) => {
                     let start = (staged.id % self.window) as usize * (self.inline + WORD);
                     Payload::Inline(&self.store[start..start + length])
                 }
-                Place::Memory(sges) => Payload::Sges(sges),
+                MessageSource::Memory(sges) => Payload::Sges(sges),
             };
             let flags = SendFlags::empty();
             list.push(SendRequest { wr_id: staged.id, operation, flags, payload, destination: None });

@@ -16,7 +16,7 @@ use crate::waiting::{self, Wait};
 
 /// State that both halves share.
 #[derive(Debug)]
-struct Shared<W, C> {
+struct Halves<W, C> {
     state: Mutex<State<C>>,
     waiter: W,
     observer: Option<Box<dyn LockObserver>>,
@@ -80,7 +80,7 @@ enum Turn<T> {
     Follow(u64),
 }
 
-impl<W: Waiter, C: MessageConnection> Shared<W, C> {
+impl<W: Waiter, C: MessageConnection> Halves<W, C> {
     fn lock(&self) -> Locked<'_, C> {
         // A panic in a call leaves the connection in the same state as an error.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,7 +152,7 @@ impl<W: Waiter, C: MessageConnection> Shared<W, C> {
 }
 
 /// A guard that lets the other half drive.
-struct HandOver<'a, W: Waiter, C: MessageConnection>(&'a Shared<W, C>);
+struct HandOver<'a, W: Waiter, C: MessageConnection>(&'a Halves<W, C>);
 
 impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
     fn drop(&mut self) {
@@ -165,12 +165,12 @@ impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
 /// The half that sends. Dropping it closes this side of the connection. The peer receives the goodbye while the other
 /// half is being waited on.
 #[derive(Debug)]
-pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Shared<W, C>>);
+pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Halves<W, C>>);
 
 /// The half that receives. After it is dropped, no message is received, and the peer can send until its window or its
 /// credits are used up.
 #[derive(Debug)]
-pub struct ReceiveHalf<W: Waiter, C: MessageConnection>(Arc<Shared<W, C>>);
+pub struct ReceiveHalf<W: Waiter, C: MessageConnection>(Arc<Halves<W, C>>);
 
 pub(crate) fn split<W: Waiter, C: MessageConnection>(
     connection: C,
@@ -179,7 +179,7 @@ pub(crate) fn split<W: Waiter, C: MessageConnection>(
 ) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
     let state = State { connection, is_driven: false, turns: 0, follower: None };
     let observer = waiter.observe_lock();
-    let shared = Arc::new(Shared { state: Mutex::new(state), waiter, observer, spins });
+    let shared = Arc::new(Halves { state: Mutex::new(state), waiter, observer, spins });
     (SendHalf(Arc::clone(&shared)), ReceiveHalf(shared))
 }
 

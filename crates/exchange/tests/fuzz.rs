@@ -4,12 +4,12 @@ mod common;
 #[path = "../../rnic/tests/common/fuzz/runner.rs"]
 mod runner;
 
-use common::fuzz::{fuzz_descriptions, fuzz_words};
+use common::fuzz::{fuzz_descriptions, fuzz_messages};
 use runner::run;
 
 #[test]
 fn words() {
-    run("words", fuzz_words);
+    run("messages", fuzz_messages);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use common::bare::{OPEN_BYTES, config};
-use common::fuzz::words::{STEPS, VARIANTS, converse};
+use common::fuzz::messages::{STEPS, VARIANTS, converse};
 use common::{Bare, Rng, Stage};
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead};

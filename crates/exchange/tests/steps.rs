@@ -14,7 +14,7 @@ use std::time::Duration;
 use doorbell_exchange::{Config, Connector, MessageConnection, Submit, with_connector};
 use doorbell_protocols::{End, Protocol, Run, Size, Step, Store};
 use doorbell_verbs::{Completion, Cq, Device};
-use doorbell_wire::{BTH_LEN, BthPacket, MessageKind, Opcode, Operation, RETH_LEN, RethRepr};
+use doorbell_wire::{BTH_LEN, BthPacket, MessageKind, Opcode, PacketOperation, RETH_LEN, RethRepr};
 
 /// Longer than any step of these tests on a slow machine. It protects against hanging.
 const PATIENCE_NS: u64 = 120_000_000_000;
@@ -77,12 +77,12 @@ fn kind(opcode: Opcode) -> Option<(MessageKind, bool)> {
         return None;
     }
     let kind = match (opcode.operation()?, opcode.has_imm()) {
-        (Operation::Send, false) => MessageKind::Send,
-        (Operation::Send, true) => MessageKind::SendImm,
-        (Operation::Write, false) => MessageKind::Write,
-        (Operation::Write, true) => MessageKind::WriteImm,
-        (Operation::ReadRequest, _) => MessageKind::Read,
-        (Operation::FetchAdd, _) => MessageKind::FetchAdd,
+        (PacketOperation::Send, false) => MessageKind::Send,
+        (PacketOperation::Send, true) => MessageKind::SendImm,
+        (PacketOperation::Write, false) => MessageKind::Write,
+        (PacketOperation::Write, true) => MessageKind::WriteImm,
+        (PacketOperation::ReadRequest, _) => MessageKind::Read,
+        (PacketOperation::FetchAdd, _) => MessageKind::FetchAdd,
         other => panic!("no protocol posts {other:?}"),
     };
     Some((kind, opcode.is_first() || opcode.is_only()))

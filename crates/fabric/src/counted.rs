@@ -6,7 +6,7 @@ use std::ops::{Index, Sub};
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
-use doorbell_wire::{Opcode, Operation};
+use doorbell_wire::{Opcode, PacketOperation};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::shm::OwnProcess;
@@ -49,13 +49,13 @@ impl PacketClass {
     /// Returns the class of packets with this opcode.
     pub const fn of(opcode: Opcode) -> Self {
         match opcode.operation() {
-            Some(Operation::Send | Operation::Write) => PacketClass::Data,
-            Some(Operation::ReadRequest) => PacketClass::ReadRequest,
-            Some(Operation::ReadResponse) => PacketClass::ReadResponse,
-            Some(Operation::CompareSwap | Operation::FetchAdd) => PacketClass::AtomicRequest,
-            Some(Operation::AtomicAcknowledge) => PacketClass::AtomicResponse,
-            Some(Operation::Acknowledge) => PacketClass::Acknowledge,
-            Some(Operation::Cnp) => PacketClass::Cnp,
+            Some(PacketOperation::Send | PacketOperation::Write) => PacketClass::Data,
+            Some(PacketOperation::ReadRequest) => PacketClass::ReadRequest,
+            Some(PacketOperation::ReadResponse) => PacketClass::ReadResponse,
+            Some(PacketOperation::CompareSwap | PacketOperation::FetchAdd) => PacketClass::AtomicRequest,
+            Some(PacketOperation::AtomicAcknowledge) => PacketClass::AtomicResponse,
+            Some(PacketOperation::Acknowledge) => PacketClass::Acknowledge,
+            Some(PacketOperation::Cnp) => PacketClass::Cnp,
             None => PacketClass::Other,
         }
     }

@@ -60,7 +60,7 @@ pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
 pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};
 pub use guard::{
-    Action, OwnMemory, Way, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
+    Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
     spawn_without_signals, unblocked,
 };
 pub use link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};

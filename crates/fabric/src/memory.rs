@@ -64,13 +64,13 @@ pub struct MemoryCounters {
 /// A network in memory. Clones are handles of the same network.
 #[derive(Clone, Debug)]
 pub struct MemoryNetwork {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<NetworkState>>,
 }
 
 impl MemoryNetwork {
     /// Creates a network with these options and without devices.
     pub fn new(options: MemoryOptions) -> Self {
-        let shared = Shared {
+        let shared = NetworkState {
             options,
             random: ChaCha8Rng::seed_from_u64(options.seed),
             devices: BTreeMap::new(),
@@ -105,7 +105,7 @@ impl MemoryNetwork {
 /// One device's end of a [`MemoryNetwork`].
 #[derive(Debug)]
 pub struct MemoryLink {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<NetworkState>>,
     address: IpAddr,
     /// Buffer of one call of receive: the packets, and the range of each run.
     bytes: Vec<u8>,
@@ -165,12 +165,12 @@ impl Drop for MemoryLink {
 }
 
 /// Locks the network. A poisoned lock means that a test has failed elsewhere; the packets are valid.
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(shared: &Mutex<NetworkState>) -> MutexGuard<'_, NetworkState> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]
-struct Shared {
+struct NetworkState {
     options: MemoryOptions,
     random: ChaCha8Rng,
     /// Ordered, so that the order of events depends on no hash.
@@ -223,7 +223,7 @@ struct DeliveredRun {
     closed: bool,
 }
 
-impl Shared {
+impl NetworkState {
     fn send_run(&mut self, now_ns: u64, source: IpAddr, run: &Run, bytes: &[u8]) {
         let outer = Outer {
             src: source,

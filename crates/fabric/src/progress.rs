@@ -72,7 +72,7 @@ const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 /// How often the thread yields before it takes the lock while callers wait for it.
 const COURTESIES: usize = 1_000;
 
-struct Shared {
+struct ThreadState {
     driver: Mutex<Driver<Box<dyn Link>>>,
     /// Number of callers that sleep until they get the lock.
     waiting: AtomicUsize,
@@ -108,7 +108,7 @@ struct Joined {
 
 /// An RNIC on a link, driven by its callers and by a thread of its own.
 pub struct DrivenRnic {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -126,7 +126,7 @@ impl DrivenRnic {
     ///
     /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ThreadState {
             driver: Mutex::new(Driver::new(rnic, link, port)),
             waiting: AtomicUsize::new(0),
             epoch: Instant::now(),
@@ -327,7 +327,7 @@ impl Drop for DrivenRnic {
 
 type Guard<'a> = MutexGuard<'a, Driver<Box<dyn Link>>>;
 
-impl Shared {
+impl ThreadState {
     fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
     }

@@ -18,7 +18,7 @@ use doorbell_exchange::setup::EndpointDescription;
 use doorbell_farmem::workload::{Load, key};
 use doorbell_farmem::{
     Client, ClientDescription, ClientEnd, ClientOptions, Geometry, HostCache, MemoryDescription, MemoryNode, Metadata,
-    MetadataEnd, MetadataOptions, Operation, Outcome, Strategy,
+    MetadataEnd, MetadataOptions, Outcome, StoreOperation, Strategy,
 };
 use doorbell_verbs::soft::{self, SoftOptions};
 use doorbell_verbs::{
@@ -109,7 +109,7 @@ impl Bare {
 }
 
 /// Runs an operation to its end.
-fn run(client: &mut Client, operation: Operation<'_>, value: &mut Vec<u8>) {
+fn run(client: &mut Client, operation: StoreOperation<'_>, value: &mut Vec<u8>) {
     client.submit(operation).expect("sizes are allowed").expect("nothing else runs");
     loop {
         if let Some((_, result)) = client.finished(value) {
@@ -205,12 +205,12 @@ fn main() {
                 timed(&of_client, TURN, rest, |index| body(spare(written + index)))
             };
             round[0].extend(timed(&of_client, TURN, poll, |index| {
-                run(&mut client.borrow_mut(), Operation::Get { key: &key(index) }, &mut read);
+                run(&mut client.borrow_mut(), StoreOperation::Get { key: &key(index) }, &mut read);
             }));
             round[1].extend(beside(&|address| bare.read(address, node_bytes)));
             round[4].extend(beside(&|address| bare.read_both(address, node_bytes)));
             round[2].extend(timed(&of_client, TURN, poll, |index| {
-                run(&mut client.borrow_mut(), Operation::Put { key: &key(index), value: &value }, &mut read);
+                run(&mut client.borrow_mut(), StoreOperation::Put { key: &key(index), value: &value }, &mut read);
             }));
             round[3].extend(beside(&|address| {
                 bare.write(address, node_bytes);

@@ -5,15 +5,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::Hasher;
 
-use crate::desk::Desk;
-use crate::layout::{self, KeyBytes, Place};
+use crate::combining::Combiner;
+use crate::layout::{self, KeyBytes, NodeVersion};
 use crate::workload;
 
 /// The place of a key's newest node when a client of this host last saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The node.
-    pub(crate) place: Place,
+    pub(crate) place: NodeVersion,
     /// The key's number, which says where its shortcut and its lock are.
     pub(crate) number: u32,
     /// The node says that the key is deleted.
@@ -32,7 +32,7 @@ const SHARDS: usize = 64;
 pub struct HostCache {
     shards: Vec<Mutex<FxHashMap<KeyBytes, Entry>>>,
     shard_entries: usize,
-    desk: Desk,
+    combiner: Combiner,
 }
 
 impl HostCache {
@@ -40,12 +40,12 @@ impl HostCache {
     /// size. To keep a given set of keys for certain, a cache needs a few times as many entries.
     pub fn new(keys: usize) -> Self {
         let shard_entries = keys.div_ceil(SHARDS).max(1);
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries, desk: Desk::default() }
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries, combiner: Combiner::default() }
     }
 
-    /// Returns the desk at which operations of this host's clients on one key meet.
-    pub(crate) fn desk(&self) -> &Desk {
-        &self.desk
+    /// Returns the combiner of operations of this host's clients.
+    pub(crate) fn combiner(&self) -> &Combiner {
+        &self.combiner
     }
 
     fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<KeyBytes, Entry>> {
@@ -89,7 +89,7 @@ impl HostCache {
     }
 
     /// Forgets an entry that turned out to be wrong, unless another client has stored a newer place meanwhile.
-    pub(crate) fn forget(&self, key: &[u8], place: Place) {
+    pub(crate) fn forget(&self, key: &[u8], place: NodeVersion) {
         let mut shard = self.shard(key);
         if shard.get(key).is_some_and(|entry| entry.place == place) {
             shard.remove(key);
@@ -104,14 +104,14 @@ mod tests {
     #[test]
     fn a_full_cache_makes_room_and_forgets_only_what_was_wrong() {
         let cache = HostCache::new(64);
-        let entry = |index| Entry { place: Place::new(index, 1), number: 0, is_tombstone: false, length: 64 };
+        let entry = |index| Entry { place: NodeVersion::new(index, 1), number: 0, is_tombstone: false, length: 64 };
         (0..1000_u32).for_each(|key| cache.set(&key.to_le_bytes(), entry(key)));
         let known = (0..1000_u32).filter(|key| cache.get(&key.to_le_bytes()).is_some()).count();
         assert!((1..=64).contains(&known), "{known}");
         assert_eq!(cache.get(&999_u32.to_le_bytes()), Some(entry(999)));
-        cache.forget(&999_u32.to_le_bytes(), Place::new(999, 2));
+        cache.forget(&999_u32.to_le_bytes(), NodeVersion::new(999, 2));
         assert!(cache.get(&999_u32.to_le_bytes()).is_some(), "another place was wrong");
-        cache.forget(&999_u32.to_le_bytes(), Place::new(999, 1));
+        cache.forget(&999_u32.to_le_bytes(), NodeVersion::new(999, 1));
         assert_eq!(cache.get(&999_u32.to_le_bytes()), None);
     }
 }

@@ -14,12 +14,12 @@ use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 
 use crate::cache::HostCache;
 use crate::calls::{self, Calls};
+use crate::combining::WakeWord;
 use crate::counts::ClientCounts;
-use crate::desk::Bell;
 use crate::error::{OpenError, StoreError};
 use crate::lane::{Awaited, Lane, LaneEnd, VerbsLeft};
-use crate::layout::{Geometry, Place};
-use crate::mail::Mail;
+use crate::layout::{Geometry, NodeVersion};
+use crate::lock_messages::LockMessenger;
 use crate::memory::{ClientDescription, MemoryDescription, settings};
 use crate::nodes::{MAX_REPLICAS, Nodes};
 use crate::requests::Requests;
@@ -85,7 +85,7 @@ pub(crate) fn rpc_config(config: &Config) -> Config {
 
 /// An operation. Keys are byte strings; a number is a key by its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation<'a> {
+pub enum StoreOperation<'a> {
     /// Reads a key's value.
     Get {
         /// The key.
@@ -112,7 +112,7 @@ pub enum Operation<'a> {
     },
 }
 
-impl<'a> Operation<'a> {
+impl<'a> StoreOperation<'a> {
     fn parts(self) -> (Kind, &'a [u8], &'a [u8]) {
         match self {
             Self::Get { key } => (Kind::Get, key, &[]),
@@ -176,7 +176,7 @@ pub(crate) struct Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Late {
     pub(crate) delay_ns: u64,
-    queue: RefCell<VecDeque<(u64, u32, Place)>>,
+    queue: RefCell<VecDeque<(u64, u32, NodeVersion)>>,
     /// The WRITE that was posted last.
     posted: Cell<u64>,
 }
@@ -184,7 +184,7 @@ pub(crate) struct Late {
 impl Late {
     /// Appends a shortcut. At the maximum, the oldest one is left out: shortcuts are hints, and a newer one of the
     /// key is likely to come.
-    pub(crate) fn push(&self, now_ns: u64, number: u32, place: Place) {
+    pub(crate) fn push(&self, now_ns: u64, number: u32, place: NodeVersion) {
         let mut queue = self.queue.borrow_mut();
         if queue.len() == LATE_MAX {
             queue.pop_front();
@@ -337,12 +337,12 @@ impl ClientEnd {
         let geometry = memory.geometry;
         let means = match options.strategy {
             Strategy::QueueLock => {
-                let mail = Mail::new(&pd, geometry, cache)?;
-                requests.hello(mail.address().gid, mail.address().qpn);
-                Means::Mail(Rc::new(RefCell::new(mail)))
+                let messenger = LockMessenger::new(&pd, geometry, cache)?;
+                requests.hello(messenger.address().gid, messenger.address().qpn);
+                Means::LockMessages(Rc::new(RefCell::new(messenger)))
             }
             Strategy::Combine => {
-                Means::Bell(Arc::new(Bell::new(pd.allocate(8, Access::LOCAL_WRITE, MemoryKind::Plain)?)))
+                Means::WakeWord(Arc::new(WakeWord::new(pd.allocate(8, Access::LOCAL_WRITE, MemoryKind::Plain)?)))
             }
             Strategy::Server => {
                 let (Some(endpoint), Some(peer)) = (calls, &memory.calls) else { return Err(OpenError::NoCalls) };
@@ -380,7 +380,7 @@ impl ClientEnd {
         let worker = |slot| strategy::start(options.strategy, &means, Worker::new(Rc::clone(&core), slot));
         let workers = (0..options.outstanding).map(worker).collect();
         let over = VecDeque::with_capacity(options.outstanding);
-        Ok(Client { over, core, means, rings: 0, workers, tickets: 0, polls: 0, is_closing: false })
+        Ok(Client { over, core, means, woken: 0, workers, tickets: 0, polls: 0, is_closing: false })
     }
 }
 
@@ -413,8 +413,8 @@ pub(crate) fn connect_replica(
 pub struct Client {
     core: Rc<Core>,
     means: Means,
-    /// Number of rings of the bell at the last look.
-    rings: u64,
+    /// Value of the wake word at the last look.
+    woken: u64,
     workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     over: VecDeque<usize>,
     tickets: Ticket,
@@ -435,7 +435,7 @@ impl Client {
     /// # Errors
     ///
     /// The key or the value is of no allowed length. Nothing was done.
-    pub fn submit(&mut self, operation: Operation<'_>) -> Result<Option<Ticket>, StoreError> {
+    pub fn submit(&mut self, operation: StoreOperation<'_>) -> Result<Option<Ticket>, StoreError> {
         let (kind, key, value) = operation.parts();
         self.core.nodes.geometry.check_sizes(key, value)?;
         let Some(index) = self.core.slots.iter().position(|slot| slot.state.get() == State::Idle) else {
@@ -484,10 +484,10 @@ impl Client {
         }
         happened |= match &self.means {
             Means::Nothing => false,
-            Means::Mail(mail) => mail.borrow_mut().poll(&self.core.device),
-            Means::Bell(bell) => {
-                let rings = bell.rings();
-                std::mem::replace(&mut self.rings, rings) != rings
+            Means::LockMessages(messenger) => messenger.borrow_mut().poll(&self.core.device),
+            Means::WakeWord(wake_word) => {
+                let value = wake_word.value();
+                std::mem::replace(&mut self.woken, value) != value
             }
             Means::Calls(calls) => calls.borrow_mut().poll(),
         };
@@ -549,7 +549,7 @@ impl Client {
     pub fn deadline_ns(&self) -> Option<u64> {
         let connection = self.core.requests.borrow().deadline_ns().filter(|_| !self.waits_for_memory_alone());
         let means = match &self.means {
-            Means::Mail(mail) if self.is_closing => mail.borrow().deadline_ns(self.core.lease_ns),
+            Means::LockMessages(messenger) if self.is_closing => messenger.borrow().deadline_ns(self.core.lease_ns),
             Means::Calls(calls) => calls.borrow().deadline_ns(),
             _ => None,
         };
@@ -594,7 +594,7 @@ impl Client {
     /// Returns the counters of the client.
     pub fn counts(&self) -> ClientCounts {
         let (messages, message_bytes) = match &self.means {
-            Means::Mail(mail) => mail.borrow().sent(),
+            Means::LockMessages(messenger) => messenger.borrow().sent(),
             Means::Calls(calls) => calls.borrow().exchanged(),
             _ => (0, 0),
         };
@@ -621,7 +621,7 @@ impl Client {
     /// Returns whether all messages of [`close`](Self::close) have been sent.
     pub fn is_closed(&self) -> bool {
         let is_done = match &self.means {
-            Means::Mail(mail) => !mail.borrow().owes(self.core.device.now_ns(), self.core.lease_ns),
+            Means::LockMessages(messenger) => !messenger.borrow().owes(self.core.device.now_ns(), self.core.lease_ns),
             Means::Calls(calls) => calls.borrow().is_closed(),
             _ => true,
         };
@@ -629,7 +629,7 @@ impl Client {
     }
 
     /// Returns the nodes that the client holds for later values.
-    pub fn spare_nodes(&self) -> Vec<Place> {
+    pub fn spare_nodes(&self) -> Vec<NodeVersion> {
         self.core.requests.borrow().spare().to_vec()
     }
 }

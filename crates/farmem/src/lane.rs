@@ -14,7 +14,7 @@ use doorbell_verbs::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{OpenError, StoreError};
-use crate::layout::{Geometry, Place, Word};
+use crate::layout::{Geometry, NodeVersion, Word};
 use crate::memory::{MemoryDescription, MemoryQp};
 
 /// Verbs that a slot posts in one list at most.
@@ -252,7 +252,7 @@ impl Lane {
         &self,
         slot: usize,
         number: u32,
-        place: Place,
+        place: NodeVersion,
         awaited: Awaited,
     ) -> Result<u64, StoreError> {
         self.set_word(slot, NEW_SHORTCUT, Word::Link(place).bits());

@@ -26,9 +26,9 @@ pub const MAX_VALUE: usize = 1 << 20;
 
 /// A node in one of its uses: where it lies, and how many times the place was used. The version is at least 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place(u64);
+pub struct NodeVersion(u64);
 
-impl Place {
+impl NodeVersion {
     /// Returns a place. The caller ensures the ranges.
     pub(crate) fn new(index: u32, version: u64) -> Self {
         debug_assert!(index < MAX_NODES && (1..=MAX_VERSION).contains(&version));
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for NodeVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.index(), self.version())
     }
@@ -73,14 +73,14 @@ pub enum Word {
     /// Never used, or no word that this crate writes.
     Unused,
     /// The newest node of its key; its own place.
-    Tail(Place),
+    Tail(NodeVersion),
     /// A newer node follows.
-    Link(Place),
+    Link(NodeVersion),
     /// A newer node is about to follow. In a store with two memory nodes, the first one has this word while the link
     /// is made at the second one. Until then this is still the newest node.
-    Locked(Place),
+    Locked(NodeVersion),
     /// The key was removed behind this node, whose own place this is: nothing follows, ever.
-    Closed(Place),
+    Closed(NodeVersion),
 }
 
 impl Word {
@@ -99,7 +99,7 @@ impl Word {
     /// Returns the node that a CAS, sent to `meant`, gave a successor, judged by this found word. `None` if the CAS
     /// failed. A middlebox may have sent the CAS to the newest node: then the word is that of another place than
     /// `meant`. A CAS that fails there brings no such word.
-    pub(crate) fn predecessor(self, meant: Place) -> Option<Place> {
+    pub(crate) fn predecessor(self, meant: NodeVersion) -> Option<NodeVersion> {
         match self {
             Self::Tail(place) => (place == meant || place.index() != meant.index()).then_some(place),
             _ => None,
@@ -109,7 +109,7 @@ impl Word {
     /// Returns the word for any bits in memory.
     pub fn from_bits(bits: u64) -> Self {
         let rest = bits & (u64::MAX >> 2);
-        match (bits >> 62, Place::from_bits(rest)) {
+        match (bits >> 62, NodeVersion::from_bits(rest)) {
             (0, Some(place)) => Self::Locked(place),
             (1, Some(place)) => Self::Tail(place),
             (2, Some(place)) => Self::Link(place),
@@ -181,7 +181,7 @@ impl Geometry {
     }
 
     /// Returns whether this is a node of the store.
-    pub(crate) fn has(&self, place: Place) -> bool {
+    pub(crate) fn has(&self, place: NodeVersion) -> bool {
         place.index() < self.nodes
     }
 
@@ -250,7 +250,7 @@ pub(crate) fn node_length(key: usize, value: usize) -> usize {
 }
 
 /// Lays out a node that nothing follows. `value` is `None` for a tombstone.
-pub(crate) fn encode(place: Place, key: &[u8], value: Option<&[u8]>, out: &mut Vec<u8>) {
+pub(crate) fn encode(place: NodeVersion, key: &[u8], value: Option<&[u8]>, out: &mut Vec<u8>) {
     let flags = if value.is_none() { TOMBSTONE } else { 0 };
     let value = value.unwrap_or_default();
     out.clear();
@@ -281,7 +281,7 @@ fn checksum(node: &[u8]) -> u32 {
 pub(crate) struct Header {
     pub(crate) word: Word,
     /// The place that the node names; `None` if that is no place.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<NodeVersion>,
     pub(crate) key_length: usize,
     pub(crate) value_length: usize,
     pub(crate) is_tombstone: bool,
@@ -298,7 +298,7 @@ impl Header {
         let lengths = u64_at(bytes, 16);
         Self {
             word: Word::from_bits(u64_at(bytes, 0)),
-            place: Place::from_bits(u64_at(bytes, 8)),
+            place: NodeVersion::from_bits(u64_at(bytes, 8)),
             key_length: (lengths & 0xffff) as usize,
             value_length: (lengths >> 32) as usize,
             is_tombstone: (lengths >> 16) as u32 & TOMBSTONE != 0,
@@ -313,7 +313,7 @@ impl Header {
 
     /// Returns whether it is the requested node, in the same use and of the same key. `bytes` reach to the key's end
     /// at least.
-    pub(crate) fn is_of(&self, place: Place, key: &[u8], bytes: &[u8]) -> bool {
+    pub(crate) fn is_of(&self, place: NodeVersion, key: &[u8], bytes: &[u8]) -> bool {
         self.place == Some(place)
             && self.key_length == key.len()
             && bytes.get(HEADER_BYTES..HEADER_BYTES + key.len()) == Some(key)
@@ -346,8 +346,8 @@ mod tests {
 
     #[test]
     fn words_are_what_they_were() {
-        let place = Place::new(MAX_NODES - 1, MAX_VERSION);
-        let tails = [Word::Tail(Place::new(0, 1)), Word::Tail(place), Word::Closed(place)];
+        let place = NodeVersion::new(MAX_NODES - 1, MAX_VERSION);
+        let tails = [Word::Tail(NodeVersion::new(0, 1)), Word::Tail(place), Word::Closed(place)];
         for word in tails.into_iter().chain([Word::Unused, Word::Link(place), Word::Locked(place)]) {
             assert_eq!(Word::from_bits(word.bits()), word);
         }
@@ -360,10 +360,10 @@ mod tests {
 
     #[test]
     fn a_word_tells_whether_a_cas_succeeded_and_where() {
-        let meant = Place::new(5, 9);
+        let meant = NodeVersion::new(5, 9);
         assert_eq!(Word::Tail(meant).predecessor(meant), Some(meant));
-        assert_eq!(Word::Tail(Place::new(5, 10)).predecessor(meant), None, "the place is in its next use");
-        let newest = Place::new(7, 3);
+        assert_eq!(Word::Tail(NodeVersion::new(5, 10)).predecessor(meant), None, "the place is in its next use");
+        let newest = NodeVersion::new(7, 3);
         assert_eq!(Word::Tail(newest).predecessor(meant), Some(newest), "a box sent it to the newest node");
         for failed in [Word::Unused, Word::Link(newest), Word::Closed(meant)] {
             assert_eq!(failed.predecessor(meant), None);
@@ -372,14 +372,14 @@ mod tests {
 
     #[test]
     fn a_node_is_parsed_as_it_was_laid_out_and_any_flipped_bit_behind_its_word_is_noticed() {
-        let place = Place::new(5, 9);
+        let place = NodeVersion::new(5, 9);
         let mut node = Vec::new();
         encode(place, b"key", Some(b"a value"), &mut node);
         let header = Header::parse(&node);
         assert_eq!(header.word, Word::Tail(place));
         assert!(header.is_of(place, b"key", &node) && header.is_intact(&node) && !header.is_tombstone);
         assert_eq!((header.value(&node), header.length()), (&b"a value"[..], node.len()));
-        assert!(!header.is_of(Place::new(5, 8), b"key", &node) && !header.is_of(place, b"kez", &node));
+        assert!(!header.is_of(NodeVersion::new(5, 8), b"key", &node) && !header.is_of(place, b"kez", &node));
         for bit in 64..node.len() * 8 {
             if (28 * 8..32 * 8).contains(&bit) {
                 continue; // four bytes without meaning

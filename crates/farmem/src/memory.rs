@@ -9,7 +9,7 @@ use doorbell_verbs::{
 use rustc_hash::FxHashMap;
 
 use crate::error::OpenError;
-use crate::layout::{self, Geometry, Header, Place, Word};
+use crate::layout::{self, Geometry, Header, NodeVersion, Word};
 use crate::server::Server;
 use crate::strategy::Strategy;
 use crate::workload;
@@ -246,7 +246,7 @@ impl MemoryNode {
     }
 
     /// Returns the contents of a node, for checks of a store at rest. `None` if there is no such node.
-    pub fn inspect(&self, place: Place) -> Option<NodeView> {
+    pub fn inspect(&self, place: NodeVersion) -> Option<NodeView> {
         if !self.geometry.has(place) {
             return None;
         }

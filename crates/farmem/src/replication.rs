@@ -12,7 +12,7 @@
 use crate::cache::Entry;
 use crate::error::StoreError;
 use crate::lane::{Awaited, Lane, Verb};
-use crate::layout::{Place, Word};
+use crate::layout::{NodeVersion, Word};
 use crate::rpc::Request;
 use crate::worker::{FOUND, Worker};
 
@@ -76,7 +76,7 @@ impl Worker {
         self.doubts(FIRST).await
     }
 
-    fn first_swap(&self, old: &Entry, new: Place) -> Swap {
+    fn first_swap(&self, old: &Entry, new: NodeVersion) -> Swap {
         let swap = if self.core.nodes.replica().is_some() { Word::Locked(new) } else { Word::Link(new) };
         Swap { compare: Word::Tail(old.place), swap }
     }
@@ -84,7 +84,11 @@ impl Worker {
     /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until the node is written
     /// at each memory node that serves. With `link`, the first CAS to link it after that node goes along in the same
     /// post, and [`link`](Self::link) continues from it.
-    pub(crate) async fn write(&mut self, place: Place, link: Option<&Entry>) -> Result<Option<First>, StoreError> {
+    pub(crate) async fn write(
+        &mut self,
+        place: NodeVersion,
+        link: Option<&Entry>,
+    ) -> Result<Option<First>, StoreError> {
         self.lay_out(place);
         loop {
             match self.write_once(place, link).await {
@@ -94,7 +98,7 @@ impl Worker {
         }
     }
 
-    async fn write_once(&self, place: Place, link: Option<&Entry>) -> Result<Option<First>, StoreError> {
+    async fn write_once(&self, place: NodeVersion, link: Option<&Entry>) -> Result<Option<First>, StoreError> {
         let (nodes, slot) = (&self.core.nodes, self.slot);
         let (lane, node) = (nodes.lane(), nodes.read());
         let (remote, local, length) = (lane.geometry.node(place.index()), lane.outgoing(), self.laid_out().len());
@@ -126,7 +130,7 @@ impl Worker {
 
     /// Makes `new` the successor of `old`, which is believed to be the newest node. Returns the word that was found:
     /// if it was that of a tail, the write has taken effect.
-    pub(crate) async fn link(&self, old: &Entry, new: Place, first: Option<First>) -> Result<Word, StoreError> {
+    pub(crate) async fn link(&self, old: &Entry, new: NodeVersion, first: Option<First>) -> Result<Word, StoreError> {
         let mut first = first;
         loop {
             match self.link_once(old, new, first.take()).await {
@@ -136,7 +140,7 @@ impl Worker {
         }
     }
 
-    async fn link_once(&self, old: &Entry, new: Place, first: Option<First>) -> Result<Word, StoreError> {
+    async fn link_once(&self, old: &Entry, new: NodeVersion, first: Option<First>) -> Result<Word, StoreError> {
         let nodes = &self.core.nodes;
         let (lane, tail) = (nodes.lane(), Word::Tail(old.place));
         let replica = nodes.replica();

@@ -7,7 +7,7 @@ use doorbell_exchange::{ConnectionError, MessageConnection, Received, Submit, se
 
 use crate::client::Slot;
 use crate::error::StoreError;
-use crate::layout::Place;
+use crate::layout::NodeVersion;
 use crate::rpc::{GRANT, MAX_MESSAGE, MAX_REPORTS, Reply, Report, Request};
 
 /// Number of spare nodes below which the client asks for more.
@@ -20,7 +20,7 @@ pub(crate) struct Requests {
     connection: send_receive::Connection,
     outbox: VecDeque<Request>,
     reports: Vec<Report>,
-    spare: Vec<Place>,
+    spare: Vec<NodeVersion>,
     /// Grants that were asked for and have not come.
     grants: usize,
     /// The last grant was empty; cleared by the next that is not.
@@ -68,7 +68,7 @@ impl Requests {
         self.alone.take()
     }
 
-    pub(crate) fn spare(&self) -> &[Place] {
+    pub(crate) fn spare(&self) -> &[NodeVersion] {
         &self.spare
     }
 
@@ -85,7 +85,7 @@ impl Requests {
     }
 
     /// Takes a node for a new value. Returns an error if none will come, and `None` if one has been requested.
-    pub(crate) fn take_node(&mut self) -> Result<Option<Place>, StoreError> {
+    pub(crate) fn take_node(&mut self) -> Result<Option<NodeVersion>, StoreError> {
         let node = self.spare.pop();
         if node.is_none() && self.grants == 0 && std::mem::take(&mut self.is_full) {
             return Err(StoreError::Full);
@@ -100,12 +100,12 @@ impl Requests {
     }
 
     /// Keeps a node that was not used after all.
-    pub(crate) fn put_back(&mut self, place: Place) {
+    pub(crate) fn put_back(&mut self, place: NodeVersion) {
         self.spare.push(place);
     }
 
     /// Gives a node back that was not used after all.
-    pub(crate) fn give_back(&mut self, place: Place) {
+    pub(crate) fn give_back(&mut self, place: NodeVersion) {
         // If the service is gone, no service hands nodes out any more.
         let _ = self.send(Request::Return(vec![place]));
     }

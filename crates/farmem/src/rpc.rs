@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 use doorbell_verbs::Qpn;
 
-use crate::layout::{MAX_KEY, Place};
+use crate::layout::{MAX_KEY, NodeVersion};
 use crate::nodes::MAX_REPLICAS;
 
 /// Nodes that are handed out at a time.
@@ -21,8 +21,8 @@ pub(crate) const MAX_MESSAGE: usize = {
 /// One node took the place of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
-    pub(crate) old: Place,
-    pub(crate) new: Place,
+    pub(crate) old: NodeVersion,
+    pub(crate) new: NodeVersion,
     /// The new one says that the key is deleted.
     pub(crate) is_tombstone: bool,
 }
@@ -35,11 +35,11 @@ pub(crate) enum Request {
     /// Asks for the first node of this key's chain.
     Lookup { tag: u32, key: Vec<u8> },
     /// This node is the first one of a key.
-    Create { tag: u32, key: Vec<u8>, place: Place },
+    Create { tag: u32, key: Vec<u8>, place: NodeVersion },
     /// These nodes took the places of others.
     Reports(Vec<Report>),
     /// I will not use these nodes.
-    Return(Vec<Place>),
+    Return(Vec<NodeVersion>),
     /// All that I was doing when I heard of this epoch is over.
     Quiet { epoch: u64 },
     /// This client does not let go of a lock: shut it out.
@@ -53,16 +53,16 @@ pub(crate) enum Request {
     /// This memory node, of two, does not answer, or not what it should.
     Lost { tag: u32, node: u8 },
     /// The link to this node stays locked: shut out the client that has the node.
-    Stuck { tag: u32, place: Place },
+    Stuck { tag: u32, place: NodeVersion },
 }
 
 /// Message of the metadata service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// Nodes; none where there are none left.
-    Granted(Vec<Place>),
+    Granted(Vec<NodeVersion>),
     /// The chain begins, or began a while ago, at this node; the key has this number.
-    Found { tag: u32, place: Place, number: u32 },
+    Found { tag: u32, place: NodeVersion, number: u32 },
     /// There is no such key, or no such client, or both memory nodes answer the service.
     Absent { tag: u32 },
     /// The key was created and has this number.
@@ -78,7 +78,7 @@ pub(crate) enum Reply {
     /// The other client takes datagrams at this queue pair.
     Peer { tag: u32, gid: Ipv6Addr, qpn: Qpn },
     /// A node for a delete, if there is one.
-    Reserved { tag: u32, place: Option<Place> },
+    Reserved { tag: u32, place: Option<NodeVersion> },
     /// This memory node, of two, serves alone from now on.
     Alone { node: u8 },
 }
@@ -106,8 +106,8 @@ impl<'a> Reader<'a> {
         self.u32().filter(|&qpn| qpn < 1 << 24).map(|qpn| (gid, Qpn::new(qpn)))
     }
 
-    fn place(&mut self) -> Option<Place> {
-        self.u64().and_then(Place::from_bits)
+    fn place(&mut self) -> Option<NodeVersion> {
+        self.u64().and_then(NodeVersion::from_bits)
     }
 
     /// Parses the index of one of two memory nodes.
@@ -267,7 +267,7 @@ impl Reply {
             }
             Self::Reserved { tag, place } => {
                 head(10, *tag);
-                out.extend(place.map_or(0, Place::bits).to_le_bytes());
+                out.extend(place.map_or(0, NodeVersion::bits).to_le_bytes());
             }
             Self::Alone { node } => out.extend([11, *node]),
         }
@@ -293,7 +293,7 @@ impl Reply {
             10 => {
                 let (tag, bits) = (reader.u32()?, reader.u64()?);
                 // Version 0 is no valid place.
-                let place = if bits == 0 { None } else { Some(Place::from_bits(bits)?) };
+                let place = if bits == 0 { None } else { Some(NodeVersion::from_bits(bits)?) };
                 Self::Reserved { tag, place }
             }
             11 => Self::Alone { node: reader.node()? },
@@ -324,8 +324,8 @@ mod tests {
 
     #[test]
     fn messages_are_what_they_were_and_what_is_cut_or_too_long_is_none() {
-        let place = Place::new(3, 7);
-        let report = Report { old: place, new: Place::new(4, 1), is_tombstone: true };
+        let place = NodeVersion::new(3, 7);
+        let report = Report { old: place, new: NodeVersion::new(4, 1), is_tombstone: true };
         let requests = [
             Request::Grant,
             Request::Lookup { tag: 1, key: b"k".to_vec() },

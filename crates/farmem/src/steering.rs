@@ -73,7 +73,7 @@ impl Layout for StoreLayout {
 /// A memory node behind a middlebox: the box's control plane for a store. The box is the node's only client; the box
 /// serves the store's clients, including the metadata service.
 #[derive(Debug)]
-pub struct Behind {
+pub struct StoreControl {
     node: MemoryDescription,
     rkey: RKey,
     clients: FxHashMap<u32, Qpn>,
@@ -92,7 +92,7 @@ fn to_gid(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-impl Behind {
+impl StoreControl {
     /// Connects a box with a memory node. `rkey` is the key that clients are to show, of the box's choice.
     /// `is_exclusive` states that the memory is reached only through the box, so that it may turn CASes into WRITEs.
     /// With `steers_reads` the box steers READs too.
@@ -194,27 +194,29 @@ impl Behind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Place;
+    use crate::layout::NodeVersion;
 
     #[test]
     fn a_box_reads_nodes_as_clients_lay_them_out_and_nothing_else() {
         let geometry = Geometry { nodes: 3, keys: 5, max_key: 9, max_value: 100 };
         let layout = StoreLayout::new(geometry, 1 << 20);
         let mut node = Vec::new();
-        layout::encode(Place::new(2, 7), b"key", Some(b"value"), &mut node);
+        layout::encode(NodeVersion::new(2, 7), b"key", Some(b"value"), &mut node);
         assert_eq!(layout.key(&node), Some(&b"key"[..]));
         // A path MTU may end within a node, but not before its key.
         assert_eq!(layout.key(&node[..HEADER_BYTES + 2]), None);
-        layout::encode(Place::new(2, 7), b"key", None, &mut node);
+        layout::encode(NodeVersion::new(2, 7), b"key", None, &mut node);
         assert_eq!(layout.key(&node), Some(&b"key"[..]), "a tombstone is a node");
-        layout::encode(Place::new(3, 7), b"key", None, &mut node);
+        layout::encode(NodeVersion::new(3, 7), b"key", None, &mut node);
         assert_eq!(layout.key(&node), None, "there is no such node");
-        assert_eq!(layout.key(&Word::Link(Place::new(2, 7)).bits().to_le_bytes()), None, "a shortcut is no node");
-        let link = Word::Link(Place::new(2, 7)).bits();
+        assert_eq!(layout.key(&Word::Link(NodeVersion::new(2, 7)).bits().to_le_bytes()), None, "a shortcut is no node");
+        let link = Word::Link(NodeVersion::new(2, 7)).bits();
         assert_eq!(layout.next(link), Some((1 << 20) + 128 + 2 * 192));
-        assert_eq!(layout.next(Word::Link(Place::new(3, 7)).bits()), None);
+        assert_eq!(layout.next(Word::Link(NodeVersion::new(3, 7)).bits()), None);
         assert!(
-            layout.is_tail(Word::Tail(Place::new(2, 7)).bits()) && !layout.is_tail(link) && layout.next(0).is_none()
+            layout.is_tail(Word::Tail(NodeVersion::new(2, 7)).bits())
+                && !layout.is_tail(link)
+                && layout.next(0).is_none()
         );
         assert_eq!(layout.least_read(3), 40);
         assert!(layout.steers_reads() && !layout.writes_alone().steers_reads());

@@ -9,11 +9,11 @@ use std::task::Poll;
 use crate::cache::Entry;
 use crate::calls::Calls;
 use crate::client::{Core, Kind, Outcome, Slot, State};
+use crate::combining::{Notice, Waiter};
 use crate::counts::{Attempts, ClientCounts};
-use crate::desk::{Seat, Word as Said};
 use crate::error::StoreError;
 use crate::lane::{Awaited, Lane, Verb, WORDS};
-use crate::layout::{self, Header, Place, Word};
+use crate::layout::{self, Header, NodeVersion, Word};
 use crate::rpc::{Reply, Report, Request};
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Worker {
     /// A node, as it was read or as it is to be written.
     scratch: Vec<u8>,
     /// The node of the reserve that it was given last.
-    reserved: Cell<Option<Place>>,
+    reserved: Cell<Option<NodeVersion>>,
 }
 
 /// Result of reading a node.
@@ -32,7 +32,7 @@ pub(crate) enum Seen {
     /// The node is the newest of its key.
     Tail { is_tombstone: bool, length: u32 },
     /// Another node follows; `shortcut` is the key's shortcut.
-    Followed { next: Place, shortcut: Option<Place> },
+    Followed { next: NodeVersion, shortcut: Option<NodeVersion> },
     /// The place is used for something else now, or the key was removed.
     Gone,
     /// The node is longer than what was read.
@@ -70,9 +70,9 @@ impl Worker {
         self.own().value.borrow()
     }
 
-    /// Takes the message of another client, and the value that goes with it.
-    pub(crate) fn hear(&self, seat: &Seat) -> Option<Said> {
-        seat.hear(&mut self.own().value.borrow_mut())
+    /// Takes the notice of another client, and the value that it came with.
+    pub(crate) fn take_notice(&self, waiter: &Waiter) -> Option<Notice> {
+        waiter.take(&mut self.own().value.borrow_mut())
     }
 
     /// Takes what the memory node's CPU answered.
@@ -196,7 +196,7 @@ impl Worker {
 
     /// Takes a node for a new value. The operation must not know another node yet: an operation that waits here keeps
     /// no other client from recycling.
-    pub(crate) async fn take_node(&self) -> Result<Place, StoreError> {
+    pub(crate) async fn take_node(&self) -> Result<NodeVersion, StoreError> {
         let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.nodes.failed()) {
             (Ok(Some(place)), _) if !self.core.nodes.geometry.has(place) => {
                 Poll::Ready(Err(StoreError::Protocol("it sent a node that the memory node does not have")))
@@ -215,7 +215,7 @@ impl Worker {
     }
 
     /// Takes a node for a delete in a store that is full.
-    async fn take_reserved(&self) -> Result<Place, StoreError> {
+    async fn take_reserved(&self) -> Result<NodeVersion, StoreError> {
         match self.ask(|tag| Request::Reserve { tag }).await? {
             Reply::Reserved { place: Some(place), .. } if self.core.nodes.geometry.has(place) => {
                 self.reserved.set(Some(place));
@@ -227,7 +227,7 @@ impl Worker {
     }
 
     /// Keeps a node that was not used, for another operation; but one of the reserve is for deletes alone.
-    pub(crate) fn put_back(&self, place: Place) {
+    pub(crate) fn put_back(&self, place: NodeVersion) {
         let mut requests = self.core.requests.borrow_mut();
         match self.reserved.get() == Some(place) {
             true => requests.give_back(place),
@@ -251,7 +251,7 @@ impl Worker {
     }
 
     /// Returns the entry of a node of which only the place is known.
-    pub(crate) fn first_entry(&self, place: Place, number: u32) -> Result<Entry, StoreError> {
+    pub(crate) fn first_entry(&self, place: NodeVersion, number: u32) -> Result<Entry, StoreError> {
         let geometry = self.core.nodes.geometry;
         if !geometry.has(place) || number >= geometry.keys {
             return Err(StoreError::Protocol("it sent a node or a key that the memory node does not have"));
@@ -295,7 +295,7 @@ impl Worker {
     }
 
     /// Returns the shortcut that was read beside a node: the operation waits for it only if another node follows.
-    async fn shortcut(&self, lane: &Lane, number: u64) -> Result<Option<Place>, StoreError> {
+    async fn shortcut(&self, lane: &Lane, number: u64) -> Result<Option<NodeVersion>, StoreError> {
         self.done(lane, number).await?;
         Ok(match Word::from_bits(lane.word(self.slot, SHORTCUT)) {
             Word::Link(place) if lane.geometry.has(place) => Some(place),
@@ -351,7 +351,7 @@ impl Worker {
     }
 
     /// Lays out a node with the operation's key and value; that of a delete is a tombstone.
-    pub(crate) fn lay_out(&mut self, place: Place) {
+    pub(crate) fn lay_out(&mut self, place: NodeVersion) {
         let slot = &self.core.slots[self.slot];
         let (key, value) = (slot.key.borrow(), slot.value.borrow());
         let value = (slot.kind.get() != Kind::Delete).then_some(&value[..]);
@@ -364,7 +364,7 @@ impl Worker {
     }
 
     /// Returns the entry of a node that this operation has made the newest of its key.
-    pub(crate) fn entry(&self, place: Place, number: u32) -> Entry {
+    pub(crate) fn entry(&self, place: NodeVersion, number: u32) -> Entry {
         let is_tombstone = self.kind() == Kind::Delete;
         let value = if is_tombstone { 0 } else { self.own().value.borrow().len() };
         let length = layout::node_length(self.key().len(), value) as u32;
@@ -373,7 +373,7 @@ impl Worker {
 
     /// Publishes that `new` is the newest node of the key now. It informs the cache, the metadata service if the node
     /// replaced another, and, by the shortcut, the clients of other hosts, which see it some time later.
-    pub(crate) fn publish(&self, old: Option<Place>, new: Place, number: u32) {
+    pub(crate) fn publish(&self, old: Option<NodeVersion>, new: NodeVersion, number: u32) {
         let entry = self.entry(new, number);
         let is_tombstone = entry.is_tombstone;
         self.core.cache.set(&self.key(), entry);

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use common::rng::Rng;
 use common::{Boxed, Failure, How, Store, close, progress, t3};
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
-use doorbell_farmem::{Client, ClientOptions, Geometry, Operation, Outcome, StoreError, Strategy, Ticket};
+use doorbell_farmem::{Client, ClientOptions, Geometry, Outcome, StoreError, StoreOperation, Strategy, Ticket};
 use doorbell_sim::{Testbed, VirtualWaiter};
 
 type Spans = BTreeMap<u32, Vec<Span>>;
@@ -62,12 +62,12 @@ fn key(index: u32) -> Vec<u8> {
 }
 
 /// Returns the operation of an event.
-fn operation<'a>(event: Event, key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
+fn operation<'a>(event: Event, key: &'a [u8], value: &'a [u8]) -> StoreOperation<'a> {
     match event {
-        Event::Put(..) => Operation::Put { key, value },
-        Event::Insert(..) => Operation::Insert { key, value },
-        Event::Delete(_) => Operation::Delete { key },
-        _ => Operation::Get { key },
+        Event::Put(..) => StoreOperation::Put { key, value },
+        Event::Insert(..) => StoreOperation::Insert { key, value },
+        Event::Delete(_) => StoreOperation::Delete { key },
+        _ => StoreOperation::Get { key },
     }
 }
 

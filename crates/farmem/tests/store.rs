@@ -9,8 +9,8 @@ use common::{Boxed, FIRST_HOST, METADATA, Store, Through, close, run, serve_behi
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::RemoteRegion;
 use doorbell_farmem::{
-    Behind, Client, ClientCounts, ClientEnd, ClientOptions, Geometry, HostCache, Metadata, Operation, Outcome,
-    StoreError, Strategy,
+    Client, ClientCounts, ClientEnd, ClientOptions, Geometry, HostCache, Metadata, Outcome, StoreControl, StoreError,
+    StoreOperation, Strategy,
 };
 use doorbell_sim::{Ps, VirtualWaiter};
 use doorbell_verbs::{RKey, Status};
@@ -26,20 +26,20 @@ fn with(strategy: Strategy) -> ClientOptions {
 }
 
 async fn insert(client: &mut Client, waiter: &VirtualWaiter, key: &[u8], value: &[u8]) -> Result<Outcome, StoreError> {
-    run(client, waiter, Operation::Insert { key, value }, &mut Vec::new()).await
+    run(client, waiter, StoreOperation::Insert { key, value }, &mut Vec::new()).await
 }
 
 async fn put(client: &mut Client, waiter: &VirtualWaiter, key: &[u8], value: &[u8]) -> Result<Outcome, StoreError> {
-    run(client, waiter, Operation::Put { key, value }, &mut Vec::new()).await
+    run(client, waiter, StoreOperation::Put { key, value }, &mut Vec::new()).await
 }
 
 async fn delete(client: &mut Client, waiter: &VirtualWaiter, key: &[u8]) -> Result<Outcome, StoreError> {
-    run(client, waiter, Operation::Delete { key }, &mut Vec::new()).await
+    run(client, waiter, StoreOperation::Delete { key }, &mut Vec::new()).await
 }
 
 async fn get(client: &mut Client, waiter: &VirtualWaiter, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
     let mut value = Vec::new();
-    let outcome = run(client, waiter, Operation::Get { key }, &mut value).await?;
+    let outcome = run(client, waiter, StoreOperation::Get { key }, &mut value).await?;
     Ok((outcome == Outcome::Done).then_some(value))
 }
 
@@ -302,7 +302,7 @@ fn a_lock_is_broken_after_its_lease_and_its_holder_is_shut_out_first() {
         let (clock, at_work) = (waiter.clone(), Rc::clone(&working));
         let stopped = store.simulation.spawn(common::FIRST_HOST, "holder", async move {
             insert(&mut holder, &clock, KEY, b"1").await.expect("inserted");
-            holder.submit(Operation::Put { key: KEY, value: b"2" }).expect("allowed").expect("room");
+            holder.submit(StoreOperation::Put { key: KEY, value: b"2" }).expect("allowed").expect("room");
             // The CAS on the lock is posted; it arrives while this thread sleeps, and nothing follows it.
             let until = |ns| clock.now().as_ns() + ns;
             clock.wait(None, Some(until(50_000))).await;
@@ -425,7 +425,7 @@ impl Turns {
     }
 
     /// Runs one operation to its end. Returns its value.
-    async fn run(&mut self, client: &mut Client, operation: Operation<'_>) -> Vec<u8> {
+    async fn run(&mut self, client: &mut Client, operation: StoreOperation<'_>) -> Vec<u8> {
         let mut value = Vec::new();
         client.submit(operation).expect("sizes are allowed").expect("nothing else runs");
         loop {
@@ -443,9 +443,9 @@ impl Turns {
         let [one, other] = clients;
         for round in 0..rounds {
             let [first, second] = [2 * round, 2 * round + 1].map(u32::to_le_bytes);
-            self.run(one, Operation::Put { key: KEY, value: &first }).await;
-            self.run(other, Operation::Put { key: KEY, value: &second }).await;
-            assert_eq!(self.run(one, Operation::Get { key: KEY }).await, second, "a get sees the put before it");
+            self.run(one, StoreOperation::Put { key: KEY, value: &first }).await;
+            self.run(other, StoreOperation::Put { key: KEY, value: &second }).await;
+            assert_eq!(self.run(one, StoreOperation::Get { key: KEY }).await, second, "a get sees the put before it");
         }
     }
 
@@ -479,7 +479,7 @@ fn a_box_that_took_anothers_place_steers_and_converts_again() {
         let through = store.through.clone().expect("there is a box");
         let mut turns = Turns { metadata, through, fencing: Vec::new(), waiter: store.simulation.polling() };
         let counted = store.simulation.spawn(METADATA, "all", async move {
-            turns.run(&mut clients[0], Operation::Insert { key: KEY, value: b"first" }).await;
+            turns.run(&mut clients[0], StoreOperation::Insert { key: KEY, value: b"first" }).await;
             turns.alternate(&mut clients, ROUNDS).await;
             drop(clients);
             let (switch_box, behind) = &*turns.through;
@@ -488,7 +488,7 @@ fn a_box_that_took_anothers_place_steers_and_converts_again() {
                 *in_place = steer(in_place.config().address, boxed, 2);
                 let mut memory = memory.borrow_mut();
                 let mut other =
-                    Behind::attach(in_place, &mut memory, RKey::new(0x99), true, steers_reads).expect("attached");
+                    StoreControl::attach(in_place, &mut memory, RKey::new(0x99), true, steers_reads).expect("attached");
                 let of_service = other.accept(in_place, 0, &end.to_memory()).expect("accepted");
                 *behind.borrow_mut() = other;
                 of_service

@@ -17,7 +17,7 @@ use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
 
 /// Posted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
+pub enum PostedOperation {
     /// SEND into a receive that the other end reposts.
     Send,
     /// SEND of an unreliable datagram.
@@ -34,7 +34,7 @@ pub enum Operation {
     RequestResponse,
 }
 
-impl Operation {
+impl PostedOperation {
     /// All operations.
     pub const ALL: [Self; 7] =
         [Self::Send, Self::UdSend, Self::Write, Self::Read, Self::CompareSwap, Self::FetchAdd, Self::RequestResponse];
@@ -88,7 +88,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Posted {
     /// Posted operation.
-    pub operation: Operation,
+    pub operation: PostedOperation,
     /// Bytes of payload. Atomics always have eight.
     pub bytes: u64,
     /// Maximum number of outstanding operations per queue pair.
@@ -117,7 +117,7 @@ pub struct Posted {
 
 impl Posted {
     /// Returns a load of one queue pair, with one operation per post and per poll.
-    pub fn new(operation: Operation, bytes: u64, window: u32) -> Self {
+    pub fn new(operation: PostedOperation, bytes: u64, window: u32) -> Self {
         Self {
             operation,
             bytes: if operation.is_atomic() { ATOMIC_BYTES } else { bytes },
@@ -180,7 +180,7 @@ impl Posted {
             credits: doorbell_protocols::Credits::Any,
         };
         // The response shows that the request has arrived.
-        let is_answered = self.operation == Operation::RequestResponse;
+        let is_answered = self.operation == PostedOperation::RequestResponse;
         let completions = if self.signals_last { 1.0 / f64::from(self.batch.max(1)) } else { 1.0 };
         let request = Charged { completions, ..Charged::of_operation(step(End::Sender), !is_answered) };
         if is_answered { vec![request, Charged::of_operation(step(End::Receiver), false)] } else { vec![request] }
@@ -211,13 +211,16 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
     }
     let latency = match posted.operation {
         // READs and atomics end with their response, and the response of a request is a message.
-        Operation::Read | Operation::CompareSwap | Operation::FetchAdd | Operation::RequestResponse => tally.delivery,
+        PostedOperation::Read
+        | PostedOperation::CompareSwap
+        | PostedOperation::FetchAdd
+        | PostedOperation::RequestResponse => tally.delivery,
         _ => {
             let posting = Cost::ZERO.with(Term::SendPost, 1.0).with(Term::SendEach, 1.0);
             let fetched = if workload.bytes > posted.inline_bytes { 1.0 } else { 0.0 };
             let completed = match posted.operation {
                 // No acknowledgement returns: the NIC is done once it has sent the datagram.
-                Operation::UdSend => Cost::ZERO.with(Term::NicSend, 1.0),
+                PostedOperation::UdSend => Cost::ZERO.with(Term::NicSend, 1.0),
                 _ => Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, workload.bytes as f64),
             };
             posting
@@ -263,39 +266,39 @@ mod tests {
     #[test]
     fn latency_parts_of_every_operation_add_up() {
         for parameters in [Parameters::t1(), Parameters::starting_point(RnicKind::Software)] {
-            for operation in Operation::ALL {
+            for operation in PostedOperation::ALL {
                 for bytes in [0, 16, 65_536] {
                     let Ok(prediction) = predict_operation(&parameters, &Posted::new(operation, bytes, 8)) else {
                         // A datagram is one packet.
-                        assert_eq!((operation, bytes), (Operation::UdSend, 65_536));
+                        assert_eq!((operation, bytes), (PostedOperation::UdSend, 65_536));
                         continue;
                     };
                     let sum: f64 = prediction.latency_parts.iter().map(|part| part.ns).sum();
                     assert_near(sum, prediction.latency_ns);
                     assert!(prediction.messages_per_s.is_finite() && prediction.messages_per_s > 0.0);
                 }
-                assert_eq!(Operation::by_name(operation.name()), Some(operation));
+                assert_eq!(PostedOperation::by_name(operation.name()), Some(operation));
             }
         }
     }
 
     #[test]
     fn a_read_crosses_twice_and_a_write_waits_for_its_acknowledgement() {
-        let read = on_t1(Posted::new(Operation::Read, 16, 1));
+        let read = on_t1(Posted::new(PostedOperation::Read, 16, 1));
         let part = |name: &str| read.latency_parts.iter().find(|part: &&Part| part.name == name).unwrap().ns;
         assert_near(part("L"), 2.0 * 1900.0);
         assert_near(part("o_nsnd") + part("o_nrcv"), 4.0 * 20.0);
-        let write = on_t1(Posted::new(Operation::Write, 16, 1));
+        let write = on_t1(Posted::new(PostedOperation::Write, 16, 1));
         assert_near(write.latency_ns, 120.0 + 3400.0 + 16.0 * 0.195_312_5 + 52.0);
         assert_eq!(write.bottleneck().binding.kind, BoundKind::RoundTrip);
         // The target's CPU takes no part.
-        for operation in [Operation::Write, Operation::Read, Operation::CompareSwap] {
+        for operation in [PostedOperation::Write, PostedOperation::Read, PostedOperation::CompareSwap] {
             assert_eq!(on_t1(Posted::new(operation, 16, 64)).bound(BoundKind::ReceivingCpu), None, "{operation:?}");
         }
-        assert!(on_t1(Posted::new(Operation::Send, 16, 64)).bound(BoundKind::ReceivingCpu).is_some());
+        assert!(on_t1(Posted::new(PostedOperation::Send, 16, 64)).bound(BoundKind::ReceivingCpu).is_some());
         // A request and its response are two messages of Send-Receive.
         let there = predict(&Parameters::t1(), &Workload { credits: false, ..Workload::sequential(16) }).unwrap();
-        assert_near(on_t1(Posted::new(Operation::RequestResponse, 16, 1)).latency_ns, 2.0 * there.latency_ns);
+        assert_near(on_t1(Posted::new(PostedOperation::RequestResponse, 16, 1)).latency_ns, 2.0 * there.latency_ns);
     }
 
     #[test]
@@ -303,25 +306,27 @@ mod tests {
         let pairs = |operation, connections, addresses| {
             on_t1(Posted { connections, threads: connections, addresses, ..Posted::new(operation, 8, 64) })
         };
-        let read = pairs(Operation::Read, 1, 1);
+        let read = pairs(PostedOperation::Read, 1, 1);
         assert_eq!(read.bottleneck().binding.kind, BoundKind::ReadsInFlight);
         // 16 operations overlap, except for finding the completion and posting.
-        let alone = on_t1(Posted::new(Operation::Read, 8, 1)).latency_ns - 120.0 - 52.0;
+        let alone = on_t1(Posted::new(PostedOperation::Read, 8, 1)).latency_ns - 120.0 - 52.0;
         assert_near(read.messages_per_s, 16e9 / alone);
-        assert_eq!(pairs(Operation::CompareSwap, 1, 1).bottleneck().binding.kind, BoundKind::Atomics);
-        assert_near(pairs(Operation::CompareSwap, 1, 1).messages_per_s, 1e9 / 370.0);
-        let hot = pairs(Operation::FetchAdd, 20, 1);
+        assert_eq!(pairs(PostedOperation::CompareSwap, 1, 1).bottleneck().binding.kind, BoundKind::Atomics);
+        assert_near(pairs(PostedOperation::CompareSwap, 1, 1).messages_per_s, 1e9 / 370.0);
+        let hot = pairs(PostedOperation::FetchAdd, 20, 1);
         assert_eq!(hot.bottleneck().binding.kind, BoundKind::AtomicsOnAddress);
         assert_near(hot.messages_per_s, 1e9 / 345.0);
-        assert_eq!(pairs(Operation::CompareSwap, 20, 20).bottleneck().binding.kind, BoundKind::SendingCeiling);
+        assert_eq!(pairs(PostedOperation::CompareSwap, 20, 20).bottleneck().binding.kind, BoundKind::SendingCeiling);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let refused = |posted| predict_operation(&Parameters::t1(), &posted).expect_err("it cannot be").to_string();
-        let write = Posted::new(Operation::Write, 16, 1);
+        let write = Posted::new(PostedOperation::Write, 16, 1);
         assert_eq!(refused(Posted { addresses: 0, ..write }), "the number of addresses is 0, allowed is 1 to 1048576");
         assert_eq!(refused(Posted { window: 0, ..write }), "the window is 0, allowed is 1 to 1048576");
-        assert!(refused(Posted::new(Operation::UdSend, 8192, 1)).starts_with("an operation of the protocol is 8192"));
+        assert!(
+            refused(Posted::new(PostedOperation::UdSend, 8192, 1)).starts_with("an operation of the protocol is 8192")
+        );
     }
 }

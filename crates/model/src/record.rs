@@ -7,7 +7,7 @@ use doorbell_wire::PathMtu;
 use serde::Deserialize;
 
 use crate::observation::{Load, Observation};
-use crate::operation::{Operation, Posted};
+use crate::operation::{Posted, PostedOperation};
 use crate::parameters::RnicKind;
 use crate::workload::{Peers, Workload};
 
@@ -301,9 +301,10 @@ fn observation(
 }
 
 /// Returns the measured one-sided operation, if the record has one.
-fn one_sided(asked: &Asked) -> Option<Operation> {
-    let operation = Operation::by_name(&asked.operation.as_deref()?.replace('_', "-"))?;
-    let is_one_sided = operation == Operation::Write || operation == Operation::Read || operation.is_atomic();
+fn one_sided(asked: &Asked) -> Option<PostedOperation> {
+    let operation = PostedOperation::by_name(&asked.operation.as_deref()?.replace('_', "-"))?;
+    let is_one_sided =
+        operation == PostedOperation::Write || operation == PostedOperation::Read || operation.is_atomic();
     is_one_sided.then_some(operation)
 }
 
@@ -467,7 +468,9 @@ mod tests {
 
     #[test]
     fn a_record_of_one_sided_operations_becomes_observations_of_them() {
-        for operation in [Operation::Write, Operation::Read, Operation::CompareSwap, Operation::FetchAdd] {
+        for operation in
+            [PostedOperation::Write, PostedOperation::Read, PostedOperation::CompareSwap, PostedOperation::FetchAdd]
+        {
             let name = operation.name().replace('-', "_");
             let observed = changed("\"send\"", &format!("{name:?}")).unwrap();
             assert_eq!(observed.left_out, [""; 0]);

@@ -9,7 +9,7 @@ pub enum Subject {
     /// Messages of a protocol.
     Protocol(String),
     /// Operations of RDMA.
-    Operation(Operation),
+    Operation(PublishedOperation),
     /// A store on passive memory.
     Store(Store),
 }
@@ -28,7 +28,7 @@ impl Subject {
 /// An operation of RDMA, or an exchange of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Operation {
+pub enum PublishedOperation {
     /// SEND.
     Send,
     /// SEND over an unreliable datagram queue pair.
@@ -43,16 +43,16 @@ pub enum Operation {
     RequestResponse,
 }
 
-impl Operation {
+impl PublishedOperation {
     /// Returns the name as files write it.
     pub const fn name(self) -> &'static str {
         match self {
-            Operation::Send => "send",
-            Operation::UdSend => "ud-send",
-            Operation::Write => "write",
-            Operation::Read => "read",
-            Operation::Cas => "cas",
-            Operation::RequestResponse => "request-response",
+            PublishedOperation::Send => "send",
+            PublishedOperation::UdSend => "ud-send",
+            PublishedOperation::Write => "write",
+            PublishedOperation::Read => "read",
+            PublishedOperation::Cas => "cas",
+            PublishedOperation::RequestResponse => "request-response",
         }
     }
 }

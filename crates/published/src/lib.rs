@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 pub use configuration::{
-    Amount, Configuration, Fence, Operation, Pace, PathMtuSaid, Receivers, Repost, Store, Subject,
+    Amount, Configuration, Fence, Pace, PathMtuSaid, PublishedOperation, Receivers, Repost, Store, Subject,
 };
 pub use load::{LoadError, SCHEMA};
 pub use quantity::{Dimension, Quantity, Relation, Unit, Value};

@@ -7,7 +7,9 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value as Toml};
 
 use crate::configuration::{FIELDS, Range};
-use crate::{Amount, Configuration, Operation, Quantity, Relation, Row, Shape, Store, Subject, Testbed, Unit, Value};
+use crate::{
+    Amount, Configuration, PublishedOperation, Quantity, Relation, Row, Shape, Store, Subject, Testbed, Unit, Value,
+};
 
 /// Name of the layout of a file.
 pub const SCHEMA: &str = "doorbell-published/1";
@@ -52,7 +54,7 @@ struct Common {
     says: String,
     experiment: String,
     protocol: Option<String>,
-    operation: Option<Operation>,
+    operation: Option<PublishedOperation>,
     store: Option<Store>,
     configuration: Table,
     source: String,

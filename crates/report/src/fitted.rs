@@ -34,14 +34,14 @@ pub struct Fitted {
 #[derive(Debug)]
 struct OfRun {
     parameters: Parameters,
-    loads: HashMap<Place, Load>,
+    loads: HashMap<PointKey, Load>,
     account: Account,
 }
 
 /// A point: its experiment, its curve, its place on the axis.
-type Place = (String, String, u64);
+type PointKey = (String, String, u64);
 
-fn place(record: &PointRecord) -> Place {
+fn place(record: &PointRecord) -> PointKey {
     (record.experiment.clone(), record.series.clone(), record.x.to_bits())
 }
 

@@ -31,13 +31,13 @@ use crate::time::Ps;
 pub const PROVIDER: &str = "sim";
 
 /// What all that belongs to one simulation shares.
-pub(crate) struct Shared {
+pub(crate) struct SharedWorld {
     pub(crate) world: Mutex<World>,
     /// Never readable: the descriptor of a device for which the machine gives none.
     no_events: Notices<()>,
 }
 
-impl Shared {
+impl SharedWorld {
     pub(crate) fn new(world: World) -> Result<Self, Error> {
         Ok(Self { world: Mutex::new(world), no_events: Notices::new().map_err(no_eventfd)? })
     }
@@ -49,7 +49,7 @@ fn no_eventfd(error: impl Into<io::Error>) -> Error {
 
 /// Memory of a simulated host: who looks at it, and what reading and writing it costs.
 struct Memory {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     watch: Watch,
     base: usize,
     /// After so many bytes the same bytes come again, in mirrored memory; else its length.
@@ -116,7 +116,7 @@ impl MemoryObserver for Memory {
 
 /// A simulated host's RNIC.
 pub(crate) struct SimDevice {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     node: usize,
     events: Arc<EventQueue>,
     event_signal: Arc<OnceLock<EventSignal>>,
@@ -126,7 +126,7 @@ pub(crate) struct SimDevice {
 }
 
 impl SimDevice {
-    pub(crate) fn new(shared: &Arc<Shared>, node: usize) -> Self {
+    pub(crate) fn new(shared: &Arc<SharedWorld>, node: usize) -> Self {
         let world = lock(&shared.world);
         let (events, event_signal) =
             (Arc::clone(world.nodes[node].rnic.events()), Arc::clone(&world.nodes[node].event_signal));
@@ -343,7 +343,7 @@ struct Notified {
 }
 
 pub(crate) struct SimChannel {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     inner: Arc<Notified>,
 }
 
@@ -384,7 +384,7 @@ impl raw::Channel for SimChannel {
 }
 
 struct SimCq {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     node: usize,
     id: CqId,
     queue: Arc<CompletionQueue>,
@@ -459,7 +459,7 @@ impl Drop for SimCq {
 }
 
 struct SimSrq {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     node: usize,
     id: SrqId,
     queue: Arc<SharedReceiveQueue>,
@@ -512,7 +512,7 @@ fn charge_receives(world: &mut World, queue: &Lock, count: usize) {
 }
 
 struct SimQp {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     node: usize,
     qpn: Qpn,
     send_lock: Lock,

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 pub use doorbell_model::check::Lack;
 use doorbell_model::check::{Binding, Manner, Needed, Packets, Predictor, Rated};
-use doorbell_model::operation::{Operation as Asked, Posted};
+use doorbell_model::operation::{Posted, PostedOperation as Asked};
 use doorbell_model::workload::Workload;
 use doorbell_protocols::{Protocol, Release};
 use doorbell_published::{Dimension, Relation, Row, Subject};

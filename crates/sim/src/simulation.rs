@@ -15,7 +15,7 @@ use doorbell_verbs::{Device, Error};
 use crate::kernel::capture::Capture;
 use crate::kernel::watch::{Change, Changes, ThreadId, lock};
 use crate::kernel::{Counts, Middlebox, Node, Step, ThreadState, World};
-use crate::provider::{Shared, SimDevice};
+use crate::provider::{SharedWorld, SimDevice};
 use crate::testbed::Testbed;
 use crate::threads::{VirtualThreads, VirtualWaiter};
 use crate::time::Ps;
@@ -168,7 +168,7 @@ impl<T> Returned<T> {
 /// The control plane of a simulation's middlebox. It takes no virtual time.
 #[derive(Clone)]
 pub struct SwitchBox {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     address: IpAddr,
 }
 
@@ -206,7 +206,7 @@ impl SwitchBox {
 /// Make devices and connections first, which takes no virtual time; [`spawn`](Self::spawn) threads that use them; then
 /// [`run`](Self::run).
 pub struct Simulation<'a> {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     devices: Vec<Device>,
     tasks: Vec<Task<'a>>,
     /// One for each thread.
@@ -231,7 +231,7 @@ impl<'a> Simulation<'a> {
         let mut seeds = [0; 32];
         seeds[8..16].copy_from_slice(&seed.to_le_bytes());
         let world = World::new(testbed.clone(), topology, seeds);
-        let shared = Arc::new(Shared::new(world)?);
+        let shared = Arc::new(SharedWorld::new(world)?);
         let devices = (0..nodes).map(|node| Device::new(Arc::new(SimDevice::new(&shared, node)))).collect();
         Ok(Self { shared, devices, tasks: Vec::new(), wakers: Vec::new() })
     }

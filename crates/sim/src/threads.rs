@@ -15,13 +15,13 @@ use doorbell_verbs::Channel;
 use crate::kernel::Suspension;
 use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Change, ThreadId, lock};
-use crate::provider::Shared;
+use crate::provider::SharedWorld;
 use crate::time::Ps;
 
 /// Waits in virtual time.
 #[derive(Clone)]
 pub struct VirtualWaiter {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     sleeps: bool,
 }
 
@@ -32,7 +32,7 @@ impl std::fmt::Debug for VirtualWaiter {
 }
 
 impl VirtualWaiter {
-    pub(crate) fn new(shared: &Arc<Shared>, sleeps: bool) -> Self {
+    pub(crate) fn new(shared: &Arc<SharedWorld>, sleeps: bool) -> Self {
         Self { shared: Arc::clone(shared), sleeps }
     }
 
@@ -110,7 +110,7 @@ impl Waiter for VirtualWaiter {
 
 /// The lock of a connection in two halves, which threads with clocks of their own take.
 struct SharedConnection {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     lock: Lock,
 }
 
@@ -137,7 +137,7 @@ impl LockObserver for SharedConnection {
 /// [spawned](crate::Simulation::spawn).
 #[derive(Clone)]
 pub struct VirtualThreads {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     node: usize,
 }
 
@@ -148,7 +148,7 @@ impl std::fmt::Debug for VirtualThreads {
 }
 
 impl VirtualThreads {
-    pub(crate) fn new(shared: &Arc<Shared>, node: usize) -> Self {
+    pub(crate) fn new(shared: &Arc<SharedWorld>, node: usize) -> Self {
         Self { shared: Arc::clone(shared), node }
     }
 
@@ -182,7 +182,7 @@ impl VirtualThreads {
 /// A thread that another has made. Its future lies in that of the thread that made it, and is polled when its own turn
 /// has come.
 struct Born<'a, T> {
-    shared: Arc<Shared>,
+    shared: Arc<SharedWorld>,
     thread: ThreadId,
     /// `None` once it has ended.
     future: Option<Pin<Box<dyn Future<Output = T> + 'a>>>,

@@ -163,9 +163,9 @@ fn what_does_not_fit_is_refused_before_it_starts() {
 
 /// A file that a test can read.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct MemoryFile(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Shared {
+impl Write for MemoryFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().expect("no panic").extend_from_slice(bytes);
         Ok(bytes.len())
@@ -219,7 +219,7 @@ fn packets(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
 #[test]
 fn a_capture_holds_every_packet_once_in_the_order_of_time() {
     let testbed = t1();
-    let file = Shared::default();
+    let file = MemoryFile::default();
     let capture = Some(Box::new(file.clone()) as Box<dyn Write + Send>);
     let topology = Topology::Clos { nodes: 6, hosts: 2, spines: 2 };
     let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
@@ -242,7 +242,7 @@ fn a_capture_holds_every_packet_once_in_the_order_of_time() {
 #[test]
 fn a_capture_is_laid_out_for_other_programs() {
     let testbed = t1();
-    let file = Shared::default();
+    let file = MemoryFile::default();
     let capture = Some(Box::new(file.clone()) as Box<dyn Write + Send>);
     let topology = Topology::Clos { nodes: 2, hosts: 1, spines: 1 };
     let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };

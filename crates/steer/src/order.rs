@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 
 use doorbell_wire::{
-    AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, Operation, Psn, Qpn, RethPacket, SyndromeKind, Transport,
+    AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, PacketOperation, Psn, Qpn, RethPacket, SyndromeKind,
+    Transport,
 };
 use rustc_hash::FxHashMap;
 
@@ -87,7 +88,7 @@ impl Numbering {
     pub(crate) fn packet(
         &mut self,
         bth: &BthRepr,
-        operation: Operation,
+        operation: PacketOperation,
         packet: &[u8],
         asked: &mut Asked,
         answered: &mut Asked,
@@ -107,21 +108,24 @@ impl Numbering {
                 };
                 self.request(bth, operation, address, asked);
             }
-            Operation::Acknowledge => {
+            PacketOperation::Acknowledge => {
                 let syndrome = AethPacket::new_checked(rest).ok().map(|header| header.syndrome().kind());
                 if matches!(syndrome, Some(SyndromeKind::Ack { .. })) {
                     self.acknowledge(bth.psn, answered);
                 }
             }
-            Operation::AtomicAcknowledge => self.respond(bth.psn, answered),
-            Operation::ReadResponse if bth.opcode.is_last() => self.respond(bth.psn, answered),
+            PacketOperation::AtomicAcknowledge => self.respond(bth.psn, answered),
+            PacketOperation::ReadResponse if bth.opcode.is_last() => self.respond(bth.psn, answered),
             _ => {}
         }
     }
 
-    fn request(&mut self, bth: &BthRepr, operation: Operation, address: Option<u64>, Asked(asked): &mut Asked) {
+    fn request(&mut self, bth: &BthRepr, operation: PacketOperation, address: Option<u64>, Asked(asked): &mut Asked) {
         let at = asked.partition_point(|request| request.psn.is_before(bth.psn));
-        let has_response = matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd);
+        let has_response = matches!(
+            operation,
+            PacketOperation::ReadRequest | PacketOperation::CompareSwap | PacketOperation::FetchAdd
+        );
         if !bth.opcode.is_first() {
             // A packet of the request that begins before it. The last one makes an acknowledgement due.
             if let Some(Request { awaits: Awaits::Acknowledge(end), .. }) =

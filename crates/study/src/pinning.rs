@@ -121,20 +121,20 @@ pub fn list(cpus: &[usize]) -> String {
 /// The place of a process among those of a study that share the CPUs of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Place {
+pub struct ProcessPosition {
     /// Its number, from 0 on.
     pub number: usize,
     /// How many there are.
     pub of: usize,
 }
 
-impl Default for Place {
+impl Default for ProcessPosition {
     fn default() -> Self {
         Self { number: 0, of: 1 }
     }
 }
 
-impl Place {
+impl ProcessPosition {
     /// The places of the processes of a study, in the order of their environments. Those share CPUs that run below one
     /// kernel and may use the same CPUs; a launcher that gives each process CPUs of its own has dealt them already.
     pub fn among(environments: &[&Environment]) -> Vec<Self> {
@@ -227,7 +227,7 @@ impl Pinning {
 
     /// The part of one process of several that share the CPUs. All get equally many.
     #[must_use]
-    pub fn share(&self, place: Place) -> Self {
+    pub fn share(&self, place: ProcessPosition) -> Self {
         let processes = place.of.max(1);
         let each = self.cpus.len() / processes;
         if each == 0 && !self.cpus.is_empty() {
@@ -285,7 +285,7 @@ impl fmt::Display for Pinning {
         match cpus.is_empty() {
             true => write!(f, "threads are not pinned ({because})"),
             false if *both_ends => {
-                let [one, other] = [0, 1].map(|number| list(&self.share(Place { number, of: 2 }).cpus));
+                let [one, other] = [0, 1].map(|number| list(&self.share(ProcessPosition { number, of: 2 }).cpus));
                 write!(f, "threads are pinned to CPU {one} at the end that asks, {other} at the other ({because})")
             }
             false => write!(f, "threads are pinned to CPU {} ({because})", list(cpus)),
@@ -460,12 +460,13 @@ mod tests {
     #[test]
     fn processes_of_one_machine_take_cpus_in_turn() {
         let pinning = Pinning { cpus: vec![2, 3, 0, 1, 6], ..Pinning::default() };
-        let share = |number, of| pinning.share(Place { number, of }).cpus;
+        let share = |number, of| pinning.share(ProcessPosition { number, of }).cpus;
         assert_eq!((share(0, 2), share(1, 2)), (vec![2, 0], vec![3, 1]), "equally many");
         assert_eq!((share(0, 1), share(4, 5), share(0, 6)), (pinning.cpus.clone(), vec![6], vec![]));
         // What no study says, and a peer may.
         assert_eq!((share(7, 0), share(usize::MAX, 2)), (pinning.cpus.clone(), vec![3, 1]));
-        let too_many = Pinning { because: "so".to_owned(), ..pinning }.share(Place { number: 0, of: 6 }).to_string();
+        let too_many =
+            Pinning { because: "so".to_owned(), ..pinning }.share(ProcessPosition { number: 0, of: 6 }).to_string();
         assert_eq!(too_many, "threads are not pinned (6 processes, and 5 CPU(s) for them: so)");
     }
 
@@ -486,8 +487,10 @@ mod tests {
             host(None, &[0, 1]),
             host(Some("a"), &[0, 1]),
         ];
-        let places: Vec<_> =
-            Place::among(&hosts.iter().collect::<Vec<_>>()).into_iter().map(|place| (place.number, place.of)).collect();
+        let places: Vec<_> = ProcessPosition::among(&hosts.iter().collect::<Vec<_>>())
+            .into_iter()
+            .map(|place| (place.number, place.of))
+            .collect();
         assert_eq!(places, [(0, 3), (0, 1), (1, 3), (0, 1), (0, 1), (0, 1), (2, 3)]);
     }
 
@@ -569,7 +572,7 @@ mod tests {
         let none = both.of_point(&with(2, None)).to_string();
         assert_eq!(none, "threads are not pinned (4 thread(s) poll, and 3 CPU(s) for them: so)");
         // Each process of one machine decides for itself, and both decide the same.
-        let shares = [0, 1].map(|number| both.share(Place { number, of: 2 }).of_point(&with(2, None)).cpus);
+        let shares = [0, 1].map(|number| both.share(ProcessPosition { number, of: 2 }).of_point(&with(2, None)).cpus);
         assert!(shares.iter().all(Vec::is_empty), "{shares:?}");
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 pub use doorbell_analyze::explain::Rates;
-use doorbell_analyze::explain::{Explanation, Hints, Pattern, Range, Requester, Span, explain, words};
+use doorbell_analyze::explain::{Explanation, Hints, Pattern, Range, Requester, Span, explain, sentences};
 use doorbell_verbs::{Counters, LinkCounters};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -274,7 +274,7 @@ impl Conclusion {
                     received_payload_bytes: it.received_payload_bytes,
                     operations_per_s: it.operations_per_s,
                 };
-                Self { verdict: words::conclusion(&answer), named: answer.named().iter().map(named).collect() }
+                Self { verdict: sentences::conclusion(&answer), named: answer.named().iter().map(named).collect() }
             }
             Err(error) => Self { verdict: error.to_string(), named: Vec::new() },
         }

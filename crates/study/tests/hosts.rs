@@ -10,7 +10,7 @@ use common::MEMORY_BYTES;
 use doorbell_protocols::Protocol;
 use doorbell_study::layout::Layout;
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
-use doorbell_study::pinning::Place;
+use doorbell_study::pinning::ProcessPosition;
 use doorbell_study::record::PointResult;
 use doorbell_study::serving::Serving;
 use doorbell_study::session::{self, Dealt, HostError, Introduction, SessionError, Terms, measure_on};
@@ -37,8 +37,8 @@ fn introduction() -> Introduction {
     Introduction { token: TOKEN.parse().ok(), ..Introduction::default() }
 }
 
-fn named(streams: impl IntoIterator<Item = TcpStream>) -> Vec<(String, TcpStream, Place)> {
-    let named = |(index, stream)| (format!("host {index}"), stream, Place::default());
+fn named(streams: impl IntoIterator<Item = TcpStream>) -> Vec<(String, TcpStream, ProcessPosition)> {
+    let named = |(index, stream)| (format!("host {index}"), stream, ProcessPosition::default());
     streams.into_iter().enumerate().map(named).collect()
 }
 

@@ -9,7 +9,7 @@ use common::MEMORY_BYTES;
 use doorbell_study::far::{FarPoint, Figure, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint};
 use doorbell_study::machine::{Machine, Root, cpu_list};
 use doorbell_study::parameters::{Kind, Operation, Parameters};
-use doorbell_study::pinning::{Pinning, Place};
+use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{self, HostError, Introduction, Parties, SessionError, Terms, measure_parties};
 use doorbell_verbs::soft::{self, SoftOptions};
@@ -57,7 +57,7 @@ fn try_with(
         .iter()
         .map(|(number, _)| {
             let (stream, server) = host_with(terms(*number));
-            ((format!("host {number}"), stream, Place::default()), server)
+            ((format!("host {number}"), stream, ProcessPosition::default()), server)
         })
         .unzip();
     let result = measure_parties(streams, &Introduction::default(), &parameters(far, memory_bytes), &parties);
@@ -216,7 +216,7 @@ fn a_memory_node_that_goes_while_clients_work_is_named() {
                 (stream, std::thread::spawn(move || session::serve(device, accepted, &terms)))
             }
         };
-        streams.push((format!("host {number}"), stream, Place::default()));
+        streams.push((format!("host {number}"), stream, ProcessPosition::default()));
         servers.push(server);
     }
     let (stream, device) = cut.expect("there is a memory node");

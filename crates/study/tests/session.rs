@@ -12,7 +12,7 @@ use doorbell_exchange::setup;
 use doorbell_protocols::Protocol;
 use doorbell_study::machine::{Machine, Root};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-use doorbell_study::pinning::{Pinning, Place};
+use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::{self, Client, Introduced, Introduction, SessionError, Terms};
 use doorbell_verbs::Device;
@@ -332,7 +332,7 @@ fn a_server_pins_its_share_of_cpus_or_says_which_it_cannot_have() {
     let measured = |cpus: Vec<usize>, number: usize| {
         let pinning = Pinning { cpus, because: "so".to_owned(), ..Pinning::default() };
         let (stream, server) = serve_on(Terms { pinning, ..Terms::open(MEMORY_BYTES) });
-        let introduction = Introduction { place: Place { number, of: 3 }, ..Introduction::default() };
+        let introduction = Introduction { place: ProcessPosition { number, of: 3 }, ..Introduction::default() };
         let (mut client, introduced) = Client::introduced(&device(), stream, introduction, parameters()).unwrap();
         let result = client.measure(parameters().sizes[0], |_| {});
         client.finish().ok();

@@ -389,8 +389,8 @@ fn sequence_error() {
 
 #[test]
 fn refusals() {
-    type Operation = fn(&doorbell_verbs::Region) -> SendOperation;
-    let cases: [(&'static str, NakCode, Status, Operation); 3] = [
+    type MakeOperation = fn(&doorbell_verbs::Region) -> SendOperation;
+    let cases: [(&'static str, NakCode, Status, MakeOperation); 3] = [
         ("rc-remote-access-error", NakCode::REMOTE_ACCESS_ERROR, Status::RemoteAccess, |region| SendOperation::Write {
             remote_address: region.address(),
             rkey: wrong(region.rkey()),

@@ -48,7 +48,7 @@ impl fmt::Display for Transport {
 
 /// Operation of a packet, without its position in the message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Operation {
+pub enum PacketOperation {
     /// SEND, with or without immediate data or invalidation.
     Send,
     /// RDMA WRITE, with or without immediate data.
@@ -83,7 +83,7 @@ macro_rules! opcodes {
 
         const ROWS: [Row; 256] = {
             let mut rows = [UNKNOWN; 256];
-            $(rows[$value] = Row::new(Operation::$operation, $flags);)*
+            $(rows[$value] = Row::new(PacketOperation::$operation, $flags);)*
             rows
         };
 
@@ -180,7 +180,7 @@ impl Opcode {
 
     /// Returns the operation of the packet, or `None` for an unknown opcode.
     #[inline]
-    pub const fn operation(self) -> Option<Operation> {
+    pub const fn operation(self) -> Option<PacketOperation> {
         self.row().operation
     }
 
@@ -307,7 +307,7 @@ static TABLE: [Row; 256] = ROWS;
 #[derive(Clone, Copy)]
 struct Row {
     flags: u16,
-    operation: Option<Operation>,
+    operation: Option<PacketOperation>,
     extension_len: u8,
 }
 
@@ -343,14 +343,16 @@ const EXTENSIONS: [(u16, usize); 8] = [
 ];
 
 impl Row {
-    const fn new(operation: Operation, flags: u16) -> Row {
+    const fn new(operation: PacketOperation, flags: u16) -> Row {
         let role = match operation {
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge => RESPONSE,
-            Operation::Cnp => 0,
+            PacketOperation::ReadResponse | PacketOperation::Acknowledge | PacketOperation::AtomicAcknowledge => {
+                RESPONSE
+            }
+            PacketOperation::Cnp => 0,
             _ => REQUEST,
         };
         let mut extension_len = match operation {
-            Operation::Cnp => CNP_RESERVED_LEN,
+            PacketOperation::Cnp => CNP_RESERVED_LEN,
             _ => 0,
         };
         let mut i = 0;

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use doorbell_wire::{BthPacket, Flow, ICRC_LEN, Opcode, Operation, ROCE_UDP_PORT, parse_frame};
+use doorbell_wire::{BthPacket, Flow, ICRC_LEN, Opcode, PacketOperation, ROCE_UDP_PORT, parse_frame};
 use pcap_file::pcap::PcapReader;
 
 /// Address of rxe. The other end of the cable is Doorbell's software RNIC.
@@ -31,7 +31,7 @@ fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
         assert_eq!(u32::from_le_bytes(*icrc), expected, "packet {packets}, {opcode:?}");
         let padded = bth.payload().len() - opcode.extension_len();
         assert!(padded >= usize::from(bth.pad_count()) && padded.is_multiple_of(4), "packet {packets}, {opcode:?}");
-        assert!(opcode.operation().is_some_and(|operation| operation != Operation::Cnp), "packet {packets}");
+        assert!(opcode.operation().is_some_and(|operation| operation != PacketOperation::Cnp), "packet {packets}");
         if frame.outer.src == RXE {
             sent.insert(opcode);
         }

@@ -5,9 +5,9 @@
 //! byte, and no process, socket, name or file is left. A seed determines everything but the scheduling of the kernel.
 
 mod judge;
-mod place;
 mod plan;
 mod process;
+mod surroundings;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -22,9 +22,9 @@ use nix::sys::signal::Signal;
 use crate::network;
 use crate::programs::{compile, compile_with, doorbell};
 use crate::shell::command;
-use place::Place;
 use plan::{Disturbance, Plan, Programs};
 use process::Process;
+use surroundings::Surroundings;
 
 /// Protection against hanging: longer than any program of a round takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -98,13 +98,13 @@ fn run_all(seeds: &Seeds) -> Result<(), String> {
     let (begun, next, done, failures) = (Instant::now(), AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
     let fail = |why| failures.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     let one_lane = |lane| -> Result<(), String> {
-        let place = Place::new(home(lane))?;
+        let surroundings = Surroundings::new(home(lane))?;
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(seed) = seeds.of_round(number, begun) else { return Ok(()) };
             let plan = Plan::new(seed);
             eprintln!("chaos: round {number}, seed {seed}: {plan}");
-            if let Err(why) = round(&plan, &built, &place) {
+            if let Err(why) = round(&plan, &built, &surroundings) {
                 let replay = format!("replay: cargo xtask chaos --seed {seed} --rounds 1");
                 let why = format!("round {number}, seed {seed}: {plan}: {why}\n{replay}");
                 eprintln!("FAILED: {why}");
@@ -127,15 +127,15 @@ fn run_all(seeds: &Seeds) -> Result<(), String> {
 }
 
 /// Runs one pair. An error has the output of both programs and a backtrace of each that crashed or hangs.
-fn round(plan: &Plan, built: &Built, place: &Place) -> Result<(), String> {
-    place.begin(plan)?;
-    let mut pair = start(plan, built, place)?;
+fn round(plan: &Plan, built: &Built, surroundings: &Surroundings) -> Result<(), String> {
+    surroundings.begin(plan)?;
+    let mut pair = start(plan, built, surroundings)?;
     let outcome = disturb(plan, &mut pair).and_then(|()| judge::judge(plan, &mut pair, PATIENCE));
     let said = |pair: &Pair| format!("\n{}\n{}", pair.disturbed.report(), pair.other.report());
     let outcome = outcome.map_err(|why| format!("{why}{}", said(&pair)));
     pair.disturbed.kill();
     pair.other.kill();
-    outcome.and_then(|()| place.check(PATIENCE).map_err(|why| format!("{why}{}", said(&pair))))
+    outcome.and_then(|()| surroundings.check(PATIENCE).map_err(|why| format!("{why}{}", said(&pair))))
 }
 
 /// The processes of a round.
@@ -144,7 +144,7 @@ struct Pair {
     other: Process,
 }
 
-fn start(plan: &Plan, built: &Built, place: &Place) -> Result<Pair, String> {
+fn start(plan: &Plan, built: &Built, surroundings: &Surroundings) -> Result<Pair, String> {
     let ends = match plan.kind.programs {
         Programs::Own => {
             let (one, other) = UnixStream::pair().map_err(|error| format!("no pair of sockets: {error}"))?;
@@ -154,20 +154,20 @@ fn start(plan: &Plan, built: &Built, place: &Place) -> Result<Pair, String> {
                     vec![built.chaos.clone(), format!("port={PORT}"), format!("server={}", is_server as u8)];
                 words.extend(plan.words.iter().cloned());
                 words.extend(plan.act.iter().filter(|_| is_disturbed).cloned());
-                let run = on_doorbell(plan, built, place, is_disturbed, &words);
+                let run = on_doorbell(plan, built, surroundings, is_disturbed, &words);
                 let link = Stdio::from(OwnedFd::from(link));
-                place.start(if is_server { "server" } else { "client" }, run, &built.chaos, link)
+                surroundings.start(if is_server { "server" } else { "client" }, run, &built.chaos, link)
             };
             [with(one, true)?, with(other, false)?]
         }
         _ => {
             let [server, client] = foreign(plan);
             let run = |words: &[String], name| {
-                let run = on_doorbell(plan, built, place, (name == "server") == plan.disturbs_server, words);
-                place.start(name, run, &words[0], Stdio::null())
+                let run = on_doorbell(plan, built, surroundings, (name == "server") == plan.disturbs_server, words);
+                surroundings.start(name, run, &words[0], Stdio::null())
             };
             let mut server = run(&server, "server")?;
-            place.wait_until_listening(&mut server, PORT, PATIENCE)?;
+            surroundings.wait_until_listening(&mut server, PORT, PATIENCE)?;
             let client = run(&client, "client")?;
             if plan.disturbs_server { [server, client] } else { [client, server] }
         }
@@ -196,14 +196,20 @@ fn foreign(plan: &Plan) -> [Vec<String>; 2] {
 }
 
 /// Returns `doorbell run` of a program, with the surroundings that the plan gives to the disturbed process.
-fn on_doorbell(plan: &Plan, built: &Built, place: &Place, is_disturbed: bool, words: &[String]) -> Command {
+fn on_doorbell(
+    plan: &Plan,
+    built: &Built,
+    surroundings: &Surroundings,
+    is_disturbed: bool,
+    words: &[String],
+) -> Command {
     let mut options = plan.options.clone();
     let disturbance = is_disturbed.then_some(plan.kind.disturbance);
     if disturbance == Some(Disturbance::FullDisk) {
-        options.extend(["--pcap".to_owned(), place.full().join("%p.pcap").to_string_lossy().into_owned()]);
+        options.extend(["--pcap".to_owned(), surroundings.full().join("%p.pcap").to_string_lossy().into_owned()]);
     }
     let mut run = match disturbance {
-        Some(Disturbance::TimeNamespace) if place.is_own() => {
+        Some(Disturbance::TimeNamespace) if surroundings.is_own() => {
             let mut apart = command("unshare", &["--time", "--monotonic", "1000000", "--"]);
             apart.arg(doorbell());
             apart
@@ -212,8 +218,8 @@ fn on_doorbell(plan: &Plan, built: &Built, place: &Place, is_disturbed: bool, wo
     };
     run.arg("run").args(&options).arg("--").args(words);
     match disturbance {
-        Some(Disturbance::FullDisk) => run.env(place::COUNTERS_VARIABLE, place.full().join("counters")),
-        _ => run.env(place::COUNTERS_VARIABLE, place.counters()),
+        Some(Disturbance::FullDisk) => run.env(surroundings::COUNTERS_VARIABLE, surroundings.full().join("counters")),
+        _ => run.env(surroundings::COUNTERS_VARIABLE, surroundings.counters()),
     };
     if disturbance == Some(Disturbance::Clock) {
         run.env("LD_PRELOAD", &built.clock);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::place;
+use super::surroundings;
 
 /// Allowed ends of a disturbed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +226,7 @@ impl Plan {
             disturbs_server: random.below(2) == 0,
             after: Duration::from_micros(random.below(800_000)),
             pause: Duration::from_millis(20 + random.below(300)),
-            used_kib: random.below(place::SMALL_KIB - place::START_KIB + 1),
+            used_kib: random.below(surroundings::SMALL_KIB - surroundings::START_KIB + 1),
         }
     }
 }

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use doorbell_wire::{
-    BTH_LEN, BthPacket, ETHERNET_LEN, Flow, Frame, ICRC_LEN, Opcode, Operation, Psn, Qpn, ROCE_UDP_PORT, parse_frame,
+    BTH_LEN, BthPacket, ETHERNET_LEN, Flow, Frame, ICRC_LEN, Opcode, PacketOperation, Psn, Qpn, ROCE_UDP_PORT,
+    parse_frame,
 };
 use serde_json::Value;
 
@@ -89,7 +90,7 @@ pub(super) fn read(path: &Path, interface_mtu: u64) -> Result<Seen, String> {
                     psn: bth.psn(),
                     destination: bth.dest_qpn(),
                     frame_bytes: (around + segment.len()) as u64,
-                    is_data: opcode.operation() == Some(Operation::Send) && segment.len() > empty,
+                    is_data: opcode.operation() == Some(PacketOperation::Send) && segment.len() > empty,
                 });
             }
             Ok(())

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use doorbell_wire::{
-    AethRepr, MessageKind, NakCode, Opcode, Operation, PathMtu, Psn, Qpn, RethRepr, SyndromeKind, Transport,
+    AethRepr, MessageKind, NakCode, Opcode, PacketOperation, PathMtu, Psn, Qpn, RethRepr, SyndromeKind, Transport,
 };
 use hdrhistogram::Histogram;
 
@@ -139,7 +139,7 @@ impl Requests {
             return;
         };
         let transport = packet.opcode.transport();
-        if matches!(operation, Operation::Send | Operation::Write) {
+        if matches!(operation, PacketOperation::Send | PacketOperation::Write) {
             self.plain_packets += 1;
         }
         // One queue pair receives datagrams of many senders, each with its own sequence numbers.
@@ -183,7 +183,7 @@ impl Requests {
         }
         self.seen = Some((first, psn.next()));
         self.slack = 0;
-        if packet.opcode.operation() == Some(Operation::ReadRequest) {
+        if packet.opcode.operation() == Some(PacketOperation::ReadRequest) {
             let most = packet.reth.map_or(u32::MAX, |reth| reth.dma_length);
             self.slack = most.div_ceil(SHORTEST_MTU).saturating_sub(1).min(MAX_STRIDE - 1);
             let end = |reth: RethRepr| reth.virtual_address.wrapping_add(u64::from(reth.dma_length));
@@ -203,7 +203,7 @@ impl Requests {
     /// Returns whether this request asks for the rest of the previous READ, whose response was lost in part.
     fn is_rest_of_read(&self, packet: &Packet) -> bool {
         let (Some((end, length)), Some(reth)) = (self.last_read, packet.reth) else { return false };
-        packet.opcode.operation() == Some(Operation::ReadRequest)
+        packet.opcode.operation() == Some(PacketOperation::ReadRequest)
             && reth.dma_length < length
             && reth.virtual_address.wrapping_add(u64::from(reth.dma_length)) == end
     }
@@ -238,7 +238,7 @@ impl Requests {
 
     /// Reassembles messages. All packets except the last are as long as the first, so the first, the last and their
     /// distance determine the length.
-    fn assemble(&mut self, packet: &Packet, operation: Operation, transport: Transport) {
+    fn assemble(&mut self, packet: &Packet, operation: PacketOperation, transport: Transport) {
         let opcode = packet.opcode;
         if opcode.is_first() && !opcode.is_last() {
             if self.open.len() == MAX_OPEN {
@@ -254,8 +254,8 @@ impl Requests {
         let bytes = if opcode.is_first() {
             match operation {
                 // The snap length may have cut the RETH.
-                Operation::ReadRequest => packet.reth.map(|reth| u64::from(reth.dma_length)),
-                Operation::CompareSwap | Operation::FetchAdd => Some(doorbell_wire::cost::ATOMIC_BYTES),
+                PacketOperation::ReadRequest => packet.reth.map(|reth| u64::from(reth.dma_length)),
+                PacketOperation::CompareSwap | PacketOperation::FetchAdd => Some(doorbell_wire::cost::ATOMIC_BYTES),
                 _ => Some(packet.payload_bytes),
             }
         } else {
@@ -268,14 +268,14 @@ impl Requests {
             Some(u64::from(distance(&open)) * open.mtu_bytes + packet.payload_bytes)
         };
         let kind = match operation {
-            Operation::Send if opcode.has_imm() => MessageKind::SendImm,
-            Operation::Send if opcode.has_ieth() => MessageKind::SendInv,
-            Operation::Send => MessageKind::Send,
-            Operation::Write if opcode.has_imm() => MessageKind::WriteImm,
-            Operation::Write => MessageKind::Write,
-            Operation::ReadRequest => MessageKind::Read,
-            Operation::CompareSwap => MessageKind::CompareSwap,
-            Operation::FetchAdd => MessageKind::FetchAdd,
+            PacketOperation::Send if opcode.has_imm() => MessageKind::SendImm,
+            PacketOperation::Send if opcode.has_ieth() => MessageKind::SendInv,
+            PacketOperation::Send => MessageKind::Send,
+            PacketOperation::Write if opcode.has_imm() => MessageKind::WriteImm,
+            PacketOperation::Write => MessageKind::Write,
+            PacketOperation::ReadRequest => MessageKind::Read,
+            PacketOperation::CompareSwap => MessageKind::CompareSwap,
+            PacketOperation::FetchAdd => MessageKind::FetchAdd,
             _ => return,
         };
         self.count(transport, kind, bytes);
@@ -396,7 +396,7 @@ impl Answers {
     /// Counts an answer. Returns the sequence numbers that it acknowledges.
     pub(super) fn add(&mut self, packet: &Packet) -> Acknowledged {
         match packet.opcode.operation() {
-            Some(Operation::Acknowledge) => match packet.aeth.map(|aeth| aeth.syndrome.kind()) {
+            Some(PacketOperation::Acknowledge) => match packet.aeth.map(|aeth| aeth.syndrome.kind()) {
                 Some(SyndromeKind::Ack { .. }) => {
                     self.acks += 1;
                     Acknowledged::UpTo(packet.psn)
@@ -415,11 +415,11 @@ impl Answers {
                     Acknowledged::Nothing
                 }
             },
-            Some(Operation::AtomicAcknowledge) => {
+            Some(PacketOperation::AtomicAcknowledge) => {
                 self.atomic_responses += 1;
                 Acknowledged::UpTo(packet.psn)
             }
-            Some(Operation::ReadResponse) => {
+            Some(PacketOperation::ReadResponse) => {
                 self.read_response_packets += 1;
                 match (packet.opcode.is_first(), packet.opcode.is_last()) {
                     (_, true) => Acknowledged::UpTo(packet.psn),

@@ -25,9 +25,9 @@
 mod carriers;
 mod check;
 mod classes;
+pub mod sentences;
 mod shapes;
 mod weight;
-pub mod words;
 
 use std::collections::BTreeMap;
 
@@ -297,8 +297,8 @@ pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
         notes: Vec::new(),
     };
     answer.link = hints.link_bits_per_s.map(|link| link_use(&answer, link));
-    answer.verdict = words::verdict(&answer);
-    answer.notes = words::notes(&answer, hints);
+    answer.verdict = sentences::verdict(&answer);
+    answer.notes = sentences::notes(&answer, hints);
     Ok(answer)
 }
 

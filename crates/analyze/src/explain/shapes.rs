@@ -9,7 +9,7 @@ use doorbell_wire::{
 use super::carriers::{CARRIERS, DATAGRAMS, WITH_CREDITS, merge};
 use super::classes::{self, Class, Data, holds_round_size};
 use super::{Explanation, Hints, Pattern, Range, Rates, Requester, SKEW, Span};
-use super::{weight, words};
+use super::{sentences, weight};
 
 /// Rates of one direction.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +131,7 @@ impl Shapes<'_> {
     }
 
     fn finish(&mut self, mut explanation: Explanation, forth: Flow, back: Flow) {
-        words::describe(&mut explanation, forth.mean(), back.mean(), self.ack);
+        sentences::describe(&mut explanation, forth.mean(), back.mean(), self.ack);
         self.found.push(explanation);
     }
 

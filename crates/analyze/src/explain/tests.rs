@@ -357,7 +357,7 @@ fn what_is_as_long_stands_beside_the_most_plausible() {
             let named =
                 answer.named().iter().any(|it| it.operations == [kind] && it.nearest_payload_bytes == Some(span));
             assert!(named, "{kind} of {bytes}\n{}", listed(&answer));
-            assert!(answer.verdict.contains(&format!("{kind} of {}", words::payload(span))), "{}", answer.verdict);
+            assert!(answer.verdict.contains(&format!("{kind} of {}", sentences::payload(span))), "{}", answer.verdict);
         }
         assert!(answer.verdict.contains("counters cannot tell these apart"), "{}", answer.verdict);
     }

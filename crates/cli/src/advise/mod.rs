@@ -67,7 +67,7 @@ pub(crate) struct Advise {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    shared: shared::Shared,
+    shared: shared::SharedMemory,
     #[command(flatten)]
     simulated: Simulated,
 }

@@ -20,8 +20,8 @@ const TESTBED: &str = "connectx5-100g-far";
 
 /// A workload of memory that clients share.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Shared memory")]
-pub(super) struct Shared {
+#[command(next_help_heading = "SharedMemory memory")]
+pub(super) struct SharedMemory {
     /// Advise on clients that share passive memory: which strategy, for values of -s bytes [default: 128], simulated on
     /// --testbed [default: connectx5-100g-far]
     #[arg(long)]
@@ -47,7 +47,7 @@ pub(super) struct Shared {
     hosts: usize,
 }
 
-impl Shared {
+impl SharedMemory {
     fn workload(&self, sizes: &[(u64, f64)]) -> Result<StorePoint, Failure> {
         let value_bytes = match sizes {
             [] => StorePoint::default().value_bytes,

@@ -14,7 +14,7 @@ use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, session as sim};
 use doorbell_study::environment::Environment;
 use doorbell_study::parameters::{Extent, Kind, Parameters};
-use doorbell_study::pinning::{Pinning, Place};
+use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::record::{PointResult, Record, SCHEMA};
 use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;
@@ -130,7 +130,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let pinning = pinning_if_given(exchange, &device)?;
             let (introduction, parameters) = (exchange.meeting.introduction(false), exchange.parameters(kind)?);
             let client = Client::introduced(&device, stream, introduction, parameters)?.0;
-            measure(kind, exchange, &device, client, (&pinning, Place::default()))
+            measure(kind, exchange, &device, client, (&pinning, ProcessPosition::default()))
         }
         Role::Both => {
             exchange.check_both_here()?;
@@ -139,7 +139,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
                 true => exchange.cpus.pinning_of_both_ends(&device)?,
                 false => unpinned(),
             };
-            let [own, other] = [0, 1].map(|number| Place { number, of: 2 });
+            let [own, other] = [0, 1].map(|number| ProcessPosition { number, of: 2 });
             let other = pinning.share(other);
             let (stream, child) = peer::spawn(kind, &exchange.device, &chosen, exchange.memory_mib(), &other)?;
             let client = Client::new(&device, stream, exchange.parameters(kind)?).map_err(Failure::from);
@@ -170,7 +170,7 @@ fn measure(
     exchange: &Exchange,
     device: &Device,
     client: Client,
-    (pinning, place): (&Pinning, Place),
+    (pinning, place): (&Pinning, ProcessPosition),
 ) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
     let recorded = Some(pinning.of_point(&parameters));

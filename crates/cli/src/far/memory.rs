@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use doorbell_farmem::{ClientDescription, MemoryNode, Place};
+use doorbell_farmem::{ClientDescription, MemoryNode, NodeVersion};
 use doorbell_verbs::Device;
 
 use super::arguments::Part;
@@ -100,7 +100,7 @@ fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
         ["fence", client] => memory.fence(number(client)?).map(|_| DONE.to_owned()).map_err(|error| error.to_string()),
         ["stop"] => memory.stop().map(|()| DONE.to_owned()).map_err(|error| error.to_string()),
         ["holds", place, key] => {
-            let place = place.parse().ok().and_then(Place::from_bits).ok_or("that is no place")?;
+            let place = place.parse().ok().and_then(NodeVersion::from_bits).ok_or("that is no place")?;
             let is_held = memory.inspect(place).is_some_and(|node| {
                 let own: String = node.key.iter().map(|byte| format!("{byte:02x}")).collect();
                 node.is_intact && !node.is_tombstone && own == key

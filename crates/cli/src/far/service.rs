@@ -15,7 +15,7 @@ use doorbell_fabric::FaultPlan;
 use doorbell_farmem::workload::Load;
 use doorbell_farmem::{
     BOX, ClientDescription, Geometry, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions,
-    NodeCounts, Place, Strategy,
+    NodeCounts, NodeVersion, Strategy,
 };
 use doorbell_study::pinning::Pinning;
 use doorbell_verbs::Device;
@@ -50,7 +50,7 @@ pub(super) enum ToMemory {
     Accept(Asked<(u32, ClientDescription), MemoryDescription>),
     Fence(Asked<u32, ()>),
     Stop(Asked<(), ()>),
-    Holds(Asked<(Place, Vec<u8>), bool>),
+    Holds(Asked<(NodeVersion, Vec<u8>), bool>),
 }
 
 /// A client's number, how it reached the memory through a box, and where it takes messages.
@@ -100,7 +100,7 @@ impl MemorySide {
     }
 
     /// Is this the newest node of that key, and intact?
-    fn holds(&self, place: Place, key: &[u8]) -> Result<bool, String> {
+    fn holds(&self, place: NodeVersion, key: &[u8]) -> Result<bool, String> {
         match self {
             Self::Here(to) => ask(to, (place, key.to_vec()), ToMemory::Holds),
             Self::There(process, _) => {
@@ -220,7 +220,7 @@ pub(super) struct Store {
 /// What the metadata service knew when all clients had gone.
 pub(super) struct Rest {
     pub(super) nodes: NodeCounts,
-    keys: Vec<(Vec<u8>, doorbell_farmem::Place)>,
+    keys: Vec<(Vec<u8>, doorbell_farmem::NodeVersion)>,
     /// What the middlebox counted, the last one if there were several.
     pub(super) box_counters: Option<Value>,
     /// Memory nodes that served at the end.

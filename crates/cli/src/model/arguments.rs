@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use clap::Args;
-use doorbell_model::operation::{Operation, Posted};
+use doorbell_model::operation::{Posted, PostedOperation};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_protocols::Protocol;
@@ -65,7 +65,7 @@ pub(crate) struct Load {
     /// fetch-add or request-response, with a thread for each of the -q queue pairs and one completion per poll unless
     /// --receive-batch says otherwise. Their latency is the time until the completion is found.
     #[arg(long, value_name = "NAME", value_parser = parse_operation, conflicts_with_all = NOT_OF_OPERATIONS)]
-    op: Option<Operation>,
+    op: Option<PostedOperation>,
     /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
@@ -127,9 +127,9 @@ pub(crate) struct Load {
 const NOT_OF_OPERATIONS: [&str; 8] =
     ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "config"];
 
-fn parse_operation(name: &str) -> Result<Operation, String> {
-    Operation::by_name(name).ok_or_else(|| {
-        let names: Vec<&str> = Operation::ALL.into_iter().map(Operation::name).collect();
+fn parse_operation(name: &str) -> Result<PostedOperation, String> {
+    PostedOperation::by_name(name).ok_or_else(|| {
+        let names: Vec<&str> = PostedOperation::ALL.into_iter().map(PostedOperation::name).collect();
         format!("an operation is one of {}", names.join(", "))
     })
 }
@@ -158,7 +158,7 @@ impl Load {
         Some(match operation {
             _ if operation.is_atomic() => vec![posted(0)],
             // A datagram is one packet.
-            Operation::UdSend if self.size.is_empty() => {
+            PostedOperation::UdSend if self.size.is_empty() => {
                 DEFAULT_SIZES[..3].iter().map(|&bytes| posted(bytes)).collect()
             }
             _ => sizes.iter().map(|&bytes| posted(bytes)).collect(),

@@ -12,7 +12,7 @@ use doorbell_study::session::{self, Call, CallOpening, Caller, SessionError, Ter
 use serde_json::{Value, json};
 
 use super::hosts::Others;
-use super::launch::{Announcement, Launch, Place};
+use super::launch::{Announcement, Launch, Rendezvous};
 use super::{MEMORY_MIB, Study, open};
 use crate::address::{Listen, with_port};
 use crate::admission::{Client, Clients};
@@ -192,7 +192,7 @@ pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) ->
     let zero = Zero {
         find: &|| launch.find(given.clone()),
         connect: &|address| control::connect(address, "process 0 of the launch"),
-        is_in_file: matches!(launch.place, Place::File(_)),
+        is_in_file: matches!(launch.place, Rendezvous::File(_)),
     };
     serve_calls(study, &chosen, launch.rank, launch.ranks, &zero)
 }

@@ -9,7 +9,7 @@ use doorbell_study::far::FarPoint;
 use doorbell_study::layout::Layout;
 use doorbell_study::link::Link;
 use doorbell_study::parameters::Parameters;
-use doorbell_study::pinning::{Pinning, Place};
+use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{Client, Introduction};
 
@@ -47,7 +47,7 @@ impl Ends {
             let device = open(study, &chosen, None)?;
             let pinning = study.cpus.pinning_of_both_ends(&device)?;
             note!("{pinning}");
-            let pinnings = [0, 1].map(|number| pinning.share(Place { number, of: 2 }));
+            let pinnings = [0, 1].map(|number| pinning.share(ProcessPosition { number, of: 2 }));
             let attributes = device.attributes();
             let queue_pairs = hosts::fewest(&attributes, []);
             let environment = Environment { pinning: Some(pinning), ..environment_of(study, None, &attributes)? };
@@ -71,7 +71,8 @@ impl Ends {
         hosts::fits(&own, &other, &host)?;
         hosts::passes(&device, other.active_mtu, &introduction, || control::connect(&host, THERE), &host)?;
         let queue_pairs = hosts::fewest(&attributes, [(introduced.max_qps, &host)]);
-        let [here, there] = <[Place; 2]>::try_from(Place::among(&[&own, &other])).unwrap_or_default();
+        let [here, there] =
+            <[ProcessPosition; 2]>::try_from(ProcessPosition::among(&[&own, &other])).unwrap_or_default();
         let pinnings =
             [pinning.share(here), other.pinning.as_ref().map(|there_all| there_all.share(there)).unwrap_or_default()];
         let [own, other] = [(own, &pinnings[0]), (other, &pinnings[1])].map(|(environment, pinning)| Environment {

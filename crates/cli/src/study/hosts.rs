@@ -10,7 +10,7 @@ use doorbell_study::environment::Environment;
 use doorbell_study::experiment::Experiment;
 use doorbell_study::layout::Layout;
 use doorbell_study::parameters::Parameters;
-use doorbell_study::pinning::{Pinning, Place};
+use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{
     self, Client, Dealt, HostError, Introduced, Introduction, Parties, Terms, Token, measure_on, measure_parties,
@@ -98,13 +98,13 @@ pub(super) struct Reach {
     /// What this machine's own end may pin, of which a point takes its share.
     pinning: Pinning,
     /// The places of all of them among those that are one machine.
-    places: Vec<Place>,
+    places: Vec<ProcessPosition>,
     /// Where the others reach this machine's device; `None` if all are on this machine.
     toward: Option<IpAddr>,
 }
 
 /// The control connection to each host, with the host's name and its place among the processes of its machine.
-type Named = Vec<(String, TcpStream, Place)>;
+type Named = Vec<(String, TcpStream, ProcessPosition)>;
 
 /// This machine's own end of a point.
 type Own = std::thread::JoinHandle<Result<(), session::SessionError>>;
@@ -115,12 +115,12 @@ impl Reach {
         let introduction = Introduction { token: others.token(), ..Introduction::default() };
         let mut names = vec![HERE.to_owned()];
         names.extend(others.names());
-        let places = vec![Place::default(); names.len()];
+        let places = vec![ProcessPosition::default(); names.len()];
         Self { chosen, introduction, others, names, pinning: Pinning::default(), places, toward }
     }
 
     /// The same, where this machine's own end pins its share of these, and all of them have these places.
-    pub(super) fn pinned(self, pinning: Pinning, places: Vec<Place>) -> Self {
+    pub(super) fn pinned(self, pinning: Pinning, places: Vec<ProcessPosition>) -> Self {
         Self { pinning, places, ..self }
     }
 
@@ -278,8 +278,8 @@ impl Hosts {
         let own = Environment { pinning: Some(pinning.clone()), ..environment_of(study, toward, &attributes)? };
         let mut environments = vec![&own];
         environments.extend(met.iter().map(|met| &met.environment));
-        let places = Place::among(&environments);
-        let share = |environment: &Environment, place: Place| Environment {
+        let places = ProcessPosition::among(&environments);
+        let share = |environment: &Environment, place: ProcessPosition| Environment {
             pinning: environment.pinning.as_ref().map(|pinning| pinning.share(place)),
             peer: None,
             hosts: Vec::new(),

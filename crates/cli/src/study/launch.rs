@@ -27,14 +27,14 @@ pub(super) struct Launch {
     /// 0 coordinates.
     pub(super) rank: usize,
     pub(super) ranks: usize,
-    pub(super) place: Place,
+    pub(super) place: Rendezvous,
     /// All are on this machine.
     is_local: bool,
 }
 
 /// Where processes find number 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Rendezvous {
     /// At a host and port.
     Address(String),
     /// Where a file says.
@@ -83,17 +83,17 @@ impl Launch {
         };
         let place = match given {
             // A name of a job is no path.
-            Some(directory) if directory.contains('/') => Place::File(
+            Some(directory) if directory.contains('/') => Rendezvous::File(
                 Path::new(directory).join(format!("{SHARED_PREFIX}{}", plain(job.as_deref().unwrap_or("study")))),
             ),
-            Some(address) => Place::Address(with_port(address, port)),
+            Some(address) => Rendezvous::Address(with_port(address, port)),
             None if is_local => {
                 // Who has no name for the job has one parent for all of it.
                 let job = job.unwrap_or_else(|| format!("parent-{}", std::os::unix::process::parent_id()));
-                Place::File(own_directory().join(plain(&job)))
+                Rendezvous::File(own_directory().join(plain(&job)))
             }
             None => match variable("SLURM_STEP_NODELIST").as_deref().and_then(first_node) {
-                Some(node) if launcher.rank == "SLURM_PROCID" => Place::Address(with_port(&node, port)),
+                Some(node) if launcher.rank == "SLURM_PROCID" => Rendezvous::Address(with_port(&node, port)),
                 _ => {
                     return Err(Usage(
                         "the launcher's environment does not say where process 0 is: give all of them the same \
@@ -110,12 +110,12 @@ impl Launch {
     pub(super) fn listens_on(&self) -> Listen {
         match &self.place {
             // The name is that of one of its addresses; the others may come by another.
-            Place::Address(address) => match address.rsplit(':').next().and_then(|port| port.parse().ok()) {
+            Rendezvous::Address(address) => match address.rsplit(':').next().and_then(|port| port.parse().ok()) {
                 Some(port) if !is_loopback(address) => Listen::All { port },
                 _ => Listen::At(address.clone()),
             },
-            Place::File(_) if self.is_local => Listen::At("127.0.0.1:0".to_owned()),
-            Place::File(_) => Listen::All { port: 0 },
+            Rendezvous::File(_) if self.is_local => Listen::At("127.0.0.1:0".to_owned()),
+            Rendezvous::File(_) => Listen::All { port: 0 },
         }
     }
 
@@ -123,9 +123,9 @@ impl Launch {
     pub(super) fn token(&self, given: Option<Token>) -> Result<Option<Token>, Failure> {
         match &self.place {
             _ if given.is_some() => Ok(given),
-            Place::File(_) => random_token().map(Some),
-            Place::Address(address) if is_loopback(address) => Ok(None),
-            Place::Address(address) => Err(Usage(format!(
+            Rendezvous::File(_) => random_token().map(Some),
+            Rendezvous::Address(address) if is_loopback(address) => Ok(None),
+            Rendezvous::Address(address) => Err(Usage(format!(
                 "process 0 is to listen at {address}, where everybody who can connect could measure: give all processes the \
                  same DOORBELL_TOKEN"
             ))
@@ -141,7 +141,7 @@ impl Launch {
     /// The directory is none, or one that number 0 cannot write to or another process cannot look into, or this user's own can be
     /// used by others.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        let Place::File(path) = &self.place else { return Ok(()) };
+        let Rendezvous::File(path) = &self.place else { return Ok(()) };
         let directory = path.parent().unwrap_or(path);
         let failed = |why: &dyn Display| Failure::from(format!("{}: {why}", directory.display()));
         if directory == own_directory() {
@@ -158,7 +158,7 @@ impl Launch {
     /// Writes the file that tells the others where number 0 listens. Dropping the announcement removes the file.
     pub(super) fn announce(&self, port: u16, token: Option<&Token>) -> Result<Announcement, Failure> {
         self.check()?;
-        let Place::File(path) = &self.place else { return Ok(Announcement(None)) };
+        let Rendezvous::File(path) = &self.place else { return Ok(Announcement(None)) };
         let host = if self.is_local { "127.0.0.1".to_owned() } else { host_name()? };
         let told = json!({ "address": with_port(&host, port), "token": token });
         let directory = path.parent().unwrap_or(path);
@@ -182,8 +182,8 @@ impl Launch {
     /// Where number 0 is, and the token; an error for as long as nobody has said so.
     pub(super) fn find(&self, given: Option<Token>) -> Result<(String, Option<Token>), Failure> {
         let path = match &self.place {
-            Place::Address(address) => return Ok((address.clone(), given)),
-            Place::File(path) => path,
+            Rendezvous::Address(address) => return Ok((address.clone(), given)),
+            Rendezvous::File(path) => path,
         };
         let failed = |error| format!("{}: {error}", path.display());
         let mut file = open_own(path, false).map_err(failed)?;
@@ -333,22 +333,22 @@ mod tests {
             ("PMIX_NAMESPACE", "12/3"),
         ];
         let found = launch(&open_mpi, None).unwrap().unwrap();
-        let file = Place::File(own_directory().join("12-3"));
+        let file = Rendezvous::File(own_directory().join("12-3"));
         assert_eq!((found.rank, found.ranks, &found.place), (1, 2, &file));
         assert_eq!(found.listens_on(), Listen::At("127.0.0.1:0".to_owned()));
 
         let mpich = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("MPI_LOCALNRANKS", "2")];
         assert!(launch(&mpich, None).unwrap_err().contains("--rendezvous"));
         let found = launch(&mpich, Some("head:7")).unwrap().unwrap();
-        assert_eq!((found.rank, found.place.clone()), (3, Place::Address("head:7".to_owned())));
+        assert_eq!((found.rank, found.place.clone()), (3, Rendezvous::Address("head:7".to_owned())));
         assert_eq!(found.listens_on(), Listen::All { port: 7 });
         assert!(found.token(None).unwrap_err().to_string().contains("DOORBELL_TOKEN"));
         let by_ipv6 = |given| launch(&mpich, Some(given)).unwrap().unwrap();
         assert_eq!(by_ipv6("[fd00::7]:8").listens_on(), Listen::All { port: 8 });
-        assert_eq!(by_ipv6("[fd00::7]").place, Place::Address("[fd00::7]:18515".to_owned()));
+        assert_eq!(by_ipv6("[fd00::7]").place, Rendezvous::Address("[fd00::7]:18515".to_owned()));
         assert_eq!(by_ipv6("::1").listens_on(), Listen::At("[::1]:18515".to_owned()));
         let shared = launch(&mpich, Some("/home/shared")).unwrap().unwrap();
-        assert_eq!(shared.place, Place::File("/home/shared/doorbell-study".into()));
+        assert_eq!(shared.place, Rendezvous::File("/home/shared/doorbell-study".into()));
 
         let slurm = [
             ("SLURM_PROCID", "0"),
@@ -359,7 +359,7 @@ mod tests {
             ("SLURM_STEP_ID", "0"),
         ];
         let found = launch(&slurm, None).unwrap().unwrap();
-        assert_eq!((found.rank, found.ranks, found.place), (0, 4, Place::Address("node07:18515".to_owned())));
+        assert_eq!((found.rank, found.ranks, found.place), (0, 4, Rendezvous::Address("node07:18515".to_owned())));
     }
 
     #[test]
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn what_a_file_says_is_found_and_goes() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::File(directory.path().join("job"));
+        let place = Rendezvous::File(directory.path().join("job"));
         let launch = Launch { rank: 0, ranks: 2, place, is_local: true };
         assert!(launch.find(None).is_err());
         let token = launch.token(None).unwrap();
@@ -403,7 +403,7 @@ mod tests {
         lives.lock().unwrap();
         fs::write(at("doorbell-young"), told).unwrap();
         std::os::unix::fs::symlink(at("other"), at("doorbell-link")).unwrap();
-        let launch = |name: &str| Launch { rank: 0, ranks: 2, place: Place::File(at(name)), is_local: true };
+        let launch = |name: &str| Launch { rank: 0, ranks: 2, place: Rendezvous::File(at(name)), is_local: true };
         let error = launch("doorbell-killed").find(None).unwrap_err().to_string();
         assert!(error.contains("left behind"), "{error}");
         assert!(launch("doorbell-link").find(None).is_err());
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn each_process_finds_out_that_there_is_no_place_to_meet() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place::File(directory.path().join("none").join("doorbell-job"));
+        let place = Rendezvous::File(directory.path().join("none").join("doorbell-job"));
         let error = Launch { rank: 1, ranks: 2, place, is_local: false }.check().unwrap_err().to_string();
         assert!(error.contains("no such directory") && error.contains("--rendezvous"), "{error}");
     }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use doorbell_analyze::explain::words::rate;
+use doorbell_analyze::explain::sentences::rate;
 use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{
     CostError, Direction, LinkSide, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost,

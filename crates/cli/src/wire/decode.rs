@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, decode};
-use doorbell_analyze::explain::words::rate;
+use doorbell_analyze::explain::sentences::rate;
 use doorbell_wire::ROCE_UDP_PORT;
 
 use crate::output::{line, us};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use doorbell_analyze::decode::{self, HostTotals, Summary};
-use doorbell_analyze::explain::words::rate;
+use doorbell_analyze::explain::sentences::rate;
 use doorbell_analyze::explain::{Answer, Explanation, Hints, Rates, explain};
 use doorbell_counters::{Monitor, SYSFS};
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};

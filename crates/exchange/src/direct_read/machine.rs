@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use super::Connection;
 use super::message::Message;
-use super::receiving::{Place, READ_TAG, ReadId, Receiving};
+use super::receiving::{Destination, READ_TAG, ReadId, Receiving};
 use super::request::{MAX_APPLICATION_BYTES, Request};
 use super::sending::Sending;
 use crate::carrier::Carrier;
@@ -177,7 +177,7 @@ impl Connection {
         if length > 0 {
             Misuse::check_access(region, Access::LOCAL_WRITE)?;
         }
-        let place = (region.sge(offset, length), Place::Region { _held: region.clone() });
+        let place = (region.sge(offset, length), Destination::Region { _held: region.clone() });
         let begun = receiving.begin(&self.carrier.qp, &mut smallvec![place]);
         self.explained(begun)?;
         Ok(Some(self.machine.receiving.reads_begun))

@@ -38,11 +38,11 @@ pub type ReadId = u64;
 /// A message that is being read.
 struct Reading {
     remote: RemotePlace,
-    place: Place,
+    place: Destination,
 }
 
 /// Destination of a READ.
-pub(super) enum Place {
+pub(super) enum Destination {
     /// A buffer of the pool.
     Slot(u32),
     /// Memory of the program. The handle keeps it registered.
@@ -50,7 +50,7 @@ pub(super) enum Place {
 }
 
 /// Destinations of the next READs, oldest message first.
-pub(super) type Places = SmallVec<[(Sge, Place); READS_IN_FLIGHT]>;
+pub(super) type Places = SmallVec<[(Sge, Destination); READS_IN_FLIGHT]>;
 
 /// The receiving half.
 pub(super) struct Receiving {
@@ -158,7 +158,7 @@ impl Receiving {
         let mut places = Places::new();
         for request in self.requests.iter().take(READS_IN_FLIGHT - self.reads.len()) {
             let Some(slot) = pool.get() else { break };
-            places.push((pool.region().sge(pool.offset(slot), request.len()), Place::Slot(slot)));
+            places.push((pool.region().sge(pool.offset(slot), request.len()), Destination::Slot(slot)));
         }
         if places.is_empty() { Ok(()) } else { self.begin(qp, &mut places) }
     }
@@ -203,7 +203,7 @@ impl Receiving {
     pub(super) fn read(&mut self, id: ReadId) {
         let Some(Reading { remote, place }) = self.reads.pop_front() else { return };
         self.reads_done = id;
-        if let Place::Slot(slot) = place {
+        if let Destination::Slot(slot) = place {
             self.inbox.push_back((slot, remote.length as usize));
         }
         self.read.push(remote);

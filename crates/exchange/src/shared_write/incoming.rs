@@ -14,7 +14,7 @@ use crate::error::ConnectionError;
 use crate::ring::{RingMessage, UNIT, space};
 
 /// The receiving half.
-pub struct Shared {
+pub struct RingReceiver {
     common: Arc<Common>,
     member: Option<Member>,
     max_message: usize,
@@ -23,7 +23,7 @@ pub struct Shared {
     asked: Option<u64>,
 }
 
-impl Shared {
+impl RingReceiver {
     pub(super) fn new(config: &Config, common: Arc<Common>) -> Self {
         let member = Some(common.recovery.join());
         let inbox = VecDeque::with_capacity(config.depth);
@@ -31,7 +31,7 @@ impl Shared {
     }
 }
 
-impl Incoming for Shared {
+impl Incoming for RingReceiver {
     type Message = RingMessage;
 
     fn look(&mut self) -> Result<usize, ConnectionError> {

@@ -41,7 +41,7 @@ use crate::error::ConnectError;
 use crate::outbox::Outbox;
 use crate::ring::{Ring, ring_bytes};
 use crate::setup::{EndpointDescription, RemoteRegion};
-use incoming::Shared;
+use incoming::RingReceiver;
 use outgoing::Reserved;
 use recovery::Recovery;
 
@@ -129,7 +129,7 @@ impl SharedRing {
 
 impl Recipe for SharedWrite {
     type Memory = Arc<Common>;
-    type Machine = Duplex<Reserved, Shared>;
+    type Machine = Duplex<Reserved, RingReceiver>;
 
     fn id(&self) -> Protocol {
         Protocol::SharedWrite
@@ -173,9 +173,9 @@ impl Recipe for SharedWrite {
         config: &Config,
         memory: Arc<Common>,
         peer: &EndpointDescription,
-    ) -> Result<Duplex<Reserved, Shared>, ConnectError> {
+    ) -> Result<Duplex<Reserved, RingReceiver>, ConnectError> {
         let pd = &carrier.pd;
         let out = Reserved::new(pd, config, peer, PeerRing::of(peer)?)?;
-        Ok(Duplex::new(carrier, self.queues(config).receives, out, Shared::new(config, memory))?)
+        Ok(Duplex::new(carrier, self.queues(config).receives, out, RingReceiver::new(config, memory))?)
     }
 }

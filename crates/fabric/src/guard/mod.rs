@@ -40,7 +40,7 @@ static GUARDS: AtomicBool = AtomicBool::new(false);
 
 /// Method of surviving accesses to memory that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CopyMethod {
     /// A handler of SIGSEGV and SIGBUS lands faults.
     Handler,
     /// The kernel copies.
@@ -50,7 +50,7 @@ pub enum Way {
 /// The state of the guard of this process.
 #[derive(Default)]
 struct State {
-    way: Option<Way>,
+    way: Option<CopyMethod>,
     replacements: u32,
 }
 
@@ -60,32 +60,32 @@ static STATE: Mutex<State> = Mutex::new(State { way: None, replacements: 0 });
 ///
 /// Each call checks whether the handlers are still installed. If other code has replaced them by system calls of its
 /// own, the call installs them again. After three times, the kernel copies instead.
-pub fn guard_memory() -> Way {
+pub fn guard_memory() -> CopyMethod {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    if state.way == Some(Way::Kernel) {
-        return Way::Kernel;
+    if state.way == Some(CopyMethod::Kernel) {
+        return CopyMethod::Kernel;
     }
     let way = match handler::install() {
         Ok(replaced) => {
             state.replacements += u32::from(replaced && state.way.is_some());
-            if state.replacements <= REPLACEMENTS_MAX { Way::Handler } else { Way::Kernel }
+            if state.replacements <= REPLACEMENTS_MAX { CopyMethod::Handler } else { CopyMethod::Kernel }
         }
         Err(error) => {
             tracing::debug!(%error, "faults cannot be handled: the kernel copies");
-            Way::Kernel
+            CopyMethod::Kernel
         }
     };
     state.way = Some(way);
     match way {
-        Way::Handler => GUARDS.store(true, Ordering::Release),
-        Way::Kernel => copy_through(&KernelCopier),
+        CopyMethod::Handler => GUARDS.store(true, Ordering::Release),
+        CopyMethod::Kernel => copy_through(&KernelCopier),
     }
     way
 }
 
 /// Makes the kernel copy from now on, as [`guard_memory`] does if it cannot install the handlers.
 pub fn copy_by_kernel() {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner).way = Some(Way::Kernel);
+    STATE.lock().unwrap_or_else(PoisonError::into_inner).way = Some(CopyMethod::Kernel);
     copy_through(&KernelCopier);
 }
 

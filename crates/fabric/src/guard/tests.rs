@@ -57,7 +57,7 @@ fn is_gone(result: Result<(), MemoryError>) -> bool {
 
 #[test]
 fn pages_that_are_gone_are_errors_and_the_others_are_not() {
-    assert_eq!(guard_memory(), if cfg!(target_arch = "x86_64") { Way::Handler } else { Way::Kernel });
+    assert_eq!(guard_memory(), if cfg!(target_arch = "x86_64") { CopyMethod::Handler } else { CopyMethod::Kernel });
     let pages = Pages::new();
     assert!(pages.touch(0, 4 * PAGE, Access::LOCAL_WRITE).is_ok());
     // SAFETY: no Rust code has references to the pages.

@@ -18,9 +18,9 @@ const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
 /// A file in memory with a maximum size, which a test can read.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Vec<u8>>>, usize);
+struct BoundedFile(Arc<Mutex<Vec<u8>>>, usize);
 
-impl Write for Shared {
+impl Write for BoundedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut file = self.0.lock().unwrap();
         if file.len() + bytes.len() > self.1 {
@@ -35,7 +35,7 @@ impl Write for Shared {
     }
 }
 
-impl Shared {
+impl BoundedFile {
     fn new(limit: usize) -> Self {
         Self(Arc::new(Mutex::new(Vec::new())), limit)
     }
@@ -85,7 +85,7 @@ fn ends(options: MemoryOptions) -> (MemoryLink, MemoryLink) {
     (network.attach(address(1)), network.attach(address(2)))
 }
 
-fn capture<L: Link>(link: L, host: u8, file: &Shared) -> Pcap<L> {
+fn capture<L: Link>(link: L, host: u8, file: &BoundedFile) -> Pcap<L> {
     Pcap::new(link, address(host), PORT, file.clone(), |now_ns| EPOCH + Duration::from_nanos(now_ns)).unwrap()
 }
 
@@ -106,7 +106,7 @@ fn packet_in(frame: &[u8]) -> (Outer, Vec<u8>) {
 fn both_ends_capture_the_same_packets_with_right_icrcs() {
     for sealed in [true, false] {
         let (a, b) = ends(MemoryOptions { sealed, ..MemoryOptions::default() });
-        let files = [Shared::new(usize::MAX), Shared::new(usize::MAX)];
+        let files = [BoundedFile::new(usize::MAX), BoundedFile::new(usize::MAX)];
         let mut a = capture(a, 1, &files[0]);
         let mut b = capture(b, 2, &files[1]);
         let lengths = [vec![32; 64], vec![1036, 16]].concat();
@@ -140,7 +140,7 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
 #[test]
 fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
-    let file = Shared::new(usize::MAX);
+    let file = BoundedFile::new(usize::MAX);
     // A clock that advances by one with each call.
     let looks = std::sync::atomic::AtomicU64::new(0);
     let clock = move |_| EPOCH + Duration::from_nanos(looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
@@ -163,7 +163,7 @@ fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
 #[test]
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
-    let file = Shared::new(usize::MAX);
+    let file = BoundedFile::new(usize::MAX);
     // If every other packet is lost, the place in the run does not identify a packet.
     let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
@@ -187,7 +187,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
     // The documentation promises this bound on the loss of a process that is killed.
     const BOUND_NS: u64 = 10_000_000;
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
-    let file = Shared::new(usize::MAX);
+    let file = BoundedFile::new(usize::MAX);
     let mut b = capture(b, 2, &file);
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, None));
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
@@ -205,7 +205,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
 #[test]
 fn records_are_written_when_the_driver_asks() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
-    let file = Shared::new(usize::MAX);
+    let file = BoundedFile::new(usize::MAX);
     // Each wrapper passes the call on.
     let plan = FaultPlan { seed: 1, ..FaultPlan::default() };
     let mut b: Box<dyn Link> = Box::new(Counted::new(Faults::new(capture(b, 2, &file), plan)));
@@ -231,7 +231,7 @@ fn frames_have_their_direction_and_the_faults_that_struck_them() {
     ];
     for (plan, sealed, expected) in cases {
         let (mut a, b) = ends(MemoryOptions { latency_ns: 0, sealed, ..MemoryOptions::default() });
-        let file = Shared::new(usize::MAX);
+        let file = BoundedFile::new(usize::MAX);
         let mut b = capture(Faults::new(b, plan.parse().unwrap()), 2, &file);
         transmit_all(&mut a, 0, &batch_of(address(2), &[32; 3]));
         let mut arrived = packets_of(&receive_all(&mut b, 0), 0).len();
@@ -266,7 +266,7 @@ fn frames_have_their_direction_and_the_faults_that_struck_them() {
 #[test]
 fn a_full_disk_ends_the_capture_and_not_the_traffic() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
-    let file = Shared::new(100);
+    let file = BoundedFile::new(100);
     let mut b = capture(b, 2, &file);
     for round in 0..4 {
         transmit_all(&mut a, 0, &batch_of(address(2), &[32; 10]));
@@ -274,7 +274,7 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
         assert_eq!(receive_all(&mut b, now_ns)[0].packets.len(), 10);
     }
     assert_eq!((b.packets(), b.poll_timeout()), (20, None));
-    assert!(Pcap::new(a, address(1), PORT, Shared::new(0), Duration::from_nanos).is_err());
+    assert!(Pcap::new(a, address(1), PORT, BoundedFile::new(0), Duration::from_nanos).is_err());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::ThreadState;
 use crate::driver::Driver;
 use crate::link::Link;
 
@@ -25,7 +25,7 @@ const MAX_GENERATIONS: usize = 64;
 struct Ports {
     /// The process that owns this entry; 0 if none does.
     pid: AtomicU32,
-    open: Mutex<Vec<Arc<Shared>>>,
+    open: Mutex<Vec<Arc<ThreadState>>>,
 }
 
 /// The ports of this process and of its ancestors by fork. This process never touches the ancestors' ports, since
@@ -50,14 +50,14 @@ impl Ports {
     }
 }
 
-pub(super) fn add(shared: &Arc<Shared>) {
+pub(super) fn add(shared: &Arc<ThreadState>) {
     let pid = process::id();
     if let Some(ports) = PORTS.iter().find(|ports| ports.claim(pid)) {
         ports.open.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(shared));
     }
 }
 
-pub(super) fn remove(shared: &Arc<Shared>) {
+pub(super) fn remove(shared: &Arc<ThreadState>) {
     if let Some(ports) = own() {
         ports.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, shared));
     }

@@ -7,14 +7,14 @@ use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 
 use super::LinkChoice;
+use super::datagrams::WithoutMessages;
 use super::idle::Idle;
 use super::meet::{Meeting, News};
 use super::message::Datagram;
 use super::own_process::OwnProcess;
-use super::peer::{Behind, Desk, Peer};
-use super::routes::{Routes, Way, answer_within};
+use super::peer::{Peer, Predecessors, RunBuffers};
+use super::routes::{Routes, RunRoute, answer_within};
 use super::sys::RING_BYTES;
-use super::words::WithoutWords;
 use crate::link::{Link, LinkProperties, Sink};
 use crate::udp::UdpLink;
 
@@ -76,7 +76,7 @@ pub struct SharedMemoryLink {
     is_within_batch: bool,
     /// Devices that shared memory then and have departed since.
     gone_within_batch: Vec<IpAddr>,
-    desk: Desk,
+    buffers: RunBuffers,
     idle: Idle,
     last_shared_ns: Option<u64>,
     last_udp_ns: Option<u64>,
@@ -138,7 +138,7 @@ impl SharedMemoryLink {
             others_behind: false,
             is_within_batch: false,
             gone_within_batch: Vec::new(),
-            desk: Desk::new(local),
+            buffers: RunBuffers::new(local),
             idle: Idle::default(),
             last_shared_ns: None,
             last_udp_ns: None,
@@ -276,8 +276,8 @@ impl SharedMemoryLink {
 
     /// Returns the route of packets to a destination, now that there are some.
     #[inline]
-    fn way(&mut self, now_ns: u64, destination: IpAddr) -> Way {
-        let Some(meeting) = &self.meeting else { return Way::Udp };
+    fn way(&mut self, now_ns: u64, destination: IpAddr) -> RunRoute {
+        let Some(meeting) = &self.meeting else { return RunRoute::Udp };
         self.routes.way(now_ns, destination, meeting)
     }
 
@@ -331,7 +331,7 @@ impl SharedMemoryLink {
             }
             return 0;
         }
-        let packets = peer.read(&mut self.desk, sink);
+        let packets = peer.read(&mut self.buffers, sink);
         self.counters.packets_received += packets as u64;
         if packets == 0 && peer.has_ended() {
             self.remove(place);
@@ -386,7 +386,7 @@ impl SharedMemoryLink {
             taken += other.reader.position();
         }
         if let Some(peer) = &mut self.peers[place] {
-            peer.behind = Behind::Others { datagrams, ring_bytes, taken };
+            peer.behind = Predecessors::Others { datagrams, ring_bytes, taken };
         }
         self.has_newcomers = true;
     }
@@ -401,7 +401,7 @@ impl SharedMemoryLink {
         let (mut admits, mut others_wait) = (false, false);
         for place in 0..self.peers.len() {
             let Some(peer) = &self.peers[place] else { continue };
-            let Behind::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
+            let Predecessors::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
             let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(datagrams_taken) };
             let (mut taken, mut are_behind) = (0, false);
             // Nearly always, there is one ring for each address.
@@ -416,7 +416,8 @@ impl SharedMemoryLink {
             }
             let waits = datagrams > 0 || (are_behind && ring_bytes > 0);
             if let Some(peer) = &mut self.peers[place] {
-                peer.behind = if waits { Behind::Others { datagrams, ring_bytes, taken } } else { Behind::Nothing };
+                peer.behind =
+                    if waits { Predecessors::Others { datagrams, ring_bytes, taken } } else { Predecessors::Nothing };
             }
             admits |= !waits;
             others_wait |= waits;
@@ -461,7 +462,7 @@ impl Link for SharedMemoryLink {
                 continue;
             }
             match self.way(now_ns, run.path.destination) {
-                Way::Unknown => {
+                RunRoute::Unknown => {
                     let is_other = |other: &Run| other.path.destination != run.path.destination;
                     let others_wait = self.others_behind || runs[*next..].iter().any(is_other);
                     if !self.routes.note_others(others_wait) {
@@ -469,7 +470,7 @@ impl Link for SharedMemoryLink {
                         break;
                     }
                 }
-                Way::Shared(place) => {
+                RunRoute::Shared(place) => {
                     let was_touched = self.peers[place].as_ref().is_none_or(|peer| peer.is_touched);
                     if !was_touched && touched_count == touched.len() {
                         self.wake(&touched);
@@ -482,16 +483,16 @@ impl Link for SharedMemoryLink {
                     }
                     *next += 1;
                 }
-                Way::Udp if !self.may_use_udp(run.path.destination) => {
+                RunRoute::Udp if !self.may_use_udp(run.path.destination) => {
                     self.counters.without += run.packets as u64;
                     *next += 1;
                 }
-                Way::Udp => {
+                RunRoute::Udp => {
                     let mut end = *next + 1;
                     while let Some(run) = runs.get(end)
                         && self.may_use_udp(run.path.destination)
                         && !self.is_gone_within_batch(run.path.destination)
-                        && self.way(now_ns, run.path.destination) == Way::Udp
+                        && self.way(now_ns, run.path.destination) == RunRoute::Udp
                     {
                         end += 1;
                     }
@@ -523,9 +524,9 @@ impl Link for SharedMemoryLink {
         if self.looks_at_udp(now_ns) {
             self.udp_looked_at_ns = now_ns;
             let (meeting, peers, own) = (self.meeting.as_ref(), &self.peers[..], self.udp.local_socket_address());
-            let mut words = WithoutWords { sink, meeting, peers, own, packets: 0, is_woken: false };
-            let received = self.udp.receive(now_ns, &mut words);
-            let (from_udp, is_woken) = (words.packets, words.is_woken);
+            let mut without = WithoutMessages { sink, meeting, peers, own, packets: 0, is_woken: false };
+            let received = self.udp.receive(now_ns, &mut without);
+            let (from_udp, is_woken) = (without.packets, without.is_woken);
             if from_udp > 0 {
                 self.last_udp_ns = Some(now_ns);
             }

@@ -73,7 +73,7 @@ enum Wish {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct MeetingState {
     kick: OwnEvent,
     stop: AtomicBool,
     has_news: AtomicBool,
@@ -86,7 +86,7 @@ struct Shared {
 /// Handle of the thread for its link.
 #[derive(Debug)]
 pub(super) struct Meeting {
-    shared: Arc<Shared>,
+    shared: Arc<MeetingState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -102,7 +102,7 @@ impl Meeting {
         answer_within: Duration,
         must_host: bool,
     ) -> io::Result<(Self, Option<io::Error>)> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(MeetingState {
             kick: OwnEvent::new()?,
             stop: AtomicBool::new(false),
             has_news: AtomicBool::new(false),
@@ -236,7 +236,7 @@ struct Host {
     paused_until: Option<Instant>,
     peers: Vec<Peer>,
     udp: OwnProcess,
-    shared: Arc<Shared>,
+    shared: Arc<MeetingState>,
     local: SocketAddr,
     answer_within: Duration,
     next_id: u64,

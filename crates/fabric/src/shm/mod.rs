@@ -9,7 +9,7 @@
 //! - `routes.rs`: the route of packets to each destination.
 //! - `peer.rs`: the packets in the rings of one peer.
 //! - `idle.rs`: the release of the memory of idle rings.
-//! - `words.rs`: messages in the UDP socket that are no packets.
+//! - `datagrams.rs`: messages in the UDP socket that are no packets.
 //! - `link.rs`: the link.
 //!
 //! A side that sleeps waits on its UDP socket, and a datagram without a packet wakes it. So the processes share
@@ -28,8 +28,8 @@ mod routes;
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
+mod datagrams;
 mod sys;
-mod words;
 
 use std::fmt;
 use std::str::FromStr;

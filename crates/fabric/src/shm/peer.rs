@@ -24,7 +24,7 @@ const KEPT_BYTES: u64 = 16 << 10;
 /// ring that both share. So once the reader has seen the first record, it has read all earlier packets, or they are
 /// in its socket or in that other ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Behind {
+pub(super) enum Predecessors {
     /// The ring holds no record yet, and the writer may still send by another way.
     Unknown,
     /// The ring holds a record.
@@ -51,7 +51,7 @@ pub(super) struct Peer {
     pub(super) reader: Reader<Ring>,
     /// Whether a record was written in this call. The peer may sleep.
     pub(super) is_touched: bool,
-    pub(super) behind: Behind,
+    pub(super) behind: Predecessors,
     /// Bytes of its ring that are still read after it closed or died. A hostile peer cannot extend this beyond the
     /// size of a ring. `None` while the peer is connected.
     left_bytes: Option<usize>,
@@ -71,7 +71,7 @@ impl Peer {
             writer: Writer::new(written),
             reader: Reader::new(read),
             is_touched: false,
-            behind: Behind::Unknown,
+            behind: Predecessors::Unknown,
             left_bytes: None,
             looked_at: 0,
         }
@@ -114,7 +114,7 @@ impl Peer {
     /// Returns whether the peer has written its first record while [`behind`](Self::behind) is still unknown.
     #[inline]
     pub(super) fn is_newcomer(&self) -> bool {
-        self.behind == Behind::Unknown && self.reader.has_record()
+        self.behind == Predecessors::Unknown && self.reader.has_record()
     }
 
     /// Returns whether the ring may be read. The ring of a departed peer without records may, so that the peer is
@@ -122,22 +122,22 @@ impl Peer {
     #[inline]
     pub(super) fn may_be_read(&self) -> bool {
         match self.behind {
-            Behind::Nothing => true,
-            Behind::Unknown => self.has_departed() && !self.reader.has_record(),
-            Behind::Others { .. } => false,
+            Predecessors::Nothing => true,
+            Predecessors::Unknown => self.has_departed() && !self.reader.has_record(),
+            Predecessors::Others { .. } => false,
         }
     }
 
     /// Returns whether the ring may hold packets that its writer wrote before those in the other ring. A writer moves
     /// to another ring when its current one ends. This is a strict order, so no two rings wait for each other.
     pub(super) fn precedes(&self, other: &Self) -> bool {
-        let place = |peer: &Self| (peer.behind != Behind::Nothing, !peer.has_departed(), peer.id);
+        let place = |peer: &Self| (peer.behind != Predecessors::Nothing, !peer.has_departed(), peer.id);
         self.reader.has_record() && place(self) < place(other)
     }
 
     /// Passes the next records of the ring to a sink. Returns the number of their packets.
     #[inline]
-    pub(super) fn read(&mut self, desk: &mut Desk, sink: &mut dyn Sink) -> usize {
+    pub(super) fn read(&mut self, buffers: &mut RunBuffers, sink: &mut dyn Sink) -> usize {
         let (mut packets, mut bytes) = (0, 0);
         for _ in 0..RECORDS_PER_RING {
             let Some(record) = self.reader.pop().filter(|_| self.left_bytes != Some(0)) else { break };
@@ -147,7 +147,7 @@ impl Peer {
             }
             packets += header.total_bytes.div_ceil(header.segment_bytes);
             bytes += header.total_bytes;
-            desk.hand_over(self.address, &self.reader, &record, sink);
+            buffers.hand_over(self.address, &self.reader, &record, sink);
             self.reader.release();
             if bytes >= BYTES_PER_RING {
                 break;
@@ -179,13 +179,13 @@ impl Peer {
 
 /// Buffers in which runs from rings are prepared for sinks.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct RunBuffers {
     local: SocketAddr,
     buffer: Box<[u8]>,
     sealed: Vec<u8>,
 }
 
-impl Desk {
+impl RunBuffers {
     /// Creates the buffers of the device with this address and port.
     pub(super) fn new(local: SocketAddr) -> Self {
         Self { local, buffer: vec![0; MAX_RUN_BYTES].into(), sealed: Vec::new() }

@@ -50,7 +50,7 @@ enum Route {
 
 /// Route of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum RunRoute {
     /// The run has to wait for an answer.
     Unknown,
     /// Through the rings of the peer at this place.
@@ -80,10 +80,10 @@ impl Routes {
     /// Returns the route of packets to a destination, now that there are some. Asks its device for shared memory
     /// first.
     #[inline]
-    pub(super) fn way(&mut self, now_ns: u64, destination: IpAddr, meeting: &Meeting) -> Way {
+    pub(super) fn way(&mut self, now_ns: u64, destination: IpAddr, meeting: &Meeting) -> RunRoute {
         let patience_ns = self.patience_ns();
         match self.by_destination.get_mut(&destination) {
-            Some(Route::Shared { place }) => Way::Shared(*place),
+            Some(Route::Shared { place }) => RunRoute::Shared(*place),
             Some(Route::Udp { ask_at_ns, wait_ns }) => {
                 if now_ns >= *ask_at_ns {
                     if self.choice == LinkChoice::Auto {
@@ -92,16 +92,16 @@ impl Routes {
                     *ask_at_ns = now_ns + *wait_ns;
                     meeting.invite(destination);
                 }
-                Way::Udp
+                RunRoute::Udp
             }
             Some(Route::Asked { at_ns }) if now_ns < *at_ns + patience_ns => self.meanwhile(destination),
             Some(Route::Asked { .. }) => {
                 // The invitation may still be answered.
                 self.set_udp(destination, now_ns + answer_within(self.choice).as_nanos() as u64);
                 self.note_asked();
-                Way::Udp
+                RunRoute::Udp
             }
-            None if destination.is_multicast() => Way::Udp,
+            None if destination.is_multicast() => RunRoute::Udp,
             None => {
                 self.by_destination.insert(destination, Route::Asked { at_ns: now_ns });
                 meeting.invite(destination);
@@ -113,8 +113,8 @@ impl Routes {
 
     /// Returns the route while a device was asked and has not answered. Packets of a device to itself leave at once:
     /// programs that post a datagram to their own device poll for its completion right after the post.
-    fn meanwhile(&self, destination: IpAddr) -> Way {
-        if destination == self.own && self.choice == LinkChoice::Auto { Way::Udp } else { Way::Unknown }
+    fn meanwhile(&self, destination: IpAddr) -> RunRoute {
+        if destination == self.own && self.choice == LinkChoice::Auto { RunRoute::Udp } else { RunRoute::Unknown }
     }
 
     /// Returns whether packets to a destination go through memory.

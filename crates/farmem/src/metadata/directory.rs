@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 
 use super::NodeCounts;
-use crate::layout::{Geometry, KeyBytes, MAX_VERSION, Place};
+use crate::layout::{Geometry, KeyBytes, MAX_VERSION, NodeVersion};
 use crate::rpc::{GRANT, Report};
 
 /// Nodes per node that is kept for deletes. At most one grant of nodes is kept.
@@ -32,7 +32,7 @@ struct Node {
 #[derive(Clone, Debug)]
 struct Key {
     name: KeyBytes,
-    head: Place,
+    head: NodeVersion,
     is_closing: bool,
 }
 
@@ -40,7 +40,7 @@ struct Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Created {
     New(u32),
-    Exists(Place, u32),
+    Exists(NodeVersion, u32),
     /// The key is just being removed.
     Closing,
     NoRoom,
@@ -61,7 +61,7 @@ pub(super) struct Directory {
     keys: Vec<Option<Key>>,
     free_numbers: VecDeque<u32>,
     /// Reports of which the old node is not the first of its chain yet.
-    links: FxHashMap<Place, (Place, bool)>,
+    links: FxHashMap<NodeVersion, (NodeVersion, bool)>,
 }
 
 impl Directory {
@@ -81,7 +81,7 @@ impl Directory {
 
     /// Enters keys that were there before any client: key `rank` has number `rank`, and its first node is the first
     /// use of node `rank`.
-    pub(super) fn fill(&mut self, keys: impl ExactSizeIterator<Item = (KeyBytes, Place)>) {
+    pub(super) fn fill(&mut self, keys: impl ExactSizeIterator<Item = (KeyBytes, NodeVersion)>) {
         self.numbers.reserve(keys.len());
         for (number, (name, place)) in keys.enumerate() {
             self.nodes[place.index() as usize] = Node { version: place.version(), is: Use::Head(number as u32) };
@@ -93,17 +93,17 @@ impl Directory {
     }
 
     /// Returns the use of a place, if its version is the current one.
-    fn is(&self, place: Place) -> Option<Use> {
+    fn is(&self, place: NodeVersion) -> Option<Use> {
         let node = self.nodes.get(place.index() as usize)?;
         (node.version == place.version()).then_some(node.is)
     }
 
-    fn set(&mut self, place: Place, is: Use) {
+    fn set(&mut self, place: NodeVersion, is: Use) {
         self.nodes[place.index() as usize].is = is;
     }
 
     /// Hands out at most `most` nodes, and none of the reserve.
-    pub(super) fn grant(&mut self, client: u32, most: usize) -> Vec<Place> {
+    pub(super) fn grant(&mut self, client: u32, most: usize) -> Vec<NodeVersion> {
         let mut places = Vec::with_capacity(most);
         while places.len() < most
             && !self.is_empty()
@@ -115,13 +115,13 @@ impl Directory {
     }
 
     /// Hands out a node, of the reserve if there is no other.
-    pub(super) fn grant_of_reserve(&mut self, client: u32) -> Option<Place> {
+    pub(super) fn grant_of_reserve(&mut self, client: u32) -> Option<NodeVersion> {
         loop {
             let index = self.free.pop_front()?;
             let node = &mut self.nodes[index as usize];
             if node.version < MAX_VERSION {
                 *node = Node { version: node.version + 1, is: Use::Granted(client) };
-                return Some(Place::new(index, node.version));
+                return Some(NodeVersion::new(index, node.version));
             }
             node.is = Use::Spent;
         }
@@ -138,7 +138,7 @@ impl Directory {
     }
 
     /// Takes a node back that was never linked. False if it is not one of the client's.
-    pub(super) fn give_back(&mut self, client: u32, place: Place) -> bool {
+    pub(super) fn give_back(&mut self, client: u32, place: NodeVersion) -> bool {
         let is_own = self.is(place) == Some(Use::Granted(client));
         if is_own {
             self.set(place, Use::Free);
@@ -148,29 +148,29 @@ impl Directory {
     }
 
     /// Returns the nodes that a client has.
-    pub(super) fn granted_to(&self, client: u32) -> Vec<Place> {
+    pub(super) fn granted_to(&self, client: u32) -> Vec<NodeVersion> {
         let is_own = |(_, node): &(usize, &Node)| node.is == Use::Granted(client);
         self.nodes
             .iter()
             .enumerate()
             .filter(is_own)
-            .map(|(index, node)| Place::new(index as u32, node.version))
+            .map(|(index, node)| NodeVersion::new(index as u32, node.version))
             .collect()
     }
 
     /// Returns the first node of a key's chain, and the key's number.
-    pub(super) fn lookup(&self, key: &[u8]) -> Option<(Place, u32)> {
+    pub(super) fn lookup(&self, key: &[u8]) -> Option<(NodeVersion, u32)> {
         let &number = self.numbers.get(key)?;
         Some((self.head(number)?, number))
     }
 
     /// Returns the first node of a key's chain.
-    pub(super) fn head(&self, number: u32) -> Option<Place> {
+    pub(super) fn head(&self, number: u32) -> Option<NodeVersion> {
         self.keys.get(number as usize)?.as_ref().map(|key| key.head)
     }
 
     /// Makes a key, unless there is one.
-    pub(super) fn create(&mut self, client: u32, key: &[u8], place: Place) -> Created {
+    pub(super) fn create(&mut self, client: u32, key: &[u8], place: NodeVersion) -> Created {
         if self.is(place) != Some(Use::Granted(client)) {
             return Created::Foreign;
         }
@@ -206,7 +206,7 @@ impl Directory {
 
     /// Advances the chain whose first node has a successor: the first node is retired, and so are all after it with a
     /// known successor.
-    pub(super) fn advance(&mut self, number: u32, next: Place, is_tombstone: bool) -> Option<u32> {
+    pub(super) fn advance(&mut self, number: u32, next: NodeVersion, is_tombstone: bool) -> Option<u32> {
         let (mut next, mut is_tombstone) = (next, is_tombstone);
         loop {
             let head = self.keys.get(number as usize)?.as_ref()?.head;
@@ -222,18 +222,18 @@ impl Directory {
         }
     }
 
-    fn retire(&mut self, place: Place) {
+    fn retire(&mut self, place: NodeVersion) {
         self.set(place, Use::Retired);
         self.retired.push_back((self.epoch, place.index()));
     }
 
     /// Returns whether a client still has a node, as far as is known.
-    pub(super) fn is_granted(&self, place: Place) -> bool {
+    pub(super) fn is_granted(&self, place: NodeVersion) -> bool {
         self.owner(place).is_some()
     }
 
     /// Returns the client that has a node, as far as is known.
-    pub(super) fn owner(&self, place: Place) -> Option<u32> {
+    pub(super) fn owner(&self, place: NodeVersion) -> Option<u32> {
         match self.is(place) {
             Some(Use::Granted(client)) => Some(client),
             _ => None,
@@ -241,14 +241,14 @@ impl Directory {
     }
 
     /// Marks a key as about to be removed: no client may create it until that is decided. Returns its only node.
-    pub(super) fn begin_closing(&mut self, number: u32) -> Option<Place> {
+    pub(super) fn begin_closing(&mut self, number: u32) -> Option<NodeVersion> {
         let key = self.keys.get_mut(number as usize)?.as_mut()?;
         key.is_closing = true;
         Some(key.head)
     }
 
     /// Ends the removal of a key: its chain was closed behind `place`, or could not be.
-    pub(super) fn end_closing(&mut self, number: u32, place: Place, is_closed: bool) {
+    pub(super) fn end_closing(&mut self, number: u32, place: NodeVersion, is_closed: bool) {
         let Some(key) = self.keys.get_mut(number as usize).and_then(Option::as_mut) else { return };
         key.is_closing = false;
         if is_closed && key.head == place {
@@ -300,7 +300,7 @@ impl Directory {
         counts
     }
 
-    pub(super) fn keys(&self) -> Vec<(Vec<u8>, Place)> {
+    pub(super) fn keys(&self) -> Vec<(Vec<u8>, NodeVersion)> {
         self.keys.iter().flatten().map(|key| (key.name.to_vec(), key.head)).collect()
     }
 }

@@ -2,8 +2,8 @@
 //! that a client knows do without it.
 
 mod directory;
-mod tidy;
-mod watch;
+mod failover;
+mod maintenance;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,13 +20,13 @@ use doorbell_verbs::{Device, Pd, Qpn};
 use crate::client::{check_replicas, connect_replica, rpc_config};
 use crate::error::OpenError;
 use crate::lane::LaneEnd;
-use crate::layout::{KeyBytes, Place};
+use crate::layout::{KeyBytes, NodeVersion};
 use crate::memory::{ClientDescription, MemoryDescription, settings};
 use crate::rpc::{GRANT, Reply, Request};
 use crate::workload;
 use directory::{Created, Directory};
-use tidy::{Chores, Lanes, Tidy};
-use watch::{Concern, Waiting, Watch};
+use failover::{Concern, Failover, Waiting};
+use maintenance::{Chores, Lanes, Maintenance};
 
 /// Answers that may wait for a client before the service listens to it again.
 const MAX_WAITING: usize = 256;
@@ -147,17 +147,21 @@ impl MetadataEnd {
         let lane = Lanes::new(self.lane.connect(memory, &for_ever)?, replica);
         let directory = Rc::new(RefCell::new(Directory::new(memory.geometry)));
         let chores = Rc::new(RefCell::new(Chores::default()));
-        let tidy =
-            Tidy { slot: TIDY, lanes: lane.clone(), directory: Rc::clone(&directory), chores: Rc::clone(&chores) };
+        let maintenance = Maintenance {
+            slot: TIDY,
+            lanes: lane.clone(),
+            directory: Rc::clone(&directory),
+            chores: Rc::clone(&chores),
+        };
         Ok(Metadata {
             device: self.pd.device().clone(),
             pd: self.pd,
             options: self.options,
-            watch: Watch::new(lane.clone(), PROBE),
+            failover: Failover::new(lane.clone(), PROBE),
             lanes: lane,
             directory,
             chores,
-            tidy: Box::pin(tidy.work()),
+            maintenance: Box::pin(maintenance.work()),
             sessions: BTreeMap::new(),
             to_fence: VecDeque::new(),
             has_parted: false,
@@ -175,11 +179,11 @@ pub struct Metadata {
     pd: Pd,
     options: MetadataOptions,
     lanes: Lanes,
-    watch: Watch,
+    failover: Failover,
     directory: Rc<RefCell<Directory>>,
     chores: Rc<RefCell<Chores>>,
     /// Closes chains and repairs what clients left. It never ends: it waits for the next chore.
-    tidy: Pin<Box<dyn Future<Output = ()>>>,
+    maintenance: Pin<Box<dyn Future<Output = ()>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
     /// Whether a client was removed since the last poll, so that it must be shut out.
@@ -244,7 +248,7 @@ impl Metadata {
 
     /// Notifies a client that may have been connected with a memory node that was given up meanwhile.
     fn say_who_is_alone(&mut self, client: u32) {
-        if let (Some(node), Some(session)) = (self.watch.alone(), self.sessions.get_mut(&client)) {
+        if let (Some(node), Some(session)) = (self.failover.alone(), self.sessions.get_mut(&client)) {
             session.outbox.push_back(Reply::Alone { node: node as u8 });
         }
     }
@@ -259,7 +263,7 @@ impl Metadata {
         self.look_after_nodes();
         self.hand_out();
         happened |= self.turn_epoch();
-        let _ = self.tidy.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let _ = self.maintenance.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         happened |= self.speak();
         happened | std::mem::take(&mut self.has_parted)
     }
@@ -346,17 +350,17 @@ impl Metadata {
                 let concern = Concern::Suspect(suspect);
                 match self.lanes.replica() {
                     // A memory node may keep the suspect waiting.
-                    Some(_) => self.watch.hear(Waiting { client, tag, concern }),
+                    Some(_) => self.failover.report(Waiting { client, tag, concern }),
                     None => self.shut_out(client, tag, suspect),
                 }
                 return true;
             }
             Request::Lost { tag, .. } => {
-                self.watch.hear(Waiting { client, tag, concern: Concern::Lost });
+                self.failover.report(Waiting { client, tag, concern: Concern::Lost });
                 return true;
             }
             Request::Stuck { tag, place } => {
-                self.watch.hear(Waiting { client, tag, concern: Concern::Stuck(place) });
+                self.failover.report(Waiting { client, tag, concern: Concern::Stuck(place) });
                 return true;
             }
             Request::Hello { gid, qpn } => {
@@ -398,7 +402,7 @@ impl Metadata {
 
     /// Checks the nodes when a client doubts another client or a memory node, and handles those that do not answer.
     fn look_after_nodes(&mut self) {
-        let found = self.watch.poll();
+        let found = self.failover.poll();
         for Waiting { client, tag, concern } in found.answered {
             let suspect = match concern {
                 Concern::Lost => {
@@ -429,7 +433,7 @@ impl Metadata {
     /// Gives up one of two memory nodes, which does not answer the program that runs the service. The other one is to
     /// serve alone.
     pub fn lose(&mut self, node: usize) {
-        self.watch.lose(node);
+        self.failover.lose(node);
     }
 
     /// Returns the memory node, 0 or 1, that is to stop serving ([`MemoryNode::stop`](crate::MemoryNode::stop)),
@@ -437,13 +441,13 @@ impl Metadata {
     /// as it does not reach the service any more. Only then others learn that the other node serves alone. A client
     /// that could still read at the stopped node would read values that others have replaced at the other node.
     pub fn next_stop(&mut self) -> Option<usize> {
-        self.watch.next_stop()
+        self.failover.next_stop()
     }
 
     /// Records that a memory node serves no client any more. Of two, the other one serves alone from now on. Clients
     /// need not be shut out of this one any more.
     pub fn stopped(&mut self, node: usize) {
-        if self.watch.stopped(node).is_none() {
+        if self.failover.stopped(node).is_none() {
             return;
         }
         self.chores.borrow_mut().node_lost();
@@ -458,13 +462,13 @@ impl Metadata {
 
     /// Returns the memory node that serves alone since the other one of two was given up.
     pub fn alone(&self) -> Option<usize> {
-        self.watch.alone()
+        self.failover.alone()
     }
 
     /// Handles a client that is gone, or has to go.
     fn part(&mut self, client: u32) {
         if self.sessions.remove(&client).is_some() {
-            self.watch.part(client);
+            self.failover.part(client);
             self.suspects.retain(|&(waiting, ..)| waiting != client);
             self.chores.borrow_mut().leave(client);
             self.to_fence.push_back(client);
@@ -559,7 +563,7 @@ impl Metadata {
             for client in late {
                 match self.lanes.replica() {
                     // A memory node may keep the client waiting.
-                    Some(_) => self.watch.hear_once(Waiting { client, tag: 0, concern: Concern::Late }),
+                    Some(_) => self.failover.hear_once(Waiting { client, tag: 0, concern: Concern::Late }),
                     None => self.part(client),
                 }
             }
@@ -610,7 +614,7 @@ impl Metadata {
     /// Returns whether no client waits to be shut out and no memory node is being checked. Also requires that no
     /// clients that left and no deleted keys wait to be tidied up, unless the memory node is unreachable.
     pub fn is_tidy(&self) -> bool {
-        self.to_fence.is_empty() && self.watch.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
+        self.to_fence.is_empty() && self.failover.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }
 
     /// Returns whether the queue pair to the memory node has failed. Clients are served nevertheless; work on the
@@ -650,7 +654,7 @@ impl Metadata {
     }
 
     /// Returns each key and the first node of its chain, in no order.
-    pub fn keys(&self) -> Vec<(Vec<u8>, Place)> {
+    pub fn keys(&self) -> Vec<(Vec<u8>, NodeVersion)> {
         self.directory.borrow().keys()
     }
 }

@@ -4,7 +4,7 @@
 use crate::cache::Entry;
 use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
-use crate::layout::{Place, Word};
+use crate::layout::{NodeVersion, Word};
 use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
 use crate::worker::{Seen, Worker};
@@ -69,14 +69,14 @@ impl Rules for Chain {
 struct Walk {
     entry: Entry,
     /// The shortcut that was taken last: to take it again would be to go in circles, since shortcuts lag.
-    taken: Option<Place>,
+    taken: Option<NodeVersion>,
     /// The entry is a node that a client of this host has seen, and not only the beginning of the key's chain.
     is_seen: bool,
 }
 
 impl Walk {
     /// Goes on to the next node, or to where the shortcut points.
-    fn go_on(&mut self, next: Place, shortcut: Option<Place>) {
+    fn go_on(&mut self, next: NodeVersion, shortcut: Option<NodeVersion>) {
         match shortcut {
             Some(shortcut) if shortcut != self.entry.place && self.taken != Some(shortcut) => {
                 self.taken = Some(shortcut);
@@ -88,7 +88,7 @@ impl Walk {
 }
 
 /// Begins a walk along a key's chain. A walk that has come to a node which another key uses by now begins anew.
-async fn begin(worker: &Worker, gone: Option<Place>) -> Result<Option<Walk>, StoreError> {
+async fn begin(worker: &Worker, gone: Option<NodeVersion>) -> Result<Option<Walk>, StoreError> {
     if let Some(place) = gone {
         worker.count(|counts| counts.recycled += 1);
         worker.core.cache.forget(&worker.key(), place);
@@ -201,7 +201,7 @@ impl Chain {
     pub(super) async fn write_node(
         self,
         worker: &mut Worker,
-        new: Place,
+        new: NodeVersion,
         is_written: bool,
     ) -> Result<Outcome, StoreError> {
         let kind = worker.kind();
@@ -270,13 +270,13 @@ impl Chain {
 #[derive(Default)]
 struct LockedLink {
     /// The node that it leads to, and when that was seen first.
-    seen: Option<(Place, u64)>,
+    seen: Option<(NodeVersion, u64)>,
 }
 
 impl LockedLink {
     /// Handles a client that is in the way. After more than a lease, that client is shut out, and the service makes
     /// the link.
-    async fn meet(&mut self, worker: &Worker, next: Place) -> Result<(), StoreError> {
+    async fn meet(&mut self, worker: &Worker, next: NodeVersion) -> Result<(), StoreError> {
         let now_ns = worker.core.device.now_ns();
         match self.seen {
             Some((seen, since_ns)) if seen == next => {
@@ -296,7 +296,7 @@ impl LockedLink {
 /// linked.
 pub(super) fn keep_unused(
     worker: &Worker,
-    new: Place,
+    new: NodeVersion,
     result: Result<Outcome, StoreError>,
 ) -> Result<Outcome, StoreError> {
     if matches!(
@@ -309,7 +309,7 @@ pub(super) fn keep_unused(
 }
 
 /// Makes a key whose first node is `place`. Returns where its chain begins if the key exists already.
-async fn create(worker: &Worker, place: Place) -> Result<Option<Entry>, StoreError> {
+async fn create(worker: &Worker, place: NodeVersion) -> Result<Option<Entry>, StoreError> {
     loop {
         let key = worker.key().clone();
         match worker.ask(|tag| Request::Create { tag, key, place }).await? {

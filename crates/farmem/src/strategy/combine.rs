@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::client::{Core, Kind, Outcome};
-use crate::desk::{Batch, Bell, Seat, Word};
+use crate::combining::{Batch, Notice, Waiter, WakeWord};
 use crate::error::StoreError;
 use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get};
@@ -22,17 +22,17 @@ const CHAIN: Chain = Chain { is_chained: false, pace: Pace::AtOnce };
 /// Merges operations within a host.
 #[derive(Clone, Debug)]
 pub(super) struct Combined {
-    seat: Arc<Seat>,
+    waiter: Arc<Waiter>,
 }
 
 impl Combined {
-    pub(super) fn new(bell: &Arc<Bell>) -> Self {
-        Self { seat: Seat::new(bell) }
+    pub(super) fn new(wake_word: &Arc<WakeWord>) -> Self {
+        Self { waiter: Waiter::new(wake_word) }
     }
 }
 
-/// Answers its batch that it failed, unless there is another answer: if a leader stops for any reason, no operation
-/// waits for it.
+/// Leader of a batch. Dropped without a result, it reports a failure to the batch, so that no operation waits for a
+/// leader that stopped.
 struct Leader {
     core: Rc<Core>,
     slot: usize,
@@ -43,7 +43,7 @@ impl Leader {
     fn finish(&mut self, done: Option<(Outcome, &[u8])>) {
         if let Some(batch) = self.batch.take() {
             let (now_ns, slot) = (self.core.device.now_ns(), &self.core.slots[self.slot]);
-            self.core.cache.desk().finish(&slot.key.borrow(), slot.kind.get(), batch, done, now_ns);
+            self.core.cache.combiner().finish(&slot.key.borrow(), slot.kind.get(), batch, done, now_ns);
         }
     }
 }
@@ -62,16 +62,16 @@ impl Rules for Combined {
         }
         let core = Rc::clone(&worker.core);
         let from_ns = core.device.now_ns();
-        let joined = core.cache.desk().join(&worker.key(), kind, &self.seat, from_ns, core.lease_ns);
+        let joined = core.cache.combiner().join(&worker.key(), kind, &self.waiter, from_ns, core.lease_ns);
         let batch = match joined {
             Some(batch) => batch,
             None => match self.wait(worker, from_ns).await? {
-                Word::Done(outcome) => {
+                Notice::Done(outcome) => {
                     worker.count(|counts| counts.shared += 1);
                     return Ok(outcome);
                 }
-                Word::Lead(batch) => batch,
-                Word::Again => return lead(worker).await,
+                Notice::Lead(batch) => batch,
+                Notice::Again => return lead(worker).await,
             },
         };
         let is_alone = batch.len() == 0;
@@ -98,32 +98,32 @@ async fn lead(worker: &mut Worker) -> Result<Outcome, StoreError> {
 
 impl Combined {
     /// Waits for an answer, for a lease at most.
-    async fn wait(&self, worker: &Worker, from_ns: u64) -> Result<Word, StoreError> {
+    async fn wait(&self, worker: &Worker, from_ns: u64) -> Result<Notice, StoreError> {
         // This operation knows no node, so it keeps no other client from recycling.
         worker.holds(false);
         let deadline = from_ns + worker.core.lease_ns;
         worker.until(Some(deadline));
-        let seat = &self.seat;
-        let word = poll_fn(|_| {
-            if let Some(word) = worker.hear(seat) {
-                return Poll::Ready(Ok(word));
+        let waiter = &self.waiter;
+        let notice = poll_fn(|_| {
+            if let Some(notice) = worker.take_notice(waiter) {
+                return Poll::Ready(Ok(notice));
             }
             match worker.core.nodes.failed() {
                 Some(error) => Poll::Ready(Err(error)),
-                None if worker.core.device.now_ns() >= deadline => Poll::Ready(Ok(Word::Again)),
+                None if worker.core.device.now_ns() >= deadline => Poll::Ready(Ok(Notice::Again)),
                 None => Poll::Pending,
             }
         })
         .await;
         worker.until(None);
-        // An operation that was about to be answered may have become the leader instead, just now.
-        match (word, seat.leave()) {
-            (Ok(Word::Again), Some(word)) => Ok(word),
-            (Err(error), Some(Word::Lead(batch))) => {
+        // The operation may have received a notice after its last look.
+        match (notice, waiter.leave()) {
+            (Ok(Notice::Again), Some(notice)) => Ok(notice),
+            (Err(error), Some(Notice::Lead(batch))) => {
                 drop(Leader { core: Rc::clone(&worker.core), slot: worker.slot, batch: Some(batch) });
                 Err(error)
             }
-            (word, _) => word,
+            (notice, _) => notice,
         }
     }
 }

@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use crate::calls::Calls;
 use crate::client::Outcome;
-use crate::desk::Bell;
+use crate::combining::WakeWord;
 use crate::error::StoreError;
-use crate::mail::Mail;
+use crate::lock_messages::LockMessenger;
 use crate::worker::Worker;
 use chain::{Chain, Pace};
 use combine::Combined;
@@ -125,10 +125,10 @@ pub(crate) trait Rules: 'static {
 #[derive(Debug)]
 pub(crate) enum Means {
     Nothing,
-    /// Letters to other clients.
-    Mail(Rc<RefCell<Mail>>),
-    /// A bell that other clients of the host ring.
-    Bell(Arc<Bell>),
+    /// Messages to other clients about locks.
+    LockMessages(Rc<RefCell<LockMessenger>>),
+    /// A word that other clients of the host change.
+    WakeWord(Arc<WakeWord>),
     /// Questions to the memory node's CPU.
     Calls(Rc<RefCell<Calls>>),
 }
@@ -136,8 +136,8 @@ pub(crate) enum Means {
 /// Returns the future of a worker that runs operations by a strategy, forever.
 pub(crate) fn start(strategy: Strategy, means: &Means, worker: Worker) -> Pin<Box<dyn Future<Output = ()>>> {
     match (strategy, means) {
-        (_, Means::Mail(mail)) => Box::pin(serve(QueueLocked::new(mail), worker)),
-        (_, Means::Bell(bell)) => Box::pin(serve(Combined::new(bell), worker)),
+        (_, Means::LockMessages(messenger)) => Box::pin(serve(QueueLocked::new(messenger), worker)),
+        (_, Means::WakeWord(wake_word)) => Box::pin(serve(Combined::new(wake_word), worker)),
         (_, Means::Calls(calls)) => Box::pin(serve(Served::new(calls), worker)),
         (Strategy::Chained, _) => Box::pin(serve(Chain { is_chained: true, pace: Pace::AtOnce }, worker)),
         (Strategy::Backoff, _) => Box::pin(serve(Chain { is_chained: false, pace: Pace::BACKOFF }, worker)),

@@ -7,7 +7,7 @@ use doorbell_verbs::Device;
 use hdrhistogram::Histogram;
 
 use super::{Load, Random, Zipf, key, value};
-use crate::client::{Client, Operation, Outcome, Ticket};
+use crate::client::{Client, Outcome, StoreOperation, Ticket};
 use crate::counts::ClientCounts;
 use crate::error::StoreError;
 
@@ -162,9 +162,9 @@ pub async fn drive<W: Waiter>(
             operations += 1;
             let operation = if is_put {
                 value(number, operations, &mut bytes, load.value_bytes);
-                Operation::Put { key: &key, value: &bytes }
+                StoreOperation::Put { key: &key, value: &bytes }
             } else {
-                Operation::Get { key: &key }
+                StoreOperation::Get { key: &key }
             };
             witness.begins(now_ns, operations, rank, is_put.then_some(&bytes));
             let Some(ticket) = client.submit(operation)? else { break };

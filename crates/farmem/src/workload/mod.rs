@@ -10,7 +10,7 @@ pub use driver::{Tally, Witness, close, drive};
 pub use report::{HostTally, Report, Side};
 pub use zipf::{Random, Zipf};
 
-use crate::layout::{self, Geometry, Place};
+use crate::layout::{self, Geometry, NodeVersion};
 
 /// Load of the clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -108,6 +108,6 @@ pub(crate) fn value(writer: u64, operation: u64, out: &mut Vec<u8>, bytes: usize
 }
 
 /// Returns the place of the node of key `rank` in a store that was filled before its clients came.
-pub(crate) fn first_place(rank: u64) -> Place {
-    Place::new(rank as u32, 1)
+pub(crate) fn first_place(rank: u64) -> NodeVersion {
+    NodeVersion::new(rank as u32, 1)
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use doorbell_exchange::Config;
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_farmem::{
-    Behind, Client, ClientDescription, ClientEnd, ClientOptions, Geometry, HostCache, MemoryDescription, MemoryNode,
-    Metadata, MetadataEnd, MetadataOptions, NodeCounts, Operation, Outcome, Place, StoreError, Strategy,
+    Client, ClientDescription, ClientEnd, ClientOptions, Geometry, HostCache, MemoryDescription, MemoryNode, Metadata,
+    MetadataEnd, MetadataOptions, NodeCounts, NodeVersion, Outcome, StoreControl, StoreError, StoreOperation, Strategy,
 };
 use doorbell_sim::{Simulation, SwitchBox, Testbed, Topology, VirtualWaiter, testbed};
 use doorbell_steer::{Config as SteerConfig, Limits, Steer};
@@ -132,7 +132,7 @@ pub fn steer(address: std::net::IpAddr, boxed: Boxed, seed: u64) -> Steer {
 }
 
 /// The box and its control plane.
-pub type Through = Rc<(SwitchBox, RefCell<Behind>)>;
+pub type Through = Rc<(SwitchBox, RefCell<StoreControl>)>;
 
 /// A store: simulation, memory node and metadata service, and how many clients are at work.
 pub struct Store<'a> {
@@ -193,7 +193,8 @@ impl Store<'_> {
         let through = switch_box.map(|(switch_box, boxed)| {
             let rkey = RKey::new(0x77);
             let attach = |steer: &mut Steer| {
-                Behind::attach(steer, &mut memory, rkey, boxed.is_exclusive, boxed.steers_reads).expect("attached")
+                StoreControl::attach(steer, &mut memory, rkey, boxed.is_exclusive, boxed.steers_reads)
+                    .expect("attached")
             };
             let behind = switch_box.with(attach);
             Rc::new((switch_box, RefCell::new(behind)))
@@ -368,7 +369,7 @@ pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Ve
 /// State after all clients have gone.
 pub struct Rest {
     pub nodes: NodeCounts,
-    pub keys: Vec<(Vec<u8>, Place)>,
+    pub keys: Vec<(Vec<u8>, NodeVersion)>,
     /// The memory node, of two, that serves alone.
     pub alone: Option<usize>,
 }
@@ -440,7 +441,7 @@ pub async fn progress(client: &mut Client, waiter: &VirtualWaiter) {
 pub async fn run(
     client: &mut Client,
     waiter: &VirtualWaiter,
-    operation: Operation<'_>,
+    operation: StoreOperation<'_>,
     value: &mut Vec<u8>,
 ) -> Result<Outcome, StoreError> {
     let ticket = client.submit(operation)?.expect("nothing else runs");

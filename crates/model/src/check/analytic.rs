@@ -8,7 +8,7 @@ use doorbell_wire::{Direction, Response, message_cost};
 
 use super::{Lack, Manner, Needed, Packets, Predictor, Rated};
 use crate::observation::srq_slow_sizes;
-use crate::operation::{Operation, Posted, predict_operation};
+use crate::operation::{Posted, PostedOperation, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{Bound, BoundKind, Prediction, predict};
 use crate::workload::{Workload, WorkloadError};
@@ -109,10 +109,10 @@ impl Predictor for Analytic<'_> {
         })
     }
 
-    fn unstated_window(&self, operation: Operation) -> Result<u32, Lack> {
+    fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack> {
         // A queue pair has the maximum number of READs and atomics in flight. The window of an unreliable datagram
         // has no effect, since it waits for no acknowledgement.
-        let is_full = operation.is_atomic() || matches!(operation, Operation::Read | Operation::UdSend);
+        let is_full = operation.is_atomic() || matches!(operation, PostedOperation::Read | PostedOperation::UdSend);
         if is_full { Ok(FULL) } else { Err(Lack::Unstated("window")) }
     }
 
@@ -189,7 +189,7 @@ impl Wire {
             }
         };
         // The response is acknowledged like the request: each direction has a message and an acknowledgement.
-        if posted.operation == Operation::RequestResponse {
+        if posted.operation == PostedOperation::RequestResponse {
             let both = request.plus(response);
             return Ok(Self { request: both, response: both });
         }

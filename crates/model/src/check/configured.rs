@@ -2,14 +2,14 @@
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{
-    Amount, Configuration, Operation as Said, Pace, PathMtuSaid, Quantity, Receivers, Relation, Repost, Row, Subject,
-    Testbed,
+    Amount, Configuration, Pace, PathMtuSaid, PublishedOperation as Said, Quantity, Receivers, Relation, Repost, Row,
+    Subject, Testbed,
 };
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use super::{Lack, Manner, Predictor};
 use crate::observation::{Load, Observation};
-use crate::operation::{Operation, Posted};
+use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
 
 /// Returns the latencies and rates of a testbed as measurements, for rows with a workload of the model. Published
@@ -130,20 +130,24 @@ pub(super) fn manner(configuration: &Configuration) -> Manner {
 }
 
 /// Returns a published operation as one of the model.
-pub(super) fn operation(said: Said) -> Operation {
+pub(super) fn operation(said: Said) -> PostedOperation {
     match said {
-        Said::Send => Operation::Send,
-        Said::UdSend => Operation::UdSend,
-        Said::Write => Operation::Write,
-        Said::Read => Operation::Read,
-        Said::Cas => Operation::CompareSwap,
-        Said::RequestResponse => Operation::RequestResponse,
+        Said::Send => PostedOperation::Send,
+        Said::UdSend => PostedOperation::UdSend,
+        Said::Write => PostedOperation::Write,
+        Said::Read => PostedOperation::Read,
+        Said::Cas => PostedOperation::CompareSwap,
+        Said::RequestResponse => PostedOperation::RequestResponse,
     }
 }
 
 /// Returns the operations of a published configuration, with the largest size of a range. Each queue pair has its own
 /// thread, since no publication states otherwise.
-pub(super) fn posted(operation: Operation, configuration: &Configuration, by: &dyn Predictor) -> Result<Posted, Lack> {
+pub(super) fn posted(
+    operation: PostedOperation,
+    configuration: &Configuration,
+    by: &dyn Predictor,
+) -> Result<Posted, Lack> {
     let bytes = match configuration.bytes {
         _ if operation.is_atomic() => ATOMIC_BYTES,
         Some(Amount::Is(bytes) | Amount::Span(_, bytes)) => bytes as u64,

@@ -3,7 +3,7 @@
 use doorbell_published::Row;
 
 use super::Lack;
-use crate::operation::{Operation, Posted};
+use crate::operation::{Posted, PostedOperation};
 use crate::predict::BoundKind;
 use crate::workload::Workload;
 
@@ -69,7 +69,7 @@ pub trait Predictor {
     /// # Errors
     ///
     /// There is no prediction.
-    fn unstated_window(&self, operation: Operation) -> Result<u32, Lack>;
+    fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack>;
 
     /// Returns the maximum number of READs and atomics that a queue pair has in flight.
     ///

@@ -3,7 +3,7 @@
 use doorbell_published::Row;
 
 use super::{Binding, Lack, Manner, Needed, Packets, Predictor, Rated};
-use crate::operation::{Operation, Posted};
+use crate::operation::{Posted, PostedOperation};
 use crate::workload::Workload;
 
 /// Answer of a predictor.
@@ -147,7 +147,7 @@ impl Predictor for Recorder<'_> {
         self.by.packets(posted)
     }
 
-    fn unstated_window(&self, operation: Operation) -> Result<u32, Lack> {
+    fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack> {
         self.by.unstated_window(operation)
     }
 

@@ -7,7 +7,7 @@ use doorbell_published::{Amount, Receivers, Shape, Subject};
 
 use super::configured::{manner, operation, workload};
 use super::{Lack, Manner, Needed, Predictor, Rated};
-use crate::operation::{Operation, Posted};
+use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
 
 /// Judgement of a sentence.
@@ -493,7 +493,7 @@ fn of_operations(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> 
     match shape.id.as_str() {
         "wire/acks-are-packets" => {
             let mut is_had = true;
-            for operation in [Operation::Write, Operation::Read] {
+            for operation in [PostedOperation::Write, PostedOperation::Read] {
                 for bytes in [0, 1] {
                     let packets = by.packets(&Posted::new(operation, bytes, 1))?;
                     is_had &= (packets.packets_in, packets.packets_out) == (number("packets")?, number("packets")?);
@@ -516,20 +516,20 @@ fn of_operations(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> 
             let rate = 1e6 * number("rate_m_per_s")?;
             let mut rates = Vec::new();
             for connections in [4, number("connections")? as u32] {
-                rates.push(by.operations(&over(Operation::CompareSwap, connections, 1))?.messages_per_s);
+                rates.push(by.operations(&over(PostedOperation::CompareSwap, connections, 1))?.messages_per_s);
             }
             let is_had = rates.iter().all(|found| is_about(*found, rate));
             Ok(judged(is_had, format!("4 and 20 queue pairs: {}", list(&rates))))
         }
         "wire/send-looks-like-ack" => {
-            let (send, ack) = by.packets(&Posted::new(Operation::Send, 1, 1))?.frames();
+            let (send, ack) = by.packets(&Posted::new(PostedOperation::Send, 1, 1))?.frames();
             let is_had = send == ack && send == number("bytes")?;
             Ok(judged(is_had, format!("SEND of 1 B: {send} B, ACK: {ack} B")))
         }
         "far-memory/atomics-are-slow" => {
             let pairs = number("connections")? as u32;
-            let cas = by.operations(&over(Operation::CompareSwap, pairs, pairs))?;
-            let read = by.operations(&over(Operation::Read, pairs, pairs))?;
+            let cas = by.operations(&over(PostedOperation::CompareSwap, pairs, pairs))?;
+            let read = by.operations(&over(PostedOperation::Read, pairs, pairs))?;
             let because = format!(
                 "{pairs} queue pairs: CAS {}, READ {}; {} binds",
                 millions(cas.messages_per_s),

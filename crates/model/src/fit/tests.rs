@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::observation::Load;
-use crate::operation::{Operation, Posted, predict_operation};
+use crate::operation::{Posted, PostedOperation, predict_operation};
 use crate::parameters::{Batchable, RnicKind};
 use crate::predict::predict;
 use crate::workload::{Peers, Workload};
@@ -302,7 +302,9 @@ fn operations(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observa
         assert_eq!((observed.left_out.len(), observed.observations[0].load), (0, Load::Operations(posted)));
         observations.extend(observed.observations);
     };
-    for operation in [Operation::Write, Operation::Read, Operation::CompareSwap, Operation::FetchAdd] {
+    for operation in
+        [PostedOperation::Write, PostedOperation::Read, PostedOperation::CompareSwap, PostedOperation::FetchAdd]
+    {
         let sizes: &[u64] = if operation.is_atomic() { &[8] } else { &[0, 8, 64, 512, 4096, 65_536] };
         for &bytes in sizes {
             add(Posted::new(operation, bytes, 1), true);

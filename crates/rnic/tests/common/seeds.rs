@@ -60,14 +60,14 @@ fn fresh_base() -> (u64, String) {
     ((mixed >> 24) + (1 << 32), source)
 }
 
-struct Shared<'a> {
+struct SeedRun<'a> {
     test: &'a str,
     failed: AtomicBool,
     met: Mutex<Tally>,
     tried: AtomicU64,
 }
 
-impl Shared<'_> {
+impl SeedRun<'_> {
     fn try_seed(&self, seed: u64, body: &(impl Fn(u64) -> Tally + Sync)) {
         match catch_unwind(AssertUnwindSafe(|| body(seed))) {
             Ok(tally) => {
@@ -122,7 +122,7 @@ impl Shared<'_> {
 /// counts of all runs, if at least the planned number of seeds ran.
 pub fn for_seeds(test: &str, plan: Plan, body: impl Fn(u64) -> Tally + Sync) -> Option<Tally> {
     let shared =
-        Shared { test, failed: AtomicBool::new(false), met: Mutex::new(Tally::default()), tried: AtomicU64::new(0) };
+        SeedRun { test, failed: AtomicBool::new(false), met: Mutex::new(Tally::default()), tried: AtomicU64::new(0) };
     if let Some(seed) = number("SEED") {
         shared.try_seed(seed, &body);
         if !shared.failed.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use doorbell_wire::{Opcode, PathMtu, Qpn};
 
 /// Several queue pairs of one kind that share a receive queue. Receive number `n` has `LENGTH` bytes at
 /// `n * LENGTH`.
-struct Shared {
+struct SharingQueuePairs {
     script: Script,
     id: SrqId,
     queue: Arc<SharedReceiveQueue>,
@@ -21,7 +21,7 @@ struct Shared {
 const LENGTH: usize = 512;
 const DEPTH: usize = 4;
 
-impl Shared {
+impl SharingQueuePairs {
     fn new(kind: QpKind, queue_pairs: usize) -> Self {
         let mut script = Script::silent(PathMtu::Mtu256);
         let pd = script.world.nodes[OWN].pd;
@@ -60,7 +60,7 @@ enum Gone {
 
 #[test]
 fn an_oversized_datagram_leaves_the_receive_to_the_others() {
-    let mut shared = Shared::new(QpKind::Ud, 3);
+    let mut shared = SharingQueuePairs::new(QpKind::Ud, 3);
     shared.post(0);
     // With the routing header the datagram is longer than the only receive.
     for oversized in 0..3 {
@@ -77,7 +77,7 @@ fn an_oversized_datagram_leaves_the_receive_to_the_others() {
 
 #[test]
 fn a_dropped_datagram_neither_reorders_receives_nor_uses_up_the_limit() {
-    let mut shared = Shared::new(QpKind::Ud, 2);
+    let mut shared = SharingQueuePairs::new(QpKind::Ud, 2);
     for number in 0..3 {
         shared.post(number);
     }
@@ -105,7 +105,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
         ("another operation", &[(Opcode::UC_SEND_FIRST, 0, 256), (Opcode::UC_WRITE_LAST, 1, 8)]),
     ];
     for (what, packets) in cases {
-        let mut shared = Shared::new(QpKind::Uc, 2);
+        let mut shared = SharingQueuePairs::new(QpKind::Uc, 2);
         shared.post(0);
         for &(opcode, psn, length) in packets {
             shared.hear(0, opcode, psn, length);
@@ -116,7 +116,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
         assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)], "{what}");
     }
     // The next message uses the receive of the unfinished one when it begins.
-    let mut shared = Shared::new(QpKind::Uc, 1);
+    let mut shared = SharingQueuePairs::new(QpKind::Uc, 1);
     shared.post(0);
     shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
     assert_eq!(shared.queue.len(), 0, "a message that may still end keeps its receive");
@@ -131,7 +131,7 @@ fn receives_of_unfinished_messages_go_back_at_reset_and_when_the_queue_pair_is_d
         (QpKind::Rc, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_ONLY),
     ] {
         for how in [Gone::Reset, Gone::Destroy] {
-            let mut shared = Shared::new(kind, 2);
+            let mut shared = SharingQueuePairs::new(kind, 2);
             shared.post(0);
             shared.hear(0, first, 0, 256);
             assert_eq!(shared.queue.len(), 0);
@@ -150,7 +150,7 @@ fn receives_of_unfinished_messages_go_back_at_reset_and_when_the_queue_pair_is_d
 #[test]
 fn receives_of_unfinished_messages_complete_in_error() {
     for (kind, first) in [(QpKind::Uc, Opcode::UC_SEND_FIRST), (QpKind::Rc, Opcode::RC_SEND_FIRST)] {
-        let mut shared = Shared::new(kind, 2);
+        let mut shared = SharingQueuePairs::new(kind, 2);
         shared.post(0);
         shared.post(1);
         shared.hear(0, first, 0, 256);
@@ -165,7 +165,7 @@ fn receives_of_unfinished_messages_complete_in_error() {
 
 #[test]
 fn a_write_with_immediate_that_is_refused_flushes_no_receive_of_the_shared_queue() {
-    let mut shared = Shared::new(QpKind::Rc, 2);
+    let mut shared = SharingQueuePairs::new(QpKind::Rc, 2);
     shared.post(0);
     let region = shared.script.region(8192, 512, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     shared.script.qpn = shared.qpns[0];
@@ -183,7 +183,7 @@ fn a_write_with_immediate_that_is_refused_flushes_no_receive_of_the_shared_queue
 #[test]
 fn a_receive_whose_memory_is_gone_completes_with_an_error_and_does_not_starve_the_others() {
     for (kind, only) in [(QpKind::Ud, Opcode::UD_SEND_ONLY), (QpKind::Uc, Opcode::UC_SEND_ONLY)] {
-        let mut shared = Shared::new(kind, 2);
+        let mut shared = SharingQueuePairs::new(kind, 2);
         let region = shared.script.region(8192, LENGTH, Access::LOCAL_WRITE);
         let sges = [doorbell_verbs_core::Sge { address: region.address(), length: LENGTH as u32, lkey: region.lkey() }];
         let id = shared.id;
@@ -202,7 +202,7 @@ fn a_receive_whose_memory_is_gone_completes_with_an_error_and_does_not_starve_th
 
 #[test]
 fn a_receive_that_goes_back_finds_its_place_though_the_queue_was_filled_again() {
-    let mut shared = Shared::new(QpKind::Uc, 2);
+    let mut shared = SharingQueuePairs::new(QpKind::Uc, 2);
     for number in 0..DEPTH as u64 {
         shared.post(number);
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use doorbell_verbs_core::QpKind;
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, Check, DETH_LEN, DethRepr, Flow, ICRC_LEN, IETH_LEN,
-    IMM_DT_LEN, ImmDtRepr, Operation, Outer, PathMtu, Psn, Qpn, RETH_LEN, RKey, RethRepr, Transport, parse_frame,
+    IMM_DT_LEN, ImmDtRepr, Outer, PacketOperation, PathMtu, Psn, Qpn, RETH_LEN, RKey, RethRepr, Transport, parse_frame,
 };
 use pcap_file::pcap::PcapReader;
 
@@ -47,7 +47,7 @@ impl Packet {
         self.bth.opcode.is_request()
     }
 
-    fn operation(&self) -> Operation {
+    fn operation(&self) -> PacketOperation {
         self.bth.opcode.operation().expect("an opcode of IBTA's")
     }
 
@@ -86,17 +86,20 @@ impl Packet {
 
     /// Returns whether the packet is a READ or atomic response.
     pub(crate) fn is_response(&self) -> bool {
-        matches!(self.operation(), Operation::ReadResponse | Operation::AtomicAcknowledge)
+        matches!(self.operation(), PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge)
     }
 
     /// Returns whether the packet is a request that such a response answers.
     pub(crate) fn is_answered(&self) -> bool {
-        matches!(self.operation(), Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
+        matches!(
+            self.operation(),
+            PacketOperation::ReadRequest | PacketOperation::CompareSwap | PacketOperation::FetchAdd
+        )
     }
 
     /// Returns whether the packet is an acknowledgement or a NAK.
     pub(crate) fn is_acknowledgement(&self) -> bool {
-        self.operation() == Operation::Acknowledge
+        self.operation() == PacketOperation::Acknowledge
     }
 
     /// Returns whether the packet is an acknowledgement, but neither a NAK nor the answer to a READ or an atomic.
@@ -113,7 +116,9 @@ impl Packet {
     /// Returns the number of sequence numbers used: a READ request uses those of its answer.
     fn sequence_numbers(&self, mtu: PathMtu) -> u32 {
         match (self.operation(), self.reth()) {
-            (Operation::ReadRequest, Some(reth)) => (reth.dma_length as usize).div_ceil(mtu.bytes()).max(1) as u32,
+            (PacketOperation::ReadRequest, Some(reth)) => {
+                (reth.dma_length as usize).div_ceil(mtu.bytes()).max(1) as u32
+            }
             _ => 1,
         }
     }
@@ -192,7 +197,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    pub(crate) fn operation(&self) -> Operation {
+    pub(crate) fn operation(&self) -> PacketOperation {
         self.first.operation()
     }
 
@@ -206,7 +211,7 @@ impl Message {
 
     /// Returns whether the message uses a receive.
     pub(crate) fn takes_receive(&self) -> bool {
-        self.operation() == Operation::Send || self.immediate().is_some()
+        self.operation() == PacketOperation::Send || self.immediate().is_some()
     }
 
     pub(crate) fn psns(&self) -> impl Iterator<Item = Psn> + use<> {

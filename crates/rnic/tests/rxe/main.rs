@@ -10,7 +10,7 @@ mod replay;
 
 use capture::{Connection, Message, connections, read};
 use doorbell_verbs_core::QpKind;
-use doorbell_wire::{Operation, Psn};
+use doorbell_wire::{PacketOperation, Psn};
 use replay::Replay;
 
 const CAPTURE: &[u8] = include_bytes!("../../../wire/tests/data/rxe.pcap");
@@ -51,7 +51,7 @@ fn a_packet_of_rxe_with_one_bit_flipped_is_dropped_and_counted() {
     // The byte in which switches mark congestion: the ICRC leaves it out (IBTA Vol 1, 7.8.1; Annex A17.3.4).
     const UNCOVERED_BYTE: usize = 4;
     let connections = connections(read(CAPTURE));
-    let is_short = |message: &Message| message.operation() == Operation::Send && message.packets == 1;
+    let is_short = |message: &Message| message.operation() == PacketOperation::Send && message.packets == 1;
     let of_short_sends = |connection: &&Connection| {
         let messages = connection.messages(true);
         connection.kind == QpKind::Rc && messages.len() > 2 && messages.iter().all(is_short)

@@ -16,7 +16,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{
     AETH_LEN, AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, DethPacket, ICRC_LEN, NakCode, Opcode,
-    Operation, PathMtu, Psn, QKey, Qpn, RKey, RethPacket, Syndrome,
+    PacketOperation, PathMtu, Psn, QKey, Qpn, RKey, RethPacket, Syndrome,
 };
 
 use super::capture::{Connection, Message, OWN, Packet, RXE};
@@ -336,26 +336,26 @@ impl<'a> Replay<'a> {
         let remote = message.first.remote().map(|(rkey, address, _)| (address, rkey));
         let of_peer = || remote.expect("the first packet names memory");
         let operation = match (message.operation(), message.immediate()) {
-            (Operation::Send, None) => SendOperation::Send,
-            (Operation::Send, Some(immediate)) => SendOperation::SendImmediate(immediate),
-            (Operation::Write, None) => {
+            (PacketOperation::Send, None) => SendOperation::Send,
+            (PacketOperation::Send, Some(immediate)) => SendOperation::SendImmediate(immediate),
+            (PacketOperation::Write, None) => {
                 let (remote_address, rkey) = of_peer();
                 SendOperation::Write { remote_address, rkey }
             }
-            (Operation::Write, Some(immediate)) => {
+            (PacketOperation::Write, Some(immediate)) => {
                 let (remote_address, rkey) = of_peer();
                 SendOperation::WriteImmediate { remote_address, rkey, immediate }
             }
-            (Operation::ReadRequest, _) => {
+            (PacketOperation::ReadRequest, _) => {
                 let (remote_address, rkey) = of_peer();
                 SendOperation::Read { remote_address, rkey }
             }
-            (Operation::CompareSwap, _) => {
+            (PacketOperation::CompareSwap, _) => {
                 let atomic = message.first.atomic().expect("the opcode has it");
                 let (remote_address, rkey) = of_peer();
                 SendOperation::CompareSwap { remote_address, rkey, compare: atomic.compare, swap: atomic.swap_or_add }
             }
-            (Operation::FetchAdd, _) => {
+            (PacketOperation::FetchAdd, _) => {
                 let atomic = message.first.atomic().expect("the opcode has it");
                 let (remote_address, rkey) = of_peer();
                 SendOperation::FetchAdd { remote_address, rkey, add: atomic.swap_or_add }
@@ -432,7 +432,7 @@ impl<'a> Replay<'a> {
             assert_eq!(completion.wr_id, index as u64, "in the order in which they were posted");
             let attachment = message.immediate().map_or(Attachment::None, Attachment::Immediate);
             assert_eq!((completion.attachment, completion.solicited), (attachment, message.last.bth.solicited));
-            if message.operation() == Operation::Send {
+            if message.operation() == PacketOperation::Send {
                 let header = if completion.has_grh { GRH_LEN } else { 0 };
                 assert_eq!(completion.byte_len as usize, header + message.payload.len());
                 let at = index * self.receive_bytes + header;
@@ -447,8 +447,8 @@ impl<'a> Replay<'a> {
     /// Returns rxe's answer to a READ or an atomic, as it appears in memory.
     fn expected_answer(&self, message: &Message) -> Option<Vec<u8>> {
         match message.operation() {
-            Operation::Send | Operation::Write => None,
-            Operation::ReadRequest => {
+            PacketOperation::Send | PacketOperation::Write => None,
+            PacketOperation::ReadRequest => {
                 Some(message.psns().flat_map(|psn| self.connection.answer(true, psn).payload().to_vec()).collect())
             }
             _ => Some(original_of(self.connection.answer(true, message.first.bth.psn)).to_ne_bytes().to_vec()),
@@ -459,7 +459,7 @@ impl<'a> Replay<'a> {
 /// Returns the number of bytes that a work request of ours needs.
 fn room_of(message: &Message) -> usize {
     match message.operation() {
-        Operation::Send | Operation::Write => message.payload.len(),
+        PacketOperation::Send | PacketOperation::Write => message.payload.len(),
         _ => message.first.remote().map_or(0, |(_, _, length)| length as usize),
     }
 }
@@ -494,10 +494,10 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     for message in asked.iter().rev() {
         let Some((rkey, address, _)) = message.first.remote() else { continue };
         let found = match message.operation() {
-            Operation::ReadRequest => {
+            PacketOperation::ReadRequest => {
                 message.psns().flat_map(|psn| connection.answer(false, psn).payload().to_vec()).collect()
             }
-            Operation::CompareSwap | Operation::FetchAdd => {
+            PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
                 original_of(connection.answer(false, message.first.bth.psn)).to_ne_bytes().to_vec()
             }
             _ => continue,
@@ -511,7 +511,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     for message in asked {
         let Some((rkey, address, _)) = message.first.remote() else { continue };
         of(&mut remote, rkey, &mut |remote| match (message.operation(), message.first.atomic()) {
-            (Operation::Write, _) => {
+            (PacketOperation::Write, _) => {
                 let place = remote.place(address, message.payload.len());
                 remote.expected[place].copy_from_slice(&message.payload);
             }
@@ -519,7 +519,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
                 let word = &mut remote.expected[(address - remote.region.address()) as usize..][..8];
                 let before = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
                 let after = match operation {
-                    Operation::FetchAdd => before.wrapping_add(atomic.swap_or_add),
+                    PacketOperation::FetchAdd => before.wrapping_add(atomic.swap_or_add),
                     _ if before == atomic.compare => atomic.swap_or_add,
                     _ => before,
                 };

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_farmem::workload::{self, Load, Report, Tally};
 use doorbell_farmem::{
-    Behind, ClientDescription, ClientEnd, ClientOptions, HostCache, MemoryDescription, MemoryNode, Metadata,
-    MetadataEnd, MetadataOptions, OpenError, StoreError, Strategy,
+    ClientDescription, ClientEnd, ClientOptions, HostCache, MemoryDescription, MemoryNode, Metadata, MetadataEnd,
+    MetadataOptions, OpenError, StoreControl, StoreError, Strategy,
 };
 use doorbell_steer::{Config, Limits, Steer};
 use doorbell_wire::RKey;
@@ -103,15 +103,15 @@ pub struct FarRun {
 }
 
 /// How clients reach the memory node.
-struct Way {
+struct FarServer {
     memory: MemoryNode,
     /// The second one that holds the same.
     replica: Option<MemoryNode>,
     /// Through a middlebox, for strategies that rely on one.
-    through: Option<(SwitchBox, Behind)>,
+    through: Option<(SwitchBox, StoreControl)>,
 }
 
-impl Way {
+impl FarServer {
     /// Everything passes the box, the metadata service's requests too, so it may turn CASes into WRITEs.
     fn new(
         simulation: &mut Simulation<'_>,
@@ -133,7 +133,7 @@ impl Way {
         let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
         let rkey = RKey::new(seed as u32);
         let steers_reads = far.strategy.steers_reads();
-        let behind = switch_box.with(|steer| Behind::attach(steer, &mut memory, rkey, true, steers_reads))?;
+        let behind = switch_box.with(|steer| StoreControl::attach(steer, &mut memory, rkey, true, steers_reads))?;
         Ok(Self { memory, replica, through: Some((switch_box, behind)) })
     }
 
@@ -192,7 +192,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let (first, replica) = (memory(MEMORY)?, (*replicas > 1).then(|| memory(second)).transpose()?);
     let options = MetadataOptions { replicas: *replicas, ..MetadataOptions::default() };
     let mut end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, options)?;
-    let mut way = Way::new(&mut simulation, (first, replica), far, seed)?;
+    let mut way = FarServer::new(&mut simulation, (first, replica), far, seed)?;
     let of_memory = way.accept(0, &end.to_memory())?;
     if let Some(of_replica) = way.accept_replica(0, end.to_replica())? {
         end.set_replica(of_replica);
@@ -262,7 +262,7 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     Ok(FarRun { report, memory_cpu, client_cpu, summary })
 }
 
-fn serve_memory(simulation: &mut Simulation<'_>, way: &Rc<RefCell<Way>>, working: &Rc<Cell<usize>>) {
+fn serve_memory(simulation: &mut Simulation<'_>, way: &Rc<RefCell<FarServer>>, working: &Rc<Cell<usize>>) {
     let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());
     simulation.spawn(MEMORY, "memory", async move {
         while working.get() > 0 {
@@ -281,7 +281,7 @@ fn serve_memory(simulation: &mut Simulation<'_>, way: &Rc<RefCell<Way>>, working
 fn serve_metadata(
     simulation: &mut Simulation<'_>,
     mut metadata: Metadata,
-    way: &Rc<RefCell<Way>>,
+    way: &Rc<RefCell<FarServer>>,
     (working, says_goodbye): (&Rc<Cell<usize>>, bool),
 ) {
     let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());

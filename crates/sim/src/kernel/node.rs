@@ -8,7 +8,7 @@ use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
 use doorbell_verbs::raw::EventSignal;
 use doorbell_verbs_core::{Notifier, QpKind, SrqId};
 use doorbell_wire::{
-    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Operation, Outer, PathMtu, Qpn, Transport, outer, scramble,
+    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Outer, PacketOperation, PathMtu, Qpn, Transport, outer, scramble,
 };
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -369,7 +369,7 @@ impl Node {
     pub(crate) fn send_answer(&mut self, at: Ps, testbed: &Testbed, info: &TransmitInfo, bytes: usize) -> Ps {
         let nic = &testbed.nic;
         let mut at = at;
-        if let Some(Operation::ReadResponse) = info.opcode.operation() {
+        if let Some(PacketOperation::ReadResponse) = info.opcode.operation() {
             if info.first {
                 let unit = self.next_read;
                 self.next_read = (unit + 1) % self.reads.len();
@@ -390,7 +390,7 @@ impl Node {
         let slot = dest_qpn(&frame.bytes).and_then(|qpn| self.slot(qpn));
         let opcode = frame.opcode;
         let operation = opcode.operation();
-        let sends = matches!(operation, Some(Operation::Send));
+        let sends = matches!(operation, Some(PacketOperation::Send));
         let takes_receive = opcode.is_last() && opcode.is_request() && (sends || opcode.has_imm());
         // A datagram comes with a header, and both go to memory (mlx5 scatters into completions of connections alone).
         let is_datagram = opcode.transport() == Transport::Ud;
@@ -416,7 +416,12 @@ impl Node {
         let mut begins = self.receive.serve(arrived, service) + miss;
         let accesses_memory = matches!(
             operation,
-            Some(Operation::Write | Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
+            Some(
+                PacketOperation::Write
+                    | PacketOperation::ReadRequest
+                    | PacketOperation::CompareSwap
+                    | PacketOperation::FetchAdd
+            )
         );
         if accesses_memory && let Some(slot) = slot {
             let qp = &mut self.queue_pairs[slot];
@@ -424,8 +429,8 @@ impl Node {
             qp.last_access = begins;
         }
         let handled = match operation {
-            Some(Operation::Acknowledge | Operation::AtomicAcknowledge) => begins + nic.receive_ack,
-            Some(Operation::CompareSwap | Operation::FetchAdd) => {
+            Some(PacketOperation::Acknowledge | PacketOperation::AtomicAcknowledge) => begins + nic.receive_ack,
+            Some(PacketOperation::CompareSwap | PacketOperation::FetchAdd) => {
                 self.lock(testbed, slot, &frame.bytes).serve(begins + nic.receive, nic.atomic) + nic.atomic
             }
             _ => begins + nic.receive,

@@ -8,7 +8,9 @@ mod transform;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use doorbell_wire::{BTH_LEN, BthPacket, BthRepr, NakCode, Operation, Outer, Psn, Qpn, RKey, Transport, split_mix};
+use doorbell_wire::{
+    BTH_LEN, BthPacket, BthRepr, NakCode, Outer, PacketOperation, Psn, Qpn, RKey, Transport, split_mix,
+};
 use rustc_hash::FxHashMap;
 
 use crate::client::{Client, Phase, Repetition};
@@ -313,7 +315,7 @@ impl Steer {
         if let Some(node) = self.node.as_ref().filter(|node| node.own_qpn == bth.dest_qpn) {
             if node.end.address != outer.src {
                 self.counters.foreign += 1;
-            } else if operation == Operation::Cnp {
+            } else if operation == PacketOperation::Cnp {
                 self.tell_clients_of_congestion(packet);
             } else if bth.opcode.is_response() && bth.opcode.transport() == Transport::Rc && !node.failed {
                 self.handle_response(now_ns, outer, packet, &bth, operation);
@@ -324,7 +326,7 @@ impl Steer {
             let is_from_client = self.client(slot).is_some_and(|client| client.peer.address == outer.src);
             if !is_from_client {
                 self.counters.foreign += 1;
-            } else if operation == Operation::Cnp {
+            } else if operation == PacketOperation::Cnp {
                 self.tell_node_of_congestion(packet);
             } else if bth.opcode.is_request() && bth.opcode.transport() == Transport::Rc {
                 self.handle_request(now_ns, slot, outer, packet, &bth, operation);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use doorbell_wire::{BthPacket, BthRepr, Operation, Outer, Qpn};
+use doorbell_wire::{BthPacket, BthRepr, Outer, PacketOperation, Qpn};
 use rustc_hash::FxHashMap;
 
 use super::Steer;
@@ -14,7 +14,7 @@ use crate::output::Path;
 #[derive(Debug, Default)]
 pub(super) struct Relays {
     /// Connection of each sender and number, and whether the client is the sender.
-    ways: FxHashMap<(IpAddr, Qpn), Way>,
+    ways: FxHashMap<(IpAddr, Qpn), Relay>,
     /// The requests of each connection: the client's, and the node's.
     asked: Vec<[Asked; 2]>,
     free: Vec<usize>,
@@ -22,7 +22,7 @@ pub(super) struct Relays {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct Relay {
     destination: IpAddr,
     connection: usize,
     of_client: bool,
@@ -52,7 +52,7 @@ impl Steer {
             relays.asked.len() - 1
         });
         for (key, destination, of_client) in [(keys[0], node.0, true), (keys[1], client.0, false)] {
-            relays.ways.insert(key, Way { destination, connection, of_client });
+            relays.ways.insert(key, Relay { destination, connection, of_client });
         }
         relays.numbering.get_or_insert_default();
         Ok(())
@@ -74,7 +74,13 @@ impl Steer {
     }
 
     /// Passes a packet of a relayed connection on. Returns false for other packets.
-    pub(super) fn pass_relayed(&mut self, outer: &Outer, bth: &BthRepr, operation: Operation, packet: &[u8]) -> bool {
+    pub(super) fn pass_relayed(
+        &mut self,
+        outer: &Outer,
+        bth: &BthRepr,
+        operation: PacketOperation,
+        packet: &[u8],
+    ) -> bool {
         let relays = &mut self.relays;
         if relays.ways.is_empty() || outer.dst != self.config.address {
             return false;

@@ -2,7 +2,7 @@
 
 use doorbell_verbs_core::Access;
 use doorbell_wire::{
-    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, NakCode, Operation, Outer, Psn, RETH_LEN, RKey, RethRepr,
+    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, BthRepr, NakCode, Outer, PacketOperation, Psn, RETH_LEN, RKey, RethRepr,
 };
 
 use super::Steer;
@@ -29,7 +29,7 @@ impl Steer {
         outer: &Outer,
         packet: &[u8],
         bth: &BthRepr,
-        operation: Operation,
+        operation: PacketOperation,
     ) {
         let from = self.config.address;
         let Some(client) = self.clients[slot as usize].as_deref_mut() else { return };
@@ -89,7 +89,7 @@ impl Steer {
         outer: &Outer,
         packet: &[u8],
         bth: &BthRepr,
-        operation: Operation,
+        operation: PacketOperation,
     ) -> Result<(), NakCode> {
         let has_assembly = self.client(slot).is_some_and(|client| client.assembly.is_some());
         // IBTA Vol 1, 9.7.4.1.2: the packets of a message are consecutive. Packets are padded to four bytes, and a
@@ -183,7 +183,7 @@ impl Steer {
         outer: &Outer,
         packet: &[u8],
         bth: &BthRepr,
-        operation: Operation,
+        operation: PacketOperation,
     ) -> Result<(), NakCode> {
         let mtu = self.mtu() as u32;
         let Some(client) = self.client(slot) else { return Ok(()) };
@@ -193,7 +193,7 @@ impl Steer {
         let is_last = bth.opcode.is_last();
         // IBTA Vol 1, 9.7.4.1.6: all packets but the last are full, and the first packet has announced the length.
         let fits = if is_last { payload == left && payload <= mtu } else { payload == mtu && payload < left };
-        if operation != Operation::Write || bth.opcode.has_imm() || !fits || (!is_last && bth.pad_count > 0) {
+        if operation != PacketOperation::Write || bth.opcode.has_imm() || !fits || (!is_last && bth.pad_count > 0) {
             return Err(NakCode::INVALID_REQUEST);
         }
         message.bytes.extend_from_slice(packet);
@@ -231,7 +231,7 @@ impl Steer {
 
     /// Handles a repeated request (IBTA Vol 1, 9.7.4.4). An unanswered request will be answered; answered ones are
     /// answered again.
-    fn repeat(&mut self, slot: u32, outer: &Outer, packet: &[u8], bth: &BthRepr, operation: Operation) {
+    fn repeat(&mut self, slot: u32, outer: &Outer, packet: &[u8], bth: &BthRepr, operation: PacketOperation) {
         let from_incomplete = self.client(slot).is_some_and(|client| !bth.psn.is_before(client.complete_end()));
         let Some(client) = self.client(slot) else { return };
         if from_incomplete {
@@ -242,8 +242,8 @@ impl Steer {
             return;
         }
         match operation {
-            Operation::ReadRequest => return self.repeat_read(slot, outer, packet, bth),
-            Operation::CompareSwap | Operation::FetchAdd => {
+            PacketOperation::ReadRequest => return self.repeat_read(slot, outer, packet, bth),
+            PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
                 // Older results are dropped, so the repetition gets no answer (IBTA Vol 1, 9.7.4.4).
                 if let Some(original) = client.result_of(bth.psn) {
                     client.repeat(Repetition::Atomic { psn: bth.psn, original });
@@ -261,7 +261,7 @@ impl Steer {
         if packet.len() > BTH_LEN + RETH_LEN {
             return;
         }
-        let Some(target) = target_of(packet, Operation::ReadRequest, bth) else { return };
+        let Some(target) = target_of(packet, PacketOperation::ReadRequest, bth) else { return };
         let mtu = self.mtu() as u32;
         let packets = target.length.div_ceil(mtu).max(1);
         let limits = self.config.limits;
@@ -341,23 +341,23 @@ impl Steer {
 
 /// Returns the target of a request. `None` for operations that the box does not offer: SENDs and immediate data.
 /// Those would use receives of the node, which belong to no client.
-fn target_of(packet: &[u8], operation: Operation, bth: &BthRepr) -> Option<Target> {
+fn target_of(packet: &[u8], operation: PacketOperation, bth: &BthRepr) -> Option<Target> {
     let rest = packet.get(BTH_LEN..)?;
     match operation {
-        Operation::Write | Operation::ReadRequest if bth.opcode.has_reth() && !bth.opcode.has_imm() => {
+        PacketOperation::Write | PacketOperation::ReadRequest if bth.opcode.has_reth() && !bth.opcode.has_imm() => {
             let RethRepr { virtual_address: address, rkey, dma_length: length } =
                 RethRepr::read(rest.first_chunk::<RETH_LEN>()?);
             let (kind, access) = match operation {
-                Operation::Write => (Kind::Write, Access::REMOTE_WRITE),
+                PacketOperation::Write => (Kind::Write, Access::REMOTE_WRITE),
                 _ => (Kind::Read, Access::REMOTE_READ),
             };
             Some(Target { kind, address, length, rkey, access })
         }
-        Operation::CompareSwap | Operation::FetchAdd => {
+        PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
             let AtomicEthRepr { virtual_address: address, rkey, swap_or_add, compare } =
                 AtomicEthRepr::read(rest.first_chunk::<ATOMIC_ETH_LEN>()?);
             let kind = match operation {
-                Operation::CompareSwap => Kind::CompareSwap { compare, swap: swap_or_add },
+                PacketOperation::CompareSwap => Kind::CompareSwap { compare, swap: swap_or_add },
                 _ => Kind::FetchAdd { add: swap_or_add },
             };
             Some(Target { kind, address, length: 8, rkey, access: Access::REMOTE_ATOMIC })

@@ -1,8 +1,8 @@
 //! Answers of the node (IBTA Vol 1, 9.7.5).
 
 use doorbell_wire::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethPacket, AethRepr, AtomicAckEthRepr, BTH_LEN, BthPacket, BthRepr, NakCode,
-    Operation, Outer, Psn, SyndromeKind, rnr_timer_ns,
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethPacket, AethRepr, AtomicAckEthRepr, BTH_LEN, BthPacket, BthRepr, NakCode, Outer,
+    PacketOperation, Psn, SyndromeKind, rnr_timer_ns,
 };
 
 use super::{Steer, owner};
@@ -16,18 +16,18 @@ impl Steer {
         outer: &Outer,
         packet: &[u8],
         bth: &BthRepr,
-        operation: Operation,
+        operation: PacketOperation,
     ) {
         let aeth = packet.get(BTH_LEN..).and_then(|rest| rest.first_chunk::<AETH_LEN>()).map(AethRepr::read);
         match (operation, aeth) {
-            (Operation::Acknowledge, Some(aeth)) => self.handle_acknowledge(now_ns, bth.psn, aeth),
-            (Operation::AtomicAcknowledge, Some(_)) => {
+            (PacketOperation::Acknowledge, Some(aeth)) => self.handle_acknowledge(now_ns, bth.psn, aeth),
+            (PacketOperation::AtomicAcknowledge, Some(_)) => {
                 let rest = packet[BTH_LEN + AETH_LEN..].first_chunk::<ATOMIC_ACK_ETH_LEN>();
                 if let Some(header) = rest {
                     self.handle_atomic(now_ns, bth.psn, AtomicAckEthRepr::read(header).original);
                 }
             }
-            (Operation::ReadResponse, _) => self.handle_read(now_ns, outer, packet, bth),
+            (PacketOperation::ReadResponse, _) => self.handle_read(now_ns, outer, packet, bth),
             _ => self.counters.unexpected += 1,
         }
     }

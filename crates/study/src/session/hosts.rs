@@ -27,7 +27,7 @@ use crate::executor::block_on;
 use crate::layout::{Lane, Layout, Share};
 use crate::one_sided::RemoteMemory;
 use crate::parameters::{Extent, Parameters, Transport};
-use crate::pinning::Place;
+use crate::pinning::ProcessPosition;
 use crate::record::PointResult;
 use together::{SeenBy, Together};
 
@@ -94,7 +94,7 @@ impl Dealt {
 /// A host as the coordinator reaches it.
 pub(super) struct Host {
     pub(super) name: String,
-    place: Place,
+    place: ProcessPosition,
     peer: TcpPeer<ToServer, FromServer>,
 }
 
@@ -240,7 +240,7 @@ impl Hosts {
 ///
 /// There are not as many streams as shares.
 pub fn measure_on(
-    streams: Vec<(String, TcpStream, Place)>,
+    streams: Vec<(String, TcpStream, ProcessPosition)>,
     introduction: &Introduction,
     parameters: &Parameters,
     bytes: usize,
@@ -268,11 +268,11 @@ struct Joined {
 impl Hosts {
     /// All hosts at the other ends of these streams, when they have heard what is to be measured, and their clocks.
     pub(super) fn meet(
-        streams: Vec<(String, TcpStream, Place)>,
+        streams: Vec<(String, TcpStream, ProcessPosition)>,
         introduction: &Introduction,
         parameters: &Parameters,
     ) -> Result<(Self, Vec<Clock>), HostError> {
-        let joined = |(name, stream, place): (String, TcpStream, Place)| match TcpPeer::new(stream) {
+        let joined = |(name, stream, place): (String, TcpStream, ProcessPosition)| match TcpPeer::new(stream) {
             Ok(peer) => Ok(Host { name, place, peer }),
             Err(error) => Err(HostError { host: name, error }),
         };

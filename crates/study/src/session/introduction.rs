@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 use super::SessionError;
 use crate::doctor::Finding;
 use crate::environment::Environment;
-use crate::pinning::{Pinning, Place};
+use crate::pinning::{Pinning, ProcessPosition};
 
 /// A secret that both ends know.
 ///
@@ -65,7 +65,7 @@ pub struct Introduction {
     /// The other end shall look for what would spoil a measurement, which takes it a second.
     pub examine: bool,
     /// The place of the end that answers among the processes of the study on its machine.
-    pub place: Place,
+    pub place: ProcessPosition,
     /// What fills packets, and comes back with the answer: a path may carry short ones alone.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ballast: String,

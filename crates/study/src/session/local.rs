@@ -26,14 +26,14 @@ enum Said<T> {
     Descriptions(Vec<EndpointDescription>),
 }
 
-type Shared<T> = Arc<Mutex<Inbox<T>>>;
+type SharedInbox<T> = Arc<Mutex<Inbox<T>>>;
 
-fn inbox<T>() -> Shared<T> {
+fn inbox<T>() -> SharedInbox<T> {
     Arc::new(Mutex::new(Inbox { waiting: VecDeque::new(), is_over: false, waker: None }))
 }
 
 /// What it holds is whole after every call, whoever panicked.
-fn with<T, R>(shared: &Shared<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
+fn with<T, R>(shared: &SharedInbox<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
     body(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -43,8 +43,8 @@ fn with<T, R>(shared: &Shared<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
 /// are no deadlines, since a peer in the same process answers or is dropped.
 #[derive(Debug)]
 pub struct LocalPeer<S, H> {
-    to: Shared<S>,
-    from: Shared<H>,
+    to: SharedInbox<S>,
+    from: SharedInbox<H>,
 }
 
 /// Two ends of a session in one process: that of the end that asks, and that of the other.

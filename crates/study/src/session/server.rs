@@ -16,7 +16,7 @@ use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::Parameters;
-use crate::pinning::Place;
+use crate::pinning::ProcessPosition;
 use crate::record::Buckets;
 use crate::roles::{Part, Role};
 use crate::threads::{OsThreads, Threads};
@@ -143,9 +143,9 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     (peer, mut first): (&mut P, ToServer),
     threads: &impl Threads,
     terms: &Terms,
-) -> Result<Option<(Box<Parameters>, Place)>, SessionError> {
+) -> Result<Option<(Box<Parameters>, ProcessPosition)>, SessionError> {
     let mut is_introduced = false;
-    let mut place = Place::default();
+    let mut place = ProcessPosition::default();
     if let ToServer::Introduce(introduction) = first {
         terms.admit(Some(&introduction))?;
         let introduced = Introduced::now(&device.attributes(), terms, &introduction);

@@ -191,7 +191,7 @@ struct System {
     events: Arc<Events>,
     domains: Mutex<slab::Slab<Arc<Domain>>>,
     regions: Mutex<HashMap<LKey, Registered>>,
-    shared: Mutex<HashMap<SrqId, Weak<queues::Shared>>>,
+    shared: Mutex<HashMap<SrqId, Weak<queues::SharedQueue>>>,
     next_id: AtomicU32,
     opened: Instant,
 }
@@ -405,7 +405,7 @@ impl Provider for System {
         let depth = in_range("the shared receive queue's depth", depth, attributes.limits.max_queue_depth)?;
         let id = SrqId(self.new_id());
         let events = Arc::downgrade(&self.events);
-        let queue = Arc::new(queues::Shared::new(self.domain(pd)?, events, pd, id, depth, max_sges)?);
+        let queue = Arc::new(queues::SharedQueue::new(self.domain(pd)?, events, pd, id, depth, max_sges)?);
         let mut shared = lock(&self.shared);
         shared.retain(|_, queue| queue.strong_count() > 0);
         shared.insert(id, Arc::downgrade(&queue));

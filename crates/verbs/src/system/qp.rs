@@ -15,7 +15,7 @@ use doorbell_verbs_core::{
 use doorbell_wire::{Psn, QKey, Qpn};
 
 use super::events::Events;
-use super::queues::{Completions, Shared, unsupported};
+use super::queues::{Completions, SharedQueue, unsupported};
 use super::{Domain, SystemError, convert, same_family};
 use crate::raw;
 
@@ -42,7 +42,7 @@ pub(super) struct SystemQp {
     events: Arc<Events>,
     domain: Arc<Domain>,
     _queues: (Arc<Completions>, Arc<Completions>),
-    srq: Option<Arc<Shared>>,
+    srq: Option<Arc<SharedQueue>>,
 }
 
 // SAFETY: libibverbs may be called with it from any thread.
@@ -78,7 +78,7 @@ impl SystemQp {
         domain: Arc<Domain>,
         send_cq: Arc<Completions>,
         recv_cq: Arc<Completions>,
-        srq: Option<Arc<Shared>>,
+        srq: Option<Arc<SharedQueue>>,
         init: &QpInit,
         events: Arc<Events>,
     ) -> Result<Self, crate::Error> {

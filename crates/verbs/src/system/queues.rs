@@ -223,7 +223,7 @@ impl raw::Cq for SystemCq {
 }
 
 /// A shared receive queue, which lives as long as its queue pairs.
-pub(super) struct Shared {
+pub(super) struct SharedQueue {
     pub(super) id: SrqId,
     pub(super) pd: PdId,
     pub(super) raw: *mut ibv_srq,
@@ -235,11 +235,11 @@ pub(super) struct Shared {
 }
 
 // SAFETY: libibverbs may be called with it from any thread.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedQueue {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedQueue {}
 
-impl Drop for Shared {
+impl Drop for SharedQueue {
     fn drop(&mut self) {
         // SAFETY: its queue pairs hold it, so none is left.
         unsafe { (self.domain.context.library().destroy_srq)(self.raw) };
@@ -247,7 +247,7 @@ impl Drop for Shared {
     }
 }
 
-impl Shared {
+impl SharedQueue {
     pub(super) fn new(
         domain: Arc<Domain>,
         events: Weak<Events>,
@@ -273,7 +273,7 @@ impl Shared {
     }
 }
 
-pub(super) struct SystemSrq(pub(super) Arc<Shared>);
+pub(super) struct SystemSrq(pub(super) Arc<SharedQueue>);
 
 impl raw::Srq for SystemSrq {
     fn id(&self) -> SrqId {

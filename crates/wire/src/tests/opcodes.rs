@@ -1,14 +1,14 @@
 use std::format;
 use std::string::ToString;
 
-use crate::{Opcode, Operation, Transport};
+use crate::{Opcode, PacketOperation, Transport};
 
 /// Expected rows of the table: value, transport, operation, position in the message, extension headers with their
 /// bytes, whether a payload may follow.
-type Row = (u8, Transport, Operation, Place, &'static [(&'static str, usize)], bool);
+type Row = (u8, Transport, PacketOperation, Position, &'static [(&'static str, usize)], bool);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Place {
+enum Position {
     First,
     Middle,
     Last,
@@ -26,8 +26,8 @@ const X: (&str, usize) = ("XRCETH", 4);
 
 #[rustfmt::skip]
 const ROWS: [Row; 60] = {
-    use Operation::*;
-    use Place::*;
+    use PacketOperation::*;
+    use Position::*;
     use Transport::*;
     [
         (0x00, Rc, Send, First, &[], true),
@@ -100,9 +100,9 @@ fn every_row() {
         let has = |header| extensions.contains(&header);
         assert_eq!(opcode.transport(), transport, "{opcode:?}");
         assert_eq!(opcode.operation(), Some(operation), "{opcode:?}");
-        assert_eq!(opcode.is_first(), matches!(place, Place::First | Place::Only));
-        assert_eq!(opcode.is_last(), matches!(place, Place::Last | Place::Only));
-        assert_eq!(opcode.is_only(), place == Place::Only, "{opcode:?}");
+        assert_eq!(opcode.is_first(), matches!(place, Position::First | Position::Only));
+        assert_eq!(opcode.is_last(), matches!(place, Position::Last | Position::Only));
+        assert_eq!(opcode.is_only(), place == Position::Only, "{opcode:?}");
         assert_eq!(opcode.has_xrceth(), has(X), "{opcode:?}");
         assert_eq!(opcode.has_reth(), has(R), "{opcode:?}");
         assert_eq!(opcode.has_aeth(), has(A), "{opcode:?}");
@@ -114,8 +114,10 @@ fn every_row() {
         assert_eq!(opcode.has_payload(), payload, "{opcode:?}");
         let extension_len = extensions.iter().map(|(_, len)| len).sum();
         assert_eq!(opcode.extension_len(), extension_len, "{opcode:?}");
-        let response =
-            matches!(operation, Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge);
+        let response = matches!(
+            operation,
+            PacketOperation::ReadResponse | PacketOperation::Acknowledge | PacketOperation::AtomicAcknowledge
+        );
         assert_eq!(opcode.is_response(), response, "{opcode:?}");
         assert_eq!(opcode.is_request(), !response, "{opcode:?}");
     }
@@ -125,7 +127,7 @@ fn every_row() {
 fn congestion_notification() {
     assert_eq!(Opcode::CNP, Opcode(0x81));
     assert_eq!(Opcode::CNP.transport(), Transport::Cnp);
-    assert_eq!(Opcode::CNP.operation(), Some(Operation::Cnp));
+    assert_eq!(Opcode::CNP.operation(), Some(PacketOperation::Cnp));
     assert_eq!(Opcode::CNP.extension_len(), 16);
     assert!(!Opcode::CNP.is_request() && !Opcode::CNP.is_response());
     assert!(!Opcode::CNP.has_payload());

@@ -4,8 +4,8 @@
 #[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
 pub mod choices;
 mod descriptions;
-pub mod words;
+pub mod messages;
 
 pub use choices::Choices;
 pub use descriptions::fuzz_descriptions;
-pub use words::fuzz_words;
+pub use messages::fuzz_messages;

@@ -2,7 +2,7 @@
 
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BthRepr, NakCode, Operation, Psn, SyndromeKind,
+    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BthRepr, NakCode, PacketOperation, Psn, SyndromeKind,
     rnr_timer_ns,
 };
 
@@ -19,7 +19,7 @@ impl Qp {
         &mut self,
         core: &mut Commons,
         bth: &BthRepr,
-        operation: Operation,
+        operation: PacketOperation,
         mut rest: Packet<'_>,
     ) {
         let mut aeth = None;
@@ -31,12 +31,12 @@ impl Qp {
             aeth = Some(AethRepr::read(header));
         }
         match (operation, aeth) {
-            (Operation::Acknowledge, Some(aeth)) => self.handle_acknowledge(core, bth, aeth),
-            (Operation::AtomicAcknowledge, Some(_)) => match rest.split::<ATOMIC_ACK_ETH_LEN>() {
+            (PacketOperation::Acknowledge, Some(aeth)) => self.handle_acknowledge(core, bth, aeth),
+            (PacketOperation::AtomicAcknowledge, Some(_)) => match rest.split::<ATOMIC_ACK_ETH_LEN>() {
                 Some(header) => self.handle_atomic_response(core, bth, AtomicAckEthRepr::read(header)),
                 None => core.counters.rx_malformed += 1,
             },
-            (Operation::ReadResponse, _) => match rest.payload(bth.pad_count) {
+            (PacketOperation::ReadResponse, _) => match rest.payload(bth.pad_count) {
                 Some(payload) => self.handle_read_response(core, bth, payload),
                 None => core.counters.rx_malformed += 1,
             },

@@ -55,7 +55,7 @@ fn take<'a, const N: usize>(out: &mut &'a mut [u8]) -> &'a mut [u8; N] {
 
 /// Packet to write, and its parameters.
 #[derive(Clone, Copy)]
-struct Place {
+struct PacketPosition {
     /// The work request.
     index: u64,
     /// The packet within it, and the number of packets that it represents (for a READ, those of the response).
@@ -194,7 +194,7 @@ impl Qp {
         };
         let packets = if is_answered { self.piece_from(core, &wqe, packet) } else { 1 };
         let psn = wqe.first_psn.add(packet);
-        let place = Place { index, packet, packets, psn, retransmission: true, ack_request: true };
+        let place = PacketPosition { index, packet, packets, psn, retransmission: true, ack_request: true };
         if is_answered {
             self.write_read_or_atomic(core, &wqe, place, batch)?;
         } else {
@@ -242,7 +242,7 @@ impl Qp {
                 }));
         let psn = self.req.cursor_psn;
         let retransmission = rc && psn.is_before(self.req.high_psn);
-        let place = Place { index, packet, packets: 1, psn, retransmission, ack_request };
+        let place = PacketPosition { index, packet, packets: 1, psn, retransmission, ack_request };
         self.write_packet(core, wqe, place, middle, batch)?;
         self.req.since_ack_request = if ack_request { 0 } else { since_ack_request };
 
@@ -278,12 +278,12 @@ impl Qp {
         &mut self,
         core: &mut Commons,
         wqe: &SendWqe,
-        place: Place,
+        place: PacketPosition,
         middle: &mut Option<MiddleHeader>,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
         use SendOperation as Op;
-        let Place { index, packet, psn, retransmission, ack_request, .. } = place;
+        let PacketPosition { index, packet, psn, retransmission, ack_request, .. } = place;
         let mtu = self.mtu();
         let (first, last) = (packet == 0, packet + 1 == wqe.packets);
         let payload = payload_of(wqe.length, mtu, packet);
@@ -400,7 +400,7 @@ impl Qp {
         self.write_read_or_atomic(
             core,
             wqe,
-            Place { index, packet, packets, psn, retransmission, ack_request: true },
+            PacketPosition { index, packet, packets, psn, retransmission, ack_request: true },
             batch,
         )?;
 
@@ -437,11 +437,11 @@ impl Qp {
         &mut self,
         core: &mut Commons,
         wqe: &SendWqe,
-        place: Place,
+        place: PacketPosition,
         batch: &mut TransmitBatch,
     ) -> Result<(), Stop> {
         use SendOperation as Op;
-        let Place { packet, packets, psn, retransmission, .. } = place;
+        let PacketPosition { packet, packets, psn, retransmission, .. } = place;
         let mtu = self.mtu();
         let opcode = request_opcode(self.kind, wqe.operation, true, true);
         let len = BTH_LEN + opcode.extension_len();

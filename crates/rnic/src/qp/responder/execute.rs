@@ -1,7 +1,7 @@
 //! Execution of requests on a reliable connection, in order (IBTA Vol 1, 9.7.4).
 
 use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
-use doorbell_wire::{NakCode, Operation};
+use doorbell_wire::{NakCode, PacketOperation};
 
 use super::{Answer, Current, Refusal, Request};
 use crate::commons::Commons;
@@ -33,18 +33,22 @@ impl Qp {
         // IBTA Vol 1, 9.7.4.1.3: valid sequences of packets.
         let in_sequence = match (&self.resp.current, request.operation) {
             (Current::None, _) => opcode.is_first(),
-            (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => !opcode.is_first(),
+            (Current::Send { .. }, PacketOperation::Send) | (Current::Write { .. }, PacketOperation::Write) => {
+                !opcode.is_first()
+            }
             _ => false,
         };
         if !in_sequence {
             return Err(invalid);
         }
         match request.operation {
-            Operation::Send | Operation::Write if !request.has_valid_length(self.mtu()) => return Err(invalid),
-            Operation::Send => self.execute_send(core, request)?,
-            Operation::Write => self.execute_write(core, request)?,
-            Operation::ReadRequest => return self.execute_read(core, request),
-            Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(core, request),
+            PacketOperation::Send | PacketOperation::Write if !request.has_valid_length(self.mtu()) => {
+                return Err(invalid);
+            }
+            PacketOperation::Send => self.execute_send(core, request)?,
+            PacketOperation::Write => self.execute_write(core, request)?,
+            PacketOperation::ReadRequest => return self.execute_read(core, request),
+            PacketOperation::CompareSwap | PacketOperation::FetchAdd => return self.execute_atomic(core, request),
             _ => return Err(invalid),
         }
         Ok(())
@@ -235,7 +239,9 @@ impl Qp {
             return Err(Refusal(NakCode::REMOTE_ACCESS_ERROR));
         }
         let operation = match request.operation {
-            Operation::CompareSwap => WordOperation::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add },
+            PacketOperation::CompareSwap => {
+                WordOperation::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
+            }
             _ => WordOperation::FetchAdd(atomic.swap_or_add),
         };
         let original = core

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use doorbell_verbs_core::{Access, AsyncEvent, Attachment, Completion, QpKind};
 use doorbell_wire::{
-    ATOMIC_ETH_LEN, AtomicEthRepr, BthRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, Operation, Psn,
-    RETH_LEN, RKey, RethRepr, Syndrome,
+    ATOMIC_ETH_LEN, AtomicEthRepr, BthRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, PacketOperation,
+    Psn, RETH_LEN, RKey, RethRepr, Syndrome,
 };
 
 use super::Qp;
@@ -217,7 +217,7 @@ impl Responder {
 /// Contents of the headers of a request, beside the BTH.
 struct Request<'a> {
     bth: BthRepr,
-    operation: Operation,
+    operation: PacketOperation,
     reth: Option<RethRepr>,
     atomic: Option<AtomicEthRepr>,
     attachment: Attachment,
@@ -227,7 +227,7 @@ struct Request<'a> {
 impl<'a> Request<'a> {
     /// Returns `None` if the packet is too short for its headers or its padding.
     #[inline]
-    fn parse(bth: BthRepr, operation: Operation, mut rest: Packet<'a>) -> Option<Self> {
+    fn parse(bth: BthRepr, operation: PacketOperation, mut rest: Packet<'a>) -> Option<Self> {
         let opcode = bth.opcode;
         let reth = if opcode.has_reth() { Some(RethRepr::read(rest.split::<RETH_LEN>()?)) } else { None };
         let atomic =
@@ -291,7 +291,13 @@ impl Qp {
 
     /// Takes a request on a connected queue pair.
     #[inline]
-    pub(crate) fn handle_request(&mut self, core: &mut Commons, bth: BthRepr, operation: Operation, rest: Packet<'_>) {
+    pub(crate) fn handle_request(
+        &mut self,
+        core: &mut Commons,
+        bth: BthRepr,
+        operation: PacketOperation,
+        rest: Packet<'_>,
+    ) {
         let Some(request) = Request::parse(bth, operation, rest) else {
             core.counters.rx_malformed += 1;
             return;
@@ -354,7 +360,7 @@ impl Qp {
         core.counters.duplicate_request += 1;
         self.counters.duplicate_request += 1;
         match request.operation {
-            Operation::ReadRequest => {
+            PacketOperation::ReadRequest => {
                 let Some(reth) = request.reth else { return };
                 let packets = u64::from(reth.dma_length).div_ceil(self.mtu() as u64).max(1);
                 let behind = u64::from(self.resp.expected.distance_from(psn));
@@ -391,7 +397,7 @@ impl Qp {
                     again: true,
                 });
             }
-            Operation::CompareSwap | Operation::FetchAdd => {
+            PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
                 if let Some(&(psn, original)) = self.resp.atomics.iter().find(|(known, _)| *known == psn) {
                     self.resp.drop_answer(psn, psn.next());
                     if !self.make_answer_slot() {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use doorbell_verbs_core::{AsyncEvent, Attachment, Completion, CompletionOpcode, MAX_MESSAGE_BYTES, Status};
-use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, GRH_LEN, ICRC_LEN, Operation, Outer, UDP_LEN};
+use doorbell_wire::{BTH_LEN, BthRepr, DETH_LEN, DethRepr, GRH_LEN, ICRC_LEN, Outer, PacketOperation, UDP_LEN};
 
 use super::{Current, Request};
 use crate::commons::Commons;
@@ -17,8 +17,8 @@ impl Qp {
         let opcode = request.bth.opcode;
         let in_order = request.bth.psn == self.resp.expected;
         let continues = match (&self.resp.current, request.operation) {
-            (Current::None, Operation::Send | Operation::Write) => opcode.is_first(),
-            (Current::Send { .. }, Operation::Send) | (Current::Write { .. }, Operation::Write) => {
+            (Current::None, PacketOperation::Send | PacketOperation::Write) => opcode.is_first(),
+            (Current::Send { .. }, PacketOperation::Send) | (Current::Write { .. }, PacketOperation::Write) => {
                 in_order && !opcode.is_first()
             }
             _ => false,
@@ -31,7 +31,7 @@ impl Qp {
             self.resp.dropping = false;
         }
         let usable = (continues || opcode.is_first())
-            && matches!(request.operation, Operation::Send | Operation::Write)
+            && matches!(request.operation, PacketOperation::Send | PacketOperation::Write)
             && request.has_valid_length(self.mtu());
         if !usable || !self.place_unreliable(core, request) {
             self.drop_unreliable(core);
@@ -67,7 +67,7 @@ impl Qp {
             attachment: request.attachment,
             ..Completion::default()
         };
-        if request.operation == Operation::Send {
+        if request.operation == PacketOperation::Send {
             let (wqe, done) = match std::mem::take(&mut self.resp.current) {
                 Current::Send { wqe, done } => (wqe, done),
                 _ => match self.try_receive() {
@@ -130,7 +130,7 @@ impl Qp {
             core.counters.rx_malformed += 1;
             return;
         };
-        let Some(request) = Request::parse(bth, Operation::Send, rest) else {
+        let Some(request) = Request::parse(bth, PacketOperation::Send, rest) else {
             core.counters.rx_malformed += 1;
             return;
         };

@@ -112,7 +112,7 @@ struct Client<'scope> {
 }
 
 /// What all clients of a host share.
-struct Shared<'a> {
+struct Conditions<'a> {
     device: &'a Device,
     load: Load,
     geometry: Geometry,
@@ -137,7 +137,7 @@ fn clients(
         shortcut_delay_ns: store.shortcut_delay_ns(),
         ..ClientOptions::default()
     };
-    let shared = Shared { device, load, geometry: geometry(store), options, is_over: AtomicBool::new(false) };
+    let shared = Conditions { device, load, geometry: geometry(store), options, is_over: AtomicBool::new(false) };
     let mut caches: BTreeMap<usize, Arc<HostCache>> = BTreeMap::new();
     for seat in seats {
         caches.entry(seat.place).or_insert_with(|| {
@@ -203,7 +203,7 @@ fn clients(
 }
 
 /// Leads clients through set-up, and watches until all have ended, or the peer has.
-fn conduct(shared: &Shared<'_>, peer: &mut Control, clients: &[Client<'_>]) -> Result<Began, SessionError> {
+fn conduct(shared: &Conditions<'_>, peer: &mut Control, clients: &[Client<'_>]) -> Result<Began, SessionError> {
     let lost = |client: &Client<'_>| SessionError::StoreClient { number: client.number, why: STOPPED.to_owned() };
     let made: Vec<Joined> =
         clients.iter().map(|client| client.made.recv().map_err(|_| lost(client))).collect::<Result<_, _>>()?;
@@ -239,7 +239,7 @@ const STOPPED: &str = "it was stopped";
 
 /// One client, from its ends to its goodbye.
 fn client(
-    shared: &Shared<'_>,
+    shared: &Conditions<'_>,
     number: u32,
     cache: &Arc<HostCache>,
     (made, joins): (&Sender<Joined>, &Receiver<Joined>),
@@ -249,7 +249,7 @@ fn client(
         error.to_string()
     }
     let stopped = |_| STOPPED.to_owned();
-    let Shared { device, load, geometry, options, is_over } = shared;
+    let Conditions { device, load, geometry, options, is_over } = shared;
     let pd = device.create_pd().map_err(sentence)?;
     let end = ClientEnd::new(&pd, *geometry, options.clone()).map_err(sentence)?;
     let own: EndpointDescription = end.to_metadata();

@@ -14,7 +14,7 @@ use super::{ClientsDone, Duties, End, Ends, Made, Parties};
 use crate::cpu::CpuPerMessage;
 use crate::far::{FarPoint, StorePoint};
 use crate::parameters::Parameters;
-use crate::pinning::Place;
+use crate::pinning::ProcessPosition;
 use crate::prediction::Predicted;
 use crate::record::{BothEnds, Counted, HostResult, PointResult};
 
@@ -37,7 +37,7 @@ const METADATA: u32 = 0;
 ///
 /// The parameters are of no such point, or there are not as many streams as hosts with a part.
 pub fn measure_parties(
-    streams: Vec<(String, TcpStream, Place)>,
+    streams: Vec<(String, TcpStream, ProcessPosition)>,
     introduction: &Introduction,
     parameters: &Parameters,
     parties: &Parties,

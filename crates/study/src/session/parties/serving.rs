@@ -3,7 +3,7 @@
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_fabric::UdpLink;
 use doorbell_farmem::{
-    Behind, Geometry, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions, OpenError, Strategy,
+    Geometry, MemoryDescription, MemoryNode, Metadata, MetadataEnd, MetadataOptions, OpenError, StoreControl, Strategy,
 };
 use doorbell_steer::{Driver, Limits, NodeEnd};
 use doorbell_verbs::{Completion, Cq, Device, Pd, RKey, Region, soft};
@@ -126,7 +126,7 @@ enum Service {
 /// A middlebox at the address of the device that was here, and what is behind it.
 struct Middlebox {
     driver: Driver<UdpLink>,
-    behind: Option<Behind>,
+    behind: Option<StoreControl>,
     broken: Option<std::io::Error>,
     own: EndpointDescription,
     /// What clients of a store are to show: they never learn the memory node's own key.
@@ -313,7 +313,7 @@ impl Here {
             ..NodeEnd::at(address, path_mtu)
         };
         // Everything passes here, so a CAS may become a WRITE.
-        let behind = Behind::connect(steer, node, end, (middlebox.rkey, true, store.strategy.steers_reads()))?;
+        let behind = StoreControl::connect(steer, node, end, (middlebox.rkey, true, store.strategy.steers_reads()))?;
         let behind = middlebox.behind.insert(behind);
         let steer = middlebox.driver.steer_mut();
         let accept = |(number, ends): &(u32, Ends)| Ok(telling(behind.accept(steer, *number, &ends.client())?));
@@ -371,7 +371,7 @@ impl Middlebox {
         let (seed, rkey) = (random() << 48 ^ random() << 24 ^ random(), RKey::new((random() << 8 ^ random()) as u32));
         drop(device);
         let (driver, _) = box_at(Some(attributes.address), attributes.udp_port, limits, seed)?;
-        let own = Behind::lane(driver.steer(), attributes.active_mtu, attributes.udp_port);
+        let own = StoreControl::lane(driver.steer(), attributes.active_mtu, attributes.udp_port);
         Ok(Self { driver, behind: None, broken: None, own, rkey })
     }
 

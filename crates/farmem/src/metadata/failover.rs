@@ -1,8 +1,8 @@
-//! Two memory nodes that hold the same: does each answer, and which of them serves?
+//! Detection of failed memory nodes, where two hold the same content, and the choice of the one that serves.
 
-use super::tidy::Lanes;
+use super::maintenance::Lanes;
 use crate::lane::{Awaited, Verb};
-use crate::layout::Place;
+use crate::layout::NodeVersion;
 
 /// Event that a client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub(super) enum Concern {
     /// A client does not let go of a lock.
     Suspect(u32),
     /// A link to this node stays locked.
-    Stuck(Place),
+    Stuck(NodeVersion),
     /// The service's own: this client keeps others from nodes for longer than its lease.
     Late,
 }
@@ -46,7 +46,7 @@ pub(super) struct Found {
     pub(super) over: Vec<Waiting>,
 }
 
-pub(super) struct Watch {
+pub(super) struct Failover {
     lanes: Lanes,
     /// Its slot of the lanes.
     slot: usize,
@@ -61,7 +61,7 @@ pub(super) struct Watch {
     over: Vec<Waiting>,
 }
 
-impl Watch {
+impl Failover {
     pub(super) fn new(lanes: Lanes, slot: usize) -> Self {
         let state = if lanes.replica().is_some() { State::Both } else { State::One };
         Self { lanes, slot, state, alone: None, probe: None, waiting: Vec::new(), over: Vec::new() }
@@ -78,7 +78,7 @@ impl Watch {
     }
 
     /// Adds a concern of a client.
-    pub(super) fn hear(&mut self, waiting: Waiting) {
+    pub(super) fn report(&mut self, waiting: Waiting) {
         self.waiting.push(waiting);
     }
 

@@ -77,7 +77,7 @@ pub struct Ending {
 }
 
 /// Runs the conversation that the bytes choose.
-pub fn fuzz_words(data: &[u8]) {
+pub fn fuzz_messages(data: &[u8]) {
     converse(data);
 }
 

@@ -26,13 +26,13 @@ pub(super) const SMALL_KIB: u64 = 64;
 pub(super) const START_KIB: u64 = 16;
 
 /// Surroundings of a lane.
-pub(super) struct Place {
+pub(super) struct Surroundings {
     folder: PathBuf,
     /// Whether the networks, `/dev/shm` and the small file system belong to this lane alone.
     is_own: bool,
 }
 
-impl Place {
+impl Surroundings {
     /// Makes a place for the calling thread, and for the processes that it starts.
     pub(super) fn new(folder: PathBuf) -> Result<Self, String> {
         let place = Self { is_own: crate::peers::is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok(), folder };
@@ -213,10 +213,10 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(120);
 
     /// Runs a test in a place of its own, which is removed afterwards.
-    fn in_a_place(name: &str, body: impl FnOnce(&Place) + Send) {
+    fn in_surroundings(name: &str, body: impl FnOnce(&Surroundings) + Send) {
         let folder = std::env::temp_dir().join(format!("chaos-place-{}-{name}", std::process::id()));
         let ended: Result<(), String> = network::apart(|| {
-            let place = Place::new(folder.clone())?;
+            let place = Surroundings::new(folder.clone())?;
             body(&place);
             Ok(())
         });
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_left_is_reported() {
-        in_a_place("process", |place| {
+        in_surroundings("process", |place| {
             let start = |script: &str| {
                 let run = command("sh", &["-c", script]);
                 place.start("server", run, "sh", Stdio::null()).unwrap()
@@ -244,7 +244,7 @@ mod tests {
     /// For root only: elsewhere the network also has other programs.
     #[test]
     fn a_socket_that_is_left_is_reported() {
-        in_a_place("socket", |place| {
+        in_surroundings("socket", |place| {
             let expected = |words: &str| {
                 let found = place.expect_no_socket();
                 let is_found = found.as_ref().is_err_and(|why| why.contains(words));
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_left_is_reported() {
-        in_a_place("file", |place| {
+        in_surroundings("file", |place| {
             make(&place.full().join("counters")).unwrap();
             assert_eq!(place.expect_no_file(), Ok(()));
             let mut folders = vec![place.counters(), place.full().join("counters")];

@@ -12,7 +12,7 @@ use doorbell_verbs::Status;
 use super::directory::Directory;
 use crate::error::StoreError;
 use crate::lane::{Awaited, Lane, Verb, WORDS};
-use crate::layout::{HEADER_BYTES, Header, Place, Word};
+use crate::layout::{HEADER_BYTES, Header, NodeVersion, Word};
 
 /// Work that waits.
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl Lanes {
     }
 }
 
-pub(super) struct Tidy {
+pub(super) struct Maintenance {
     /// Its slot of the lane.
     pub(super) slot: usize,
     pub(super) lanes: Lanes,
@@ -129,7 +129,7 @@ enum Chore {
     Repair(u32),
 }
 
-impl Tidy {
+impl Maintenance {
     pub(super) async fn work(self) {
         loop {
             let chore = poll_fn(|_| {
@@ -179,7 +179,7 @@ impl Tidy {
     }
 
     /// Compares and swaps the word of a node. Returns what it is then.
-    async fn swap(&self, lane: &Rc<Lane>, of: Place, compare: Word, swap: Word) -> Result<Word, StoreError> {
+    async fn swap(&self, lane: &Rc<Lane>, of: NodeVersion, compare: Word, swap: Word) -> Result<Word, StoreError> {
         let remote = lane.geometry.node(of.index());
         let (from, to) = (compare.bits(), swap.bits());
         self.on(lane, &[Verb::CompareSwap { remote, local: WORDS[0], compare: from, swap: to }]).await?;
@@ -211,7 +211,7 @@ impl Tidy {
 
     /// Returns the beginning of a node, if it is in the expected use. It ends before the key, so no middlebox treats
     /// this READ as one that may go to a newer node.
-    async fn header(&self, place: Place) -> Result<Option<Header>, StoreError> {
+    async fn header(&self, place: NodeVersion) -> Result<Option<Header>, StoreError> {
         let (remote, local) = self.at(place);
         let lane = self.verbs(&[Verb::Read { remote, local, length: HEADER_BYTES }]).await?;
         let mut bytes = [0; HEADER_BYTES];
@@ -221,13 +221,13 @@ impl Tidy {
     }
 
     /// Returns the offset of a node, and the local offset to which it is read.
-    fn at(&self, place: Place) -> (u64, usize) {
+    fn at(&self, place: NodeVersion) -> (u64, usize) {
         let lane = self.lanes.current();
         (lane.geometry.node(place.index()), lane.incoming())
     }
 
     /// Returns the key of a node, if it is in the expected use.
-    async fn key(&self, place: Place) -> Result<Option<Vec<u8>>, StoreError> {
+    async fn key(&self, place: NodeVersion) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(header) = self.header(place).await? else { return Ok(None) };
         if !(1..=self.lanes.current().geometry.max_key).contains(&header.key_length) {
             return Ok(None);
@@ -264,13 +264,13 @@ impl Tidy {
     }
 
     /// Returns whether a node is with a client that was shut out.
-    fn is_of_nobody(&self, place: Place) -> bool {
+    fn is_of_nobody(&self, place: NodeVersion) -> bool {
         let owner = self.directory.borrow().owner(place);
         owner.is_some_and(|client| self.chores.borrow().gone.contains(&client))
     }
 
     /// Makes a link that a client left locked which was shut out of both memory nodes.
-    async fn finish(&self, old: Place, new: Place) -> Result<(), StoreError> {
+    async fn finish(&self, old: NodeVersion, new: NodeVersion) -> Result<(), StoreError> {
         let (tail, linked) = (Word::Tail(old), Word::Link(new));
         let lane = self.lanes.current();
         if let Some(replica) = self.lanes.replica() {

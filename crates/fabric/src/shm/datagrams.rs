@@ -8,7 +8,7 @@ use super::peer::Peer;
 use crate::link::{ReceivedRun, Sink};
 
 /// Sink that takes these messages out of the received datagrams and passes the packets on.
-pub(super) struct WithoutWords<'a> {
+pub(super) struct WithoutMessages<'a> {
     pub(super) sink: &'a mut dyn Sink,
     pub(super) meeting: Option<&'a Meeting>,
     pub(super) peers: &'a [Option<Peer>],
@@ -18,7 +18,7 @@ pub(super) struct WithoutWords<'a> {
     pub(super) is_woken: bool,
 }
 
-impl WithoutWords<'_> {
+impl WithoutMessages<'_> {
     /// Returns whether a run came from the socket of this device, or of one that shares memory with it. Other senders
     /// cannot make this device check all rings.
     #[cold]
@@ -29,7 +29,7 @@ impl WithoutWords<'_> {
     }
 }
 
-impl Sink for WithoutWords<'_> {
+impl Sink for WithoutMessages<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
         // The kernel only combines datagrams of one length, so a run with packets rarely contains a message.
