@@ -1,6 +1,7 @@
 //! `cargo xtask prose`: the language of comments, texts and pages, and the titles of commits.
 //!
-//! `ratchet.toml` has the number of findings that each part of the tree may have. `--lower` only lowers it.
+//! `ratchet.toml` has the number of findings that each part of the tree may have. `--lower` only lowers it, and no
+//! number may exceed the one of an earlier commit.
 
 mod passage;
 mod rules;
@@ -49,6 +50,7 @@ pub(crate) fn run(list: &[String], lower: bool) -> Result<(), String> {
         return fs::write(&ratchet, lowered(&stored, &counts)).map_err(cannot);
     }
     let mut wrong = compare(&stored, &counts);
+    wrong.extend(earlier_ratchets()?.iter().flat_map(|earlier| raised(&stored, earlier)).take(1));
     if allowed > ALLOWED_MAX {
         wrong.push(format!("{allowed} allowances: at most {ALLOWED_MAX} in the whole tree"));
     }
@@ -91,6 +93,22 @@ fn compare(stored: &Counts, counts: &Counts) -> Vec<String> {
     let gone = stored.keys().filter(|name| !counts.contains_key(*name));
     wrong.extend(gone.map(|name| format!("{RATCHET} names {name}, which has no files: remove the line")));
     wrong
+}
+
+/// Returns the ratchets of all commits of this clone, the newest first.
+fn earlier_ratchets() -> Result<Vec<Counts>, String> {
+    let commits = output_of(command("git", &["log", "--format=%H", "--diff-filter=AM", "--", RATCHET]))?;
+    let of = |commit: &str| read_ratchet(&output_of(command("git", &["show", &format!("{commit}:{RATCHET}")]))?);
+    commits.lines().map(of).collect()
+}
+
+/// Returns the numbers that exceed those of an earlier ratchet.
+fn raised(stored: &Counts, earlier: &Counts) -> Vec<String> {
+    let rises = stored.iter().filter_map(|(name, &count)| {
+        let before = earlier.get(name).copied().unwrap_or(0);
+        (count > before).then(|| format!("{RATCHET} allows {name} {count} findings, an earlier commit only {before}"))
+    });
+    rises.collect()
 }
 
 fn printed(part: &Part) -> String {
@@ -189,6 +207,13 @@ mod tests {
         assert_eq!(wrong.len(), 4, "{wrong:?}");
         assert!(compare(&found, &found).is_empty());
         assert_eq!(compare(&stored, &counts(&[("wire", 5), ("rnic", 2)])).len(), 1);
+    }
+
+    #[test]
+    fn numbers_above_an_earlier_commit_are_reported() {
+        let earlier = counts(&[("wire", 3), ("rnic", 2)]);
+        assert_eq!(raised(&counts(&[("wire", 3), ("rnic", 1)]), &earlier), Vec::<String>::new());
+        assert_eq!(raised(&counts(&[("wire", 4), ("docs", 1)]), &earlier).len(), 2);
     }
 
     #[test]
