@@ -138,19 +138,19 @@ impl Meeting {
         let mut found = address.to_socket_addrs().into_iter().flatten().peekable();
         if !is_guarded && found.peek().is_some() && found.any(|address| !address.ip().to_canonical().is_loopback()) {
             return Err(Usage(format!(
-                "--listen {given} would let everybody who can connect measure here: give both sides the same --token (or \
-                 DOORBELL_TOKEN), or say --anyone"
+                "--listen {given} accepts clients of other hosts without a token: give both sides the same --token (or \
+                 DOORBELL_TOKEN), or accept all clients with --anyone"
             )));
         }
         Ok(Listen::At(address))
     }
 
-    /// Are the options about a side that listens given to one?
+    /// Rejects options of a listening side on a side that does not listen.
     pub(crate) fn check(&self) -> Result<(), Usage> {
         // To clap, `requires` holds no more where the other option conflicts with HOST.
         if self.anyone && !self.listens() {
             return Err(Usage(
-                "--anyone is for the side that listens, which it has serve clients without a token: say it there, \
+                "--anyone applies to the side that listens, which then serves clients without a token: use it there, \
                  with --listen"
                     .to_owned(),
             ));

@@ -77,13 +77,13 @@ impl Serving {
             return refuse(Setting::Threads, &self.threads.to_string(), allowed);
         }
         if self.single_receiver && !goes {
-            return refuse(Setting::SingleReceiver, "on", "off unless messages are sent one way, to one that polls");
+            return refuse(Setting::SingleReceiver, "on", "off unless messages go one way, to a receiver that polls");
         }
         for (setting, is_on) in
             [(Setting::SingleReceiver, self.single_receiver), (Setting::SharedReceives, self.shared_receives.is_some())]
         {
             if is_on && parameters.protocol != Protocol::SendReceive {
-                return refuse(setting, "on", "off but for send-receive");
+                return refuse(setting, "on", "off for all but send-receive");
             }
         }
         if self.shared_receives.is_some() {
@@ -91,7 +91,7 @@ impl Serving {
                 return refuse(
                     Setting::SharedReceives,
                     "on",
-                    "off unless messages are sent one way, to one that polls",
+                    "off unless messages go one way, to a receiver that polls",
                 );
             }
             within(Setting::Depth, parameters.depth, parameters.connections, MAX_WINDOW, "")?;

@@ -340,7 +340,7 @@ impl Exchange {
         if operation.is_one_sided() {
             for (option, is_given) in [("-r", connection.depth.is_some()), ("--no-credits", connection.no_credits)] {
                 if is_given {
-                    return Err(Usage(format!("{option} is about receives, which --op {} takes none of", load.op())));
+                    return Err(Usage(format!("{option} configures receives, and --op {} uses none: drop {option}", load.op())));
                 }
             }
         }

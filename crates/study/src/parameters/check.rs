@@ -62,7 +62,7 @@ impl Parameters {
         }
         if self.operation.is_one_sided() && self.slow_receiver_us > 0 {
             let given = format!("{} us", self.slow_receiver_us);
-            let allowed = "0 us for one-sided operations, which nobody receives".to_owned();
+            let allowed = "0 us for one-sided operations, which have no receiver".to_owned();
             return Err(ParametersError { setting: Setting::SlowReceiver, given, allowed });
         }
         self.check_protocol()?;
@@ -115,7 +115,7 @@ impl Parameters {
         within(Setting::Addresses, addresses, 1, self.connections, "")?;
         if !self.operation.is_atomic() || self.verify {
             let (given, allowed) =
-                (addresses.to_string(), "one for each connection but for atomics that nobody checks");
+                (addresses.to_string(), "the number of connections, unless unverified atomics share words");
             return Err(ParametersError { setting: Setting::Addresses, given, allowed: allowed.to_owned() });
         }
         Ok(())
@@ -127,11 +127,11 @@ impl Parameters {
             |setting, given: &str, allowed: String| Err(ParametersError { setting, given: given.to_owned(), allowed });
         let protocol = self.protocol;
         if self.operation.is_one_sided() && protocol != Protocol::default() {
-            let allowed = "send-receive for one-sided operations, which are no messages of any protocol";
+            let allowed = "send-receive with one-sided operations, which use no protocol";
             return refuse(Setting::Protocol, protocol.name(), allowed.to_owned());
         }
         if !self.credits && !protocol.is_possible_without_credits() {
-            return refuse(Setting::Credits, "off", format!("on for {protocol}, which is nothing without"));
+            return refuse(Setting::Credits, "off", format!("on for {protocol}, which requires it"));
         }
         if self.events && !protocol.properties().receiver_sleeps && !self.operation.is_one_sided() {
             let allowed = format!("off for {protocol}, whose receiver looks at memory and is not woken");
@@ -139,8 +139,8 @@ impl Parameters {
         }
         if self.replicate {
             if protocol != Protocol::DirectReadSend && protocol != Protocol::DirectReadFencedSend {
-                let allowed = "off but for direct-read-send and direct-read-fenced-send: the message stays where it \
-                               is, and each reader tells that it has read it";
+                let allowed = "off for all but direct-read-send and direct-read-fenced-send, whose readers report \
+                               when they have read the message";
                 return refuse(Setting::Replicate, "on", allowed.to_owned());
             }
             let is_stream = self.kind == Kind::Bandwidth && self.operation == Operation::Send;
