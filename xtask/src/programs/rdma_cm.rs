@@ -201,7 +201,7 @@ fn between_machines() -> Result<(), String> {
         one.wait_for(tcp, &tcp_name, &mut holder)?;
         let mut server = one.program(&one.address, &server_line)?;
         one.wait_for("/proc/net/unix", &format!("doorbell-cm/listen/tcp/{PORT}/"), &mut server)?;
-        let why = format!("rdma_listen: TCP port {PORT} cannot be had");
+        let why = format!("rdma_listen: TCP port {PORT} is unavailable");
         server.wait_until(|server| server.said().contains(&why) || server.has_ended())?;
         let client = one.program("127.0.0.1", &client_line)?;
         let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));

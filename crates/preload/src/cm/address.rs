@@ -1,4 +1,4 @@
-//! Addresses of C, and which of them lead where.
+//! Conversion of C addresses, and the source address for a destination.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,13 +10,13 @@ use socket2::SockAddr;
 
 use crate::answer::{Answer, Refused};
 
-/// Reads an address. None is a null pointer, or one that names no family.
+/// Reads an address. Returns `None` for a null pointer and for the family `AF_UNSPEC`.
 ///
 /// # Safety
 ///
-/// `address` is null or points to an address as long as its family has it.
+/// `address` is null or points to an address of the length that its family has.
 pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>> {
-    // SAFETY: by the caller's promise; whatever alignment C programs gave it.
+    // SAFETY: by the caller's promise. The read works for any alignment.
     let Some(family) = (!address.is_null()).then(|| unsafe { (&raw const (*address).sa_family).read_unaligned() })
     else {
         return Ok(None);
@@ -43,24 +43,24 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>
     }
 }
 
-/// Writes an address where C has room for any.
+/// Writes an address to a `sockaddr_storage`. Returns the length of the address.
 ///
 /// # Safety
 ///
-/// `place` points to as many bytes as a `sockaddr_storage` has.
+/// `place` points to writable memory of the size of a `sockaddr_storage`.
 pub(super) unsafe fn write(place: *mut sockaddr_storage, address: SocketAddr) -> socklen_t {
     let own = SockAddr::from(address);
-    // SAFETY: by the caller's promise; no address is longer.
+    // SAFETY: by the caller's promise. No address is longer than a `sockaddr_storage`.
     unsafe { ptr::copy_nonoverlapping(own.as_ptr().cast::<u8>(), place.cast(), own.len() as usize) };
     own.len()
 }
 
-/// The address that the kernel would send from to get to `destination`, with port 0. One of a link stays
-/// with the link.
+/// Returns the source address that the kernel would use to send to `destination`, with port 0. A link-local address
+/// keeps its scope.
 pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let probe = UdpSocket::bind((any, 0))?;
-    // Nothing is sent. Port 0 is not connected to.
+    // Connecting a UDP socket sends nothing. The kernel does not connect to port 0.
     destination.set_port(destination.port().max(1));
     probe.connect(destination)?;
     let mut source = probe.local_addr()?;
@@ -68,14 +68,14 @@ pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> 
     Ok(source)
 }
 
-/// Is it an address of this machine, in this network namespace?
+/// Returns whether this machine has the address, in this network namespace.
 pub(super) fn is_here(address: SocketAddr) -> bool {
     let ip = address.ip();
-    // From such an address the kernel sends to itself, unless it is not the first one of its interface.
+    // The kernel sends to its own address from the same address, unless this is not the first one of its interface.
     ip.is_loopback() || source_for(address).is_ok_and(|source| source.ip() == ip) || interface_mtu(ip).is_ok()
 }
 
-/// An address of IPv4 that a dual-stack socket shows as a mapped one.
+/// Converts an IPv4-mapped IPv6 address, as a dual-stack socket reports it, to IPv4. Returns other addresses unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mapped_addresses_change_and_those_of_a_link_stay_with_it() {
+    fn only_mapped_addresses_change_and_link_local_ones_keep_their_scope() {
         for (shown, meant) in [
             ("[::ffff:127.0.0.3]:7", "127.0.0.3:7"),
             ("127.0.0.3:7", "127.0.0.3:7"),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_loopback_are_here_and_those_of_documentation_are_not() {
+    fn loopback_addresses_belong_to_this_machine_and_documentation_addresses_do_not() {
         for (address, here) in [
             ("127.0.0.1:7", true),
             ("127.3.4.5:7", true),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_has_no_port_yet() {
+    fn a_source_has_port_zero() {
         assert_eq!(source_for("127.0.0.1:9".parse().unwrap()).unwrap(), "127.0.0.1:0".parse().unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! Names and services as addresses.
+//! Lookup of names and services: `rdma_getaddrinfo`.
 
 use std::ffi::{c_char, c_int};
 use std::mem;
@@ -12,7 +12,7 @@ use super::address;
 use crate::answer::{Answer, Refused, number};
 use crate::fork::outside;
 
-/// One result, and the addresses that it points to.
+/// Result of a lookup, and the addresses that it points to.
 #[repr(C)]
 struct Found {
     c: c::rdma_addrinfo,
@@ -20,7 +20,7 @@ struct Found {
     destination: sockaddr_storage,
 }
 
-/// What a program asks for, with what it leaves open filled in.
+/// Request of a program, with defaults for the fields that it left at zero.
 struct Wanted {
     flags: u32,
     family: c_int,
@@ -50,7 +50,7 @@ unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Answer<Wanted> {
     Ok(Wanted { flags: hints.ai_flags as u32, family: hints.ai_family, port_space, qp_type, source, destination })
 }
 
-/// Asks the C library, as programs without RDMA would.
+/// Looks up a name and a service with `getaddrinfo` of the C library.
 ///
 /// # Safety
 ///
@@ -67,7 +67,7 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
         hints.ai_flags |= libc::AI_NUMERICHOST;
     }
     let mut found: *mut addrinfo = ptr::null_mut();
-    // A name server may take its time.
+    // A name server may take long to answer.
     let (error, errno) = outside(|| {
         // SAFETY: the C contract.
         let error = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut found) };
@@ -86,13 +86,13 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
     }
     let mut addresses = Vec::new();
     let mut next = found;
-    // SAFETY: a list of the C library's, which ends with null.
+    // SAFETY: the list is from the C library, and ends with null.
     while let Some(entry) = unsafe { next.as_ref() } {
-        // SAFETY: as above. Families that are not offered are left out.
+        // SAFETY: as above. Addresses of unsupported families are skipped.
         addresses.extend(unsafe { address::read(entry.ai_addr) }.ok().flatten());
         next = entry.ai_next;
     }
-    // SAFETY: it came from `getaddrinfo`.
+    // SAFETY: the list came from `getaddrinfo`.
     unsafe { libc::freeaddrinfo(found) };
     Ok(addresses)
 }
@@ -179,7 +179,7 @@ pub(super) unsafe extern "C" fn rdma_getaddrinfo(
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_freeaddrinfo(mut list: *mut c::rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: each came from `rdma_getaddrinfo`.
+        // SAFETY: each element came from `rdma_getaddrinfo`.
         let found = unsafe { Box::from_raw(list.cast::<Found>()) };
         list = found.c.ai_next;
     }

@@ -1,4 +1,4 @@
-//! Event channels: news on their way from the service thread, or a call, to the program.
+//! Event channels, which carry events from the service thread or a call to the program.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
@@ -26,7 +26,7 @@ use crate::fork;
 use crate::handle::Users;
 use crate::wait::{Found, NUMBER, Sleep, Step, Turn, cancellation_point, expect_waiting, in_steps};
 
-/// Where an id is that C sees.
+/// Pointer to an id of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place(pub(super) *mut c::rdma_cm_id);
 
@@ -34,20 +34,20 @@ impl Place {
     pub(super) const NONE: Self = Self(ptr::null_mut());
 }
 
-// SAFETY: the pointer is only carried; it is used by who retrieves an event, for whom the id exists
-// until the event is acknowledged.
+// SAFETY: other threads only carry the pointer. The thread that retrieves an event uses it, and the id exists until the
+// program acknowledges that event.
 unsafe impl Send for Place {}
 
-/// What a program wants to find again.
+/// Context pointer of a program, returned to it with an event.
 pub(super) struct Opaque(pub(super) *mut c_void);
 
-// SAFETY: the pointer is only carried.
+// SAFETY: the library only carries the pointer.
 unsafe impl Send for Opaque {}
 
-/// The queue pair that stands for all that are attached to a group (IBTA Vol 1, 10.5.2.1).
+/// Queue pair number that addresses all queue pairs attached to a group (IBTA Vol 1, 10.5.2.1).
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// Something to tell of an id.
+/// Event of an id that the program has not retrieved yet.
 pub(super) struct News {
     pub(super) id: Place,
     pub(super) kind: c::rdma_cm_event_type,
@@ -55,10 +55,10 @@ pub(super) struct News {
     pub(super) detail: Detail,
 }
 
-/// What comes with it.
+/// Details of an event.
 pub(super) enum Detail {
     Nothing,
-    /// To a listener; a lookup names no endpoint.
+    /// Request to a listener. A lookup has no endpoint.
     Request {
         line: Arc<Line>,
         endpoint: Option<Endpoint>,
@@ -79,7 +79,7 @@ pub(super) enum Detail {
     Rejection {
         private: Vec<u8>,
     },
-    /// A lookup was answered with a refusal.
+    /// Refusal of a lookup.
     NoService {
         private: Vec<u8>,
     },
@@ -89,13 +89,13 @@ pub(super) enum Detail {
     },
 }
 
-/// News that wait, and the descriptor that says so.
+/// Waiting events, and the descriptor that is readable while there are any.
 pub(super) struct Queue {
     waiting: Notices<News>,
     identity: EventIdentity,
-    /// The process that it belongs to.
+    /// Fork generation of the process that owns the queue.
     generation: u32,
-    /// Ids that report here.
+    /// Ids that report to this queue.
     pub(super) users: Users,
 }
 
@@ -109,11 +109,11 @@ impl Queue {
         Arc::new(Self { waiting, identity, generation: fork::generation(), users: Users::default() })
     }
 
-    /// One for a forked child: nothing waits, and the descriptor has the same number and flags.
+    /// Creates an empty queue for a forked child, whose descriptor has the same number and flags.
     ///
     /// # Safety
     ///
-    /// Nothing uses this one any more, nor drops it.
+    /// Nothing uses or drops `self` afterwards.
     unsafe fn renewed(&self) -> nix::Result<Arc<Self>> {
         let own = self.waiting.fd();
         let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
@@ -133,16 +133,15 @@ impl Queue {
     fn take(&self) -> Option<News> {
         let mut waiting = self.waiting.lock();
         let news = waiting.pop()?;
-        // Under the lock, so that an id which is being destroyed either takes its news back or
-        // waits for their acknowledgement.
-        // SAFETY: an id exists while its news wait.
+        // The lock is held, so a call that destroys the id either removes the event or waits for its acknowledgement.
+        // SAFETY: an id exists while its events wait.
         if let Ok(id) = unsafe { object::<Id>(news.id.0) } {
             id.unacknowledged.add();
         }
         Some(news)
     }
 
-    /// Takes back the news of one id.
+    /// Removes and returns the waiting events of one id.
     pub(super) fn take_all_of(&self, id: Place) -> VecDeque<News> {
         self.waiting.lock().remove(|news| news.id == id)
     }
@@ -151,14 +150,14 @@ impl Queue {
         self.waiting.lock().iter().any(|news| news.id == id)
     }
 
-    /// Requests to a listener that the program has not looked at.
+    /// Returns the number of requests to a listener that the program has not retrieved.
     pub(super) fn requests_of(&self, listener: Place) -> usize {
         let of = |news: &&News| news.id == listener && news.kind == c::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.waiting.lock().iter().filter(of).count()
     }
 }
 
-/// An event channel.
+/// Event channel, which begins with the C structure.
 #[repr(C)]
 pub(super) struct Channel {
     c: c::rdma_event_channel,
@@ -166,16 +165,16 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Its queue in this process. What a forked child inherits is the parent's to take: on the first use
-    /// the child gets its own, of ids that it creates.
+    /// Returns the queue of this process. The events of an inherited queue belong to the parent, so a forked child gets
+    /// a queue of its own on first use.
     pub(super) fn queue(&self) -> Answer<Arc<Queue>> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.generation != fork::generation() {
-            // SAFETY: inherited ids refuse all calls, and it is forgotten, not dropped.
+            // SAFETY: inherited ids refuse all calls, and the old queue is forgotten below instead of dropped.
             let renewed = unsafe { queue.renewed() }.map_err(|error| {
                 Refused::new(error as c_int, format!("an inherited event channel could not be renewed: {error}"))
             })?;
-            // Locks in it may be held by threads that do not exist.
+            // Threads of the parent, which do not exist here, may hold locks of the old queue.
             std::mem::forget(std::mem::replace(&mut *queue, renewed));
         }
         Ok(Arc::clone(&queue))
@@ -188,10 +187,11 @@ unsafe impl Object for Channel {
     const NAME: &'static str = "event channel";
 }
 
-/// Channels that exist, by their addresses.
+/// Existing channels, by their addresses.
 ///
-/// Programs destroy a channel while another of their threads is about to ask it for an event (rping does, up to release 58 of
-/// rdma-core). With the kernel that thread gets EBADF. So a call looks here before it uses the memory of a channel.
+/// A program may destroy a channel while another thread is about to retrieve an event from it (rping does, up to
+/// release 58 of rdma-core). With the kernel that thread gets EBADF. So each call looks up the channel here before it
+/// uses the memory of the channel.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
@@ -216,7 +216,7 @@ pub(super) fn create() -> Answer<*mut c::rdma_event_channel> {
     Ok(pointer)
 }
 
-/// Destroys a channel, unless ids still report to it: those would be left with nothing.
+/// Destroys a channel. Refuses while ids still report to it.
 pub(super) fn destroy(channel: *mut c::rdma_event_channel) -> Answer<()> {
     find(channel)?.queue()?.users.expect_none(Channel::NAME)?;
     let gone = channels().remove(&channel.addr());
@@ -231,15 +231,15 @@ pub(crate) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_chann
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
-    // C has no way to see an error here.
+    // The C function returns no error.
     number("rdma_destroy_event_channel", || destroy(channel).map(|()| 0));
 }
 
-/// An event as C sees it, and the private data that it points to.
+/// C event, and the private data that it points to.
 #[repr(C)]
 struct Event {
     c: c::rdma_cm_event,
-    /// The id that waits for the acknowledgement: a listener, of a request.
+    /// Id that waits for the acknowledgement. For a request this is the listener.
     owner: Place,
     private: Vec<u8>,
 }
@@ -250,8 +250,8 @@ unsafe impl Object for Event {
     const NAME: &'static str = "event";
 }
 
-/// IBTA's messages have a field of fixed size for private data, and what is not used of it is zero: that
-/// is what programs get to see, whatever was sent.
+/// Pads private data with zeros to `room` bytes. Messages of IBTA have a private data field of fixed size, and programs
+/// always see the whole field.
 fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
     private.resize(room, 0);
     private
@@ -261,7 +261,7 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     let conn = c::rdma_conn_param {
         private_data: private.as_ptr().cast(),
         private_data_len: private.len() as u8,
-        // Seen from this end, what the other has outstanding is what this one answers.
+        // The READs that the peer has outstanding are those that this end answers, and the reverse.
         responder_resources: endpoint.initiator_depth,
         initiator_depth: endpoint.responder_resources,
         flow_control: endpoint.flow_control.into(),
@@ -273,15 +273,15 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     c::rdma_cm_event__bindgen_ty_1 { conn }
 }
 
-/// Only private data, which connections and datagrams have in the same place.
+/// Builds event parameters that hold only private data. Its fields have the same offsets for connections and datagrams.
 fn only_private(private: &[u8]) -> c::rdma_cm_event__bindgen_ty_1 {
     let (private_data, private_data_len) = (private.as_ptr().cast(), private.len() as u8);
     let ud = c::rdma_ud_param { private_data, private_data_len, ..c::rdma_ud_param::default() };
     c::rdma_cm_event__bindgen_ty_1 { ud }
 }
 
-/// Makes an event of news, and does what the library owes the program before it sees it. News of a
-/// request that cannot become an id are no event.
+/// Builds the C event. Before the program sees the event, creates the id of a request, completes a connection, or stops
+/// the queue pair of a rejected one. Returns `None` for a request for which no id can be created.
 fn event_of(news: News) -> Option<Event> {
     let owner = news.id;
     let mut event =
@@ -308,7 +308,7 @@ fn event_of(news: News) -> Option<Event> {
         Detail::Connection { endpoint, retry_count, private } => {
             let private = padded(private, message::REPLY_PRIVATE);
             event.param = connection(&endpoint, retry_count, &private);
-            // With a queue pair on the id, the connection is completed here.
+            // If the id has a queue pair, this completes the connection.
             (event.event, event.status) = connect::complete(news.id);
             private
         }
@@ -351,7 +351,7 @@ fn event_of(news: News) -> Option<Event> {
     Some(Event { c: event, owner, private })
 }
 
-/// The next event of a channel.
+/// Returns the next event of a channel, or the step to wait for it.
 ///
 /// # Errors
 ///
@@ -371,7 +371,7 @@ pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Fo
 }
 
 fn acknowledge(id: Place) {
-    // SAFETY: it waits for this before it goes.
+    // SAFETY: the id is not freed before this acknowledgement.
     if let Ok(id) = unsafe { object::<Id>(id.0) } {
         id.unacknowledged.acknowledge(1);
     }
@@ -379,9 +379,9 @@ fn acknowledge(id: Place) {
 
 /// # Safety
 ///
-/// An event that was retrieved and not acknowledged.
+/// The program has retrieved the event and not acknowledged it yet.
 pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Answer<()> {
-    // SAFETY: by the caller's promise; null is an error.
+    // SAFETY: by the caller's promise. Null is an error.
     let owner = unsafe { object::<Event>(event) }?.owner;
     // SAFETY: by the caller's promise.
     drop(unsafe { take::<Event>(event) });

@@ -17,10 +17,10 @@ use super::{device, qp, resolve};
 use crate::answer::{Answer, Refused, number};
 use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
-/// Retries have three bits.
+/// Maximum of a retry count, which has three bits.
 const MOST_RETRIES: u8 = 7;
 
-/// A program's private data.
+/// Copies the private data of a program. Rejects more than `most` bytes.
 ///
 /// # Safety
 ///
@@ -37,7 +37,7 @@ unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Answer<V
     Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec())
 }
 
-/// How many READs and atomics a program means.
+/// Returns the number of READs and atomics that a program asks for. `RDMA_MAX_RESP_RES` selects `otherwise`.
 fn depth(wanted: u8, most: u8, otherwise: u8) -> Answer<u8> {
     match wanted {
         wanted if u32::from(wanted) == c::RDMA_MAX_RESP_RES => Ok(otherwise),
@@ -52,7 +52,7 @@ fn most_reads(device: &DeviceAttributes) -> u8 {
     u8::try_from(device.limits.max_rd_atomic).unwrap_or(u8::MAX)
 }
 
-/// What a program says of its end, and the number of the queue pair that it created on the id.
+/// Builds the endpoint of this end from the parameters of the program and the queue pair on the id.
 fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Answer<Endpoint> {
     let device = &device::context_of(own)?.device.attributes;
     let queue_pair = own.qp();
@@ -150,7 +150,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
         let reply =
             Message::LookupReply { status: lookup::SUCCESS, gid, qpn, qkey: QKey::new(c::RDMA_UDP_QKEY), private };
         own.line.answer(Phase::Requested, &reply, Phase::Over)?;
-        return Ok(0); // of which no event tells
+        return Ok(0); // no event follows
     }
     let most = most_reads(&device::context_of(own)?.device.attributes);
     let all = c::RDMA_MAX_RESP_RES as u8;
@@ -172,7 +172,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
     Ok(BEGUN)
 }
 
-/// The reply is here. With a queue pair on the id, it is made ready, and the other end is told so.
+/// Handles a reply. If the id has a queue pair, makes it ready and tells the peer. Returns the event kind and status.
 pub(super) fn complete(id: Place) -> (c::rdma_cm_event_type, c_int) {
     // SAFETY: an id exists until its events are acknowledged.
     let Ok(own) = (unsafe { object::<Id>(id.0) }) else { return (c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0) };
@@ -181,7 +181,7 @@ pub(super) fn complete(id: Place) -> (c::rdma_cm_event_type, c_int) {
     }
     match qp::make_ready(own) {
         Ok(()) => {
-            // If the other end has gone meanwhile, the next event says so.
+            // If the peer has left meanwhile, the next event reports it.
             let _ = own.line.answer(Phase::Answered, &Message::ReadyToUse, Phase::Established);
             (c::RDMA_CM_EVENT_ESTABLISHED, 0)
         }
@@ -195,7 +195,7 @@ pub(super) fn complete(id: Place) -> (c::rdma_cm_event_type, c_int) {
     }
 }
 
-/// The connection will not come about.
+/// Stops the queue pair of an id whose connection was rejected.
 pub(super) fn give_up(id: Place) {
     // SAFETY: an id exists until its events are acknowledged.
     if let Ok(own) = unsafe { object::<Id>(id.0) } {
@@ -216,7 +216,7 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
     // SAFETY: the C contract.
     let private = unsafe { private_data(data, length, room) }?;
-    // The states in which the kernel sends a REJ (`ib_send_cm_rej`), or refuses a lookup (`ib_send_cm_sidr_rep`).
+    // In these states the kernel sends a REJ (`ib_send_cm_rej`), or refuses a lookup (`ib_send_cm_sidr_rep`).
     let may_reject = match phase {
         Phase::Requested => true,
         Phase::Answered | Phase::Accepted | Phase::Connecting { connected: true } => kind != QpKind::Ud,
@@ -274,7 +274,7 @@ pub(super) unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *c
     number("rdma_reject_ece", || unsafe { reject(id, reason::VENDOR_OPTION, data, length) }.map(|()| 0))
 }
 
-/// Says that the reply was taken note of, where the program keeps its queue pair to itself.
+/// Confirms the reply to the peer. Only for a program that did not create its queue pair on the id.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
     number("rdma_establish", || {
@@ -309,7 +309,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
         if own.line.has_begun() {
-            // First, so that nothing more is sent to an end whose connection is over.
+            // Stop the queue pair first, so that it sends nothing to a peer that has already ended the connection.
             qp::stop(own);
         }
         own.line.disconnect()?;
@@ -319,7 +319,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
     unsafe { id::synchronously("rdma_disconnect", id, begin) }
 }
 
-/// The next request to a synchronous listener.
+/// Returns the id of the next request to a synchronous listener, or the step to wait for it.
 ///
 /// # Safety
 ///
@@ -334,7 +334,7 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
         Ok(event) => event,
         Err(step) => return Ok(Err(step)),
     };
-    // SAFETY: it was just retrieved, and stays in the listener until the next is.
+    // SAFETY: the event was just retrieved, and stays in the listener until the next one.
     let (kind, child) = unsafe { ((*event).event, (*event).id) };
     if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
         return Err(Refused::invalid("the id is not a listener"));
@@ -344,16 +344,16 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
         (defaults.qp, defaults.pd)
     };
     if let Some(mut init) = init {
-        // SAFETY: the id was just made, and the domain stays while the program's listener names it.
+        // SAFETY: the id was just created, and the protection domain exists while the listener uses it.
         let created = unsafe { id::own(child).and_then(|child| qp::create(child, pd, &mut init)) };
         if let Err(refused) = created {
-            // SAFETY: the program does not know it, and has retrieved no event of it.
+            // SAFETY: the program does not know the id, and has retrieved no event of it.
             unsafe { id::destroy(child) }?;
             return Err(refused);
         }
     }
-    // The event is the child's from now on, so that the listener can take the next.
-    // SAFETY: both exist, and no other call is made on them.
+    // Move the event to the child, so that the listener can hold the next one.
+    // SAFETY: both ids exist, and no other call uses them now.
     unsafe {
         (*own.c.get()).event = std::ptr::null_mut();
         (*child).event = event;

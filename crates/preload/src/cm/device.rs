@@ -1,4 +1,4 @@
-//! The device that ids are bound to: there is one, so every address of the machine is an address of it.
+//! The device of ids. There is only one, so each address of the machine belongs to it.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,18 +12,17 @@ use crate::answer::{Answer, pointer};
 use crate::context::Context;
 use crate::fork;
 
-/// The context and the protection domain that ids share. They stay open, as with librdmacm: a program
-/// may use them for as long as it runs.
+/// Context and protection domain that all ids share. They stay open until the process ends, as with librdmacm.
 #[derive(Clone, Copy)]
 pub(super) struct Shared {
     pub(super) context: *mut c::ibv_context,
     pub(super) pd: *mut c::ibv_pd,
 }
 
-// SAFETY: the objects may be used by any thread.
+// SAFETY: any thread may use the objects.
 unsafe impl Send for Shared {}
 
-/// The device of this process, opened if it is not.
+/// Returns the shared objects of this process. Opens the device on first use.
 pub(super) fn open() -> Answer<Shared> {
     static SHARED: Mutex<Option<(u32, Shared)>> = Mutex::new(None);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -33,16 +32,16 @@ pub(super) fn open() -> Answer<Shared> {
         return Ok(shared);
     }
     let context = verbs::open_device()?;
-    // SAFETY: it was just opened.
+    // SAFETY: the context was just opened.
     let pd = unsafe { verbs::alloc_pd(context) }?;
     let opened = Shared { context, pd };
     *shared = Some((fork::generation(), opened));
     Ok(opened)
 }
 
-/// The context behind an id that is bound to the device.
+/// Returns the context of an id that is bound to the device.
 pub(super) fn context_of<'a>(id: &Id) -> Answer<&'a Context> {
-    // SAFETY: an id's context is the shared one, which stays; null is an error.
+    // SAFETY: the context of an id is the shared one, which is never closed. Null is an error.
     let context = unsafe { Context::of((*id.c.get()).verbs) }?;
     context.device.expect_own()?;
     Ok(context)
@@ -53,7 +52,7 @@ pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
     pointer("rdma_get_devices", || {
         let list = Box::new([open()?.context, ptr::null_mut()]);
         if !count.is_null() {
-            // SAFETY: not null, so the caller's place for the number.
+            // SAFETY: a pointer that is not null points to the caller's place for the number.
             unsafe { count.write(1) }
         }
         Ok(Box::into_raw(list).cast())
@@ -63,7 +62,7 @@ pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut c::ibv_context) {
     if !list.is_null() {
-        // SAFETY: not null, so a list from `rdma_get_devices`.
+        // SAFETY: a pointer that is not null came from `rdma_get_devices`.
         drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_context; 2]>()) });
     }
 }

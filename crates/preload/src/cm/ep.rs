@@ -1,4 +1,4 @@
-//! Endpoints: an id that is bound or resolved, with a queue pair, in one call.
+//! Endpoints: calls that create an id, bind or resolve it, and create its queue pair.
 
 use std::ffi::c_int;
 use std::slice;
@@ -29,7 +29,7 @@ unsafe fn create(
         let own = id::own(created)?;
         let filled = fill(own, created, result, pd, init);
         if let Err(refused) = filled {
-            // The program has retrieved no events of them, so nothing is to wait for.
+            // The program has retrieved no events of them, so neither call waits.
             let _ = qp::destroy(own);
             id::destroy(created)?;
             return Err(refused);
@@ -40,7 +40,7 @@ unsafe fn create(
 
 /// # Safety
 ///
-/// As for [`create`].
+/// The contract of [`create`].
 unsafe fn fill(
     own: &Id,
     created: *mut c::rdma_cm_id,

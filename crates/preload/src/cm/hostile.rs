@@ -1,5 +1,5 @@
-//! Bare sockets as peers, which say whatever they like in any order: nothing panics, waits for ever, grows, or
-//! disturbs another connection of the process.
+//! Bare sockets as peers that send any messages in any order. The process must not panic, wait forever or grow, and
+//! its other connections must not notice.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::BorrowedFd;
@@ -22,18 +22,18 @@ use super::testing::{BareListener, Rng, Road, rdma_destroy_event_channel};
 use super::testing::{local, message, rdma_ack_cm_event, rdma_create_event_channel, rdma_get_cm_event};
 use super::{line, service};
 
-/// Peers of each test, on each road.
+/// Number of peers per test and road.
 const PEERS: u64 = 150;
 
-/// A connection has no more events than this, whatever its peer says.
+/// Maximum number of events per connection, for any behaviour of the peer.
 const MOST_EVENTS: usize = 6;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program that does something with each event.
+/// Program that handles each event in a random way.
 struct Program {
     channel: *mut c::rdma_event_channel,
-    /// Ids that were made of requests.
+    /// Ids of requests.
     ids: Vec<*mut c::rdma_cm_id>,
     events: usize,
 }
@@ -58,7 +58,7 @@ fn destroy(id: *mut c::rdma_cm_id) {
 }
 
 impl Program {
-    /// One whose channel does not wait.
+    /// Creates a program with a non-blocking channel.
     fn new() -> Self {
         let channel = rdma_create_event_channel();
         // SAFETY: the channel was just created.
@@ -85,10 +85,10 @@ impl Program {
         }
     }
 
-    /// The next event: its kind and id.
+    /// Returns the kind and the id of the next event.
     fn next(&mut self) -> Option<(c::rdma_cm_event_type, *mut c::rdma_cm_id)> {
         let mut event = ptr::null_mut();
-        // SAFETY: the channel exists, and the event until it is acknowledged.
+        // SAFETY: the channel exists, and the event exists until it is acknowledged.
         unsafe {
             if rdma_get_cm_event(self.channel, &raw mut event) != 0 {
                 return None;
@@ -112,14 +112,14 @@ impl Program {
         }
     }
 
-    /// Handles what waits, one way or another.
+    /// Handles all waiting events. Picks a random answer to each request.
     fn handle(&mut self, rng: &mut Rng) {
         while let Some((kind, id)) = self.next() {
             if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
                 continue;
             }
             let (mut param, way) = (bare_param(), rng.below(5));
-            // SAFETY: the id was just made. What it answers may find nobody any more.
+            // SAFETY: the id was just created. Its peer may have left already.
             unsafe {
                 match way {
                     0 => drop(rdma_accept(id, &raw mut param)),
@@ -146,12 +146,12 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: no id reports to it any more.
+        // SAFETY: no id reports to the channel any more.
         unsafe { rdma_destroy_event_channel(self.channel) }
     }
 }
 
-/// Any message, in turn or not.
+/// Returns a random message, expected or not.
 fn any_message(rng: &mut Rng) -> Message {
     let Message::Request { endpoint, .. } = message() else { unreachable!("it is a request") };
     let endpoint = Endpoint { initiator_depth: rng.next() as u8, responder_resources: rng.next() as u8, ..endpoint };
@@ -177,14 +177,15 @@ fn any_message(rng: &mut Rng) -> Message {
     }
 }
 
-/// What a bare peer does until it has enough: `between` runs what the program does meanwhile.
+/// Sends a random number of wrong or right messages, and then closes the connection. Calls `between` after each step to
+/// let the program act.
 fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut between: impl FnMut(&mut Rng)) {
     stream.set_nonblocking(true).unwrap();
     let mut heard = Vec::new();
     let mut said = first.map(|first| first.emit()).unwrap_or_default();
     let mut next = said.clone();
     for _ in 0..rng.below(12) {
-        // A peer that was hung up on goes on for a while.
+        // The peer ignores errors, so it continues for a while after the program has closed the connection.
         let at = rng.below(next.len() as u64 + 1) as usize;
         let _ = stream.write(&next[..at]);
         between(rng);
@@ -196,8 +197,8 @@ fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut betw
             heard.extend(&bytes[..count]);
         }
         next = match rng.below(12) {
-            0 => heard.clone(), // what it heard, said back
-            1 => said.clone(),  // everything once more
+            0 => heard.clone(), // all bytes received so far
+            1 => said.clone(),  // all bytes sent so far
             2 => (0..rng.below(600)).map(|_| rng.next() as u8).collect(),
             3 => {
                 let mut bytes = any_message(rng).emit();
@@ -210,18 +211,18 @@ fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut betw
         };
         said.truncate(4096);
         if rng.below(4) == 0 {
-            std::thread::sleep(Duration::from_millis(1)); // the other side's thread comes along
+            std::thread::sleep(Duration::from_millis(1)); // let the service thread run
         }
     }
     match rng.below(3) {
         0 => drop(stream.shutdown(std::net::Shutdown::Write)),
-        1 => drop(stream.set_linger(Some(Duration::ZERO))), // closing resets it
+        1 => drop(stream.set_linger(Some(Duration::ZERO))), // closing resets the connection
         _ => {}
     }
     between(rng);
 }
 
-/// Two ids of this process that are connected, and must not notice anything.
+/// Two connected ids of this process, which must get no event.
 struct Bystanders {
     passive: Program,
     active: Program,
@@ -280,7 +281,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn a_listener_survives_whatever_peers_say() {
+fn a_listener_survives_any_messages_of_peers() {
     Road::BOTH.into_iter().for_each(a_listener_survives);
 }
 
@@ -293,7 +294,7 @@ fn a_listener_survives(road: Road) {
         let stream = road.call(port);
         let first = (rng.below(4) > 0).then(message);
         misbehave(stream, first, &mut rng, |rng| program.handle(rng));
-        // Those of peers before may come late.
+        // Events of earlier peers may come late.
         let most = (peer as usize + 1) * MOST_EVENTS;
         assert!(program.events <= most, "{} events of {} peers", program.events, peer + 1);
         if rng.below(4) > 0 {
@@ -301,7 +302,7 @@ fn a_listener_survives(road: Road) {
         }
     }
     program.destroy_ids();
-    // What is left of the peers goes: each that has not asked yet holds the listener.
+    // Wait for the end of the remaining peers. Each peer that has sent no request holds a reference to the listener.
     // SAFETY: the listener exists.
     let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
     let until = Instant::now() + line::ARRIVAL + PATIENCE;
@@ -311,7 +312,7 @@ fn a_listener_survives(road: Road) {
         program.destroy_ids();
         std::thread::sleep(Duration::from_millis(10));
     }
-    // And it still serves.
+    // The listener still serves.
     let mut active = Program::new();
     let client = resolved(&mut active, port, road);
     // SAFETY: the ids exist.
@@ -319,7 +320,7 @@ fn a_listener_survives(road: Road) {
         assert_eq!(rdma_connect(client, &mut bare_param()), 0);
         let until = Instant::now() + PATIENCE;
         let answer = loop {
-            // The last of the bare peers may be among those that ask.
+            // A request of the last bare peers may come first.
             if let Some((c::RDMA_CM_EVENT_CONNECT_REQUEST, server)) = program.next() {
                 rdma_reject(server, ptr::null(), 0);
                 program.ids.push(server);
@@ -339,11 +340,11 @@ fn a_listener_survives(road: Road) {
 }
 
 #[test]
-fn whoever_connects_survives_whatever_a_listener_says() {
-    Road::BOTH.into_iter().for_each(whoever_connects_survives);
+fn a_client_survives_any_messages_of_a_listener() {
+    Road::BOTH.into_iter().for_each(a_client_survives);
 }
 
-fn whoever_connects_survives(road: Road) {
+fn a_client_survives(road: Road) {
     let mut rng = Rng::new(seed());
     let bystanders = Bystanders::new();
     let bare = BareListener::new(road);
@@ -365,13 +366,13 @@ fn whoever_connects_survives(road: Road) {
         misbehave(stream, first, &mut rng, |rng| {
             program.handle(rng);
             if rng.below(8) == 0 {
-                // SAFETY: the id exists. It may have no connection.
+                // SAFETY: the id exists. The call fails if there is no connection.
                 unsafe { rdma_disconnect(client) };
             }
         });
         assert!(program.events - before <= MOST_EVENTS, "peer {peer}: {} events", program.events - before);
         destroy(client);
-        assert_eq!(program.next(), None, "an id that is gone is told of");
+        assert_eq!(program.next(), None, "the destroyed id has an event");
     }
     bystanders.end();
     assert_eq!(service::panics(), 0, "the service's thread panicked");

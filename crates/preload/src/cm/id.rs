@@ -1,4 +1,4 @@
-//! Ids: what C sees of a connection, a listener or a datagram service.
+//! Ids (`rdma_cm_id`): connections, listeners and datagram services of a program.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -23,24 +23,24 @@ use crate::qp::kind_number;
 use crate::query::{DEFAULT_PKEY, PORT};
 use crate::wait::{Found, NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
 
-/// An id.
+/// Id, which begins with the C structure.
 #[repr(C)]
 pub(super) struct Id {
     pub(super) c: UnsafeCell<c::rdma_cm_id>,
-    /// What `route.path_rec` points to.
+    /// Path record that `route.path_rec` points to.
     path: UnsafeCell<c::ibv_sa_path_rec>,
     pub(super) line: Arc<Line>,
-    /// Events that were retrieved.
+    /// Events that the program has retrieved and not acknowledged.
     pub(super) unacknowledged: Unacknowledged,
-    /// Calls wait for their event themselves, on a channel of the id's own.
+    /// Whether the id is synchronous: each call waits for its event on a channel of the id.
     sync: AtomicBool,
     defaults: Mutex<Defaults>,
     groups: Mutex<Vec<Group>>,
 }
 
-/// What `rdma_create_ep` leaves for later calls.
+/// Parameters of `rdma_create_ep` for later calls.
 pub(super) struct Defaults {
-    /// The queue pair that each request to a listener gets.
+    /// Attributes of the queue pair of each request to a listener.
     pub(super) qp: Option<c::ibv_qp_init_attr>,
     pub(super) pd: *mut c::ibv_pd,
     /// Private data for `rdma_connect`.
@@ -60,7 +60,7 @@ fn space_of(port_space: c::rdma_port_space) -> Answer<Space> {
     })
 }
 
-/// What carries an id's messages in a port space.
+/// Returns the transport of a port space.
 pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
     Ok(match space_of(port_space)? {
         Space::Tcp => QpKind::Rc,
@@ -68,11 +68,11 @@ pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
     })
 }
 
-/// The id behind a C pointer, which is this process's own.
+/// Returns the id behind a C pointer. Refuses an id that was inherited by a fork.
 ///
 /// # Safety
 ///
-/// If it is not null, `pointer` is an id that was not destroyed.
+/// `pointer` is null or an id that was not destroyed.
 pub(super) unsafe fn own<'a>(pointer: *mut c::rdma_cm_id) -> Answer<&'a Id> {
     // SAFETY: by the caller's promise.
     let own = unsafe { object::<Id>(pointer) }?;
@@ -80,11 +80,11 @@ pub(super) unsafe fn own<'a>(pointer: *mut c::rdma_cm_id) -> Answer<&'a Id> {
     Ok(own)
 }
 
-/// Makes an id that reports to `channel`, or to one of its own.
+/// Creates an id that reports to `channel`, or to a channel of its own if that is null.
 ///
 /// # Safety
 ///
-/// A channel that exists, or null.
+/// `channel` exists or is null.
 unsafe fn make(
     channel: *mut c::rdma_event_channel,
     context: *mut c_void,
@@ -93,7 +93,7 @@ unsafe fn make(
 ) -> Answer<*mut c::rdma_cm_id> {
     let sync = channel.is_null();
     let channel = if sync { channel::create()? } else { channel };
-    // SAFETY: by the caller's promise, or just created.
+    // SAFETY: the channel exists by the caller's promise, or was just created.
     let reported = unsafe { object::<Channel>(channel) }?;
     let made = reported.queue().and_then(|queue| {
         let line = line(&queue)?;
@@ -119,7 +119,7 @@ unsafe fn make(
     }))
 }
 
-/// Creates an id. Without a channel it is a synchronous one.
+/// Creates an id. It is synchronous if `channel` is null.
 ///
 /// # Safety
 ///
@@ -133,16 +133,16 @@ pub(super) unsafe fn create(
     let space = space_of(port_space)?;
     // SAFETY: the C contract.
     let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind, space)) }?;
-    // SAFETY: it was just made.
+    // SAFETY: the id was just created.
     unsafe { object::<Id>(id) }?.line.adopt(Place(id));
     Ok(id)
 }
 
-/// Makes an id of a request to a listener.
+/// Creates the id of a request to a listener.
 pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Answer<*mut c::rdma_cm_id> {
     // SAFETY: a listener exists until its events are acknowledged.
     let listening = unsafe { object::<Id>(listener.0) }?;
-    // SAFETY: its fields are set by calls on it, which do not run at the same time as this.
+    // SAFETY: only calls on the id set its fields, and they do not run at the same time as this one.
     let (channel, context, port_space) = unsafe {
         let c = &*listening.c.get();
         (c.channel, c.context, c.ps)
@@ -150,7 +150,7 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Answer<*mut c::rd
     let channel = if listening.is_sync() { ptr::null_mut() } else { channel };
     // SAFETY: the channel of an id exists.
     let id = unsafe { make(channel, context, port_space, |_| Ok(Arc::clone(line))) }?;
-    // SAFETY: it was just made.
+    // SAFETY: the id was just created.
     let own = unsafe { object::<Id>(id) }?;
     let bound = own.bind_device().and_then(|()| {
         let (local, remote) = {
@@ -161,17 +161,17 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Answer<*mut c::rd
         own.show_route()
     });
     if let Err(refused) = bound {
-        // SAFETY: the program does not know it, and has retrieved no event of it.
+        // SAFETY: the program does not know the id, and has retrieved no event of it.
         unsafe { destroy(id) }?;
         return Err(refused);
     }
-    // SAFETY: the channel was just made, or is the listener's.
+    // SAFETY: the channel was just created, or belongs to the listener.
     line.migrate(&unsafe { object::<Channel>((*own.c.get()).channel) }?.queue()?);
     line.adopt(Place(id));
     Ok(id)
 }
 
-/// The address of a datagram service, for an address handle.
+/// Returns the address handle attributes for a datagram service.
 pub(super) fn address_of(id: Place, destination: IpAddr) -> c::ibv_ah_attr {
     // SAFETY: an id exists until its events are acknowledged.
     let traffic_class = unsafe { object::<Id>(id.0) }.map_or(0, |own| own.line.state().options.traffic_class);
@@ -191,18 +191,18 @@ impl Id {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue pair that was created on it, or null.
+    /// Returns the queue pair on the id, or null.
     pub(super) fn qp(&self) -> *mut c::ibv_qp {
-        // SAFETY: the program does not create or destroy it while it calls for its use.
+        // SAFETY: the program does not create or destroy the queue pair during a call that uses it.
         unsafe { (*self.c.get()).qp }
     }
 
     pub(super) fn verbs(&self) -> *mut c::ibv_context {
-        // SAFETY: set by calls on the id, which a program does not make at the same time.
+        // SAFETY: only calls on the id set this field, and a program does not make them at the same time.
         unsafe { (*self.c.get()).verbs }
     }
 
-    /// Binds it to the device.
+    /// Binds the id to the device, if it is not bound yet.
     pub(super) fn bind_device(&self) -> Answer<()> {
         if !self.verbs().is_null() {
             return Ok(());
@@ -233,7 +233,8 @@ impl Id {
         }
     }
 
-    /// Shows the path as far as it is known: which GID the other's RNIC has is not, until it answers.
+    /// Stores the route for the program to see. The GID of the peer's RNIC is unknown until the peer answers, so the
+    /// route contains the GID of the destination address.
     pub(super) fn show_route(&self) -> Answer<()> {
         let device = &device::context_of(self)?.device.attributes;
         let remote = self.line.state().remote.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |remote| remote.ip());
@@ -259,23 +260,23 @@ impl Id {
         Ok(())
     }
 
-    /// Lets go of the event that the last synchronous call left for the program to see.
+    /// Acknowledges the event that the last synchronous call left in the id.
     fn forget_event(&self) {
         // SAFETY: as above.
         let event = unsafe { std::mem::replace(&mut (*self.c.get()).event, ptr::null_mut()) };
         if !event.is_null() {
-            // SAFETY: it was retrieved, and the program does not look at it any more.
+            // SAFETY: the event was retrieved, and the program does not use it any more.
             let _ = unsafe { channel::acknowledge_event(event) };
         }
     }
 
-    /// Takes the event of a call, if the id is a synchronous one, and leaves it in `event`.
+    /// If the id is synchronous, takes the event of a call and stores it in the field `event`.
     fn complete(&self, turn: Turn) -> Answer<Step> {
         if !self.is_sync() {
             return Ok(Step::Done(0));
         }
         let event = match self.next_event(turn)? {
-            // SAFETY: it stays until the next is taken.
+            // SAFETY: the event exists until the next one is taken.
             Ok(event) => unsafe { &*event },
             Err(step) => return Ok(step),
         };
@@ -291,7 +292,7 @@ impl Id {
         }
     }
 
-    /// As [`complete`](Self::complete), of an event that the call itself has made.
+    /// Like [`complete`](Self::complete), but the event must be there already.
     pub(super) fn complete_at_once(&self) -> Answer<()> {
         match self.complete(Turn::First)? {
             Step::Done(_) => Ok(()),
@@ -299,10 +300,10 @@ impl Id {
         }
     }
 
-    /// The next event of a synchronous id, which stays in `event`.
+    /// Returns the next event of a synchronous id, and stores it in the field `event`.
     pub(super) fn next_event(&self, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
         self.forget_event();
-        // SAFETY: set by calls on the id, which a program does not make at the same time.
+        // SAFETY: only calls on the id set its fields, and a program does not make them at the same time.
         unsafe {
             let found = channel::next((*self.c.get()).channel, turn)?;
             if let Ok(event) = found {
@@ -313,18 +314,18 @@ impl Id {
     }
 }
 
-/// What a call returns that has begun, and whose event a synchronous id is to wait for.
+/// Result of a call that has begun. A synchronous id waits for the event of the call.
 pub(super) const BEGUN: c_int = 1;
 
-/// Runs a call on an id, and waits for its event if the id is a synchronous one and the call is one to
-/// wait for. The thread may be cancelled in it, as in [`in_steps`].
+/// Runs a call on an id. If the call returns [`BEGUN`] and the id is synchronous, waits for its event. The program may
+/// cancel the thread here, as in [`in_steps`].
 ///
 /// # Safety
 ///
 /// The C contract of the call.
 pub(super) unsafe fn synchronously<B>(call: &'static str, id: *mut c::rdma_cm_id, begin: B) -> c_int
 where
-    B: Fn() -> Answer<c_int> + Copy, // which has nothing to drop
+    B: Fn() -> Answer<c_int> + Copy, // `Copy`, so there is nothing to drop
 {
     cancellation_point();
     match number(call, begin) {
@@ -334,7 +335,7 @@ where
     }
 }
 
-/// Destroys an id, if all events that were retrieved of it are acknowledged.
+/// Destroys an id. Waits until the program has acknowledged all events that it retrieved of the id.
 ///
 /// # Safety
 ///
@@ -348,7 +349,7 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Answer<Step> {
     if let Err(step) = gone.unacknowledged.none() {
         return Ok(step);
     }
-    // SAFETY: the program does not name it again.
+    // SAFETY: the program does not use the id again.
     let gone = unsafe { take::<Id>(id) };
     // SAFETY: the channel of an id exists.
     unsafe { leave((*gone.c.get()).channel, gone.is_sync()) }?;
@@ -357,7 +358,7 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Answer<Step> {
 
 /// # Safety
 ///
-/// An id reported to `channel` so far, which was its own if it was a synchronous one, and does not any more.
+/// An id reported to `channel` before, and does not any more. If `sync`, the channel belonged to that id.
 unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
     // SAFETY: the channel of an id exists.
     unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
@@ -367,7 +368,7 @@ unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
     Ok(())
 }
 
-/// Moves an id to another channel, or makes it a synchronous one.
+/// Moves an id to another channel, or makes it synchronous if `channel` is null.
 ///
 /// # Safety
 ///
@@ -380,14 +381,14 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
         return Err(Refused::invalid("the id is a synchronous one already"));
     }
     let channel = if sync { channel::create()? } else { channel };
-    // SAFETY: the C contract, or just created.
+    // SAFETY: the channel exists by the C contract, or was just created.
     let new = unsafe { object::<Channel>(channel) }?.queue()?;
     new.users.add();
     own.line.migrate(&new);
     own.forget_event();
-    // SAFETY: set by calls on the id, which a program does not make at the same time.
+    // SAFETY: only calls on the id set this field, and a program does not make them at the same time.
     let old = unsafe { std::mem::replace(&mut (*own.c.get()).channel, channel) };
-    // SAFETY: it reported there.
+    // SAFETY: the id reported to the old channel.
     unsafe { leave(old, own.sync.swap(sync, Ordering::Relaxed)) }
 }
 
@@ -425,7 +426,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_migrate_id(
     if migrated != 0 {
         return migrated;
     }
-    // Events of the old channel are the program's until it says otherwise.
+    // The program still owns the events of the old channel until it acknowledges them.
     in_steps("rdma_migrate_id", NUMBER, move |_| {
         // SAFETY: the C contract.
         let own = unsafe { own(id) }?;

@@ -1,9 +1,9 @@
-//! What an id is to the other end: its port, its connection or listener, and how far it has come.
+//! Connection state of an id: its port, its connection or listener, and its phase.
 //!
-//! The service thread and the program's threads meet here. Nothing here touches queue pairs or what
-//! C sees of an id; that is done by the program's threads, when they call.
+//! Both the service thread and the program's threads use this state. This module touches neither queue pairs nor the C
+//! structure of an id. The program's threads do that in their calls.
 //!
-//! Locks: a line's state before its listener's, before the service's table and a channel's queue.
+//! Lock order: the state of a line, the state of its listener, then the table of the service or the queue of a channel.
 
 mod hear;
 mod road;
@@ -32,23 +32,23 @@ use crate::{config, fork};
 #[cfg(test)]
 pub(super) use hear::ARRIVAL;
 
-/// How long a program may take to accept or reject, or its peer to be told of it: the kernel's
-/// connection manager waits as long once it has said that the message arrived (MRA, 2^24 * 4.096 us).
+/// Deadline for a program to accept or reject, and for the peer to get the answer. The kernel's connection manager
+/// waits equally long after it has sent an MRA (2^24 * 4.096 us).
 const ANSWER: Duration = Duration::from_secs(69);
 
-/// How long the other end may take to agree that a connection is over.
+/// Deadline for the peer to answer a disconnect request.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// How long packets of a connection that is over may be under way.
+/// Time after the end of a connection in which its packets may still arrive.
 const TIMEWAIT: Duration = Duration::from_millis(200);
 
-/// Reason for which the other end cannot get an answer.
+/// Error text if an answer cannot be sent to the other end.
 const LEFT: &str = "the other end has left, or was answered already";
 
-/// Requests that wait for a program that does not say how many may.
+/// Maximum number of waiting requests if the program names none.
 pub(super) const DEFAULT_BACKLOG: usize = 1024;
 
-/// How far an id has come.
+/// Phase of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Idle,
@@ -57,38 +57,38 @@ pub(super) enum Phase {
     Listening {
         backlog: usize,
     },
-    /// Somebody connected to a listener; the request is to come.
+    /// A peer has connected to a listener, and has not sent its request yet.
     Arriving,
     /// The program has to accept or reject.
     Requested,
-    /// A request is under way, or the connection for it.
+    /// The id has sent its request, or sets up the connection for it.
     Connecting {
         connected: bool,
     },
-    /// The listener has no room for one more connection, or does not exist yet; the id tries again soon.
+    /// The listener has no room for one more connection, or does not exist yet. The id tries again soon.
     Crowded,
-    /// The reply is here; the program has to take note of it.
+    /// The reply has arrived, and the program has to confirm it.
     Answered,
-    /// Accepted; the other end has to say that it knows.
+    /// The program has accepted, and the peer has to confirm the reply.
     Accepted,
     Established,
     Disconnecting,
     Disconnected,
-    /// Nothing comes of it any more.
+    /// The line has ended.
     Over,
 }
 
-/// What a program may set.
+/// Options that a program may set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) ipv6_only: bool,
-    /// It shares its port with others that do so too, until it listens.
+    /// Whether the id shares its port with other ids that have this option, until it listens.
     pub(super) reuse: bool,
     pub(super) ack_timeout: Option<u8>,
 }
 
-/// What the two ends agree on, and what this one decides.
+/// Connection parameters, both those negotiated with the peer and those of this end alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) peer: Option<Endpoint>,
@@ -100,11 +100,11 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Takes note of what the other end says of itself.
+    /// Stores the endpoint of the peer.
     fn learn(&mut self, peer: Endpoint) {
         self.peer = Some(peer);
         self.rnr_retry = peer.rnr_retry;
-        // What one end answers is what the other has outstanding.
+        // The READs that one end has outstanding are those that the other end answers.
         (self.responder_resources, self.initiator_depth) = (peer.initiator_depth, peer.responder_resources);
     }
 
@@ -120,34 +120,34 @@ pub(super) struct State {
     pub(super) kind: QpKind,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
-    /// The other end is on another machine, and TCP leads there.
+    /// Whether the peer is on another machine, which is reached by TCP.
     pub(super) is_far: bool,
-    /// Other machines reach the RNIC of this process.
+    /// Whether other machines can reach the RNIC of this process.
     pub(super) has_network: bool,
-    /// Its port on this machine. An id that has connected here has given it to its connection.
+    /// Port on this machine. After an id has connected within this machine, its connection holds the port.
     pub(super) claim: Option<Claim>,
     space: Space,
-    /// Holds the TCP port of the same number, if the program left the choice of a number to the library.
+    /// TCP socket that reserves the port of the same number, if the program left the choice of a number to the library.
     tcp: Option<OwnProcess>,
     id: Place,
     queue: Arc<Queue>,
-    /// News of an id that the program does not know yet.
+    /// Events of an id that the program does not know yet.
     early: Vec<News>,
-    /// The connection.
+    /// Socket of the connection.
     socket: Option<OwnProcess>,
-    /// Of a listener: what it is reached by.
+    /// Sockets of a listener.
     listening: Vec<OwnProcess>,
     inbox: Vec<u8>,
-    /// What is said as soon as the connection stands.
+    /// Request to send once the socket is connected.
     request: Option<Message>,
-    /// When the program asked for the connection.
+    /// Time of the call `rdma_connect`.
     begun: Option<Instant>,
-    /// Of a connection within this machine that has not said yet between which addresses it is: how the two ends are
-    /// bound, the caller first.
+    /// Bound addresses of the caller and of the listener, for a connection within this machine whose
+    /// [`Message::Addresses`] has not arrived yet.
     called: Option<(Bound, Bound)>,
-    /// Whose request this may become.
+    /// Listener that accepted this connection.
     listener: Option<Arc<Line>>,
-    /// Of a listener: connections whose request is not here yet.
+    /// Connections of a listener whose request has not arrived yet.
     arriving: Vec<Number>,
 }
 
@@ -215,7 +215,7 @@ impl Line {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses ids that were inherited by a fork: their connections are the parent's.
+    /// Refuses an id that was inherited by a fork, since its connection belongs to the parent.
     pub(super) fn expect_own(&self) -> Answer<()> {
         if self.generation == fork::generation() {
             return Ok(());
@@ -223,7 +223,7 @@ impl Line {
         Err(Refused::new(libc::EIO, "the id was created by another process, before it forked: create one anew"))
     }
 
-    /// The program knows the id from now on, and gets what there was to tell of it.
+    /// Sets the id that the program knows, and queues the events that came before.
     pub(super) fn adopt(&self, id: Place) {
         let mut state = self.state();
         state.id = id;
@@ -236,8 +236,9 @@ impl Line {
     /// Sends the program's answer to a request, or its acknowledgement of the reply. `next` is the phase of the line
     /// afterwards.
     ///
-    /// If the other end has left, the errno is EINVAL, as for every message that the kernel's connection manager refuses
-    /// in a state (`ib_send_cm_rep`, `ib_send_cm_rej` and `ib_send_cm_rtu` in `drivers/infiniband/core/cm.c`).
+    /// If the peer has left, the errno is EINVAL. The kernel's connection manager returns it too for each message that
+    /// does not fit the state (`ib_send_cm_rep`, `ib_send_cm_rej` and `ib_send_cm_rtu` in
+    /// `drivers/infiniband/core/cm.c`).
     pub(super) fn answer(&self, expected: Phase, message: &Message, next: Phase) -> Answer<()> {
         let mut state = self.state();
         if state.phase != expected {
@@ -255,7 +256,8 @@ impl Line {
         said
     }
 
-    /// Data has come, so the other end must know of the reply, whether it said so or not.
+    /// Establishes the connection after data has arrived. The data shows that the peer has the reply, even if its
+    /// confirmation has not arrived.
     pub(super) fn note_established(&self) -> Answer<()> {
         let mut state = self.state();
         match state.phase {
@@ -268,19 +270,19 @@ impl Line {
         }
     }
 
-    /// Returns whether the id has connected, or is the id of a request, with any outcome.
+    /// Returns whether the id has connected before, successfully or not, or is the id of a request.
     pub(super) fn has_begun(&self) -> bool {
         use Phase as P;
         !matches!(self.state().phase, P::Idle | P::AddressResolved | P::RouteResolved | P::Listening { .. })
     }
 
-    /// Is there, or will there certainly be, something to tell of the end of its connection?
+    /// Returns whether an event waits, or will certainly follow since the id disconnects.
     pub(super) fn owes_news(&self) -> bool {
         let state = self.state();
         state.phase == Phase::Disconnecting || state.queue.has_news_of(state.id)
     }
 
-    /// Ends the connection. If one has begun and is not established, this sends nothing and returns no error, as in the
+    /// Ends the connection. Sends nothing and succeeds if the connection has begun and is not established, like the
     /// kernel (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
     pub(super) fn disconnect(&self) -> Answer<()> {
         if !self.has_begun() {
@@ -299,7 +301,7 @@ impl Line {
         Ok(())
     }
 
-    /// Moves the id, with what was not told of it yet, to another channel.
+    /// Moves the id and its waiting events to another channel.
     pub(super) fn migrate(&self, queue: &Arc<Queue>) {
         let mut state = self.state();
         let waiting = state.queue.take_all_of(state.id);
@@ -309,7 +311,7 @@ impl Line {
         }
     }
 
-    /// The id is destroyed: the other end is told, and the program is told nothing more.
+    /// Ends the line of a destroyed id: tells the peer, and discards the events that the program has not retrieved.
     pub(super) fn close(&self) {
         let untold = {
             let mut state = self.state();
@@ -325,7 +327,7 @@ impl Line {
             state.early.clear();
             if id == Place::NONE { VecDeque::new() } else { state.queue.take_all_of(id) }
         };
-        // Requests that the program did not look at.
+        // Close the requests that the program has not retrieved.
         for news in untold {
             if let Detail::Request { line, .. } = news.detail {
                 line.close();
@@ -335,7 +337,7 @@ impl Line {
 }
 
 impl State {
-    /// Tells the program something.
+    /// Queues an event for the program.
     pub(super) fn tell(&mut self, kind: c::rdma_cm_event_type, status: c_int, detail: Detail) {
         let news = News { id: self.id, kind, status, detail };
         if self.id == Place::NONE {
@@ -354,7 +356,7 @@ impl State {
         Message::LookupReply { status, gid: nobody.0, qpn: nobody.1, qkey: nobody.2, private: Vec::new() }
     }
 
-    /// What is said in a connection's life fits into any socket's buffer, so it leaves at once.
+    /// Sends a message. All messages of one connection together fit into any socket buffer, so this does not wait.
     fn say(&self, message: &Message) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
         socket.expect_intact()?;
@@ -365,7 +367,7 @@ impl State {
         }
     }
 
-    /// Reads what is there, one message's size at most; the error says that no more will come.
+    /// Reads available bytes, at most up to the maximum size of one message. An error means that no more will come.
     fn receive(&mut self) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         socket.expect_intact()?;
@@ -374,7 +376,7 @@ impl State {
         match SockRef::from(socket).recv(&mut buffer[..room]) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(received) => {
-                // SAFETY: so many bytes were written.
+                // SAFETY: the call has written this number of bytes.
                 let bytes = buffer[..received].iter().map(|byte| unsafe { byte.assume_init() });
                 self.inbox.extend(bytes);
                 Ok(())
@@ -401,7 +403,7 @@ impl State {
         for socket in self.listening.drain(..).chain(self.socket.take()) {
             service.forget_socket(&socket);
             if socket.is_intact() {
-                // A forked child may hold the socket for a moment, and would keep the other end connected.
+                // A forked child may hold the socket for a moment, which would keep the peer connected.
                 let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
             }
         }
@@ -430,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_that_goes_takes_its_port_from_those_who_inherited_the_socket() {
+    fn a_closed_listener_frees_its_port_though_others_inherited_the_socket() {
         let own = |line: &Line| {
             line.state().has_network = true;
             line.bind((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap()
@@ -442,7 +444,7 @@ mod tests {
         own(&other);
         let inherited: Vec<_> =
             line.state().listening.iter().map(|socket| SockRef::from(socket).try_clone().unwrap()).collect();
-        assert_eq!(inherited.len(), 2, "one for this machine, and one of TCP");
+        assert_eq!(inherited.len(), 2, "one socket for this machine, and one for TCP");
         let connection = TcpStream::connect(address).unwrap();
         let call = || other.state().claim.as_ref().unwrap().call(address);
         line.close();
@@ -451,9 +453,9 @@ mod tests {
         drop((inherited, connection));
     }
 
-    /// Puts another file under a number, as programs do that close descriptors of others and open files.
+    /// Replaces the file of a descriptor, like a program that closes descriptors of other code and then opens files.
     fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
-        // SAFETY: the number belongs to the test, and the library compares identities.
+        // SAFETY: the descriptor belongs to the test, and the library compares identities.
         let replaced = unsafe { libc::dup2(with.as_fd().as_raw_fd(), descriptor.as_raw_fd()) };
         assert_eq!(replaced, descriptor.as_raw_fd());
     }
@@ -484,7 +486,7 @@ mod tests {
             others.push(other);
         }
         assert!(service.is_intact());
-        // From here on all numbers stand for other files of the same kind.
+        // From here on all descriptors name other files of the same kind.
         let (mut theirs, mine) = UnixStream::pair().unwrap();
         for (line, ..) in &lines {
             replace(line.state().socket.as_ref().unwrap().as_fd(), &mine);
@@ -514,7 +516,7 @@ mod tests {
         theirs.set_nonblocking(true).unwrap();
         assert_eq!(theirs.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
         for number in numbers {
-            // SAFETY: it is a copy of `mine`, and no other owner is left.
+            // SAFETY: the descriptor is a copy of `mine`, and has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0);

@@ -1,39 +1,39 @@
-//! What two connection managers say to each other: IBTA's messages (Vol 1, 12.6 and
-//! 12.11), each behind a header of 8 bytes. Numbers are in network order. Within one machine the addresses of both ends
-//! come first, which the sockets there do not have.
+//! Messages between two connection managers: those of IBTA (Vol 1, 12.6 and 12.11), each with a header of 8 bytes.
+//! Numbers are in network order. Within one machine, a message with the addresses of both ends comes first, since Unix
+//! sockets have none.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0..4 | `DBcm` |
 //! | 4 | version, [`VERSION`] |
 //! | 5 | kind |
-//! | 6..8 | bytes that follow |
+//! | 6..8 | number of bytes that follow |
 //!
-//! A message is small and has a largest size, so that what a peer can make us hold is bounded. What
-//! does not parse ends the connection.
+//! Messages have a maximum size, which bounds the memory that a peer can occupy. A message that does not parse ends the
+//! connection.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use doorbell_verbs::{PathMtu, Psn, QKey, QpKind, Qpn};
 
-/// Changes with every change of a message.
+/// Version of the messages, changed with each change of their format.
 pub(super) const VERSION: u8 = 1;
 
 const MAGIC: [u8; 4] = *b"DBcm";
 const HEADER_BYTES: usize = 8;
 
-/// No message is longer.
+/// Maximum size of a message.
 pub(super) const MAX_BYTES: usize = 256;
 
-/// Room for private data, in bytes, as in IBTA's messages; of a request's 92 and a lookup's 216
-/// bytes the rdma_cm takes 36 for IP addresses (RDMA IP CM Service annex A11).
+/// Maximum private data of a request, in bytes. The maxima are those of IBTA's messages. The rdma_cm uses 36 of the
+/// 92 bytes of a request and of the 216 bytes of a lookup for IP addresses (RDMA IP CM Service, annex A11).
 pub(super) const REQUEST_PRIVATE: usize = 56;
 pub(super) const REPLY_PRIVATE: usize = 196;
 pub(super) const REJECT_PRIVATE: usize = 148;
 pub(super) const LOOKUP_PRIVATE: usize = 180;
 pub(super) const LOOKUP_REPLY_PRIVATE: usize = 136;
 
-/// Why a request is rejected (IBTA Vol 1, 12.6.7.2).
+/// Reasons of a rejection (IBTA Vol 1, 12.6.7.2).
 pub(super) mod reason {
     pub(in crate::cm) const NO_RESOURCES: u16 = 3;
     pub(in crate::cm) const INVALID_SERVICE_ID: u16 = 8;
@@ -41,34 +41,34 @@ pub(super) mod reason {
     pub(in crate::cm) const VENDOR_OPTION: u16 = 35;
 }
 
-/// How a lookup ends (IBTA Vol 1, 12.11.2).
+/// Status of a lookup reply (IBTA Vol 1, 12.11.2).
 pub(super) mod lookup {
     pub(in crate::cm) const SUCCESS: u8 = 0;
     pub(in crate::cm) const UNSUPPORTED: u8 = 1;
     pub(in crate::cm) const REJECTED: u8 = 2;
 }
 
-/// A queue pair as its peer has to know it.
+/// Parameters of a queue pair that its peer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) gid: Ipv6Addr,
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
     pub(super) path_mtu: PathMtu,
-    /// READs and atomics that it answers at a time.
+    /// Maximum number of READs and atomics that the queue pair answers at a time.
     pub(super) responder_resources: u8,
-    /// READs and atomics that it has outstanding.
+    /// Maximum number of READs and atomics that the queue pair has outstanding.
     pub(super) initiator_depth: u8,
     pub(super) rnr_retry: u8,
     pub(super) flow_control: bool,
     pub(super) srq: bool,
 }
 
-/// An address without its port; one of IPv4 is mapped.
+/// Address without its port. An IPv4 address is stored as IPv4-mapped IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Host {
     ip: Ipv6Addr,
-    /// The link that it belongs to, or 0.
+    /// Scope ID of a link-local address, or 0.
     scope: u32,
 }
 
@@ -115,11 +115,11 @@ pub(super) enum Message {
     Lookup { private: Vec<u8> },
     /// SIDR_REP
     LookupReply { status: u8, gid: Ipv6Addr, qpn: Qpn, qkey: QKey, private: Vec<u8> },
-    /// Within one machine only, and first: from where whoever connects wants to get where.
+    /// Addresses of the caller and of the listener. The caller sends them first, and only within one machine.
     Addresses { source: Host, destination: Host },
 }
 
-/// Why bytes are no message.
+/// Reason why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("the other end is no connection manager of Doorbell")]
@@ -147,7 +147,7 @@ const ADDRESSES: u8 = 9;
 const FLOW_CONTROL: u8 = 1;
 const SRQ: u8 = 2;
 
-/// Bytes of each kind without private data, and the most of that.
+/// Returns the size of a kind without private data, and the maximum size of the private data.
 fn sizes(kind: u8) -> Option<(usize, usize)> {
     Some(match kind {
         REQUEST => (2 + ENDPOINT_BYTES, REQUEST_PRIVATE),
@@ -181,7 +181,7 @@ impl Message {
         }
     }
 
-    /// The message as bytes. Its private data are no longer than its kind allows.
+    /// Encodes the message. The caller keeps the private data within the maximum of its kind.
     pub(super) fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(MAX_BYTES);
         bytes.extend(MAGIC);
@@ -219,7 +219,7 @@ impl Message {
         bytes
     }
 
-    /// The message that `bytes` begin with and how long it is, or nothing where it is not complete.
+    /// Parses the message at the start of `bytes`. Returns it with its length, or `None` if it is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let known = bytes.len().min(MAGIC.len());
         if bytes[..known] != MAGIC[..known] {
@@ -255,7 +255,7 @@ impl Message {
             READY_TO_USE => Self::ReadyToUse,
             REJECT => {
                 let reason = u16::from_be_bytes(fields.take()?);
-                // It does not exist (IBTA Vol 1, 12.6.7.2), and would be success to a program.
+                // Reason 0 does not exist (IBTA Vol 1, 12.6.7.2), and a program would read it as success.
                 if reason == 0 {
                     return None;
                 }
@@ -309,7 +309,7 @@ impl Endpoint {
     }
 }
 
-/// Bytes that are taken from the front.
+/// Unparsed rest of a message, taken from the front.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -319,7 +319,7 @@ impl Fields<'_> {
         Some(*first)
     }
 
-    /// QPNs and PSNs have 24 bits.
+    /// Takes a number of 24 bits, as QPNs and PSNs are.
     fn number24(&mut self) -> Option<u32> {
         Some(u32::from_be_bytes(self.take()?)).filter(|number| number >> 24 == 0)
     }
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_comes_back_from_its_bytes_and_is_awaited_to_its_last() {
+    fn messages_parse_back_and_are_incomplete_before_their_last_byte() {
         for message in all() {
             let mut bytes = message.emit();
             assert!(bytes.len() <= MAX_BYTES);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused_before_it_is_awaited() {
+    fn a_wrong_header_is_refused_before_the_message_is_complete() {
         assert_eq!(Message::parse(b"GET "), Err(Malformed::Magic));
         assert_eq!(Message::parse(b"DBcm\x02"), Err(Malformed::Version(2)));
         assert_eq!(Message::parse(b"DBcm\x01\x0a\0\0"), Err(Malformed::Kind(10)));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_comes_back_with_its_link() {
+    fn an_address_keeps_its_scope() {
         for text in ["127.0.0.3:7", "[::1]:7", "[fe80::1%4]:7"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(Host::of(address).at(7), address);
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn values_that_do_not_exist_are_refused() {
         let request = all()[0].emit();
-        // The service, the retries, a group's GID, a QPN and a PSN of more than 24 bits, the MTU, RNR retries, flags.
+        // Service, retries, GID of a group, QPN and PSN of more than 24 bits, two MTUs, RNR retries and flags.
         for (at, value) in [(8, 2), (9, 8), (22, 239), (26, 1), (30, 1), (34, 0), (34, 6), (37, 8), (38, 4)] {
             let mut bytes = request.clone();
             bytes[at] = value;
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_make_it_panic_and_none_are_taken_beyond_the_largest_message() {
+    fn random_bytes_neither_panic_nor_parse_beyond_the_largest_message() {
         let mut random = 0x2545_f491_4f6c_dd1d_u64;
         let mut next = || {
             random ^= random << 13;
@@ -455,7 +455,7 @@ mod tests {
                     assert_eq!(message.emit(), bytes[..length]);
                     parsed += 1;
                 }
-                // Whoever reads on holds at most one message.
+                // A reader that waits for more bytes holds at most one message.
                 Ok(None) => assert!(bytes.len() < MAX_BYTES),
                 Err(_) => {}
             }

@@ -1,25 +1,27 @@
 //! `rdma_*`: connections between programs by address and port, as librdmacm offers them.
 //!
-//! Nothing below this knows of connections, so what IBTA's connection manager says in management datagrams goes over
-//! sockets here. On one machine these are Unix sockets, whose names are the ports: a space of their own, as an adapter
-//! has it, so a program may listen for TCP and for RDMA at one port. Between machines it is TCP at the port of the same
-//! number: a listener that other machines can reach listens there too, where that is free. So an active side need not
-//! know which address the other's RNIC has, and a process that dies is noticed, since its connections close.
+//! The lower layers have no connections, so the messages of IBTA's connection manager go over sockets here instead of
+//! management datagrams. Within one machine these are Unix sockets, whose names are the ports. They form a port space
+//! of their own, as on an adapter, so a program may listen for TCP and for RDMA at one port.
+//!
+//! Between machines the messages go over TCP at the port of the same number. A listener that other machines can reach
+//! listens at that TCP port too, if it is free. An active side therefore need not know the address of the peer's RNIC.
+//! When a process dies, the kernel closes its connections, so the peers notice.
 //!
 //! | file | |
 //! |---|---|
-//! | `message.rs` | what two ends say to each other |
-//! | `ports.rs` | which ids may have which port of this machine, and how they find each other |
-//! | `line.rs`, `line/road.rs`, `line/hear.rs` | an id to the other end: its state, how it gets a connection, what it hears |
-//! | `service.rs` | the thread that serves those |
-//! | `tcp.rs` | what gives a program the TCP port of a listener's number |
-//! | `channel.rs` | events on their way to the program |
-//! | `id.rs`, `object.rs`, `device.rs`, `options.rs` | ids, and what they are bound to |
+//! | `message.rs` | the messages between two ends |
+//! | `ports.rs` | ports of this machine: which ids may have which port, and how ids find each other |
+//! | `line.rs`, `line/road.rs`, `line/hear.rs` | connection state of an id: state, connecting, received messages |
+//! | `service.rs` | the thread that serves the lines |
+//! | `tcp.rs` | `bind`, which gives a program the TCP port of a listener's number |
+//! | `channel.rs` | event channels |
+//! | `id.rs`, `object.rs`, `device.rs`, `options.rs` | ids, their device and their options |
 //! | `resolve.rs`, `address.rs`, `addrinfo.rs` | addresses |
 //! | `connect.rs` | listening, connecting, disconnecting |
 //! | `qp.rs`, `ep.rs`, `verbs.rs` | queue pairs of ids |
 //! | `multicast.rs` | groups |
-//! | `rsocket.rs` | what is refused |
+//! | `rsocket.rs` | rsockets, which are refused |
 //! | `hostile.rs`, `fuzz.rs`, `testing.rs`, `tests.rs`, `tests/peers.rs` | tests |
 
 mod address;

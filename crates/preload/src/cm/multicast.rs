@@ -1,4 +1,4 @@
-//! Multicast groups: joining one attaches the queue pair of the id to it.
+//! Multicast groups. Joining a group attaches the queue pair of the id to it.
 
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +15,10 @@ use crate::ah;
 use crate::answer::{Answer, Refused, number};
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
 
-/// A group that an id has joined.
+/// Group that an id has joined.
 pub(super) struct Group {
     address: IpAddr,
-    /// Its queue pair gets what is sent there.
+    /// Whether the queue pair of the id is attached to the group, and so receives its messages.
     attached: bool,
 }
 
@@ -40,7 +40,7 @@ unsafe fn join(
     if own.verbs().is_null() || own.line.state().kind != QpKind::Ud {
         return Err(Refused::invalid("only an id for datagrams that is bound to a device can join a group"));
     }
-    // The kernel refuses it in any other state (`rdma_join_multicast` in `drivers/infiniband/core/cma.c`).
+    // The kernel too refuses to join in any other state (`rdma_join_multicast` in `drivers/infiniband/core/cma.c`).
     let phase = own.line.state().phase;
     if !matches!(phase, Phase::Idle | Phase::AddressResolved) {
         let why = format!("an id joins groups once it is bound or its address is resolved, not while {phase:?}");
@@ -68,13 +68,12 @@ unsafe fn join(
 
 fn leave(own: &Id, group: &Group) {
     if group.attached && !own.qp().is_null() {
-        // SAFETY: the queue pair of an id exists. If it is not the one that was attached, that is
-        // refused.
+        // SAFETY: the queue pair of an id exists. The call refuses a queue pair that is not attached.
         unsafe { ibv_detach_mcast(own.qp(), &ah::gid(group.address), 0) };
     }
 }
 
-/// The id is destroyed, or its queue pair is.
+/// Leaves all groups of an id. Called before the id or its queue pair is destroyed.
 pub(super) fn leave_all(own: &Id) {
     let groups = std::mem::take(&mut *own.groups());
     groups.iter().for_each(|group| leave(own, group));

@@ -1,28 +1,27 @@
-//! Ids, channels and events as C sees them and as Rust does. They belong to no context, so nothing keeps
-//! account of them.
+//! Conversion between C pointers and Rust objects for ids, channels and events. These objects belong to no context, so
+//! no context counts them.
 //!
-//! Each is a `#[repr(C)]` structure that begins with the C one, so that a pointer to either is a pointer
-//! to both.
+//! Each object is a `#[repr(C)]` structure that begins with the C structure, so a pointer to one is a pointer to both.
 
 use crate::answer::{Answer, Refused};
 
-/// A structure that begins with its C counterpart.
+/// Structure that begins with its C counterpart.
 ///
 /// # Safety
 ///
 /// The implementor is `#[repr(C)]` and its first field is a `C`.
 pub(super) unsafe trait Object: Sized {
-    /// What C knows of it.
+    /// C structure at the start of the object.
     type C;
-    /// What it is called in errors.
+    /// Name of the object in errors.
     const NAME: &'static str;
 }
 
-/// The object behind a C pointer.
+/// Returns the object behind a C pointer.
 ///
 /// # Safety
 ///
-/// If it is not null, `pointer` came from [`give`] for a `T` and was not taken back.
+/// `pointer` is null, or came from [`give`] for a `T` and was not passed to [`take`].
 pub(super) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Answer<&'a T> {
     // SAFETY: by the caller's promise it points to a `T`, of which only shared references exist.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::NAME)))

@@ -1,4 +1,4 @@
-//! What programs may set for an id.
+//! Options of an id: `rdma_set_option`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -7,7 +7,7 @@ use doorbell_ibverbs_sys as c;
 use super::id;
 use crate::answer::{Answer, Refused, number};
 
-/// The largest exponent of an acknowledgement timeout: it has five bits (IBTA Vol 1, 9.9.2.1.1).
+/// Maximum exponent of an acknowledgement timeout, which has five bits (IBTA Vol 1, 9.9.2.1.1).
 const MAX_ACK_TIMEOUT: u8 = 31;
 
 /// # Safety
@@ -17,7 +17,7 @@ unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Answer<T> {
     if value.is_null() || length != size_of::<T>() {
         return Err(Refused::invalid(format!("the option's value has {length} bytes, {} are needed", size_of::<T>())));
     }
-    // SAFETY: by the caller's promise; the options are numbers.
+    // SAFETY: by the caller's promise. The options are numbers.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 

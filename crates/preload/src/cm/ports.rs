@@ -1,26 +1,25 @@
-//! The ports of `rdma_cm` on one machine, which are not those of TCP.
+//! Ports of `rdma_cm` on one machine, which are separate from the ports of TCP.
 //!
-//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives a name to one socket only, and frees
-//! it when the process ends for any reason. Names belong to a network namespace, as ports do.
+//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives a name to one socket only, and
+//! frees it when the process ends for any reason. Names belong to a network namespace, as ports do.
 //!
 //! | name | meaning |
 //! |---|---|
-//! | `doorbell-cm/port/SPACE/PORT/ADDRESS` | an id is bound there |
-//! | the same, then `+only` | ... and leaves IPv4 to others (RDMA_OPTION_ID_AFONLY) |
-//! | the same, then `+reuse.N` | ... and shares the port with others that do so too (RDMA_OPTION_ID_REUSEADDR) |
-//! | `doorbell-cm/listen/SPACE/PORT/ADDRESS` | an id listens there; `*` is any address of IPv4 and IPv6 |
-//! | any of these, then `+beside.N` | ... though another user has the name without it |
+//! | `doorbell-cm/port/SPACE/PORT/ADDRESS` | an id is bound to the address |
+//! | the same, then `+only` | ... and does not use IPv4 (RDMA_OPTION_ID_AFONLY) |
+//! | the same, then `+reuse.N` | ... and shares the port with ids that also do so (RDMA_OPTION_ID_REUSEADDR) |
+//! | `doorbell-cm/listen/SPACE/PORT/ADDRESS` | an id listens at the address; `*` is any address of IPv4 and IPv6 |
+//! | any of these, then `+beside.N` | ... while another user has the name without the suffix |
 //!
-//! Any user of the machine may bind any abstract name. An id therefore ignores the names of users other than its own and
-//! root, and takes a name beside one that such a user has. A caller prefers the listener of its own user, then root's,
-//! then that of the only other user.
+//! Any user of the machine may bind any abstract name. An id therefore ignores the names of users other than its own
+//! user and root. If such a user has the id's name, the id binds the name with a suffix. A caller prefers the listener
+//! of its own user, then that of root, then that of the only other user.
 //!
-//! Linux's connection manager decides which ids may have one port at the same time (`cma_check_port` in
-//! `drivers/infiniband/core/cma.c`), and so do these rules. They depend on other names than the id's own: an id binds its
-//! name, looks at all names of that port, and releases its own if another one conflicts.
+//! The rules for which ids may have one port at the same time are those of Linux's connection manager (`cma_check_port`
+//! in `drivers/infiniband/core/cma.c`). They depend on the names of other ids. An id therefore binds its name, checks
+//! all names of that port, and releases its own name if another one conflicts.
 //!
-//! An id that connects does so with the socket that has its name. So the kernel itself tells the listener from which
-//! port it is called.
+//! An id connects with the socket that has its name, so the listener learns the caller's port from the kernel.
 
 use std::ffi::c_int;
 use std::hash::{BuildHasher, Hasher as _, RandomState};
@@ -40,11 +39,11 @@ const LISTEN: &str = "doorbell-cm/listen/";
 const ONLY: &str = "+only";
 const REUSE: &str = "+reuse.";
 
-/// How often it is tried to take a port: two that take it at one time may see each other and both let go, and a child
-/// that was just forked holds the names of its parent until it runs.
+/// Number of attempts to take a port. Two ids that take a port at the same time may see each other and both release it.
+/// A child that was just forked holds the names of its parent until it runs.
 const TRIES: u32 = 4;
 
-/// Ports of one number in different spaces have nothing to do with each other.
+/// Port space. Ports of the same number in different spaces are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Space {
     Tcp,
@@ -73,19 +72,19 @@ impl Space {
     }
 }
 
-/// How an id is bound.
+/// Address of an id, and the options with which it is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bound {
     pub(super) space: Space,
     pub(super) address: SocketAddr,
-    /// Of IPv6: it leaves IPv4 to others.
+    /// Whether an id of IPv6 does not use IPv4.
     pub(super) only: bool,
-    /// It shares the port with others that do so too.
+    /// Whether the id shares the port with other ids that have this option.
     pub(super) reuse: bool,
 }
 
 impl Bound {
-    /// Is it called when somebody connects to this address?
+    /// Returns whether connections to `address` reach an id that is bound like this.
     pub(super) fn admits(&self, address: SocketAddr) -> bool {
         match self.address.ip() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED) => address.is_ipv4(),
@@ -98,7 +97,7 @@ impl Bound {
         self.only || self.address.is_ipv4()
     }
 
-    /// The errno with which one of the two is refused, if both cannot be bound (`cma_check_port`).
+    /// Returns the errno of the second id if both cannot be bound at the same time (`cma_check_port`).
     fn conflict(&self, other: &Self) -> Option<c_int> {
         let (one, another) = (self.address, other.address);
         let apart = self.is_one_family() && other.is_one_family() && one.is_ipv4() != another.is_ipv4();
@@ -116,7 +115,7 @@ impl Bound {
         let only = if self.only && self.address.is_ipv6() { ONLY } else { "" };
         let mut name = format!("{PORT}{space}/{port}/{host}{only}");
         if self.reuse {
-            // A name of its own beside those that share the port.
+            // The random suffix makes the name different from those of the other ids of the port.
             name += &format!("{REUSE}{:08x}", random() as u32);
         }
         name
@@ -139,7 +138,7 @@ impl Bound {
     }
 }
 
-/// The address as it stands in a name. An IPv6 address that is valid on one link only has that link's number behind it.
+/// Formats the address for a name. A link-local IPv6 address is followed by its scope ID.
 fn host(address: SocketAddr) -> String {
     match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
@@ -147,7 +146,7 @@ fn host(address: SocketAddr) -> String {
     }
 }
 
-/// Does an error say that others have the port?
+/// Returns whether the error means that another id has the port.
 pub(super) fn is_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL))
 }
@@ -167,7 +166,7 @@ fn new_socket() -> io::Result<OwnProcess> {
     Ok(OwnProcess::new(socket.into(), &opening))
 }
 
-/// A port that an id has taken, for as long as this lives.
+/// Port that an id has taken. Dropping it releases the port.
 #[derive(Debug)]
 pub(super) struct Claim {
     socket: OwnProcess,
@@ -180,12 +179,12 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// EADDRINUSE or EADDRNOTAVAIL: others have it.
+    /// EADDRINUSE or EADDRNOTAVAIL: another id has the port.
     pub(super) fn take(bound: Bound) -> io::Result<Self> {
         Self::beside(bound, None)
     }
 
-    /// Takes a port that nobody has at any address, as the kernel does where a program asks for any port.
+    /// Takes a port that no other id has at any address, as the kernel does if a program asks for any port.
     ///
     /// # Errors
     ///
@@ -196,7 +195,7 @@ impl Claim {
         if is_free { Ok(claim) } else { Err(io::Error::from_raw_os_error(libc::EADDRINUSE)) }
     }
 
-    /// Takes the same port once more, to share it or not to share it from now on.
+    /// Takes the same port once more, with the option to share it set to `reuse`.
     ///
     /// # Errors
     ///
@@ -212,7 +211,7 @@ impl Claim {
                 Err(error) if tries < TRIES && is_taken(&error) => {}
                 end => return end,
             }
-            // Longer each time, and by chance, so that two do not meet again and again.
+            // Wait longer each time, with a random part, so that two ids do not collide again and again.
             std::thread::sleep(Duration::from_micros((1000 << tries) + random() % 1024));
             tries += 1;
         }
@@ -238,7 +237,7 @@ impl Claim {
                     if let Some(errno) = bound.conflict(&bound) {
                         return Err(io::Error::from_raw_os_error(errno));
                     }
-                    // It shares the port, and another random number gives another name.
+                    // The id shares the port, so try again: another random number gives another name.
                 }
             }
         }
@@ -247,7 +246,7 @@ impl Claim {
     /// Returns the other ids that have this number in this space, at any address.
     fn others(&self) -> io::Result<Vec<(String, Bound)>> {
         let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
-        // The kernel may not list names, as in a sandbox. The id then notices equal names alone.
+        // The list of names may be unavailable, for example in a sandbox. The id then detects only equal names.
         let names = abstract_names(number.as_bytes()).unwrap_or_default();
         let others = names.iter().filter(|found| found.is_trusted() && found.name != self.name.as_bytes());
         let bound = |found: &AbstractName| {
@@ -260,28 +259,28 @@ impl Claim {
         &self.bound
     }
 
-    /// A socket that ids of this machine reach at the port. It has a name apart, since what it accepts shows the same
-    /// name without having the port.
+    /// Returns a socket that listens at the port for ids of this machine. It has a name of its own, since accepted
+    /// sockets have the same name as the listening one without having the port.
     ///
     /// # Errors
     ///
-    /// EADDRINUSE: somebody listens there already.
+    /// EADDRINUSE: another id listens there already.
     pub(super) fn listen(&self) -> io::Result<OwnProcess> {
         let socket = new_socket()?;
         let any = self.bound.address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !self.bound.only;
         let host = if any { ANY.to_owned() } else { host(self.bound.address) };
         bind_or_beside(&socket, listener(self.bound.space, self.bound.address.port(), &host))?;
-        // How many requests may wait is counted elsewhere.
+        // `Line` enforces the backlog of the program.
         SockRef::from(&socket).listen(DEFAULT_BACKLOG as c_int)?;
         Ok(socket)
     }
 
-    /// Connects to the id that listens at an address of this machine, or else at any address.
+    /// Connects to the id that listens at the address `to` of this machine, or else to one that listens at any address.
     ///
     /// # Errors
     ///
-    /// EBADF: the program has closed the socket. ECONNREFUSED: no id listens, or only ids of several users other than
-    /// this process's user and root. EAGAIN: too many callers connect there at present.
+    /// EBADF: the program has closed the socket. ECONNREFUSED: no id listens, or the listeners belong to several users
+    /// other than this process's user and root. EAGAIN: too many callers connect there at present.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
         self.socket.expect_intact()?;
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -289,7 +288,7 @@ impl Claim {
         let names = hosts.map(|host| listener(self.bound.space, to.port(), &host));
         for (name, user) in listeners(&names, to.port(), self.bound.space)? {
             match SockRef::from(&self.socket).connect(&abstract_name(&name)?) {
-                // It ended meanwhile.
+                // The listener ended meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
                 Ok(()) => {
                     let found = getsockopt(&self.socket, PeerCredentials)?.uid();
@@ -308,24 +307,24 @@ impl Claim {
         &self.socket
     }
 
-    /// The socket, once it is connected. It keeps the port.
+    /// Returns the connected socket, which keeps the port.
     pub(super) fn into_socket(self) -> OwnProcess {
         self.socket
     }
 }
 
-/// Stands for any address of both families.
+/// Name of any address of both families.
 const ANY: &str = "*";
 
 fn listener(space: Space, port: u16, host: &str) -> String {
     format!("{LISTEN}{}/{port}/{host}", space.name())
 }
 
-/// Binds a name, or one beside it if a user has it to whom this process does not yield. Returns the name that was bound.
+/// Binds a name, or the name with a suffix if an untrusted user has it. Returns the name that was bound.
 ///
 /// # Errors
 ///
-/// EADDRINUSE: this process's user has the name, or root.
+/// EADDRINUSE: this process's user or root has the name.
 fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
     let mut tries = 1;
     loop {
@@ -349,14 +348,16 @@ fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
     }
 }
 
-/// Returns the listeners to call, in this order, and their users: those of one user alone, the most specific name first.
+/// Returns the listeners to call, in this order, with their users. All belong to one user. The most specific name comes
+/// first.
 ///
-/// A listener at a single address and one at any address exclude each other, but the kernel lets another user's program take
-/// the one name while the other is taken. Such a program must not get the connections of the program that has the port.
+/// A listener at one address and a listener at any address exclude each other. But the kernel lets another user's
+/// program bind one of the two names while the other is taken. Such a program must not get the connections of the
+/// program that has the port.
 ///
 /// # Errors
 ///
-/// ECONNREFUSED: listeners of several users, of which none is this process's or root.
+/// ECONNREFUSED: the listeners belong to several users other than this process's user and root.
 fn listeners(names: &[String; 3], port: u16, space: Space) -> io::Result<Vec<(String, Option<u32>)>> {
     let Ok(found) = abstract_names(listener(space, port, "").as_bytes()) else {
         return Ok(names.iter().map(|name| (name.clone(), None)).collect());
@@ -381,7 +382,7 @@ fn listeners(names: &[String; 3], port: u16, space: Space) -> io::Result<Vec<(St
     Ok(listeners)
 }
 
-/// Returns how a caller is bound, as the kernel tells by the name of its socket. `None` if it has no port.
+/// Returns the bound address of a caller, from the name of its socket. `None` if the caller has no port.
 pub(super) fn caller(from: &SockAddr) -> Option<Bound> {
     Bound::of_name(from.as_abstract_namespace()?)
 }

@@ -1,4 +1,4 @@
-//! Queue pairs and shared receive queues of ids, with the completion queues that they need.
+//! Queue pairs, shared receive queues and completion queues of ids.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -14,15 +14,14 @@ use crate::query::PORT;
 use crate::wait::{Found, STATUS, Step, in_steps};
 use crate::{ah, cq, srq};
 
-/// Exponent of the acknowledgement timeout where the program sets none: 67 ms, as Doorbell's own
-/// connections have it.
+/// Default exponent of the acknowledgement timeout: 67 ms, as in Doorbell's own connections.
 const ACK_TIMEOUT: u8 = 14;
 
-/// RNR NAK timer code: 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager leaves 0, which
-/// is 655 ms. Programs that count on a few retries of that must survive a receiver without processor.
+/// RNR NAK timer code: 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager leaves 0, which is 655 ms.
+/// A program that allows only a few retries must survive a receiver that gets no processor time.
 const MIN_RNR_TIMER: u8 = 20;
 
-/// Attributes that bring a queue pair of the id into `state`, and which they are.
+/// Returns the attributes that move a queue pair of the id to `state`, and their mask.
 fn attributes(own: &Id, state: c::ibv_qp_state) -> Answer<(c::ibv_qp_attr, u32)> {
     let device = &device::context_of(own)?.device.attributes;
     let (kind, terms, options) = {
@@ -80,13 +79,13 @@ fn attributes(own: &Id, state: c::ibv_qp_state) -> Answer<(c::ibv_qp_attr, u32)>
     Ok((attr, mask))
 }
 
-/// READs and atomics are allowed where the two ends agreed to have some.
+/// Returns the access flags. Allows READs and atomics only if the two ends agreed on some.
 fn access(terms: &Terms) -> u32 {
     let reads = if terms.responder_resources > 0 { c::IBV_ACCESS_REMOTE_READ | c::IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
     c::IBV_ACCESS_REMOTE_WRITE | reads
 }
 
-/// Brings the queue pair of an id through states, one after the other.
+/// Moves the queue pair of an id through states, one after the other.
 fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Answer<()> {
     for &state in states {
         let (mut attr, mask) = attributes(own, state)?;
@@ -96,30 +95,31 @@ fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Answer<()> {
     Ok(())
 }
 
-/// Makes the queue pair ready for what the two ends agreed on; what INIT said of rights was a guess.
+/// Makes the queue pair ready with the negotiated parameters. Starts at INIT again, since the access flags of the first
+/// transition were set before the negotiation.
 pub(super) fn make_ready(own: &Id) -> Answer<()> {
     go_through(own, &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS])
 }
 
-/// Ends what the queue pair has outstanding.
+/// Moves the queue pair of an id to the error state, which flushes its outstanding work requests.
 pub(super) fn stop(own: &Id) {
     if own.qp().is_null() {
         return;
     }
     let mut attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_ERR, ..c::ibv_qp_attr::default() };
-    // SAFETY: the queue pair of an id exists. One that is in no state for it has nothing to end.
+    // SAFETY: the queue pair of an id exists. If its state allows no such transition, it has no outstanding work.
     let _ = unsafe { verbs::modify_qp(own.qp(), &mut attr, c::IBV_QP_STATE) };
 }
 
-/// Creates the completion queues that a program leaves to the id, each with a channel.
+/// Creates the completion queues that the program did not supply, each with a channel.
 fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
-    // A program may post nothing, but a queue pair needs its queues.
+    // A completion queue has at least one entry, also if the program posts no work requests.
     let depth = |most: u32| c_int::try_from(most.max(1)).unwrap_or(c_int::MAX);
     // SAFETY: the id is bound to the device.
     let create = |most: u32| unsafe { verbs::create_cq(own.verbs(), depth(most), own.c.get().cast()) };
     if init.recv_cq.is_null() {
         let (channel, queue) = create(init.cap.max_recv_wr)?;
-        // SAFETY: fields of the id are set by calls on it, which a program does not make at the same time.
+        // SAFETY: only calls on the id set its fields, and a program does not make them at the same time.
         let c = unsafe { &mut *own.c.get() };
         (c.recv_cq_channel, c.recv_cq, init.recv_cq) = (channel, queue, queue);
     }
@@ -132,13 +132,13 @@ fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
     Ok(())
 }
 
-/// Destroys those that the id created.
+/// Destroys the completion queues that the id created.
 fn destroy_cqs(own: &Id) -> Found<()> {
     // SAFETY: as above.
     let c = unsafe { &mut *own.c.get() };
     let pairs = [(&mut c.recv_cq, &mut c.recv_cq_channel), (&mut c.send_cq, &mut c.send_cq_channel)];
     for (queue, channel) in pairs {
-        // SAFETY: they were created with the id's queue pair, which is gone; null where there are none.
+        // SAFETY: they were created with the id's queue pair, which is gone, or are null.
         unsafe {
             destroy_part(queue, |queue| cq::destroy(queue))?;
             verbs::destroy_channel(std::mem::replace(channel, ptr::null_mut()));
@@ -147,8 +147,8 @@ fn destroy_cqs(own: &Id) -> Found<()> {
     Ok(())
 }
 
-/// Destroys an object that an id has, and takes it from the id, if all its events are acknowledged. One that
-/// is still in use stays where it is, and is not the id's any more.
+/// Destroys an object of an id and sets its pointer to null, once all its events are acknowledged. If the object is
+/// still in use, it continues to exist without belonging to the id.
 fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<Step>) -> Found<()> {
     if place.is_null() {
         return Ok(());
@@ -162,7 +162,7 @@ fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<St
     Ok(())
 }
 
-/// Creates the queue pair of an id. `make` makes it of completed attributes.
+/// Creates the queue pair of an id. `make` creates it from the completed attributes.
 fn create_with(
     own: &Id,
     init: &mut c::ibv_qp_init_attr,
@@ -178,7 +178,7 @@ fn create_with(
         return Err(Refused::invalid(format!("queue pairs of type {kind:?} do not fit the id's port space")));
     }
     own.line.state().kind = kind;
-    // The program gets to see the queues only if they stay.
+    // Copy the attributes, so that the program sees the queues only on success.
     let mut whole = *init;
     create_cqs(own, &mut whole)
         .and_then(|()| {
@@ -199,14 +199,14 @@ fn create_with(
             go_through(own, states)
         })
         .inspect_err(|_| {
-            // The program has retrieved nothing of them, so nothing is to wait for.
+            // The program has retrieved no events of them, so this does not wait.
             let _ = destroy(own);
         })?;
     *init = whole;
     Ok(())
 }
 
-/// Creates the queue pair of an id in `pd`, or in the domain that all ids share.
+/// Creates the queue pair of an id in `pd`, or in the shared protection domain if that is null.
 ///
 /// # Safety
 ///
@@ -214,7 +214,7 @@ fn create_with(
 pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
     // SAFETY: as above.
     let pd = if pd.is_null() { unsafe { (*own.c.get()).pd } } else { pd };
-    // SAFETY: the C contract; null is an error.
+    // SAFETY: the C contract. Null is an error.
     if !pd.is_null() && unsafe { (*pd).context } != own.verbs() {
         return Err(Refused::invalid("the protection domain belongs to another context than the id"));
     }
@@ -250,8 +250,8 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Answer<()> {
     Ok(())
 }
 
-/// Destroys the queue pair of an id, if it has one, and what was created with it, if all that was retrieved of
-/// them is acknowledged.
+/// Destroys the queue pair of an id and the completion queues created with it. Returns the step to wait for if the
+/// program has not acknowledged all their events.
 pub(super) fn destroy(own: &Id) -> Found<()> {
     multicast::leave_all(own);
     // SAFETY: as above, and the program does not use it any more.
@@ -283,7 +283,7 @@ pub(super) fn destroy_srq(own: &Id) -> Found<()> {
     unsafe { destroy_part(&mut (*own.c.get()).srq, |srq| srq::destroy(srq)) }
 }
 
-/// The step of a call that does only this.
+/// Converts the result of a destroy function to the step of a call.
 pub(super) fn step(found: Found<()>) -> Step {
     found.err().unwrap_or(Step::Done(0))
 }
@@ -368,7 +368,7 @@ pub(super) unsafe extern "C" fn rdma_init_qp_attr(
     mask: *mut c_int,
 ) -> c_int {
     number("rdma_init_qp_attr", || {
-        // SAFETY: the C contract; `qp_state` says what is asked for.
+        // SAFETY: the C contract. The field `qp_state` names the state that the program asks for.
         unsafe {
             if attr.is_null() || mask.is_null() {
                 return Err(no_attributes());

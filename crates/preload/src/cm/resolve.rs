@@ -1,4 +1,4 @@
-//! Binding ids, and resolving where they are to go.
+//! Binding ids, and resolving their destinations.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -13,14 +13,14 @@ use super::{address, device};
 use crate::answer::{Answer, Refused, number};
 use crate::fork::say;
 
-/// Takes an address and a port for an id. Without an address it is not bound to the device yet.
+/// Takes an address and a port for an id. An unspecified address does not bind the id to the device yet.
 pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Answer<()> {
     let bound = own.line.bind(wanted)?;
     own.show_addresses(Some(bound), None);
     if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
 }
 
-/// Where `address` leaves open which it is, it is `from`, with the port that was asked for.
+/// Returns `address`, or `from` with the port of `address` if that is unspecified.
 fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
@@ -29,7 +29,7 @@ fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
     from
 }
 
-/// The sides of a way, as far as it is possible.
+/// Resolves the local and remote address of an id for a destination. Binds the id if it is not bound.
 fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<()> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
@@ -38,14 +38,14 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
     own.bind_device()?;
     let rnic = device::context_of(own)?.device.attributes.address;
     let from = if destination.ip().is_multicast() {
-        SocketAddr::new(rnic, 0) // groups are joined where the device is
+        SocketAddr::new(rnic, 0) // ids join groups at the address of the device
     } else {
         address::source_for(destination).map_err(failed)?
     };
     if !own.line.is_bound() {
         bind(own, source.map_or(from, |source| placed(source, from)))?;
     }
-    // As with the kernel's, nowhere is here.
+    // As in the kernel, an unspecified destination means this machine.
     let destination = placed(destination, from);
     let here = from.ip().is_loopback() || address::is_here(destination);
     if rnic.is_loopback() && !here {
@@ -54,7 +54,7 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
              --bind`) gives it another",
             destination.ip()
         );
-        // It is outside the program, and no errno says it.
+        // The cause is outside the program, and no errno expresses it.
         say(&format!("doorbell: {why}"));
         return Err(Refused::new(libc::EHOSTUNREACH, why));
     }
@@ -131,7 +131,7 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *
     })
 }
 
-/// The answer is known at once, so there is nothing to time out.
+/// Resolves an address. The result is known at once, so the timeout has no effect.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
     id: *mut c::rdma_cm_id,
@@ -151,7 +151,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut c::rdma_cm_id
     unsafe { id::synchronously("rdma_resolve_route", id, move || resolve_route(id).map(|()| BEGUN)) }
 }
 
-/// The port of an address of an id, in network order.
+/// Returns the port of an address in network order, or 0 if there is none.
 fn port(address: Option<SocketAddr>) -> c::__be16 {
     address.map_or(0, |address| address.port().to_be())
 }

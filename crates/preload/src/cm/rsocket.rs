@@ -1,5 +1,5 @@
-//! Sockets over RDMA, which are not offered. The real library makes them of ids, in which it looks for
-//! private fields of its own, so none may come about: every other call on one then fails there with EBADF.
+//! Sockets over RDMA, which are refused. The real library builds them from ids and reads private fields of its own ids.
+//! Since `rsocket` creates none here, all other calls on rsockets fail in the real library with EBADF.
 
 use std::ffi::c_int;
 

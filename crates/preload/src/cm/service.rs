@@ -1,11 +1,11 @@
-//! The thread that serves the connections of this process's ids, and their deadlines.
+//! Service thread, which handles the sockets and deadlines of this process's ids.
 //!
-//! It starts with the first id that needs it, blocks all signals, and belongs to one process: after a
-//! fork the child starts one of its own.
+//! The thread starts with the first id and blocks all signals. It belongs to one process: after a fork the child starts
+//! a thread of its own.
 //!
-//! A program may close the thread's descriptors, as a daemon does that closes all. The thread then waits for files without
-//! numbers, and no call can wake it. It checks its descriptors once in [`LOOK`], and ends all lines if they are gone. An
-//! id that is created later starts another thread.
+//! A program may close the thread's descriptors, like a daemon that closes all descriptors. The thread then waits for
+//! files that have no descriptors, and no call can wake it. It checks its descriptors each [`LOOK`], and ends all lines
+//! if they are gone. An id that is created later starts another thread.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -26,22 +26,22 @@ use super::line::{Line, refused};
 use crate::answer::{Answer, Refused};
 use crate::fork;
 
-/// Names a line to the thread; no number is used twice.
+/// Number of a line, unique within a service.
 pub(super) type Number = u64;
 
-/// The number of the descriptor that wakes the thread.
+/// Number of the descriptor that wakes the thread.
 const WAKE: Number = 0;
 
-/// The name of the thread.
+/// Name of the thread.
 pub(crate) const THREAD: &str = "doorbell-cm";
 
-/// How often a lock is tried whose holder may be the thread that a signal has interrupted.
+/// Number of attempts to take a lock whose holder may be the thread that a signal has interrupted.
 const ATTEMPTS: usize = 20;
 
 /// Interval at which the thread checks its descriptors.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Sockets that are looked at in one turn.
+/// Maximum number of sockets per call of epoll.
 const TURN: usize = 64;
 
 pub(super) struct Service {
@@ -52,7 +52,7 @@ pub(super) struct Service {
 
 struct Table {
     next: Number,
-    /// The thread has ended.
+    /// Whether the thread has ended.
     is_over: bool,
     lines: HashMap<Number, Served>,
 }
@@ -74,7 +74,7 @@ fn is_woken() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN, WAKE)
 }
 
-/// That of this process, with the number of the process in its row of forks.
+/// Service of this process, with the fork generation of the process.
 static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
 
 /// Returns the service of this process. Starts one if there is none, or if the program has closed its descriptors.
@@ -87,15 +87,16 @@ pub(super) fn get() -> Answer<Arc<Service>> {
         return Ok(Arc::clone(service));
     }
     let new = Service::start()?;
-    // The old service is not dropped. Threads of the parent may hold its locks, and its descriptors may be those of other
-    // files.
+    // The old service is not dropped. Threads of the parent may hold its locks, and its descriptors may now belong to
+    // other files.
     std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
     Ok(new)
 }
 
-/// Calls `wanted` while no listener of this process has that port of TCP. They have it again where that fails.
+/// Calls `wanted` while the listeners of this process give up the TCP port. If `wanted` fails, they take it again.
+/// Returns whether `wanted` succeeded.
 ///
-/// A lock that is not to be had soon is given up: a handler of signals may call this, whose thread holds it.
+/// Returns false if a lock stays held: a signal handler may call this while its own thread holds the lock.
 pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bool {
     let lines: Vec<_> = {
         let Some(service) = attempt(&SERVICE) else { return false };
@@ -120,7 +121,8 @@ pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bo
     is_done
 }
 
-/// Takes a lock that others hold for an instant only, unless whoever holds it waits for us.
+/// Takes a lock that other threads hold only briefly. Returns `None` if the lock stays held, since its holder may be
+/// the thread that a signal has interrupted.
 pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     soon(|| match lock.try_lock() {
         Ok(guard) => Some(guard),
@@ -129,7 +131,7 @@ pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     })
 }
 
-/// Tries something for some milliseconds, until it succeeds.
+/// Calls `attempt` for some milliseconds until it succeeds.
 pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 1..ATTEMPTS {
         if let Some(value) = attempt() {
@@ -159,7 +161,7 @@ impl Service {
 
     /// Returns whether the descriptors are still those of the service.
     pub(super) fn is_intact(&self) -> bool {
-        // Another epoll does not contain this eventfd. The own epoll stays the same.
+        // Another epoll does not contain this eventfd, so the call fails there. It does not change the own epoll.
         self.wake.is_intact() && self.epoll.modify(&self.wake, &mut is_woken()).is_ok()
     }
 
@@ -167,14 +169,14 @@ impl Service {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a new line.
+    /// Returns a number for a new line.
     pub(super) fn number(&self) -> Number {
         let mut table = self.table();
         table.next += 1;
         table.next
     }
 
-    /// Keeps a line whose socket has nothing to wait for until its deadline.
+    /// Adds a line that waits for its deadline and for no socket.
     pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Instant>) -> Answer<()> {
         let mut table = self.table();
         if table.is_over {
@@ -186,7 +188,7 @@ impl Service {
         Ok(())
     }
 
-    /// Serves a line from now on.
+    /// Adds a line that waits for its socket and its deadline.
     pub(super) fn serve(
         &self,
         line: &Arc<Line>,
@@ -202,7 +204,7 @@ impl Service {
         Ok(())
     }
 
-    /// Watches one socket more of a line that is served.
+    /// Watches one more socket of a line that was added before.
     pub(super) fn watch(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) -> Answer<()> {
         if !self.is_intact() || !socket.is_intact() {
             return Err(closed());
@@ -210,7 +212,7 @@ impl Service {
         self.epoll.add(socket, EpollEvent::new(interest, number)).map_err(failed)
     }
 
-    /// Changes what a line waits for.
+    /// Changes the epoll events that a socket of a line waits for.
     pub(super) fn expect(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) {
         // The socket is registered, so this fails only if the program has closed a descriptor.
         let _ = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
@@ -223,7 +225,7 @@ impl Service {
         self.wake();
     }
 
-    /// None of these waits any longer than until then.
+    /// Limits the deadlines of these lines to `until`.
     pub(super) fn hasten(&self, numbers: &[Number], until: Instant) {
         let mut table = self.table();
         for number in numbers {
@@ -235,17 +237,18 @@ impl Service {
         self.wake();
     }
 
-    /// Before a socket is closed: a forked child may hold it too, and would keep it registered.
+    /// Removes a socket from the epoll before it is closed. A forked child may hold the socket too, which would keep it
+    /// registered.
     pub(super) fn forget_socket(&self, socket: &OwnProcess) {
         if socket.is_intact() {
-            // It fails for a socket that was never registered.
+            // The call fails for a socket that was never registered.
             let _ = self.epoll.delete(socket);
         }
     }
 
     pub(super) fn forget(&self, number: Number) {
         let gone = self.table().lines.remove(&number);
-        drop(gone); // after the lock: it may be the last of its line
+        drop(gone); // without the lock held, since this may drop the line
     }
 
     fn wake(&self) {
@@ -283,7 +286,7 @@ impl Service {
         }
     }
 
-    /// Ends all lines, since the thread ends.
+    /// Ends all lines when the thread ends.
     fn end_all(&self) {
         let lines = {
             let mut table = self.table();
@@ -298,7 +301,7 @@ impl Service {
     fn timeout(&self) -> EpollTimeout {
         let next = self.table().lines.values().filter_map(|served| served.deadline).min();
         let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
-        // One millisecond more, since the division rounds down.
+        // The conversion to milliseconds rounds down, so add one.
         EpollTimeout::from(left.as_millis() as u16 + 1)
     }
 
@@ -317,13 +320,13 @@ impl Service {
 
 #[cfg(test)]
 impl Service {
-    /// Descriptors of the epoll and of the eventfd.
+    /// Returns the descriptors of the epoll and of the eventfd.
     pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.epoll.0.as_fd(), self.wake.as_fd()]
     }
 }
 
-/// A defect that one line meets must not stop the others.
+/// Calls `body` and catches a panic, so that a defect in one line does not stop the others.
 fn apart(body: impl FnOnce()) {
     let _panic = catch_unwind(AssertUnwindSafe(body));
     #[cfg(test)]
@@ -333,7 +336,7 @@ fn apart(body: impl FnOnce()) {
 #[cfg(test)]
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// How often a line met a defect.
+/// Returns the number of panics that the thread has caught.
 #[cfg(test)]
 pub(super) fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)

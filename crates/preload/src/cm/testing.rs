@@ -1,4 +1,4 @@
-//! What tests of other parts need of connections.
+//! Helpers for tests, also of other modules, that need connections.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ use super::ports::{Claim, Space};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
 
 #[path = "../../../rnic/tests/common/rng.rs"]
-#[allow(dead_code, unreachable_pub)] // it serves other tests too
+#[allow(dead_code, unreachable_pub)] // other tests use the module too
 mod rng;
 pub(super) use rng::Rng;
 
@@ -32,25 +32,25 @@ pub(super) fn local(port: u16) -> SockAddr {
     SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).into()
 }
 
-/// By which sockets an id and a bare peer reach each other.
+/// Kind of sockets by which an id and a bare peer reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Road {
-    /// Those of one machine.
+    /// Unix sockets, as within one machine.
     Here,
-    /// TCP's, as between machines.
+    /// TCP sockets, as between machines.
     Network,
 }
 
 impl Road {
     pub(super) const BOTH: [Self; 2] = [Self::Here, Self::Network];
 
-    /// Where a listener is bound that this road leads to.
+    /// Returns the address to which a listener on this road is bound.
     pub(super) fn address(self) -> SockAddr {
         let ip = if self == Self::Here { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
         SocketAddr::new(ip.into(), 0).into()
     }
 
-    /// Has an id that does not listen and did not connect yet take this road.
+    /// Makes an id use this road. The id must not listen or connect before.
     pub(super) fn lead(self, id: *mut c::rdma_cm_id) {
         // SAFETY: the id exists.
         let line = Arc::clone(&unsafe { object::<Id>(id) }.unwrap().line);
@@ -58,7 +58,7 @@ impl Road {
         (state.has_network, state.is_far) = (self == Self::Network, self == Self::Network);
     }
 
-    /// A bare socket that is connected with a listener of this machine. What it says is the test's.
+    /// Returns a bare socket that is connected to a listener of this machine. The test sends the messages on it.
     pub(crate) fn call(self, port: u16) -> Socket {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         if self == Self::Network {
@@ -71,14 +71,14 @@ impl Road {
     }
 }
 
-/// A port of this machine that nobody else has.
+/// Returns a free port of this machine.
 pub(super) fn port_of_this_machine() -> Claim {
     let line = Line::new(&Queue::new().unwrap(), QpKind::Rc, Space::Tcp).unwrap();
     line.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     line.state().claim.take().unwrap()
 }
 
-/// A connection from a port of this machine that has said nothing.
+/// Returns a connection from a port of this machine, on which nothing was sent yet.
 pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
     from.call(to).unwrap();
     let socket = SockRef::from(from.socket()).try_clone().unwrap();
@@ -86,7 +86,7 @@ pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
     socket
 }
 
-/// A bare socket that listens, and what keeps its port.
+/// Bare listening socket, with its port.
 pub(crate) struct BareListener {
     socket: Socket,
     pub(crate) port: u16,
@@ -108,7 +108,7 @@ impl BareListener {
         Self { socket, port: claim.bound().address.port(), road, _kept: Some((claim, listening)) }
     }
 
-    /// Accepts the next connection. From a caller of this machine it reads the first message, which has the addresses.
+    /// Accepts the next connection. If the caller is on this machine, reads the first message, which has the addresses.
     pub(crate) fn accept(&self) -> Socket {
         let mut socket = self.socket.accept().unwrap().0;
         if self.road == Road::Here {
@@ -122,12 +122,12 @@ impl BareListener {
 
 fn synchronous_id() -> *mut c::rdma_cm_id {
     let mut id = ptr::null_mut();
-    // SAFETY: without a channel it gets one of its own.
+    // SAFETY: the id gets a channel of its own, since the given one is null.
     assert_eq!(unsafe { rdma_create_id(ptr::null_mut(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) }, 0);
     id
 }
 
-/// A listener without event channel, and its port.
+/// Returns a synchronous listener, and its port.
 pub(crate) fn synchronous_listener() -> (*mut c::rdma_cm_id, u16) {
     let id = synchronous_id();
     // SAFETY: the id exists.
@@ -144,7 +144,7 @@ pub(crate) fn resolve(id: *mut c::rdma_cm_id, port: u16) {
     assert_eq!(unsafe { rdma_resolve_addr(id, ptr::null_mut(), local(port).as_ptr().cast_mut().cast(), 1000) }, 0);
 }
 
-/// An id without event channel that is ready to connect to a port.
+/// Returns a synchronous id that is ready to connect to a port.
 pub(crate) fn synchronously_resolved(port: u16) -> *mut c::rdma_cm_id {
     let id = synchronous_id();
     resolve(id, port);
@@ -153,7 +153,7 @@ pub(crate) fn synchronously_resolved(port: u16) -> *mut c::rdma_cm_id {
     id
 }
 
-/// A request as a peer says it.
+/// Returns the bytes of a request of a peer.
 pub(crate) fn request() -> Vec<u8> {
     message().emit()
 }

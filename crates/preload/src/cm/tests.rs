@@ -1,5 +1,5 @@
-//! Both ends in one process; in `peers.rs` one of them is no connection manager at all, `ports.rs` is about ports, and
-//! `states.rs` about calls in states in which they are refused.
+//! Tests with both ends in one process. In `peers.rs` one end is a bare socket. `ports.rs` tests ports, and `states.rs`
+//! tests calls in states that refuse them.
 
 mod peers;
 mod ports;
@@ -46,10 +46,10 @@ fn refused(result: c_int, with: c_int) {
     assert_eq!((result, errno()), (-1, with));
 }
 
-/// An event channel.
+/// Event channel of a test.
 struct Channel(*mut c::rdma_event_channel);
 
-/// What a program sees of an event.
+/// Fields of an event that a program sees.
 #[derive(Debug)]
 struct Seen {
     id: *mut c::rdma_cm_id,
@@ -67,7 +67,7 @@ impl Channel {
         Self(channel)
     }
 
-    /// Does its descriptor say that an event waits?
+    /// Returns whether the descriptor shows a waiting event.
     fn is_readable(&self) -> bool {
         // SAFETY: the channel exists.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.0).fd) };
@@ -76,7 +76,7 @@ impl Channel {
 
     fn next(&self) -> Seen {
         let mut event = ptr::null_mut();
-        // SAFETY: the channel exists, and the event until it is acknowledged.
+        // SAFETY: the channel exists, and the event exists until it is acknowledged.
         unsafe {
             fine(rdma_get_cm_event(self.0, &raw mut event));
             let c::rdma_cm_event { id, listen_id, event: kind, status, param } = *event;
@@ -106,7 +106,7 @@ impl Channel {
         id
     }
 
-    /// A listener, and its port.
+    /// Returns a listener, and its port.
     fn listener(&self, port_space: c::rdma_port_space, backlog: c_int) -> (*mut c::rdma_cm_id, u16) {
         let id = self.id(port_space);
         // SAFETY: the id exists.
@@ -117,7 +117,7 @@ impl Channel {
         }
     }
 
-    /// An id that is resolved to a port.
+    /// Returns an id that is resolved to a port of this machine.
     fn resolved(&self, port_space: c::rdma_port_space, port: u16) -> *mut c::rdma_cm_id {
         let id = self.id(port_space);
         // SAFETY: the id exists.
@@ -145,7 +145,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: the test does not use it any more.
+        // SAFETY: the test does not use the channel any more.
         unsafe { rdma_destroy_event_channel(self.0) }
     }
 }
@@ -176,7 +176,7 @@ fn param(private: &[u8]) -> c::rdma_conn_param {
 
 fn destroy(ids: &[*mut c::rdma_cm_id]) {
     for &id in ids {
-        // SAFETY: the test does not use them any more.
+        // SAFETY: the test does not use the ids any more.
         unsafe {
             rdma_destroy_qp(id);
             fine(rdma_destroy_id(id));
@@ -184,7 +184,7 @@ fn destroy(ids: &[*mut c::rdma_cm_id]) {
     }
 }
 
-/// The attributes that a queue pair ended up with.
+/// Returns the attributes of the queue pair of an id.
 fn attributes_of(id: *mut c::rdma_cm_id) -> c::ibv_qp_attr {
     let (mut attr, mut init) = (c::ibv_qp_attr::default(), c::ibv_qp_init_attr::default());
     // SAFETY: the id and its queue pair exist.
@@ -223,7 +223,7 @@ fn two_ids_agree_connect_and_disconnect() {
         assert_eq!(answer.param.qp_num, (*(*server).qp).qp_num);
         assert_eq!(state_of(client), c::IBV_QPS_RTS);
         passive.expect(c::RDMA_CM_EVENT_ESTABLISHED, 0);
-        // What each has outstanding is what the other answers.
+        // The READs that one end has outstanding are those that the other end answers.
         let (one, other) = (attributes_of(client), attributes_of(server));
         assert_eq!((one.max_rd_atomic, one.max_dest_rd_atomic), (5, 3));
         assert_eq!((other.max_rd_atomic, other.max_dest_rd_atomic), (3, 5));
@@ -234,7 +234,7 @@ fn two_ids_agree_connect_and_disconnect() {
         assert_eq!(state_of(client), c::IBV_QPS_ERR);
         active.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
         passive.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
-        // Both ends may say so.
+        // Both ends may disconnect.
         fine(rdma_disconnect(server));
         assert_eq!(state_of(server), c::IBV_QPS_ERR);
         active.expect(c::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
@@ -267,9 +267,9 @@ fn a_rejection_carries_its_reason_and_private_data() {
 }
 
 #[test]
-fn where_nobody_listens_the_connection_is_rejected_and_the_service_unreachable() {
+fn without_a_listener_connections_are_rejected_and_services_unreachable() {
     let channel = Channel::new();
-    // A port that is taken and refuses connections.
+    // The port is taken, but no id listens there.
     let holder = channel.id(c::RDMA_PS_TCP);
     // SAFETY: the ids exist.
     unsafe {
@@ -317,7 +317,7 @@ fn a_datagram_service_is_found_or_refused() {
         fine(rdma_reject(refusing, b"no".as_ptr().cast(), 2));
         let seen = active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
         assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
-        // It is no service for connections, which only the port of TCP can lead there.
+        // A datagram service rejects connections. Only over TCP can one arrive there, since the spaces share its ports.
         let far = passive.id(c::RDMA_PS_UDP);
         Road::Network.lead(far);
         fine(rdma_bind_addr(far, sockaddr(&Road::Network.address())));
@@ -332,7 +332,7 @@ fn a_datagram_service_is_found_or_refused() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_and_those_of_a_listener_that_goes_are_rejected() {
+fn requests_beyond_the_backlog_or_to_a_destroyed_listener_are_rejected() {
     let (passive, active) = (Channel::new(), Channel::new());
     let (listener, port) = passive.listener(c::RDMA_PS_TCP, 2);
     let mut clients = Vec::new();
@@ -393,7 +393,7 @@ fn a_synchronous_endpoint_needs_no_events() {
         let mut server = ptr::null_mut();
         fine(rdma_get_request(listener, &raw mut server));
         fine(rdma_accept(server, ptr::null_mut()));
-        // The event is there whether the client has gone or not; there is none for a second time.
+        // The first call gets its event whether the client has left or not. The other calls get no event and return.
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
@@ -407,7 +407,7 @@ fn a_synchronous_endpoint_needs_no_events() {
 }
 
 #[test]
-fn an_id_takes_what_waits_to_another_channel() {
+fn an_id_takes_its_waiting_events_to_another_channel() {
     let (one, other) = (Channel::new(), Channel::new());
     let id = one.id(c::RDMA_PS_TCP);
     // SAFETY: the id exists.
@@ -418,7 +418,7 @@ fn an_id_takes_what_waits_to_another_channel() {
         one.no_more();
         assert_eq!((*id).channel, other.0);
         assert_eq!(other.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0).id, id);
-        // What was not looked at goes with the id.
+        // Destroying the id discards the events that were not retrieved.
         fine(rdma_resolve_route(id, 1000));
         destroy(&[id]);
     }
@@ -447,11 +447,11 @@ fn a_source_without_an_address_keeps_its_port() {
 }
 
 #[test]
-fn a_forked_child_leaves_the_news_of_an_inherited_channel_to_its_parent() {
+fn a_forked_child_leaves_the_events_of_an_inherited_channel_to_its_parent() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
-    // SAFETY: the channel and the id exist. The child takes no lock that another thread may hold: it uses
-    // only the channel, and ends without unwinding.
+    // SAFETY: the channel and the id exist. The child takes no lock that another thread may hold, since it uses only
+    // the channel. It ends without unwinding.
     unsafe {
         fine(rdma_resolve_addr(id, ptr::null_mut(), sockaddr(&local(9)), 1000));
         let fd = (*channel.0).fd;
@@ -463,7 +463,7 @@ fn a_forked_child_leaves_the_news_of_an_inherited_channel_to_its_parent() {
             let empty = rdma_get_cm_event(channel.0, &raw mut event) == -1 && errno() == libc::EAGAIN;
             let same = libc::fcntl(fd, libc::F_GETFL) == flags | libc::O_NONBLOCK
                 && libc::fcntl(fd, libc::F_GETFD) == libc::FD_CLOEXEC;
-            // It is a descriptor of the child's own: the parent does not hear of this.
+            // The descriptor belongs to the child alone, so the parent does not see this write.
             let own = !channel.is_readable() && libc::eventfd_write(fd, 3) == 0 && channel.is_readable();
             libc::_exit(c_int::from(!empty) | c_int::from(!same) << 1 | c_int::from(!own) << 2);
         }

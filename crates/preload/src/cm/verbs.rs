@@ -1,4 +1,4 @@
-//! Verbs, which the connection manager calls as any program does.
+//! Verbs as the connection manager calls them, through the functions that programs call.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -8,7 +8,7 @@ use doorbell_ibverbs_sys as c;
 use crate::answer::{Answer, Refused};
 use crate::{context, cq, device, pd, qp, srq};
 
-/// What a call made; it has said why where it made nothing.
+/// Converts the result of a verb that creates an object. The verb itself has reported why it returned null.
 fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {
     if !object.is_null() {
         return Ok(object);
@@ -18,7 +18,7 @@ fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {
 }
 
 pub(super) fn open_device() -> Answer<*mut c::ibv_context> {
-    // SAFETY: the device of the list is always there.
+    // SAFETY: the listed device always exists.
     made("context", unsafe { context::ibv_open_device(device::listed()) })
 }
 
@@ -30,7 +30,7 @@ pub(super) unsafe fn alloc_pd(context: *mut c::ibv_context) -> Answer<*mut c::ib
     made("protection domain", unsafe { pd::ibv_alloc_pd(context) })
 }
 
-/// A completion queue with a channel.
+/// Creates a completion queue with a channel.
 ///
 /// # Safety
 ///
@@ -53,10 +53,10 @@ pub(super) unsafe fn create_cq(
 
 /// # Safety
 ///
-/// Made by [`create_cq`], or null.
+/// `channel` was created by [`create_cq`], or is null.
 pub(super) unsafe fn destroy_channel(channel: *mut c::ibv_comp_channel) {
     if !channel.is_null() {
-        // SAFETY: by the caller's promise. One that is still in use stays.
+        // SAFETY: by the caller's promise. The call refuses a channel that is still in use.
         unsafe { cq::ibv_destroy_comp_channel(channel) };
     }
 }

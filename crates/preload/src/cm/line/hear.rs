@@ -1,4 +1,4 @@
-//! What the service thread does with a line: it takes connections, and what the other end says.
+//! Work of the service thread on a line: accepts connections, and handles messages and deadlines.
 
 use std::ffi::c_int;
 use std::io;
@@ -20,21 +20,22 @@ use crate::cm::message::{Endpoint, Host, Message, lookup, reason};
 use crate::cm::ports;
 use crate::cm::service::Number;
 
-/// How long whoever connected may take for its request.
+/// Deadline for a peer that has connected to send its request.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
-/// How long they may still take for it once no more can be held: those who say nothing must not keep out
-/// those who do, which say it at once.
+/// Remaining time for requests once [`MAX_ARRIVING`] connections wait for theirs. Connection managers send the request
+/// at once, so silent peers do not keep them out.
 const CROWDED: Duration = Duration::from_millis(200);
 
-/// Connections to a listener whose request is not here yet; more wait in the kernel, or are refused.
+/// Maximum number of connections to a listener whose request has not arrived yet. Further ones wait in the kernel, or
+/// the kernel refuses them.
 const MAX_ARRIVING: usize = 128;
 
-/// How long a listener pauses when it cannot take connections.
+/// Pause of a listener that cannot accept connections.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Line {
-    /// The service thread found the socket ready.
+    /// Handles a socket that the service thread found ready.
     pub(in crate::cm) fn on_ready(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
@@ -72,7 +73,7 @@ impl Line {
                     Ok((connection, from)) => arrived.push((OwnProcess::new(connection.into(), &opening), from)),
                     Err(error) => {
                         is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
-                        // Else none waits, or one that has given up: the next call finds those behind it.
+                        // Otherwise no connection waits, or the first one was aborted. The next call accepts the rest.
                         break;
                     }
                 }
@@ -93,7 +94,8 @@ impl Line {
         }
     }
 
-    /// A listener whose waiting connections cannot be taken must not keep the thread busy.
+    /// Stops watching the sockets of a listener for a while. Connections that cannot be accepted would keep the thread
+    /// busy.
     fn pause(&self, state: &State) {
         for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
@@ -112,7 +114,7 @@ impl Line {
         let connection = SockRef::from(&socket);
         connection.set_nonblocking(true).map_err(failed)?;
         let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind, state.space));
-        // Nobody else knows it yet, so its lock is free.
+        // No other thread knows the line yet, so its lock is free.
         let mut own = child.state();
         own.phase = Phase::Arriving;
         own.options = state.options;
@@ -124,7 +126,7 @@ impl Line {
             let caller = ports::caller(from).filter(|caller| caller.space == state.space);
             let bound = state.claim.as_ref().map(|claim| *claim.bound());
             own.called = Some(caller.zip(bound).ok_or_else(|| {
-                Refused::new(libc::EPROTO, "somebody on this machine connected without a port of rdma_cm")
+                Refused::new(libc::EPROTO, "a program of this machine connected without a port of rdma_cm")
             })?);
         }
         own.listener = Some(Arc::clone(self));
@@ -200,7 +202,7 @@ impl Line {
             }
             (Phase::Accepted, M::ReadyToUse) => state.establish(&self.service, self.number),
             (Phase::Accepted | Phase::Answered | Phase::Established | Phase::Disconnecting, M::DisconnectRequest) => {
-                // Whether it arrives does not matter: the other end knows that it is over.
+                // The reply may get lost, since the peer already knows that the connection is over.
                 let _ = state.say(&Message::DisconnectReply);
                 if state.phase == Phase::Accepted {
                     state.establish(&self.service, self.number);
@@ -208,7 +210,7 @@ impl Line {
                 state.disconnected(&self.service, self.number, 0);
             }
             (Phase::Disconnecting, M::DisconnectReply) => state.disconnected(&self.service, self.number, 0),
-            // RTU after data was noticed; anything once it is over.
+            // RTU may follow after data has established the connection. After the end all messages are ignored.
             (Phase::Established, M::ReadyToUse) | (Phase::Disconnected | Phase::Over, _) => {}
             (Phase::Disconnecting, M::ReadyToUse) => {}
             (phase, message) => {
@@ -225,12 +227,12 @@ impl Line {
         let mut listening = listener.state();
         listening.arriving.retain(|&number| number != self.number);
         if listening.arriving.len() == MAX_ARRIVING - 1 {
-            // Many who connect at once and speak at once need no pause.
+            // There is room again, so the listener need not wait for the end of its pause.
             listener.resume(&listening);
         }
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
-            // Lookups are for datagram services, and requests for the others.
+            // Lookups are for datagram services, and requests for all others.
             Phase::Listening { .. } if datagrams != (state.kind == QpKind::Ud) => reason::INVALID_SERVICE_ID,
             Phase::Listening { backlog } if listening.queue.requests_of(listening.id) >= backlog => {
                 reason::NO_RESOURCES
@@ -248,7 +250,7 @@ impl Line {
         state.end(&self.service, self.number);
     }
 
-    /// The connection is of no use any more: the other end closed it, died, or speaks nonsense.
+    /// Ends a line whose connection is unusable: the peer closed it, died, sent a wrong message, or missed a deadline.
     fn on_end(&self, state: &mut State, errno: c_int) {
         let phase = state.phase;
         match phase {
@@ -283,11 +285,11 @@ impl Line {
         let has_deadline = state.phase == Phase::Disconnected;
         drop(state);
         if has_deadline {
-            self.on_deadline(); // the thread will not call it
+            self.on_deadline(); // the thread will not call this any more
         }
     }
 
-    /// The service thread found that the line's deadline has passed.
+    /// Handles the deadline of the line.
     pub(in crate::cm) fn on_deadline(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
@@ -312,13 +314,14 @@ impl Line {
 }
 
 impl State {
-    /// Takes note of the addresses that a caller of this machine names, if they can be true.
+    /// Stores the addresses that a caller of this machine names. Refuses addresses that do not fit the two ports or do
+    /// not belong to this machine.
     fn learn_addresses(&mut self, source: Host, destination: Host) -> Answer<()> {
         let Some((caller, own)) = self.called.take() else { return Ok(()) };
         let (source, destination) = (source.at(caller.address.port()), destination.at(own.address.port()));
         let is_possible = caller.admits(source) && own.admits(destination);
         if !is_possible || !is_here(source) || !is_here(destination) {
-            let why = format!("a connection within this machine is said to go from {source} to {destination}");
+            let why = format!("a caller within this machine names wrong addresses: from {source} to {destination}");
             return Err(Refused::new(libc::EPROTO, why));
         }
         (self.local, self.remote) = (Some(destination), Some(source));

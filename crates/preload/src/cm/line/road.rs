@@ -1,4 +1,4 @@
-//! How an id takes its port, listens there, and connects: by names on this machine, by TCP with others.
+//! Binding, listening and connecting of an id: by Unix sockets within this machine, by TCP with other machines.
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind};
@@ -22,20 +22,21 @@ use crate::cm::ports::{Bound, Claim, is_taken};
 use crate::cm::service::attempt;
 use crate::cm::tcp;
 
-/// Time to retry while no listener exists. Addresses resolve at once here, so a client may come before its server listens
-/// (qperf listens anew for each test). In a network, resolving takes longer than that.
+/// Time to retry while no listener exists. Addresses resolve at once here, so a client may connect before its server
+/// listens (qperf listens anew for each test). In a network, resolving an address takes longer than that delay.
 const LISTENER_LATE: Duration = Duration::from_millis(500);
 
 /// Time between two attempts to reach a listener that has no room, or does not exist yet.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How many numbers the kernel is asked for where a program leaves it open: others may have those that it offers.
+/// Maximum number of ports to ask the kernel for if a program leaves the choice open. Other ids may have the ports that
+/// the kernel offers.
 const NUMBERS: usize = 64;
 
-/// Ports that a user needs a right for at most (`net.ipv4.ip_unprivileged_port_start` says from which on not).
+/// First port that needs no privilege by default (`net.ipv4.ip_unprivileged_port_start`).
 const PRIVILEGED: u16 = 1024;
 
-/// What becomes of a listener that has no TCP port.
+/// Error text on the reach of a listener that has no TCP port.
 const HERE_ONLY: &str = "so programs of this machine reach the listener, and other machines do not";
 
 impl Line {
@@ -66,7 +67,7 @@ impl Line {
         state.claim.is_some() || state.socket.is_some()
     }
 
-    /// Says whether the id shares its port, as far as that can still be changed.
+    /// Sets whether the id shares its port. Refuses the change for a listener, and refuses `false` for a bound id.
     pub(in crate::cm) fn set_reuse(&self, reuse: bool) -> Answer<()> {
         let mut state = self.state();
         match &state.claim {
@@ -91,7 +92,7 @@ impl Line {
         }
         let failed = |error: &io::Error| refused("the id cannot listen at its address", error);
         let claim = state.claim.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
-        // From now on the port is its own (`rdma_listen` of Linux's connection manager).
+        // A listener does not share its port (`rdma_listen` of Linux's connection manager).
         let alone = if claim.bound().reuse { Some(claim.again(false).map_err(|error| failed(&error))?) } else { None };
         let here = alone.as_ref().unwrap_or(claim).listen().map_err(|error| failed(&error))?;
         self.service.serve(self, &here, READ, None)?;
@@ -107,7 +108,8 @@ impl Line {
         Ok(())
     }
 
-    /// Has other machines reach a listener too, unless its address or the RNIC's is one that they do not reach.
+    /// Listens at the TCP port too, for other machines. Does nothing if they cannot reach the RNIC or the address of
+    /// the listener.
     fn listen_to_network(&self, state: &mut State, backlog: usize) -> Answer<()> {
         let Some(local) = state.local.filter(|local| state.has_network && !local.ip().is_loopback()) else {
             return Ok(());
@@ -119,13 +121,13 @@ impl Line {
         };
         let kept = state.tcp.take();
         let socket = listen(kept)
-            .map_err(|error| refused(&format!("TCP port {} cannot be had, {HERE_ONLY}", local.port()), &error))?;
+            .map_err(|error| refused(&format!("TCP port {} is unavailable, {HERE_ONLY}", local.port()), &error))?;
         self.service.watch(self.number, &socket, READ)?;
         state.listening.push(socket);
         Ok(())
     }
 
-    /// Gives up the TCP port that the program wants for a socket of its own, if the line has it.
+    /// Gives up the TCP port that the program wants for a socket of its own. Returns whether the line had the port.
     pub(in crate::cm) fn leave_tcp(&self, wanted: SocketAddr) -> bool {
         let Some(mut state) = attempt(&self.state) else { return false };
         let stands_in_the_way = |socket: &OwnProcess| {
@@ -140,13 +142,13 @@ impl Line {
         let listening: Vec<_> = state.listening.extract_if(.., |socket| stands_in_the_way(socket)).collect();
         for socket in &listening {
             self.service.forget_socket(socket);
-            // A child that has not run yet may hold it too.
+            // A forked child that has not run yet may hold the socket too.
             let _ = SockRef::from(socket).shutdown(Shutdown::Both);
         }
         reserved.is_some() || !listening.is_empty()
     }
 
-    /// Listens for other machines again, after the program did not get the port.
+    /// Listens for other machines again after the program did not get the port.
     pub(in crate::cm) fn return_to_tcp(&self) {
         let Some(mut state) = attempt(&self.state) else { return };
         if let Phase::Listening { backlog } = state.phase
@@ -156,13 +158,13 @@ impl Line {
         }
     }
 
-    /// Says to who asked for it that the program has the port now.
+    /// Reports, with `--explain`, that the program has the TCP port now.
     pub(in crate::cm) fn tell_left_tcp(&self, port: SocketAddr) {
         let why = format!("the program listens for rdma_cm and has a socket of its own at TCP port {}", port.port());
         Refused::new(libc::EADDRINUSE, format!("{why}, {HERE_ONLY}")).tell("bind");
     }
 
-    /// Connects to where the id is resolved to, and says `request` there.
+    /// Connects to the resolved destination of the id, and sends `request`.
     pub(in crate::cm) fn connect(self: &Arc<Self>, request: Message) -> Answer<()> {
         let mut state = self.state();
         if state.phase != Phase::RouteResolved {
@@ -176,13 +178,13 @@ impl Line {
         self.reach_out(&mut state)
     }
 
-    /// Connects, or connects again.
+    /// Makes an attempt to connect.
     pub(super) fn reach_out(self: &Arc<Self>, state: &mut State) -> Answer<()> {
         let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
         if state.is_far { self.reach_far(state, remote) } else { self.reach_here(state, remote) }
     }
 
-    /// Such a connection stands at once, or not at all.
+    /// Connects within this machine. The connection is made at once or fails.
     fn reach_here(self: &Arc<Self>, state: &mut State, remote: SocketAddr) -> Answer<()> {
         let Some(claim) = &state.claim else { return Ok(()) };
         if let Err(error) = claim.call(canonical(remote)) {
@@ -213,7 +215,7 @@ impl Line {
         socket.expect_intact().map_err(|error| refused("the id cannot connect", &error))?;
         let connect = || SockRef::from(socket).connect(&SockAddr::from(remote));
         let connected = match connect() {
-            // What the kernel says first on a socket that was refused before (inet_stream_connect).
+            // On a socket whose earlier connection was refused, the kernel first returns this (inet_stream_connect).
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
             result => result,
         };
@@ -227,7 +229,7 @@ impl Line {
         Ok(())
     }
 
-    /// Handles a connection that could not be made: the id tries again for a while, and is then rejected.
+    /// Handles a failed attempt to connect. The id tries again for a while, and then reports the failure.
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
         let patience = match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => LISTENER_LATE,
@@ -249,7 +251,7 @@ impl Line {
 }
 
 impl State {
-    /// A port of this machine, and the TCP socket from which the number is, if it was left open.
+    /// Takes a port of this machine. If the program leaves the number open, also returns the TCP socket that got it.
     fn take_port(&self, address: SocketAddr) -> io::Result<(Claim, Option<OwnProcess>)> {
         let Options { ipv6_only: only, reuse, .. } = self.options;
         let bound = |port| {
@@ -261,7 +263,7 @@ impl State {
             check(address, self.options)?;
             return Ok((Claim::take(bound(address.port()))?, None));
         }
-        // The kernel offers no number twice while these live.
+        // The kernel does not offer the same number again while these sockets exist.
         let mut offered = Vec::new();
         loop {
             let tcp = tcp_socket(address, self.options)?;
@@ -274,11 +276,11 @@ impl State {
         }
     }
 
-    /// One of the id's own port, where nobody else has that of TCP.
+    /// Returns a TCP socket for a connection. It has the number of the id's port, unless that TCP port is taken.
     fn tcp_to_connect(&self) -> io::Result<OwnProcess> {
         let Some(mut local) = self.local else { return Err(ErrorKind::AddrNotAvailable.into()) };
         tcp_socket(local, self.options).or_else(|error| {
-            let why = format!("TCP port {} cannot be had, so the other machine sees another", local.port());
+            let why = format!("TCP port {} is unavailable, so the other machine sees another", local.port());
             refused(&why, &error).tell("rdma_connect");
             local.set_port(0);
             tcp_socket(local, self.options)
@@ -286,11 +288,12 @@ impl State {
     }
 }
 
-/// Does this machine have the address, and may this user have the port? What the kernel says of sockets holds here too.
+/// Checks that this machine has the address and that this user may have the port. The kernel decides this by binding
+/// sockets of TCP and UDP.
 fn check(mut address: SocketAddr, options: Options) -> io::Result<()> {
     if address.port() < PRIVILEGED {
         match tcp_socket(address, options) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {} // TCP's port is not this one
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {} // the TCP port is a different one
             result => return result.map(drop),
         }
     }
@@ -302,7 +305,7 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     let opening = Opening::begin();
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    // Connections of a server that ended must not keep the next one from its port.
+    // Old connections of a server that ended must not keep the next server from the port.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(options.ipv6_only)?;
@@ -311,17 +314,16 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     Ok(OwnProcess::new(socket.into(), &opening))
 }
 
-/// A connection says little, at once, and must notice that the other machine is gone.
+/// Sets TCP options: messages are small and leave at once, and keepalive detects that the other machine is gone.
 pub(super) fn prepare(socket: &impl AsFd) {
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
     let socket = SockRef::from(socket);
-    // Without them it works, if more slowly.
+    // The connection also works without these options, if more slowly.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
 }
 
-/// What a connection that does not come about is to the program. Nobody listening is what IBTA
-/// calls an invalid service.
+/// Returns the event and status of a failed connection. IBTA's reason for a missing listener is an invalid service ID.
 fn fate(kind: QpKind, error: &io::Error) -> (c::rdma_cm_event_type, c_int) {
     match (error.raw_os_error(), kind) {
         (Some(libc::ECONNREFUSED), QpKind::Ud) => (c::RDMA_CM_EVENT_UNREACHABLE, lookup::UNSUPPORTED.into()),

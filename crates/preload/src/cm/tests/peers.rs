@@ -1,4 +1,4 @@
-//! Bare sockets that say one wrong thing, or die.
+//! Tests with bare sockets that send one wrong message, or die.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::super::message::{Host, Message};
 use super::super::testing::{BareListener, Road, called, message as request, port_of_this_machine};
 use super::*;
 
-/// The next message on a bare connection.
+/// Reads the next message on a bare connection.
 fn heard(stream: &mut Socket) -> Message {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut bytes = Vec::new();
@@ -26,7 +26,7 @@ fn heard(stream: &mut Socket) -> Message {
     }
 }
 
-/// It was hung up on.
+/// Checks that the peer has closed the connection.
 fn gone(mut stream: Socket) {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     match stream.read(&mut [0; 16]) {
@@ -37,7 +37,7 @@ fn gone(mut stream: Socket) {
 }
 
 impl Channel {
-    /// A listener that a road leads to, and its port.
+    /// Returns a listener on a road, and its port.
     fn listener_on(&self, road: Road) -> (*mut c::rdma_cm_id, u16) {
         let id = self.id(c::RDMA_PS_TCP);
         road.lead(id);
@@ -57,11 +57,11 @@ impl Channel {
 }
 
 #[test]
-fn a_listener_hangs_up_on_nonsense_and_goes_on() {
-    Road::BOTH.into_iter().for_each(a_listener_hangs_up_on_nonsense);
+fn a_listener_closes_connections_with_wrong_messages_and_still_serves() {
+    Road::BOTH.into_iter().for_each(a_listener_closes_wrong_connections);
 }
 
-fn a_listener_hangs_up_on_nonsense(road: Road) {
+fn a_listener_closes_wrong_connections(road: Road) {
     let (passive, active) = (Channel::new(), Channel::new());
     let (listener, port) = passive.listener_on(road);
     let connect = || road.call(port);
@@ -75,12 +75,12 @@ fn a_listener_hangs_up_on_nonsense(road: Road) {
         other_version,
         Message::ReadyToUse.emit(),
         Message::Reject { reason: 1, private: Vec::new() }.emit(),
-        // Addresses are said once within a machine, and never to others.
+        // A caller sends addresses once within a machine, and never to other machines.
         Message::Addresses { source: host, destination: host }.emit(),
     ];
     for bytes in wrong {
         let mut stream = connect();
-        // It may hang up before all is said.
+        // The listener may close the connection before all bytes are sent.
         let _ = stream.write_all(&bytes);
         gone(stream);
     }
@@ -108,23 +108,23 @@ fn whoever_lies_about_its_addresses_is_hung_up_on() {
     let (here, elsewhere) = (Host::of(to), Host::of((Ipv4Addr::new(192, 0, 2, 77), 0).into()));
     let other = Host::of((Ipv4Addr::new(127, 0, 0, 9), 0).into());
     let nowhere = Host::of((Ipv4Addr::UNSPECIFIED, 0).into());
-    // Were it believed, the program would hear of the request.
+    // If the listener accepted the addresses, the program would get an event for the request.
     let said = |source, destination| [Message::Addresses { source, destination }.emit(), request().emit()].concat();
     for bytes in [
-        said(elsewhere, here), // its port is of another address
+        said(elsewhere, here), // the caller's port has another address
         said(other, here),
         said(nowhere, here),
-        said(here, elsewhere), // nobody listens there
+        said(here, elsewhere), // the listener has another address
         said(here, other),
         said(here, nowhere),
-        request().emit(), // before its addresses
+        request().emit(), // a request before the addresses
         Message::Lookup { private: Vec::new() }.emit(),
     ] {
         let mut stream = called(&port_of_this_machine(), to);
         stream.write_all(&bytes).unwrap();
         gone(stream);
     }
-    // Without a port, and from a port of another space.
+    // Connect without a port, and from a port of another space.
     let nameless = Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     nameless.connect(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
     gone(nameless);
@@ -137,11 +137,11 @@ fn whoever_lies_about_its_addresses_is_hung_up_on() {
 }
 
 #[test]
-fn more_silent_connections_than_are_held_leave_those_that_speak_alone() {
-    Road::BOTH.into_iter().for_each(silent_connections_leave_others_alone);
+fn too_many_silent_connections_do_not_block_others() {
+    Road::BOTH.into_iter().for_each(silent_connections_do_not_block_others);
 }
 
-fn silent_connections_leave_others_alone(road: Road) {
+fn silent_connections_do_not_block_others(road: Road) {
     let passive = Channel::new();
     let (listener, port) = passive.listener_on(road);
     let start = Instant::now();
@@ -149,14 +149,14 @@ fn silent_connections_leave_others_alone(road: Road) {
     let mut stream = road.call(port);
     stream.write_all(&request().emit()).unwrap();
     let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
-    // Before the first of the others was given up for its silence alone.
+    // The request was served before the first silent connection missed its ordinary deadline.
     assert!(start.elapsed() < ARRIVAL);
     drop(silent);
     destroy(&[server, listener]);
 }
 
 #[test]
-fn whoever_finds_a_listener_full_waits_for_its_turn() {
+fn a_client_waits_while_the_listener_is_full() {
     let active = Channel::new();
     let claim = port_of_this_machine();
     let port = claim.bound().address.port();
@@ -164,14 +164,14 @@ fn whoever_finds_a_listener_full_waits_for_its_turn() {
     listening.bind(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
     listening.listen(0).unwrap();
     listening.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // The kernel keeps one that waits.
+    // The kernel holds one waiting connection.
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let first = called(&port_of_this_machine(), to);
     assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::WouldBlock);
     let client = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
-    // Another client gives up while it waits.
+    // A second client is destroyed while it waits.
     let other = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(other, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
@@ -221,7 +221,7 @@ fn a_dead_peer_is_noticed(road: Road) {
         drop(stream);
         assert_eq!(passive.next().kind, c::RDMA_CM_EVENT_UNREACHABLE);
 
-        // Once it is established.
+        // After the connection is established.
         let mut stream = connect();
         let established = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
         create_qp(established, c::IBV_QPT_RC);
@@ -233,7 +233,7 @@ fn a_dead_peer_is_noticed(road: Road) {
         passive.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
         passive.expect(c::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
 
-        // Data came before it was said to be established; then nonsense.
+        // After data has established the connection before the RTU, and a wrong message follows.
         let mut stream = connect();
         let noticed = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
         create_qp(noticed, c::IBV_QPT_RC);
@@ -252,11 +252,11 @@ fn a_dead_peer_is_noticed(road: Road) {
 }
 
 #[test]
-fn whoever_answers_with_nonsense_is_unreachable() {
-    Road::BOTH.into_iter().for_each(nonsense_is_unreachable);
+fn a_listener_that_sends_a_wrong_answer_is_unreachable() {
+    Road::BOTH.into_iter().for_each(a_wrong_answer_is_unreachable);
 }
 
-fn nonsense_is_unreachable(road: Road) {
+fn a_wrong_answer_is_unreachable(road: Road) {
     let active = Channel::new();
     let listener = BareListener::new(road);
     for bytes in [b"220 mail ready\r\n".to_vec(), Message::ReadyToUse.emit(), request().emit(), Vec::new()] {

@@ -1,4 +1,4 @@
-//! Ports of this machine: who may have which, and that they are not those of TCP.
+//! Tests of the ports of this machine: which ids may have which port, and their relation to TCP ports.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
@@ -30,7 +30,7 @@ fn port_of(id: *mut c::rdma_cm_id) -> u16 {
     u16::from_be(unsafe { rdma_get_src_port(id) })
 }
 
-/// The addresses of both ends, as a program sees them.
+/// Returns the addresses of both ends, as a program sees them.
 fn addresses_of(id: *mut c::rdma_cm_id) -> [SocketAddr; 2] {
     // SAFETY: the id exists, and there is room for any address.
     unsafe {
@@ -40,7 +40,7 @@ fn addresses_of(id: *mut c::rdma_cm_id) -> [SocketAddr; 2] {
     }
 }
 
-/// What a program asks for: an address, and the options with which it does.
+/// Address and options that a program asks for.
 struct Asks {
     ip: &'static str,
     only: bool,
@@ -74,9 +74,9 @@ impl Asks {
     }
 }
 
-/// What the second of two ids gets that ask for one port: `cma_check_port` of Linux.
+/// Checks the errno of the second of two ids that ask for one port (`cma_check_port` of Linux).
 #[test]
-fn two_ids_have_a_port_where_linux_lets_them() {
+fn two_ids_share_a_port_exactly_if_linux_allows_it() {
     let (same, any) = (libc::EADDRINUSE, libc::EADDRNOTAVAIL);
     let cases = [
         (plain("127.0.0.1"), plain("127.0.0.1"), same),
@@ -106,7 +106,7 @@ fn two_ids_have_a_port_where_linux_lets_them() {
     let channel = Channel::new();
     for (first, second, expected) in cases {
         if !address::is_here((Ipv6Addr::LOCALHOST, 0).into()) && (first.ip.contains(':') || second.ip.contains(':')) {
-            continue; // no IPv6 here
+            continue; // this machine has no IPv6
         }
         let (one, errno) = first.bind(&channel, 0);
         assert_eq!(errno, 0, "{}", first.ip);
@@ -135,21 +135,21 @@ fn ports_of_different_spaces_are_different() {
 }
 
 #[test]
-fn whoever_listens_shares_its_port_no_more() {
+fn a_listener_does_not_share_its_port() {
     let channel = Channel::new();
     let (one, _) = reusing("127.0.0.1").bind(&channel, 0);
     let (other, errno) = reusing("127.0.0.1").bind(&channel, port_of(one));
     assert_eq!(errno, 0);
     // SAFETY: the ids exist.
     unsafe {
-        // Another is bound there.
+        // Another id is bound there.
         refused(rdma_listen(one, 0), libc::EADDRINUSE);
         destroy(&[other]);
         fine(rdma_listen(one, 0));
         refused(set(one, c::RDMA_OPTION_ID_REUSEADDR, 1), libc::EINVAL);
         let (late, errno) = reusing("127.0.0.1").bind(&channel, port_of(one));
         assert_eq!(errno, libc::EADDRINUSE);
-        // An id may share a port that it has, and not keep it to itself again.
+        // A bound id may start to share its port, but may not stop sharing it.
         let (bound, _) = plain("127.0.0.1").bind(&channel, 0);
         fine(set(bound, c::RDMA_OPTION_ID_REUSEADDR, 1));
         refused(set(bound, c::RDMA_OPTION_ID_REUSEADDR, 0), libc::EINVAL);
@@ -160,7 +160,7 @@ fn whoever_listens_shares_its_port_no_more() {
 }
 
 #[test]
-fn a_port_that_is_left_open_is_one_of_the_range_that_nobody_has() {
+fn a_chosen_port_is_a_free_one_of_the_ephemeral_range() {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let [low, high] = range.split_whitespace().map(|text| text.parse::<u16>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("{range}");
@@ -188,7 +188,7 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
             if listens {
                 fine(rdma_listen(id, 0));
                 connects(&active, &passive, port, Road::Network);
-                // Somebody else has it after all, so the listener is to be reached as before.
+                // The program did not get the port, so other machines must reach the listener as before.
                 assert!(!service::leaving_tcp((Ipv4Addr::LOCALHOST, port).into(), || false));
                 connects(&active, &passive, port, Road::Network);
             }
@@ -208,7 +208,7 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
 }
 
 #[test]
-fn a_handler_of_signals_may_bind_whatever_it_interrupts() {
+fn a_signal_handler_may_bind_while_its_thread_holds_a_lock() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
     Road::Network.lead(id);
@@ -226,7 +226,7 @@ fn a_handler_of_signals_may_bind_whatever_it_interrupts() {
     destroy(&[id]);
 }
 
-/// Does an id get from here to there?
+/// Checks that a request from `channel` reaches the listener of `passive` at the port.
 fn connects(channel: &Channel, passive: &Channel, port: u16, road: Road) {
     let client = channel.resolved(c::RDMA_PS_TCP, port);
     road.lead(client);
@@ -253,7 +253,7 @@ fn a_program_listens_for_tcp_and_for_rdma_at_one_port_in_either_order() {
         }
         let port = port_of(id);
         let tcp = first.unwrap_or_else(|| TcpListener::bind((wildcard, port)).unwrap());
-        // Each gets what is meant for it.
+        // Each listener gets its own connections.
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
         connects(&active, &passive, port, Road::Here);
         let mut said = Vec::new();
@@ -281,7 +281,7 @@ fn other_machines_reach_a_listener_by_tcp_unless_its_port_is_taken_there() {
         connects(&active, &passive, port_of(free), road);
     }
     connects(&active, &passive, port, Road::Here);
-    // What was a TCP port is one again.
+    // The TCP port of a destroyed listener is free again.
     let number = port_of(free);
     destroy(&[free, taken]);
     drop(TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).unwrap());
@@ -322,17 +322,17 @@ fn both_ends_see_the_addresses_that_they_named() {
     }
 }
 
-/// Forks a process that runs `body`, says that it did, and lives until it is killed.
+/// Forks a process that runs `body`, reports that it succeeded, and waits to be killed.
 fn forked(body: impl FnOnce() -> bool) -> libc::pid_t {
     let (mut here, mut there) = UnixStream::pair().unwrap();
-    // SAFETY: the child runs only this, and ends without unwinding.
+    // SAFETY: the child runs only the code below, and ends without unwinding.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         let said = if body() { b"y" } else { b"n" };
         let _ = there.write_all(said);
         loop {
-            // SAFETY: it has no arguments.
+            // SAFETY: the call has no arguments.
             unsafe { libc::pause() };
         }
     }
@@ -345,17 +345,17 @@ fn forked(body: impl FnOnce() -> bool) -> libc::pid_t {
 
 fn kill(child: libc::pid_t) {
     let mut status = 0;
-    // SAFETY: it was forked here, and not waited for yet.
+    // SAFETY: the child was forked here, and not waited for yet.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
     }
 }
 
-/// What the process has spent on its processors.
+/// Returns the processor time of the process.
 fn cpu() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the call fills it in.
+    // SAFETY: the call fills in the structure.
     let usage = unsafe {
         assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
         usage.assume_init()
@@ -370,7 +370,7 @@ fn cpu() -> Duration {
 fn a_listener_without_descriptors_waits_until_there_are_some() {
     let limit_to = |limit| {
         let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the calls read and fill in what is there.
+        // SAFETY: the calls read and fill in the structure.
         unsafe {
             assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
             let before = std::mem::replace(&mut limits.rlim_cur, limit);
@@ -378,7 +378,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
             before
         }
     };
-    // In a process of its own, since the limit is a process's.
+    // Run in a process of its own, since the limit applies to the whole process.
     let child = forked(|| {
         let waits = || {
             let passive = Channel::new();
@@ -402,7 +402,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
     kill(child);
 }
 
-/// Binds an abstract name as another user, and listens there.
+/// Binds an abstract name as another user, and listens at that name.
 fn squat(name: &str, user: u32) -> socket2::Socket {
     let take = || {
         // SAFETY: only this thread, which ends below, becomes another user.
@@ -422,15 +422,16 @@ fn is_called(socket: &socket2::Socket) -> bool {
 }
 
 fn may_be_others() -> bool {
-    // SAFETY: it has no arguments.
+    // SAFETY: the call has no arguments.
     let may = unsafe { libc::geteuid() } == 0;
     if !may {
-        println!("left out: only root can be another user");
+        println!("left out: only root can become another user");
     }
     may
 }
 
-/// The kernel lets another user's program take the name of a listener at one address while a program listens at any address.
+/// Checks the choice between listeners. The kernel lets another user's program take the name of a listener at one
+/// address while a program listens at any address.
 #[test]
 fn a_caller_prefers_the_listener_of_its_own_user() {
     if !may_be_others() {
@@ -446,13 +447,13 @@ fn a_caller_prefers_the_listener_of_its_own_user() {
     port_of_this_machine().call(to).unwrap();
     assert!(!is_called(&squatter));
     destroy(&[chosen]);
-    // A service of another user is called if the own user and root have none, but never one of two.
+    // If its own user and root have no listener, the caller uses that of another user, but refuses to choose among two.
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&squatter));
     let second = squat(&format!("listen/tcp/{port}/0.0.0.0"), 1001);
     assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     drop(second);
-    // The same user's programs may do to each other what they like.
+    // Programs of the own user are trusted, so a caller uses their listener.
     let twin = squat(&format!("listen/tcp/{port}/*"), 0);
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&twin) && !is_called(&squatter));
@@ -473,13 +474,13 @@ fn names_of_other_users_are_no_ports_of_ours() {
     assert_eq!(errno, 0);
     // SAFETY: the id exists.
     assert_eq!(unsafe { rdma_listen(chosen, 0) }, 0);
-    // A second one of this user is still refused.
+    // A second id of this user is still refused.
     assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
     assert_eq!(plain("0.0.0.0").bind(&channel, port).1, libc::EADDRNOTAVAIL);
     port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
     assert!(!squatters.iter().any(is_called));
     drop(squatters);
-    // Its name is not the plain one, but it has the port.
+    // The id has a name with a suffix, and still has the port.
     assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
     port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
     destroy(&[chosen]);
@@ -511,7 +512,7 @@ fn the_port_of_a_killed_listener_is_free() {
     destroy(&[chosen]);
     let child = forked(|| {
         let (mut id, channel) = (ptr::null_mut(), rdma_create_event_channel());
-        // SAFETY: the channel exists, and the id once it is made.
+        // SAFETY: the channel exists, and the id exists after its creation.
         unsafe {
             rdma_create_id(channel, &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) == 0
                 && rdma_bind_addr(id, sockaddr(&local(port))) == 0

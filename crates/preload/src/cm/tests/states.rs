@@ -1,4 +1,4 @@
-//! Calls in states in which the kernel refuses them (`drivers/infiniband/core/cma.c` and `cm.c`), with its errno.
+//! Tests of calls in states in which the kernel refuses them, with its errno (`drivers/infiniband/core/cma.c`, `cm.c`).
 
 use super::super::connect::rdma_establish;
 use super::*;
@@ -88,7 +88,7 @@ fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     }
 }
 
-/// Checks that each call fails with EINVAL, except those that are named with another result.
+/// Checks that each call fails with EINVAL, except for those in `others`, which are listed with their result.
 #[track_caller]
 fn only(id: *mut c::rdma_cm_id, others: &[(&str, c_int)]) {
     for (call, errno) in all_calls(id) {
