@@ -26,13 +26,13 @@ unsafe impl Object for Ah {
     const KIND: Kind = Kind::Ah;
 }
 
-/// What packets carry where a program leaves it open: a datagram with 0 goes nowhere.
+/// Hop limit of packets if the program gives none. A datagram with hop limit 0 is dropped.
 pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// Advice to users of programs that leave out the GID index, which RoCE needs.
+/// Advice to users of programs that omit the GID index, which RoCE needs.
 const GIVE_INDEX: &str = "give the programs at both ends the GID index 0 (most take it with -g 0 or -x 0)";
 
-/// What a program means by its address attributes.
+/// Converts the address attributes of a program.
 pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<AddressVector> {
     expect_port(attr.port_num.into())?;
     if attr.is_global == 0 {
@@ -43,7 +43,7 @@ pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<A
     if let Err(refused) = expect_gid_index(attr.grh.sgid_index.into()) {
         return Err(Refused::hint(format!("{refused}; {GIVE_INDEX}")));
     }
-    // SAFETY: both views of a GID are plain bytes.
+    // SAFETY: both members of the GID union are plain bytes.
     let destination = IpAddr::V6(Ipv6Addr::from(unsafe { attr.grh.dgid.raw })).to_canonical();
     let own = device.attributes.address;
     if destination.is_ipv4() != own.is_ipv4() || destination.is_unspecified() {
@@ -53,7 +53,7 @@ pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<A
     Ok(AddressVector { destination, traffic_class: attr.grh.traffic_class, hop_limit })
 }
 
-/// An address in the terms of C.
+/// Converts an address to its C structure.
 pub(crate) fn ah_attributes(address: &AddressVector) -> c::ibv_ah_attr {
     c::ibv_ah_attr {
         grh: c::ibv_global_route {
@@ -68,7 +68,7 @@ pub(crate) fn ah_attributes(address: &AddressVector) -> c::ibv_ah_attr {
     }
 }
 
-/// IPv4 addresses are mapped into GIDs (RoCE v2 annex A17).
+/// Returns the GID of an address. IPv4 addresses are mapped into GIDs (RoCE v2 annex A17).
 pub(crate) fn gid(address: IpAddr) -> c::ibv_gid {
     let raw = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -94,8 +94,8 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut c::ibv_pd, attr: *mut c::ibv_ah_attr
     })
 }
 
-/// The address that a datagram came from: of an IPv6 header, or of the IPv4 header in the last 20
-/// of the 40 bytes (RoCE v2 annex A17, A17.4.5.2).
+/// Returns the source address of a datagram. An IPv4 header occupies the last 20 of the 40 bytes, and an IPv6 header
+/// all of them (RoCE v2 annex A17, A17.4.5.2).
 fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Answer<AddressVector> {
     if wc.wc_flags & c::IBV_WC_GRH == 0 {
         return Err(Refused::invalid("the completion has no routing header, so its sender is not known"));
@@ -162,7 +162,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
         let context = pd.context()?;
         pd.users.remove();
-        // SAFETY: the program does not name it again.
+        // SAFETY: the program does not use it again.
         drop(unsafe { context.handles.take::<Ah>(ah) });
         Ok(())
     })
@@ -184,7 +184,7 @@ mod tests {
             assert!(address_vector(&good, device).is_ok());
             let without_gid = c::ibv_ah_attr { is_global: 0, ..good };
             let mut without_index = good;
-            without_index.grh.sgid_index = 255; // -1, as programs keep it
+            without_index.grh.sgid_index = 255; // -1, as programs store it
             for wrong in [without_gid, without_index] {
                 let refused = address_vector(&wrong, device).unwrap_err();
                 assert_eq!((refused.errno, refused.is_hint), (libc::EINVAL, true));

@@ -1,4 +1,4 @@
-//! How calls end: the errno of verbs, and a sentence for who asks.
+//! Results of C calls: the errno of verbs, and a sentence that explains a refusal.
 
 use std::borrow::Cow;
 use std::ffi::c_int;
@@ -12,12 +12,12 @@ use crate::explain::{explain, hint, is_wanted};
 use crate::fork::Inside;
 use crate::wait::Uncancelled;
 
-/// Why a call was refused.
+/// Reason for which a call was refused.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) errno: c_int,
     why: Cow<'static, str>,
-    /// The sentence goes to standard error even without `--explain`.
+    /// Whether the sentence goes to standard error even without `--explain`.
     pub(crate) is_hint: bool,
 }
 
@@ -28,7 +28,8 @@ impl Refused {
         Self { errno, why: why.into(), is_hint: false }
     }
 
-    /// Makes a refusal with EINVAL whose reason newcomers need at once: the program lacks an option that RoCE needs.
+    /// Creates a refusal with EINVAL whose reason newcomers need at once: the program lacks an option that RoCE
+    /// needs.
     pub(crate) fn hint(why: impl Into<Cow<'static, str>>) -> Self {
         Self { is_hint: true, ..Self::invalid(why) }
     }
@@ -41,8 +42,8 @@ impl Refused {
         Self::new(libc::EOPNOTSUPP, why)
     }
 
-    /// Writes it to standard error. With `--explain` it writes each sentence once, without it only the first hint of the
-    /// process.
+    /// Writes the reason to standard error. With `--explain`, it writes each sentence once, otherwise only the first
+    /// hint of the process.
     pub(crate) fn tell(&self, call: &str) {
         if is_wanted() || self.is_hint {
             let _uncancelled = Uncancelled::new();
@@ -107,19 +108,20 @@ impl From<PostErrorKind> for Refused {
 }
 
 pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the C library gives each thread a place of its own.
+    // SAFETY: the C library has one location per thread, which is valid for as long as the thread.
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// Nothing unwinds into C: a defect of this library is an error of the call. And nothing unwinds it: the
-/// thread is not cancelled meanwhile. And no other thread forks: the child would find locks held.
+/// Runs `body` so that nothing unwinds into C: a panic of this library becomes an error of the call. Meanwhile the
+/// thread is not cancelled, so cancellation does not unwind `body` either. No other thread forks meanwhile, since the
+/// child would find locks held.
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Answer<T>) -> Answer<T> {
     let _uncancelled = Uncancelled::new();
     let _inside = Inside::new();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a defect of this library")))
 }
 
-/// For calls that return 0 or the errno.
+/// Runs a call that returns 0 or the errno.
 pub(crate) fn status(call: &str, body: impl FnOnce() -> Answer<()>) -> c_int {
     match guarded(body) {
         Ok(()) => 0,
@@ -131,7 +133,7 @@ pub(crate) fn status(call: &str, body: impl FnOnce() -> Answer<()>) -> c_int {
     }
 }
 
-/// For calls that return a number, or -1 with errno set.
+/// Runs a call that returns a number, or -1 with errno set.
 pub(crate) fn number(call: &str, body: impl FnOnce() -> Answer<c_int>) -> c_int {
     guarded(body).unwrap_or_else(|refused| {
         refused.tell(call);
@@ -140,7 +142,7 @@ pub(crate) fn number(call: &str, body: impl FnOnce() -> Answer<c_int>) -> c_int 
     })
 }
 
-/// For calls that return an object, or null with errno set.
+/// Runs a call that returns an object, or null with errno set.
 pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Answer<*mut T>) -> *mut T {
     guarded(body).unwrap_or_else(|refused| {
         refused.tell(call);

@@ -1,4 +1,4 @@
-//! What the environment says: `doorbell run` sets it, and `doorbell env` prints it.
+//! Settings in the environment: `doorbell run` sets them, and `doorbell env` prints them.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -23,12 +23,12 @@ fn address() -> Answer<Option<IpAddr>> {
     parsed("DOORBELL_BIND")
 }
 
-/// Do other machines reach the RNIC? Unless it is told otherwise, it has an address of loopback.
+/// Returns whether other machines reach the RNIC. Its default address is a loopback address.
 pub(crate) fn is_on_network() -> bool {
     address().ok().flatten().is_some_and(|address| !address.is_loopback())
 }
 
-/// How the RNIC is opened.
+/// Returns the options with which the RNIC is opened.
 pub(crate) fn options() -> Answer<SoftOptions> {
     let mut options = SoftOptions {
         address: address()?,
@@ -44,7 +44,7 @@ pub(crate) fn options() -> Answer<SoftOptions> {
     Ok(options)
 }
 
-/// Processes must not write to one file: `%p` in its name stands for the process.
+/// Replaces `%p` in the name by the process number, so that each process writes a file of its own.
 fn per_process(path: OsString) -> PathBuf {
     match path.into_string() {
         Ok(text) => text.replace("%p", &std::process::id().to_string()).into(),
@@ -52,11 +52,10 @@ fn per_process(path: OsString) -> PathBuf {
     }
 }
 
-/// A vendor that is nobody (a locally administered identifier), and its first part.
+/// Default vendor, a locally administered identifier that no vendor owns, and its default part.
 const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
 
-/// The vendor's and the part's number that the device shows. Some programs decide by them what to
-/// make use of.
+/// Returns the vendor and part numbers that the device shows. Some programs choose features by them.
 pub(crate) fn vendor() -> Answer<(u32, u32)> {
     let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
     let text = value.to_string_lossy();
@@ -72,12 +71,12 @@ pub(crate) fn vendor() -> Answer<(u32, u32)> {
     })
 }
 
-/// Are counters to be printed when the process ends?
+/// Returns whether counters are printed when the process ends.
 pub(crate) fn wants_stats() -> bool {
     variable("DOORBELL_STATS").is_some_and(|value| value != "0")
 }
 
-/// Is it to be explained what is not served?
+/// Returns whether refused requests are explained on standard error.
 pub(crate) fn explains() -> bool {
     let quiet = ["off", "error", "warn"].map(OsString::from);
     variable("DOORBELL_LOG").is_some_and(|level| !quiet.contains(&level))

@@ -1,4 +1,4 @@
-//! Opening the device, and the tables through which programs call much of verbs.
+//! Opening the device, and the tables through which programs call many verbs.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{self, offset_of};
@@ -19,15 +19,15 @@ pub(crate) struct Context {
     c: c::verbs_context,
     pub(crate) device: Arc<Device>,
     pub(crate) events: Arc<Events>,
-    /// Objects that were made from it.
+    /// Objects that were created from the context.
     pub(crate) handles: Handles,
 }
 
-/// What `abi_compat` says where the extended table is there.
+/// Value of `abi_compat` that announces the extended table.
 const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 
 impl Context {
-    /// The context behind a C pointer.
+    /// Returns the context of a C pointer.
     ///
     /// # Safety
     ///
@@ -74,7 +74,7 @@ fn tables(events: &Events) -> c::verbs_context {
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
-    // There is no kernel to command, but some programs duplicate the descriptor.
+    // There is no kernel to command, but some programs duplicate this descriptor.
     context.cmd_fd = events.fd();
     context.async_fd = events.fd();
     context.num_comp_vectors = 1;
@@ -89,47 +89,48 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
             return Err(Refused::invalid("the device is null"));
         }
         let opened = device::open().inspect_err(|refused| {
-            // What is wrong is outside the program, and no errno says it.
+            // The fault is outside the program, and no errno describes it.
             say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
         })?;
         let events = Arc::new(Events::new()?);
         let mut c = tables(&events);
         c.context.device = device;
-        // A mutex of zeros is what the C library's initializer makes.
+        // The C library's initializer of a mutex writes zeros too.
         let context = Box::leak(Box::new(Context { c, device: opened, events, handles: Handles::default() }));
         Ok(context.as_c())
     };
     pointer("ibv_open_device", open)
 }
 
-/// Closes a context. What the program left behind goes with it, as the kernel would clear it away: no
-/// peer reaches its memory any more.
+/// Closes a context. Objects that the program did not destroy are destroyed with it, as the kernel would do: from
+/// then on no peer reaches their memory.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut c::ibv_context) -> c_int {
     status("ibv_close_device", || {
         // SAFETY: the C contract.
         let own = unsafe { Context::of(context) }?;
         if !own.device.is_own() {
-            return Ok(()); // the parent's, and nothing of it is here
+            return Ok(()); // the context belongs to the parent process
         }
         for (kind, pointer) in own.handles.left() {
-            // SAFETY: an object of this kind that exists, and the program does not name it again.
+            // SAFETY: an object of this kind that exists, and the program does not use it again.
             unsafe { destroy(kind, pointer as *mut c_void) };
         }
-        // SAFETY: it came from `Box::leak`, nothing was made from it that still exists, and the program
-        // does not name it again.
+        // SAFETY: it came from `Box::leak`, no object that was created from it still exists, and the program does not
+        // use it again.
         drop(unsafe { Box::from_raw((&raw const *own).cast_mut()) });
         Ok(())
     })
 }
 
-/// Destroys what a program left behind, without waiting for it to acknowledge events.
+/// Destroys an object that the program did not destroy, without waiting for it to acknowledge events.
 ///
 /// # Safety
 ///
-/// The pointer is an object of this kind, which nobody uses.
+/// The pointer is an object of this kind, and no thread uses it.
 unsafe fn destroy(kind: Kind, pointer: *mut c_void) {
-    // SAFETY: passed on to our caller. What was made from an object goes before it, so none is in use.
+    // SAFETY: passed on to our caller. Objects are destroyed before those that they were created from, so none is in
+    // use.
     unsafe {
         match kind {
             Kind::Qp => {

@@ -34,7 +34,7 @@ pub(crate) struct Channel {
     cqs: Mutex<HashMap<CqId, Place>>,
 }
 
-/// Where a completion queue is.
+/// C pointer of a completion queue.
 struct Place(*mut c::ibv_cq);
 
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_comp_channel`.
@@ -48,14 +48,14 @@ impl Channel {
         self.cqs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the oldest notification. There may be none of a queue that still exists.
+    /// Takes the oldest notification. Returns `None` if no notification of an existing queue is left.
     fn take(&self) -> Option<*mut c::ibv_cq> {
-        // Under the lock a queue that is being destroyed either is not found any more, or waits
-        // until the notification is acknowledged.
+        // `destroy` takes the queue out of the table under this lock. So either the queue is no longer found, or
+        // `destroy` waits until the notification is acknowledged.
         let cqs = self.cqs();
         while let Some(id) = self.raw.next() {
             if let Some(&Place(cq)) = cqs.get(&id) {
-                // SAFETY: it is taken out of the table before it is destroyed.
+                // SAFETY: the queue is taken out of the table before it is destroyed.
                 if let Ok(own) = unsafe { object::<Cq>(cq) } {
                     own.notifications.add();
                 }
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let raw = own.device.provider.create_channel()?;
-        // Programs expect a descriptor that blocks until they say otherwise.
+        // Programs expect a descriptor that blocks until they change it.
         fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
             .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
@@ -92,8 +92,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_co
         // SAFETY: the C contract.
         let own = unsafe { object::<Channel>(channel) }?;
         own.users.expect_none("completion channel")?;
-        // SAFETY: a context stays while objects that were made from it exist; no queue notifies it, and
-        // the program does not name it again.
+        // SAFETY: a context stays while objects that were created from it exist; no queue notifies the channel, and
+        // the program does not use it again.
         drop(unsafe { Context::of(own.c.context)?.handles.take::<Channel>(channel) });
         Ok(())
     })
@@ -120,7 +120,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
                 return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
             }
         };
-        // SAFETY: the caller's places; the queue stays until this is acknowledged.
+        // SAFETY: the caller's places; the queue stays until this notification is acknowledged.
         unsafe {
             cq.write(found);
             cq_context.write((*found).cq_context);
@@ -139,8 +139,8 @@ pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_
     }
 }
 
-/// A completion queue. C sees an `ibv_cq`, and an `ibv_cq_ex` where it was created as one: the one
-/// begins with the other.
+/// A completion queue. C sees an `ibv_cq`. If the queue was created as an `ibv_cq_ex`, C sees that structure, which
+/// begins with an `ibv_cq`.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) c: UnsafeCell<c::ibv_cq_ex>,
@@ -149,13 +149,13 @@ pub(crate) struct Cq {
     channel: *mut c::ibv_comp_channel,
     source: Option<Source>,
     pub(crate) users: Users,
-    /// Completion events that were retrieved.
+    /// Completion events that the program retrieved.
     notifications: Unacknowledged,
-    /// Asynchronous events that were retrieved.
+    /// Asynchronous events that the program retrieved.
     pub(crate) unacknowledged: Unacknowledged,
     /// Held from `ibv_start_poll` to `ibv_end_poll`.
     pub(crate) polling: AtomicBool,
-    /// What `ibv_start_poll` or `ibv_next_poll` found.
+    /// Completion that `ibv_start_poll` or `ibv_next_poll` found.
     pub(crate) current: UnsafeCell<Completion>,
 }
 
@@ -166,7 +166,7 @@ unsafe impl Object for Cq {
 }
 
 impl Cq {
-    /// Nobody will acknowledge its events any more.
+    /// Stops waiting for acknowledgements: the program will acknowledge no more events.
     pub(crate) fn give_up(&self) {
         self.notifications.give_up();
         self.unacknowledged.give_up();
@@ -217,7 +217,7 @@ pub(crate) unsafe fn create(
         current: UnsafeCell::new(Completion::default()),
     });
     let source = Source::new(Element::Cq(cq), own);
-    // SAFETY: nobody else knows the queue yet.
+    // SAFETY: no other thread knows the queue yet.
     unsafe { (*cq.cast::<Cq>()).source = Some(source.clone()) };
     own.device.sources().cqs.insert(id, source);
     if let Some(channel) = notified {
@@ -250,13 +250,13 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
         own.device.expect_own()?;
         let wanted = usize::try_from(depth).map_err(|_| Refused::invalid(format!("the depth {depth} is negative")))?;
         own.raw.resize(wanted)?;
-        // SAFETY: C programs read the field when they like, as verbs let them.
+        // SAFETY: C programs may read the field at any time, which verbs allow.
         unsafe { (*own.c.get()).cqe = depth };
         Ok(())
     })
 }
 
-/// Destroys a queue, if all that was retrieved of it is acknowledged.
+/// Destroys a queue after all its retrieved events are acknowledged.
 ///
 /// # Safety
 ///
@@ -279,8 +279,8 @@ pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
     if let Err(step) = own.unacknowledged.none().and_then(|()| own.notifications.none()) {
         return Ok(step);
     }
-    // SAFETY: a context stays while objects that were made from it exist; no queue pair uses it, and
-    // the program does not name it again.
+    // SAFETY: a context stays while objects that were created from it exist; no queue pair uses the queue, and the
+    // program does not use it again.
     drop(unsafe { Context::of(own.context())?.handles.take::<Cq>(cq) });
     if let Some(channel) = channel {
         channel.users.remove();
@@ -294,7 +294,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_i
     in_steps("ibv_destroy_cq", STATUS, move |_| unsafe { destroy(cq) })
 }
 
-/// Completions that are reaped at a time.
+/// Maximum number of completions that one step takes from the queue.
 const CHUNK: usize = 16;
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places: *mut c::ibv_wc) -> c_int {
@@ -311,7 +311,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
         let mut chunk = [Completion::default(); CHUNK];
         let wanted = (room - done).min(CHUNK);
         let Ok(found) = own.raw.poll(&mut chunk[..wanted]) else {
-            // What was reaped before it overran is handed out first.
+            // The queue overran. First return the completions that were taken before.
             if done > 0 {
                 break;
             }
@@ -382,7 +382,7 @@ pub(crate) fn wc_flags(completion: &Completion) -> c_uint {
     attached | if completion.has_grh { c::IBV_WC_GRH } else { 0 }
 }
 
-/// Immediate data in network order, or the key that was invalidated.
+/// Returns immediate data in network order, or the invalidated key.
 pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     match completion.attachment {
         Attachment::None => 0,
@@ -391,10 +391,10 @@ pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     }
 }
 
-/// What the field of the service level tells. RoCE v2 has no service level (annex A17, A17.4.5.1), but whoever receives
-/// a datagram is to learn which kind of packet brought it, and verbs have no field for that. mlx5 puts it here, and UCX
-/// reads it here to know where in the 40 bytes the addresses are. rxe leaves 0 for all datagrams. Connections have
-/// nothing to tell.
+/// Returns the value of the service level field. RoCE v2 has no service level (annex A17, A17.4.5.1). But the
+/// receiver of a datagram must learn which kind of packet carried it, and verbs have no field for that. mlx5 stores
+/// the kind of packet in this field. UCX reads it to find the addresses in the 40 bytes. rxe leaves 0 for all
+/// datagrams. The field is 0 for connections.
 pub(crate) fn wc_sl(completion: &Completion, cq: &Cq) -> u8 {
     const UDP: u8 = 1 << 3;
     const IPV6: u8 = 1;

@@ -1,4 +1,4 @@
-//! Extended completion queues: completions are read field by field.
+//! Extended completion queues: programs read completions field by field.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use doorbell_verbs::raw::Provider;
 use crate::answer::{Refused, pointer};
 use crate::cq::{self, Cq};
 
-/// Fields that can be read.
+/// Fields that programs can read.
 const FIELDS: u64 = (c::IBV_WC_STANDARD_FLAGS
     | c::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | c::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
@@ -42,12 +42,12 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         // SAFETY: the C contract.
         let cq = unsafe { cq::create(context, init.cqe as usize, init.cq_context, init.channel, init.comp_vector) }?;
         let cq = cq.cast::<c::ibv_cq_ex>();
-        // SAFETY: just created, and known to nobody else.
+        // SAFETY: just created, and no other thread knows it.
         let table = unsafe { &mut *cq };
         table.start_poll = Some(start_poll);
         table.next_poll = Some(next_poll);
         table.end_poll = Some(end_poll);
-        // `ibv_wc_read_opcode` and its like call these without asking.
+        // `ibv_wc_read_opcode` and similar functions call these without a check for null.
         table.read_opcode = Some(read_opcode);
         table.read_vendor_err = Some(read_vendor_err);
         table.read_wc_flags = Some(read_wc_flags);
@@ -76,14 +76,14 @@ unsafe fn own<'a>(cq: *mut c::ibv_cq_ex) -> &'a Cq {
 ///
 /// The caller is between `ibv_start_poll` and `ibv_end_poll`.
 unsafe fn current<'a>(cq: *mut c::ibv_cq_ex) -> &'a Completion {
-    // SAFETY: whoever polls has the queue for itself.
+    // SAFETY: the polling thread has the queue for itself.
     unsafe { &*own(cq).current.get() }
 }
 
-/// Reaps one completion. Who calls has the queue for itself.
+/// Takes one completion. The caller must have the queue for itself.
 fn advance(own: &Cq) -> c_int {
     let _uncancelled = own.device.uncancelled();
-    // SAFETY: whoever polls has these for itself.
+    // SAFETY: the polling thread has both for itself.
     let (current, table) = unsafe { (&mut *own.current.get(), own.c.get()) };
     match own.raw.poll(std::slice::from_mut(current)) {
         Ok(0) => libc::ENOENT,
@@ -105,7 +105,7 @@ unsafe extern "C" fn start_poll(cq: *mut c::ibv_cq_ex, attr: *mut c::ibv_poll_cq
     if !own.device.is_own() || attr.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
     }
-    // Another thread may be polling: for as long as it handles its completions.
+    // Another thread may be polling. Wait until it has handled its completions.
     while own.polling.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
@@ -126,7 +126,7 @@ unsafe extern "C" fn end_poll(cq: *mut c::ibv_cq_ex) {
     unsafe { own(cq) }.polling.store(false, Ordering::Release);
 }
 
-/// Nanoseconds since 1970, of which the device's own clock knows nothing.
+/// Returns nanoseconds since 1970. The device's own clock does not count from there.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut c::ibv_cq_ex) -> u64 {
     // SAFETY: the C contract: called while polling.
     let (own, completion) = unsafe { (own(cq), current(cq)) };

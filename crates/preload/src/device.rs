@@ -1,5 +1,5 @@
-//! The device that programs find, and the RNIC behind it: one for all contexts of a process, as
-//! a machine has one RNIC for all its processes.
+//! The device that programs find, and its RNIC. All contexts of a process share one RNIC, as all processes of a
+//! machine do.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -20,11 +20,11 @@ use crate::lasting::Lasting;
 use crate::wait::Uncancelled;
 use crate::{config, explain, fork, stats, tree};
 
-/// What programs call the device.
+/// Name of the device.
 pub(crate) const NAME: &CStr = c"doorbell0";
 
-/// Zeros behind the structure: providers of other vendors look there, past its end, for what
-/// tells their own devices.
+/// Number of zeros after the structure. Providers of other vendors read past its end, for fields that identify their
+/// own devices.
 const ZEROS_BEHIND: usize = 1024;
 
 #[repr(C)]
@@ -33,18 +33,18 @@ struct Listed {
     zeros: [u8; ZEROS_BEHIND],
 }
 
-/// The one device of the list. It is never freed, so pointers to it are always good.
+/// Returns the only device of the list. It is never freed, so pointers to it stay valid.
 pub(crate) fn listed() -> *mut c::ibv_device {
     static LISTED: Lasting<Listed> = Lasting::new();
     let make = || {
-        // SAFETY: zeros are a value of each of its fields.
+        // SAFETY: zeros are a valid value of each field.
         let mut listed: Box<Listed> = Box::new(unsafe { mem::zeroed() });
         let device = &mut listed.device;
         device.node_type = c::IBV_NODE_CA;
         device.transport_type = c::IBV_TRANSPORT_IB;
         fill(&mut device.name, NAME);
         fill(&mut device.dev_name, tree::dev_name());
-        // What lies there is served as well.
+        // `tree` serves the files of this path.
         let path = [b"/sys/class/infiniband_verbs/", tree::dev_name().to_bytes_with_nul()].concat();
         fill(&mut device.dev_path, CStr::from_bytes_until_nul(&path).unwrap_or_default());
         fill(&mut device.ibdev_path, c"/sys/class/infiniband/doorbell0");
@@ -53,31 +53,31 @@ pub(crate) fn listed() -> *mut c::ibv_device {
     LISTED.get_or_make(make).cast()
 }
 
-/// Copies a text into a field that is longer.
+/// Copies a text into a longer field.
 pub(crate) fn fill(field: &mut [c_char], text: &CStr) {
     for (place, &byte) in field.iter_mut().zip(text.to_bytes_with_nul()) {
         *place = byte as c_char;
     }
 }
 
-/// The node's GUID, in network order: locally administered, one per process.
+/// Returns the node's GUID in network order: locally administered, one per process.
 pub(crate) fn guid() -> u64 {
     (0x0264_6f6f_0000_0000_u64 | u64::from(std::process::id())).to_be()
 }
 
-/// An RNIC and who gets its events.
+/// An RNIC and the objects that receive its events.
 pub(crate) struct Device {
     pub(crate) provider: Arc<Soft>,
     pub(crate) attributes: DeviceAttributes,
-    /// The numbers that it shows for vendor and part.
+    /// The numbers that the device shows as vendor and part.
     pub(crate) vendor: (u32, u32),
     generation: u32,
-    /// It writes what it sends and receives to a file.
+    /// Whether the RNIC writes its packets to a capture file.
     captures: bool,
     sources: Mutex<Sources>,
 }
 
-/// Objects that events are about.
+/// Objects that events refer to.
 #[derive(Default)]
 pub(crate) struct Sources {
     pub(crate) qps: HashMap<Qpn, Source>,
@@ -86,7 +86,7 @@ pub(crate) struct Sources {
 }
 
 impl Device {
-    /// Is it this process's own, and not inherited by a fork?
+    /// Returns whether the device is this process's own, and not inherited by a fork.
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
         self.generation == fork::generation()
@@ -99,8 +99,8 @@ impl Device {
         Err(Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew"))
     }
 
-    /// For posting and polling, which reach no point where the thread could be cancelled unless a capture is written:
-    /// the software RNIC makes the system calls of these so that they are none.
+    /// Defers cancellation while posting and polling, if a capture is written. Otherwise they contain no cancellation
+    /// point: the software RNIC makes their system calls without one.
     #[inline]
     pub(crate) fn uncancelled(&self) -> Option<Uncancelled> {
         self.captures.then(Uncancelled::new)
@@ -110,8 +110,8 @@ impl Device {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands events to the contexts of their objects. The RNIC calls this, so nothing here may
-    /// call it.
+    /// Hands events to the contexts of their objects. The RNIC calls this function, so it calls no function of the
+    /// RNIC except `poll_event`.
     fn dispatch(&self) {
         use AsyncEvent as E;
         let sources = self.sources();
@@ -138,17 +138,17 @@ struct Process {
     generation: u32,
     /// Alive while a context is open.
     device: Weak<Device>,
-    /// What it was last: opening it again keeps the GID.
+    /// Last address of the device. Reopening the device with this address keeps the GID.
     address: Option<IpAddr>,
 }
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { generation: 0, device: Weak::new(), address: None });
 
-/// The RNIC of this process, if it is open.
+/// Returns the RNIC of this process, if it is open.
 ///
 /// # Errors
 ///
-/// It cannot be said without waiting for a thread that opens it.
+/// Returns [`Busy`] if a thread is opening the RNIC.
 pub(crate) fn try_current() -> Result<Option<Arc<Device>>, Busy> {
     let process = try_lock()?;
     Ok(if process.generation == fork::generation() { process.device.upgrade() } else { None })
@@ -162,12 +162,12 @@ fn try_lock() -> Result<MutexGuard<'static, Process>, Busy> {
     }
 }
 
-/// The address of this process's device: the one that it has, or would be given if it were opened now; `None` if it
-/// could not be opened.
+/// Returns the address of this process's device. If the device is not open, returns the address that it would receive
+/// now, or `None` if it could not be opened.
 ///
 /// # Errors
 ///
-/// It cannot be said without waiting for a thread that opens the device, or forks.
+/// Returns [`Busy`] if a thread is opening the device, or forks.
 pub(crate) fn address() -> Result<Option<IpAddr>, Busy> {
     let _inside = Inside::try_new().ok_or(Busy)?;
     let mut process = try_lock()?;
@@ -185,15 +185,15 @@ pub(crate) fn address() -> Result<Option<IpAddr>, Busy> {
     Ok(process.address)
 }
 
-/// Something cannot be said without waiting for another thread.
+/// The answer would require waiting for another thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy;
 
 impl Process {
-    /// What belongs to the process that this one was forked from is forgotten.
+    /// Forgets state of the parent process after a fork.
     fn renew(&mut self) {
         if self.generation != fork::generation() {
-            // The parent's: not to be dropped here, since its thread does not exist.
+            // The device is the parent's. Do not drop it here, since its thread does not exist in this process.
             mem::forget(mem::replace(&mut self.device, Weak::new()));
             *self = Self { generation: fork::generation(), device: Weak::new(), address: None };
         }
@@ -208,7 +208,7 @@ impl Drop for Device {
     }
 }
 
-/// The RNIC of this process, opened if it is not.
+/// Returns the RNIC of this process, and opens it first if necessary.
 pub(crate) fn open() -> Answer<Arc<Device>> {
     stats::print_at_exit();
     explain::explain_device();
@@ -222,7 +222,7 @@ pub(crate) fn open() -> Answer<Arc<Device>> {
     let wanted = options.address;
     options.address = wanted.or(process.address);
     let soft = match soft::open_provider(&options) {
-        // Somebody else has taken the address meanwhile.
+        // Another process has taken the address meanwhile.
         Err(_) if wanted.is_none() && process.address.is_some() => {
             options.address = None;
             soft::open_provider(&options)
@@ -249,7 +249,7 @@ pub(crate) fn open() -> Answer<Arc<Device>> {
     Ok(device)
 }
 
-/// Lists the devices: this one.
+/// Lists the only device.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
     let _inside = Inside::new();
@@ -280,7 +280,7 @@ extern "C" fn ibv_get_device_guid(_device: *mut c::ibv_device) -> c::__be64 {
     guid()
 }
 
-/// The kernel knows no such device.
+/// Returns -1: the kernel has no such device.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_index(_device: *mut c::ibv_device) -> c_int {
     -1

@@ -1,4 +1,4 @@
-//! Device memory: a piece of this process's memory, since the device is in it.
+//! Device memory: a piece of this process's memory, since the software device is in the process.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_uint, c_void};
@@ -12,13 +12,13 @@ use crate::context::Context;
 use crate::handle::{Kind, Object, Users, object};
 use crate::mr;
 
-/// How much of it a device has.
+/// Total device memory in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
-/// Alignment that is given without asking, and the largest that is asked for: a page.
+/// Alignment of each allocation, and the largest that a program may request: a page.
 const LOG_ALIGN: u32 = 12;
 
-/// Offsets and lengths of copies are multiples of this, as on hardware.
+/// Unit of offsets and lengths of copies, as on hardware.
 const WORD: u64 = 4;
 
 /// A piece of device memory.
@@ -39,16 +39,16 @@ unsafe impl Object for Dm {
 impl Drop for Dm {
     fn drop(&mut self) {
         IN_USE.fetch_sub(self.layout.size(), Ordering::Relaxed);
-        // SAFETY: it was allocated with this layout, and no region names it any more.
+        // SAFETY: the memory was allocated with this layout, and no region uses it any more.
         unsafe { dealloc(self.base, self.layout) }
     }
 }
 
-/// Bytes that are allocated, over all contexts: they share the device.
+/// Allocated bytes of all contexts, which share the device.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 impl Dm {
-    /// Where `length` bytes at `offset` are.
+    /// Returns the address of `length` bytes at `offset`.
     pub(crate) fn place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
         let size = self.layout.size() as u64;
         if offset > size || length as u64 > size - offset {
@@ -106,8 +106,8 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Dm>(dm) }?;
         own.users.expect_none("device memory")?;
-        // SAFETY: a context stays while objects that were made from it exist; no region names it, and the
-        // program does not name it again.
+        // SAFETY: a context stays while objects that were created from it exist; no region uses the memory, and the
+        // program does not use it again.
         drop(unsafe { Context::of(own.c.context)?.handles.take::<Dm>(dm) });
         Ok(())
     })
@@ -117,7 +117,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const 
     status("ibv_memcpy_to_dm", || {
         // SAFETY: the C contract.
         let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
-        // SAFETY: `place` has room for `length` bytes, and the program's memory has as many.
+        // SAFETY: `place` has room for `length` bytes, and the program's memory has `length` bytes.
         unsafe { ptr::copy(from.cast(), place, length) };
         Ok(())
     })
@@ -141,13 +141,13 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     flags: c_uint,
 ) -> *mut c::ibv_mr {
     pointer("ibv_reg_dm_mr", || {
-        // The program has no address for it.
+        // Without zero-based addresses the program would have no address for the region.
         if flags & c::IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Refused::invalid("a region of device memory is zero-based"));
         }
         // SAFETY: the C contract.
         let place = unsafe { object::<Dm>(dm) }?.place(offset, length)?;
-        // SAFETY: the C contract; the memory stays until no region names it.
+        // SAFETY: the C contract; the memory stays until no region uses it.
         unsafe { mr::reg_mr(pd, place.cast(), length, 0, flags, dm) }
     })
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events of a context, on their way from the RNIC to the program.
+//! Asynchronous events of a context, from the RNIC to the program.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,7 +18,7 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::wait::{NUMBER, Sleep, Step, Unacknowledged, cancellation_point, expect_waiting, in_steps};
 
-/// Which object an event is about: its C pointer.
+/// The object that an event refers to: its C pointer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     Qp(*mut c::ibv_qp),
@@ -26,11 +26,11 @@ pub(crate) enum Element {
     Srq(*mut c::ibv_srq),
 }
 
-// SAFETY: the pointer is only carried here; it is used by who retrieves the event, for whom the
+// SAFETY: the pointer is only carried here. The thread that retrieves the event uses it, and for that thread the
 // object exists until the event is acknowledged.
 unsafe impl Send for Element {}
 
-/// Events of one context that wait to be retrieved, and the descriptor that says so.
+/// Events of one context that the program has not retrieved, and the descriptor that signals them.
 pub(crate) struct Events {
     waiting: Notices<(Element, c::ibv_event_type)>,
     identity: EventIdentity,
@@ -50,9 +50,9 @@ impl Events {
     fn take(&self) -> Option<(Element, c::ibv_event_type)> {
         let mut waiting = self.waiting.lock();
         let event = waiting.pop()?;
-        // Under the lock, so that an object which is being destroyed either takes the event back
-        // or waits for its acknowledgement.
-        // SAFETY: its object exists while its events wait.
+        // Under the lock, so that an object which is being destroyed either removes the event or waits for its
+        // acknowledgement.
+        // SAFETY: the object exists while its events wait.
         if let Ok(unacknowledged) = unsafe { unacknowledged(event.0) } {
             unacknowledged.add();
         }
@@ -60,15 +60,15 @@ impl Events {
     }
 }
 
-/// An empty list whose descriptor's reads wait, unless the program changes that, as verbs have it.
+/// Returns an empty list whose descriptor blocks reads until the program changes that, as verbs require.
 pub(crate) fn blocking_notices<T>() -> Answer<Notices<T>> {
     let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
         .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
     Ok(Notices::on(fd))
 }
 
-/// The object, if it is this process's own: of one that was inherited, any lock may be held by a thread
-/// that does not exist.
+/// Returns the object if it is this process's own. In an inherited object any lock may be held by a thread that does
+/// not exist in this process.
 fn expect_own<T>(own: &T, device: impl FnOnce(&T) -> &Device) -> Answer<&T> {
     device(own).expect_own().map(|()| own)
 }
@@ -87,7 +87,7 @@ unsafe fn unacknowledged<'a>(element: Element) -> Answer<&'a Unacknowledged> {
     }
 }
 
-/// Where the events of one object go.
+/// Destination of the events of one object.
 #[derive(Clone)]
 pub(crate) struct Source {
     element: Element,
@@ -103,8 +103,8 @@ impl Source {
         self.events.waiting.lock().push((self.element, kind));
     }
 
-    /// Its object is about to be destroyed, and was taken out of the device's sources: what was not
-    /// retrieved is taken back. What was must be acknowledged first.
+    /// Removes the events that the program has not retrieved. Its object is about to be destroyed and was removed
+    /// from the device's sources. Retrieved events must be acknowledged before that.
     pub(crate) fn close(&self) {
         self.events.waiting.lock().remove(|&(element, _)| element == self.element);
     }
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut c::ibv_async_event) {
-    // SAFETY: an event that was retrieved, whose object exists until this is done.
+    // SAFETY: the program retrieved the event, and its object exists until it is acknowledged.
     let _ = unsafe {
         event.as_ref().map(|event| {
             let element = match event.event_type {

@@ -1,9 +1,9 @@
-//! The ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code that runs after the
-//! last `atexit` handler. An acknowledgement that waits for the program's answer leaves before them, since no answer
-//! will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
+//! Ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code after the last
+//! `atexit` handler. A delayed acknowledgement waits for a response of the program. It is sent before these ends,
+//! since no response will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
 //!
-//! Functions that start programs stand here too, for `launch.rs`, which looks at their arguments, and `pthread_exit`, for
-//! `last.rs`.
+//! This module also defines functions that start programs, for `launch.rs`, which reads their arguments, and
+//! `pthread_exit`, for `last.rs`.
 
 use std::ffi::c_int;
 
@@ -21,18 +21,18 @@ use crate::{cm, signals, tree};
 extern "C" fn _exit(status: c_int) -> ! {
     flush_before_exit();
     loop {
-        // SAFETY: it ends the process; what `_exit` does in the C library is no more.
+        // SAFETY: the call ends the process, and `_exit` of the C library does nothing else.
         unsafe { libc::syscall(libc::SYS_exit_group, status) };
     }
 }
 
-/// The name that the C standard gives to `_exit`.
+/// Ends the process at once: the name that the C standard gives to `_exit`.
 #[unsafe(no_mangle)]
 extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
-/// Runs behind all handlers that programs registered with `atexit`, some of which may still have received.
+/// Runs after all handlers that programs registered with `atexit`, since those may still receive messages.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_THE_VERY_END: extern "C" fn() = {
@@ -42,7 +42,7 @@ static AT_THE_VERY_END: extern "C" fn() = {
     at_the_very_end
 };
 
-/// The C library's functions that ours stand before are found when the library is loaded.
+/// Finds the functions of the C library that this library's functions replace, when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOADING: extern "C" fn() = {
@@ -58,23 +58,23 @@ static AT_LOADING: extern "C" fn() = {
     at_loading
 };
 
-/// What a call does with the process.
+/// Effect of a call on the process.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[derive(Clone, Copy)]
 enum Effect {
-    /// It becomes the program: what is held back has to leave before.
+    /// The process becomes the program. Delayed acknowledgements must leave before that.
     Becomes(Program, Environment),
-    /// It starts the program and goes on.
+    /// The process starts the program and continues.
     Starts(Program, Environment),
-    /// A child goes on in its place; the process ends by an `_exit` within the C library.
+    /// A child continues in place of the process, which ends by an `_exit` within the C library.
     Leaves,
-    /// Its thread ends.
+    /// The calling thread ends.
     LeavesThread,
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 impl Effect {
-    /// Does what has to be done before the call.
+    /// Prepares the process for the call.
     ///
     /// # Safety
     ///
@@ -94,8 +94,8 @@ impl Effect {
     }
 }
 
-/// Defines functions that do something first, and then go on to the C library's of the same name, with whatever arguments
-/// they were called: some take any number of them, which only assembly can pass on.
+/// Defines functions that prepare the process and then jump to the C library's function of the same name. They pass
+/// on all arguments. Some take any number of arguments, which only assembly can pass on.
 macro_rules! before_the_real_function {
     ($($index:literal $name:ident $text:literal $effect:expr;)*) => {
         static REPLACED: [Next; [$($index),*].len()] = [$(Next::new($text)),*];
@@ -111,7 +111,7 @@ macro_rules! before_the_real_function {
                     unsafe { ($effect).prepare(frame) };
                     REPLACED[$index].get()
                 }
-                // The registers of arguments are saved around the call, and the stack is aligned for it; then the
+                // The registers of arguments are saved around the call, and the stack is aligned for it. Then the
                 // real function finds stack and registers as its caller left them.
                 #[cfg(target_arch = "x86_64")]
                 core::arch::naked_asm!(
@@ -182,7 +182,7 @@ before_the_real_function! {
     14 pthread_exit c"pthread_exit" LeavesThread;
 }
 
-/// Elsewhere an acknowledgement that waits for an answer is lost by exec and `daemon`, and a program whose main
-/// thread has left does not end with its last one.
+/// On other machines `exec` and `daemon` lose a delayed acknowledgement. A program whose main thread has left does
+/// not end with its last thread there.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 static REPLACED: [Next; 0] = [];

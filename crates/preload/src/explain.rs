@@ -1,5 +1,5 @@
-//! What `--explain` says on standard error: each sentence once, with the program and its process, since several may
-//! run.
+//! Output of `--explain` on standard error: each sentence once. Each line names the program and its process, since
+//! several programs may run.
 
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
@@ -17,17 +17,17 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::config;
 
-/// Most sentences; what comes then is left out, and that is said once.
+/// Maximum number of sentences. After these one line reports that further sentences are omitted.
 const MOST: usize = 1024;
 
-/// Which sentences were said: hashes of them.
+/// Hashes of the sentences that were written.
 type Said = [AtomicU64; MOST];
 
-/// Shared with the children of this process, since a shell starts each program from a new one. Null where nothing is
-/// to be explained.
+/// Written sentences, shared with the children of this process, since a shell starts each program from a new child.
+/// Null unless explanations are requested.
 static SAID: AtomicPtr<Said> = AtomicPtr::new(ptr::null_mut());
 
-/// Runs when the library is loaded: a fork may be the first that happens.
+/// Creates the table when the library is loaded, since the program may fork before it calls any other function.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOADING: extern "C" fn() = {
@@ -39,7 +39,7 @@ static AT_LOADING: extern "C" fn() = {
         let (access, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
         // SAFETY: a new mapping, which stays.
         if let Ok(mapped) = unsafe { mmap_anonymous(None, BYTES, access, flags) } {
-            // It begins with zeros, which are a value of the table.
+            // The mapping begins with zeros, which are a valid value of the table.
             SAID.store(mapped.as_ptr().cast(), Ordering::Release);
         }
     }
@@ -51,16 +51,16 @@ fn said() -> Option<&'static Said> {
     unsafe { SAID.load(Ordering::Acquire).as_ref() }
 }
 
-/// Is anything to be explained?
+/// Returns whether explanations are requested.
 #[inline]
 pub(crate) fn is_wanted() -> bool {
     !SAID.load(Ordering::Relaxed).is_null()
 }
 
-/// Says why a call, or whatever the subject is, did not do what the program asked for. A sentence that differs from
-/// one before only in its numbers is left out.
+/// Explains why a call, or another subject, did not do what the program asked for. A sentence that differs from an
+/// earlier one only in its numbers is omitted.
 ///
-/// It may be called between fork and exec, and in a signal handler: it takes no lock and allocates nothing.
+/// The function may be called between fork and exec, and in a signal handler. It takes no lock and allocates nothing.
 pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     let Some(said) = said() else { return };
     let mut hash = Hash::default();
@@ -71,13 +71,13 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
         News::New => line(format_args!("{subject}: {why}")),
         News::TooMany => {
             if is_first_excess(said) {
-                line(format_args!("{MOST} sentences are explained already: nothing more is"));
+                line(format_args!("{MOST} sentences were explained: further ones are omitted"));
             }
         }
     }
 }
 
-/// Writes a sentence to standard error without `--explain`, for the first hint of the process.
+/// Writes a sentence to standard error without `--explain`, if it is the first hint of the process.
 pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     static IS_GIVEN: AtomicBool = AtomicBool::new(false);
     if !IS_GIVEN.swap(true, Ordering::Relaxed) {
@@ -85,11 +85,11 @@ pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Explains, from now on, what the software RNIC says of itself too: how its packets go, say, and what its link loses.
+/// Also explains, from now on, messages of the software RNIC: for example its packet path and the losses of its link.
 pub(crate) fn explain_device() {
     static ONCE: Once = Once::new();
     if is_wanted() {
-        // Nobody else sets it: this library has its own copy of all this.
+        // No other code sets it: this library has its own copy of `tracing`.
         ONCE.call_once(|| {
             drop(tracing::subscriber::set_global_default(Sayings(|what: &dyn fmt::Display| {
                 explain(&"the device", what);
@@ -98,7 +98,7 @@ pub(crate) fn explain_device() {
     }
 }
 
-/// Hands on the sentences of events. There are no spans.
+/// Passes on the sentences of events. There are no spans.
 struct Sayings<F>(F);
 
 impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for Sayings<F> {
@@ -141,7 +141,7 @@ enum News {
     TooMany,
 }
 
-/// The last place is that of the excess.
+/// Records a hash. The last place of the table marks that the table overflowed.
 fn record(said: &Said, hash: u64) -> News {
     for place in &said[..MOST - 1] {
         match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
@@ -167,7 +167,7 @@ impl Default for Hash {
 }
 
 impl Hash {
-    /// Zero is a free place.
+    /// Returns the hash, but never zero, which marks a free place.
     fn value(&self) -> u64 {
         self.0.max(1)
     }
@@ -182,8 +182,8 @@ impl fmt::Write for Hash {
     }
 }
 
-/// A line of at most the length that one write keeps in one piece. It escapes names of files and programs, which are text
-/// of others.
+/// A line of at most the length that one write keeps in one piece. Names of files and programs are foreign text, so
+/// it escapes them.
 struct Sentence {
     bytes: [u8; 1024],
     length: usize,
@@ -195,13 +195,13 @@ impl fmt::Write for Sentence {
     }
 }
 
-/// Takes text for a sentence that is already escaped.
+/// Adapter that adds already escaped text to a sentence.
 struct Escaped<'a>(&'a mut Sentence);
 
 impl fmt::Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let Self(line) = self;
-        // The last byte is the line's end.
+        // The last byte is for the newline.
         let room = line.bytes.len() - 1 - line.length;
         let text = &text.as_bytes()[..text.len().min(room)];
         line.bytes[line.length..][..text.len()].copy_from_slice(text);
@@ -214,24 +214,24 @@ fn line(text: fmt::Arguments<'_>) {
     let mut line = Sentence { bytes: [0; 1024], length: 0 };
     // SAFETY: it has no arguments, and does not fail.
     let process = unsafe { libc::getpid() };
-    // What does not fit is cut off.
+    // Text that does not fit is cut off.
     let _ = write!(line, "doorbell: {}[{process}]: {text}", program());
     line.bytes[line.length] = b'\n';
-    // SAFETY: the bytes are there. Nobody can be told if it fails.
+    // SAFETY: the bytes exist. A failure cannot be reported.
     unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length + 1) };
 }
 
-/// What the program is called, without folders.
+/// Returns the program's name without folders.
 fn program() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: the C library sets it before any of our code runs, to a C string of the program's arguments.
+    // SAFETY: the C library sets it before any code of this library runs, to a C string of the program's arguments.
     let name = unsafe { program_invocation_short_name };
     if name.is_null() {
         return "unknown";
     }
-    // SAFETY: not null, so that string.
+    // SAFETY: not null, so a C string.
     unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("unknown")
 }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_new_once_and_too_many_are_none() {
+    fn each_hash_is_new_once_and_a_full_table_rejects_others() {
         let said: Said = [const { AtomicU64::new(0) }; MOST];
         for hash in 1..MOST as u64 {
             assert!(matches!(record(&said, hash), News::New));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_says_of_itself_is_explained() {
+    fn messages_of_the_device_are_explained() {
         let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let also = std::sync::Arc::clone(&said);
         let sayings = Sayings(move |what: &dyn fmt::Display| also.lock().unwrap().push(what.to_string()));

@@ -1,46 +1,46 @@
-//! Forks. A child inherits the objects but neither the threads nor the right to the socket: its
-//! inherited objects answer errors, and opening the device anew gives it one of its own.
+//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket. Calls on inherited
+//! objects return errors. When the child opens the device again, it gets a device of its own.
 //!
-//! The locks of inherited objects may be held for ever, by threads that the child does not have, so it
-//! does not touch them. Those of the process itself (which device is open, what was printed once) it needs:
-//! a fork waits until no thread is in a call that may hold one. Calls that wait for something let go before
-//! they sleep (`wait.rs`), and those of the data path use only what belongs to objects.
+//! Threads that the child does not have may hold the locks of inherited objects forever, so the child does not touch
+//! those. It needs the locks of the process itself, which guard the open device and the printed messages. A fork
+//! waits until no thread is in a call that may hold one. Calls that wait leave the gate before they sleep
+//! (`wait.rs`). Calls of the data path use only locks of objects.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-/// Changes with each fork, in the child.
+/// Number of forks between the first process and this one. Each fork increments it in the child.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The gate of the first process.
 static FIRST: RwLock<()> = RwLock::new(());
 
-/// The gate of this process: calls are its readers, and who forks writes.
+/// The gate of this process: calls are its readers, and a forking thread is its writer.
 static GATE: AtomicPtr<RwLock<()>> = AtomicPtr::new((&raw const FIRST).cast_mut());
 
 thread_local! {
-    /// Calls of this thread that are inside, one in the other.
+    /// Number of nested calls of this thread that are inside the gate.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// Held by the outermost of them.
+    /// Read guard of the outermost call.
     static INSIDE: Cell<Option<ManuallyDrop<RwLockReadGuard<'static, ()>>>> = const { Cell::new(None) };
-    /// Held by this thread while it forks.
+    /// Write guard of this thread while it forks.
     static FORKING: Cell<Option<ManuallyDrop<RwLockWriteGuard<'static, ()>>>> = const { Cell::new(None) };
 }
 
 fn gate() -> &'static RwLock<()> {
-    // SAFETY: a static, or one that was leaked.
+    // SAFETY: a static, or a leaked box.
     unsafe { &*GATE.load(Ordering::Acquire) }
 }
 
-/// Which process of a row of forks this is.
+/// Returns the number of forks between the first process and this one.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// While it lives, no thread forks but this one.
+/// Guard that keeps all other threads from forking.
 pub(crate) struct Inside(());
 
 impl Inside {
@@ -53,9 +53,10 @@ impl Inside {
 }
 
 impl Inside {
-    /// The same, where that is possible without waiting for a thread that forks: for what a signal handler may call.
+    /// Enters the gate, unless that would have to wait for a thread that forks. Signal handlers may call this
+    /// function.
     pub(crate) fn try_new() -> Option<Self> {
-        // The depth comes first: a signal handler that interrupts this is within it, and leaves `INSIDE` alone.
+        // Increment the depth first: a signal handler that interrupts this function then does not touch `INSIDE`.
         if DEPTH.replace(DEPTH.get() + 1) == 0 {
             let guard = match gate().try_read() {
                 Ok(guard) => guard,
@@ -73,7 +74,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // And here it comes last.
+        // Decrement the depth last, for the same reason.
         if DEPTH.get() == 1 {
             leave();
         }
@@ -90,7 +91,7 @@ fn leave() {
     drop(INSIDE.take().map(ManuallyDrop::into_inner));
 }
 
-/// Runs something within a call that may take long and holds none of the locks: forks need not wait for it.
+/// Runs a long part of a call, which holds no lock of the process. Forks need not wait for it.
 pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
     leave();
     let result = body();
@@ -99,7 +100,7 @@ pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
 }
 
 extern "C" fn before() {
-    // From a signal handler that interrupted a call, a thread would wait for itself.
+    // A signal handler may have interrupted a call of this thread, which would then wait for itself.
     if DEPTH.get() == 0 {
         let guard = gate().write().unwrap_or_else(PoisonError::into_inner);
         FORKING.set(Some(ManuallyDrop::new(guard)));
@@ -112,12 +113,12 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // Threads that the child does not have may hold the old gate, or wait for it.
+    // Threads that do not exist in the child may hold the old gate, or wait for it.
     GATE.store(Box::leak(Box::default()), Ordering::Release);
     FORKING.set(None);
 }
 
-/// Runs when the library is loaded, since a fork may come in the middle of the first call.
+/// Installs the handlers when the library is loaded, since a fork may happen during the first call.
 extern "C" fn watch() {
     // SAFETY: the handlers stay loaded with the library.
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
@@ -128,11 +129,11 @@ extern "C" fn watch() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = watch;
 
-/// Writes a line to standard error, in one piece and without the lock of the standard library: a thread that a
-/// forked child does not have may hold that.
+/// Writes a line to standard error, in one piece and without the standard library's lock. A thread that does not
+/// exist in a forked child may hold that lock.
 pub(crate) fn say(line: &str) {
     let line = format!("{}\n", doorbell_output::escape(line));
-    // SAFETY: the bytes are there. Nobody can be told if it fails.
+    // SAFETY: the bytes exist. A failure cannot be reported.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
@@ -144,23 +145,23 @@ mod tests {
     use crate::context::{ibv_close_device, ibv_open_device};
     use crate::device;
 
-    /// Opens the device and closes it. False if it cannot.
+    /// Opens and closes the device. Returns whether both succeeded.
     fn opens() -> bool {
-        // SAFETY: the device of the list is always there, and the context was just opened.
+        // SAFETY: the device of the list always exists, and the context was just opened.
         unsafe {
             let context = ibv_open_device(device::listed());
             !context.is_null() && ibv_close_device(context) == 0
         }
     }
 
-    /// Forks a child that opens the device, and says how it ended: with status 0 if it could.
+    /// Forks a child that opens the device, and checks that the child ended with status 0.
     #[track_caller]
     fn child_opens(what: &str) {
-        // SAFETY: the child runs only this, and ends.
+        // SAFETY: the child runs only this code, and ends.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{what}: no fork");
         if child == 0 {
-            // SAFETY: one that is stuck ends by the signal.
+            // SAFETY: the signal ends a child that hangs.
             unsafe {
                 libc::signal(libc::SIGALRM, libc::SIG_DFL);
                 libc::alarm(20);
@@ -168,7 +169,7 @@ mod tests {
             }
         }
         let mut status = 0;
-        // SAFETY: it was just forked.
+        // SAFETY: the child was just forked.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "{what}: the child ended with {status:#x}");
     }
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_waits_for_no_call_of_its_own_thread() {
+    fn a_fork_does_not_wait_for_calls_of_its_own_thread() {
         let inside = Inside::new();
         child_opens("within a call");
         outside(|| child_opens("outside"));
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_is_one_for_calls_within_calls() {
+    fn nested_calls_hold_the_gate_once() {
         let outer = Inside::new();
         drop(Inside::new());
         assert!(gate().try_write().is_err(), "the outer call is still inside");
@@ -216,16 +217,16 @@ mod tests {
         }
         // SAFETY: the handler takes no lock that it would wait for, and allocates nothing.
         unsafe { libc::signal(libc::SIGUSR2, handle as extern "C" fn(_) as libc::sighandler_t) };
-        // SAFETY: it names the thread that asks.
+        // SAFETY: it returns the calling thread.
         let own = unsafe { libc::pthread_self() };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for sent in 0..SIGNALS {
-                    // SAFETY: that thread lives until the scope ends.
+                    // SAFETY: the thread lives until the scope ends.
                     assert_eq!(unsafe { libc::pthread_kill(own, libc::SIGUSR2) }, 0);
-                    // Two that wait to be handled are one.
+                    // Pending signals of one number merge into one.
                     while HANDLED.load(Ordering::Relaxed) <= sent {
-                        std::thread::yield_now(); // where the other has no processor of its own, it gets this one
+                        std::thread::yield_now(); // without a processor of its own, the other thread gets this one
                     }
                 }
             });
@@ -233,10 +234,10 @@ mod tests {
                 drop(Inside::try_new());
             }
         });
-        // Other tests are inside now and then.
+        // Other tests enter the gate occasionally.
         let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while gate().try_write().is_err() {
-            assert!(std::time::Instant::now() < patience, "the gate stays held, though nobody is inside");
+            assert!(std::time::Instant::now() < patience, "the gate stays held, though no call is inside");
             std::thread::yield_now();
         }
     }

@@ -1,7 +1,7 @@
-//! Objects as C sees them and as Rust does.
+//! Objects in their C form and their Rust form.
 //!
-//! Each is a `#[repr(C)]` structure that begins with the C one ([`Object::C`]), so that a pointer
-//! to either is a pointer to both.
+//! Each object is a `#[repr(C)]` structure that begins with the C structure ([`Object::C`]). So a pointer to either
+//! is a pointer to both.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,16 +13,15 @@ use crate::answer::{Answer, Refused};
 ///
 /// # Safety
 ///
-/// The implementor is `#[repr(C)]` and its first field is a `C`, or a structure that begins with
-/// one.
+/// The implementor is `#[repr(C)]`. Its first field is a `C`, or a structure that begins with one.
 pub(crate) unsafe trait Object: Sized {
-    /// What C knows of it.
+    /// The C structure of the object.
     type C;
-    /// What it is.
+    /// Kind of the object.
     const KIND: Kind;
 }
 
-/// What there is, in an order in which it can be destroyed.
+/// Kinds of objects, in an order in which they can be destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Qp,
@@ -39,7 +38,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What it is called in errors.
+    /// Returns the name that errors use.
     fn name(self) -> &'static str {
         match self {
             Self::Qp => "queue pair",
@@ -57,7 +56,7 @@ impl Kind {
     }
 }
 
-/// The object behind a C pointer.
+/// Returns the object of a C pointer.
 ///
 /// # Safety
 ///
@@ -67,7 +66,7 @@ pub(crate) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Answer<&'a T> 
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::KIND.name())))
 }
 
-/// Objects of a context that C has.
+/// Objects of a context that the program holds.
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Mutex<HashMap<usize, Kind>>);
 
@@ -81,7 +80,7 @@ impl Handles {
         self.give_as(T::KIND, object)
     }
 
-    /// Hands an object to C that is of another kind than its type says.
+    /// Hands an object to C under another kind than that of its type.
     pub(crate) fn give_as<T: Object>(&self, kind: Kind, object: T) -> *mut T::C {
         let pointer = Box::into_raw(Box::new(object));
         self.known().insert(pointer as usize, kind);
@@ -99,7 +98,7 @@ impl Handles {
         unsafe { Box::from_raw(pointer.cast::<T>()) }
     }
 
-    /// What C still has, in an order in which it can be destroyed.
+    /// Returns the remaining objects of the program, in an order in which they can be destroyed.
     pub(crate) fn left(&self) -> Vec<(Kind, usize)> {
         let mut left: Vec<_> = self.known().iter().map(|(&pointer, &kind)| (kind, pointer)).collect();
         left.sort_unstable();
@@ -107,7 +106,7 @@ impl Handles {
     }
 }
 
-/// Counts who uses an object, which must not be destroyed meanwhile.
+/// Number of users of an object, which must not be destroyed while it has any.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicUsize);
 
@@ -117,14 +116,14 @@ impl Users {
     }
 
     pub(crate) fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::Release); // what the user did comes before the end of the object
+        self.0.fetch_sub(1, Ordering::Release); // orders the user's accesses before the destruction of the object
     }
 
     pub(crate) fn none(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Refuses to destroy what is in use.
+    /// Returns an error if the object is in use.
     pub(crate) fn expect_none(&self, what: &str) -> Answer<()> {
         if self.none() {
             return Ok(());

@@ -1,28 +1,28 @@
-//! A program whose main thread ends by `pthread_exit` lives on in its other threads, and ends with the last of them.
-//! This library's threads, of which the program knows nothing, must not keep it; and since they block all signals,
-//! no signal would end it either.
+//! End of a program whose main thread called `pthread_exit`. Such a program continues in its other threads and ends
+//! with the last of them. This library's threads must not keep it alive. Since they block all signals, no signal
+//! would end the process either.
 
 use std::fs;
 use std::process::exit;
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
-/// The thread that watches. It blocks no signals but those that the main thread did.
+/// Name of the watching thread. It blocks only the signals that the main thread blocked.
 const NAME: &str = "doorbell-last";
 
-/// Is that a thread of this library?
+/// Returns whether `name` is that of a thread of this library.
 fn is_own(name: &str) -> bool {
     doorbell_fabric::THREADS.contains(&name) || [crate::cm::THREAD, NAME].contains(&name)
 }
 
-/// How often it looks.
+/// Interval between two checks.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A thread is about to end by `pthread_exit`. If it is the main one, somebody has to see when the last one has.
+/// Starts the watching thread if the main thread is about to end by `pthread_exit`.
 pub(crate) fn thread_leaves() {
-    // SAFETY: neither changes anything.
+    // SAFETY: neither call changes anything.
     let is_main = unsafe { libc::gettid() == libc::getpid() };
-    // Without the thread, the program lives on until it is killed.
+    // If the thread cannot be started, the program lives until it is killed.
     if is_main {
         let _ = Builder::new().name(NAME.into()).spawn(watch);
     }
@@ -37,23 +37,23 @@ fn watch() {
     }
 }
 
-/// Has the program a thread left? `None` if that cannot be known.
+/// Returns whether the program has a thread left, or `None` if that is unknown.
 fn program_has_threads() -> Option<bool> {
     let process = std::process::id().to_string();
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
     let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
     if is_own(name) {
-        return None; // threads of the program have such names, too
+        return None; // threads of the program have such names too
     }
     if !rest.trim_start().starts_with('Z') {
-        return Some(true); // the main thread is on its way
+        return Some(true); // the main thread has not ended yet
     }
     for task in fs::read_dir("/proc/self/task").ok()? {
         let task = task.ok()?;
         if task.file_name().to_str() == Some(&process) {
             continue;
         }
-        // One that ended meanwhile has no name any more.
+        // A thread that ended meanwhile has no name any more.
         if fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !is_own(name.trim_end())) {
             return Some(true);
         }

@@ -1,10 +1,10 @@
-//! What is made once and stays for as long as the process lives.
+//! Values that are created once and stay for as long as the process lives.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that is made when it is first asked for. There is no lock, which a forked child could inherit, or which a
-/// signal handler could wait for: where two make one, the first that is ready stays.
+/// A value that the first access creates. It has no lock, which a forked child could inherit, or for which a signal
+/// handler could wait. If two threads create a value, the one that is ready first stays.
 pub(crate) struct Lasting<T>(AtomicPtr<T>);
 
 impl<T> Lasting<T> {
@@ -12,7 +12,7 @@ impl<T> Lasting<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Where the value is. It is never freed.
+    /// Returns a pointer to the value, which is never freed.
     pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Box<T>) -> *mut T {
         let known = self.0.load(Ordering::Acquire);
         if !known.is_null() {
@@ -22,7 +22,7 @@ impl<T> Lasting<T> {
         match self.0.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => {
-                // SAFETY: it was just made of a box, and nobody else has it.
+                // SAFETY: the pointer was just created from a box, and no other thread has it.
                 drop(unsafe { Box::from_raw(made) });
                 other
             }
@@ -50,10 +50,10 @@ mod tests {
                 }) as usize
             });
             begun.wait();
-            // SAFETY: the child runs only this, and ends.
+            // SAFETY: the child runs only this code, and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: one that is stuck ends by the signal. The value was just made, and stays.
+                // SAFETY: the signal ends a child that hangs. The value was just created, and stays.
                 unsafe {
                     libc::signal(libc::SIGALRM, libc::SIG_DFL);
                     libc::alarm(20);
@@ -62,12 +62,12 @@ mod tests {
                 }
             }
             let mut status = 0;
-            // SAFETY: it was just forked, or there is none.
+            // SAFETY: the child was just forked, or there is none.
             let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
             forked.wait();
             assert_eq!((waited, status), (child, 0), "the child ended with {status:#x}");
             let value = thread.join().unwrap() as *mut u32;
-            // SAFETY: it is never freed.
+            // SAFETY: the value is never freed.
             assert_eq!(unsafe { *value }, made_by_thread);
         });
     }

@@ -1,7 +1,7 @@
-//! What `--explain` says of programs that a program starts and that will not find the device: the library cannot be
-//! preloaded there, or the environment that they are given does not name it.
+//! Explanations of `--explain` about started programs that will not find the device. Either the library cannot be
+//! preloaded into the program, or the environment that it is given does not name the library.
 //!
-//! All of this runs between fork and exec, where other threads' locks may be held for ever: it takes none.
+//! All of this code runs between fork and exec, when threads that no longer exist may hold locks. So it takes none.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::explain::{explain, is_wanted};
 
-/// Arguments of a C function, as its caller left them: numbers and pointers, of which the first are in registers.
+/// Arguments of a C function, as its caller passed them: numbers and pointers. The first ones are in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
     frame: *const usize,
@@ -31,7 +31,8 @@ impl Arguments {
     unsafe fn nth(self, number: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         let place = match number {
-            // Registers were pushed below the frame pointer; its caller's and the return address lie above it.
+            // The registers were pushed below the frame pointer. The caller's frame pointer and the return address
+            // lie above it.
             0..6 => self.frame.wrapping_sub(1 + number),
             _ => self.frame.wrapping_add(2 + number - 6),
         };
@@ -47,7 +48,7 @@ impl Arguments {
 
     /// # Safety
     ///
-    /// As for `nth`, and that argument is a C string, which outlives the call, or null.
+    /// The contract of `nth`. The argument is null, or a C string that outlives the call.
     unsafe fn text<'a>(self, number: usize) -> Option<&'a OsStr> {
         // SAFETY: the caller's promise.
         let text = unsafe { self.nth(number) } as *const c_char;
@@ -56,7 +57,7 @@ impl Arguments {
     }
 }
 
-/// A C function that starts a program: where its arguments say which, and with which environment.
+/// A C function that starts a program: the arguments that name the program and its environment.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch {
     pub(crate) program: Program,
@@ -65,38 +66,38 @@ pub(crate) struct Launch {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Program {
-    /// The argument of this number is a path.
+    /// The argument of this number is the path.
     Path(usize),
-    /// It is looked for in `PATH` if it has no slash.
+    /// The argument of this number is a name, which is searched for in `PATH` if it has no slash.
     Name(usize),
-    /// It is a descriptor.
+    /// The argument of this number is a descriptor.
     Descriptor(usize),
-    /// It is a path below the descriptor that comes before it.
+    /// The argument of this number is a path, relative to the descriptor in the argument before it.
     Below(usize),
-    /// It is the shell.
+    /// The shell.
     Shell,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Environment {
-    /// That of this process.
+    /// The environment of this process.
     Own,
-    /// The argument of this number.
+    /// The argument of this number is the environment.
     Given(usize),
-    /// What comes behind the null pointer after the argument of this number and those that follow.
+    /// The environment follows the first null pointer at or after the argument of this number.
     BehindNull(usize),
 }
 
-/// Says it if the program that is to be started will not find the device.
+/// Explains if the started program will not find the device.
 ///
 /// # Safety
 ///
-/// The arguments are those of that function, in accord with its manual page.
+/// The arguments are those of the function, as its manual page requires.
 pub(crate) unsafe fn watch(launch: Launch, arguments: Arguments) {
     if !is_wanted() {
         return;
     }
-    // SAFETY: each thread has its own, and whoever starts a program may look at it.
+    // SAFETY: each thread has its own, and a thread that starts a program may read it.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: passed on.
     let environment = unsafe { environment(launch.environment, arguments) };
@@ -116,7 +117,7 @@ fn judge(path: &Path, environment: Variables) {
     }
 }
 
-/// Which program is meant.
+/// The named program.
 enum Named<'a> {
     Nothing,
     Path(&'a Path),
@@ -130,7 +131,7 @@ impl Named<'_> {
             Self::Nothing => {}
             Self::Path(path) => found(path),
             Self::Name(name) => {
-                // It is looked for in our own environment's, whatever the program is given.
+                // The C library searches the `PATH` of this process, and not that of the started program.
                 let own = Variables::own();
                 let path = own.get("PATH").unwrap_or(OsStr::new("/bin:/usr/bin"));
                 doorbell_reach::with_program(name, path, found);
@@ -162,7 +163,7 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
                 let folder = arguments.nth(number - 1) as c_int;
                 match arguments.text(number).map(Path::new) {
                     Some(path) if path.is_absolute() || folder == libc::AT_FDCWD => Named::Path(path),
-                    // With an empty path the descriptor itself is meant; below another folder we do not look.
+                    // An empty path names the descriptor itself. Paths below other folders are not examined.
                     Some(path) if path.as_os_str().is_empty() => Named::Descriptor(folder),
                     _ => Named::Nothing,
                 }
@@ -172,7 +173,7 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
     }
 }
 
-/// Variables as C has them: `NAME=VALUE`, with a null pointer behind the last. Null itself is none.
+/// Variables in the form of C: `NAME=VALUE`, with a null pointer after the last. A null list is empty.
 #[derive(Clone, Copy)]
 struct Variables(*const *const c_char);
 
@@ -181,8 +182,8 @@ impl Variables {
         unsafe extern "C" {
             static environ: *const *const c_char;
         }
-        // SAFETY: the C library has it, and only a program that changes its environment in another thread while it
-        // starts a program makes it change, which is that program's error already.
+        // SAFETY: the C library defines it. It changes meanwhile only if another thread of the program changes the
+        // environment, which is already an error of the program.
         Self(unsafe { environ })
     }
 
@@ -192,7 +193,7 @@ impl Variables {
             return None;
         }
         loop {
-            // SAFETY: not behind the null pointer at the end.
+            // SAFETY: not after the null pointer at the end.
             let variable = unsafe { *place };
             if variable.is_null() {
                 return None;
@@ -206,7 +207,7 @@ impl Variables {
         }
     }
 
-    /// Does a program with these variables get the library?
+    /// Returns whether a program with these variables loads the library.
     fn preloads(&self) -> bool {
         let Some(own) = own_library() else { return true };
         let is_own = |other: &[u8]| other.rsplit(|&byte| byte == b'/').next() == Some(own);
@@ -234,16 +235,16 @@ unsafe fn environment(environment: Environment, arguments: Arguments) -> Variabl
     }
 }
 
-/// The file name of this library, found when it is loaded: later the loader's lock may be held.
+/// The file name of this library, read when the library is loaded, since the loader's lock may be held later.
 static OWN_LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOADING: extern "C" fn() = {
     extern "C" fn at_loading() {
-        // SAFETY: zeros are a value of each of its fields.
+        // SAFETY: zeros are a valid value of each field.
         let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: it only fills in the structure; the name stays as long as the library.
+        // SAFETY: it only fills in the structure, and the name stays as long as the library.
         if unsafe { libc::dladdr(at_loading as *const _, &raw mut found) } != 0 {
             OWN_LIBRARY.store(found.dli_fname.cast_mut(), Ordering::Relaxed);
         }

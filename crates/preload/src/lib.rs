@@ -5,24 +5,25 @@
 //! $ doorbell run -- ib_send_bw -d doorbell0 127.0.0.1    # in another
 //! ```
 //!
-//! Preloaded into a dynamically linked program, it stands before
-//! libibverbs: the program finds one device, `doorbell0`, and everything that takes an object of
-//! that device comes here. What is offered works; everything else is refused with the error that
-//! verbs have for it, and never reaches the real library, which knows nothing of these objects.
+//! Preloaded into a dynamically linked program, the library takes precedence over libibverbs. The program finds one
+//! device, `doorbell0`, and each call that takes an object of that device runs in this library. Unsupported calls
+//! fail with the error that verbs define for them. They never reach the real library, which does not know these
+//! objects.
 //!
-//! Objects are C structures with Rust behind them (`handle.rs`); they come from `Box` and go back
-//! to it. All contexts of a process share one RNIC and its address (`device.rs`).
+//! Objects are C structures that Rust structures extend (`handle.rs`). They are allocated and freed as `Box`. All
+//! contexts of a process share one RNIC and its address (`device.rs`).
 //!
-//! What programs look at besides libibverbs (`/dev/infiniband`, `/sys/class/infiniband`) is served too (`tree/`).
+//! The library also serves the files that programs read besides calling libibverbs (`/dev/infiniband`,
+//! `/sys/class/infiniband`; `tree/`).
 //!
-//! Loading the library starts and opens nothing: no thread, no socket, no output, since every child process
-//! inherits it. The RNIC starts when a program opens the device.
+//! Loading the library starts no thread, opens no socket and prints nothing, since every child process inherits it.
+//! The RNIC starts when a program opens the device.
 //!
 //! # Safety
 //!
-//! Every function of the C API trusts its caller for what C makes unknowable: that a pointer that
-//! is not null points to an object that this library made and that was not destroyed, or to a
-//! structure of the documented type. What can be checked is checked.
+//! Functions of the C API trust their caller in what C cannot check. Each pointer that is not null points to an
+//! object that this library created and has not destroyed, or to a structure of the documented type. All other
+//! conditions are checked.
 
 mod ah;
 mod answer;
@@ -57,8 +58,8 @@ mod srq;
 mod stats;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tree;
-/// Elsewhere programs find no such files: whether what stands before functions of any number of arguments may take a
-/// fixed one depends on the machine.
+/// On other machines programs find no such files. Whether a function with fixed arguments may replace a variadic one
+/// depends on the machine.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tree {
     pub(crate) fn dev_name() -> &'static std::ffi::CStr {

@@ -20,9 +20,9 @@ pub(crate) struct Mr {
     c: c::ibv_mr,
     address: u64,
     access: Access,
-    /// The device memory that it is of, if it is.
+    /// The device memory of the region, or null.
     dm: *mut c::ibv_dm,
-    /// It has no memory, and reads as zeros.
+    /// Whether the region has no memory, and reads as zeros.
     is_null: bool,
 }
 
@@ -38,10 +38,10 @@ impl Mr {
     }
 }
 
-/// Memory of the program's own.
+/// Marks a region of the program's own memory.
 const NO_DM: *mut c::ibv_dm = ptr::null_mut();
 
-/// Access flags that a program may set without asking whether they are supported.
+/// Access flags that a program may set without checking that they are supported.
 const OPTIONAL: c_uint = 0x3ff << 20;
 
 pub(crate) fn access(flags: c_uint) -> Answer<Access> {
@@ -54,7 +54,7 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
         (c::IBV_ACCESS_ON_DEMAND, Access::ON_DEMAND),
     ];
     let all = known.iter().fold(0, |all, (flag, _)| all | flag);
-    // Huge pages are only a hint.
+    // The flag for huge pages is only a hint.
     let unknown = flags & !(all | OPTIONAL | c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_ZERO_BASED);
     if unknown != 0 {
         return Err(Refused::unsupported(format!("access flags {unknown:#x} are not supported")));
@@ -66,7 +66,7 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
 fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm) -> Answer<Access> {
     let access = access(flags)?;
     if length == 0 && dm.is_null() {
-        // The kernel refuses it for every adapter (`ib_umem_get`), before it checks whether the address is mapped.
+        // The kernel rejects it for every adapter (`ib_umem_get`), before it checks that the address is mapped.
         return Err(Refused::invalid(format!("0 B at {memory:p} cannot be registered: at least 1 B can")));
     }
     // IBTA Vol 1, 10.6.3.1.
@@ -74,15 +74,15 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm
         return Err(Refused::invalid("remote write or atomic access needs local write access"));
     }
     if access.contains(Access::ON_DEMAND) {
-        // It may come and go. Without bounds it is all that the process ever has.
+        // The pages may be unmapped now. An on-demand region without bounds covers the whole address space.
         return Ok(access);
     }
     expect_mapped(memory, length, access.contains(Access::LOCAL_WRITE))?;
     Ok(access)
 }
 
-/// Is the memory there, and writable if it is to be written? Like registering for hardware, this
-/// brings in its pages. Old kernels do not tell.
+/// Checks that the memory is mapped, and writable if `written` is set. Like registration for hardware, the check
+/// brings in its pages. On kernels that cannot bring in pages, the check passes.
 fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Answer<()> {
     if (memory as usize).checked_add(length).is_none() {
         return Err(Refused::invalid("the memory does not end within the address space"));
@@ -96,8 +96,8 @@ fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Answer<()
 
 fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: Access) -> Answer<Keys> {
     let provider = &pd.context()?.device.provider;
-    // SAFETY: the program keeps the memory mapped until it deregisters it, which is the contract
-    // of verbs, and no Rust code has references to it.
+    // SAFETY: the program keeps the memory mapped until it deregisters it, as the contract of verbs requires, and no
+    // Rust code has references to it.
     Ok(unsafe { provider.register(pd.id, memory.cast(), length, address, access, None) }?)
 }
 
@@ -118,7 +118,7 @@ pub(crate) unsafe fn reg_mr(
     let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
     let access = checked(memory, length, flags, dm)?;
     let keys = match length {
-        // Adapters register no bytes of device memory, as rdma-core's tests expect.
+        // Adapters accept a region of 0 bytes of device memory, as rdma-core's tests expect.
         0 => context.device.provider.register_null(own.id)?,
         _ => register(own, memory, length, address, access)?,
     };
@@ -132,14 +132,14 @@ pub(crate) unsafe fn reg_mr(
         lkey: keys.lkey.0,
         rkey: keys.rkey.get(),
     };
-    // SAFETY: the C contract; null where it is the program's memory.
+    // SAFETY: the C contract; null if the region is of the program's memory.
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
     Ok(context.handles.give(Mr { c, address, access, dm, is_null: false }))
 }
 
-/// A region that reads as zeros and forgets what is written to it: only its local key is of use.
+/// Creates a region that reads as zeros and discards writes. Only its local key is usable.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv_mr {
     pointer("ibv_alloc_null_mr", || {
         // SAFETY: the C contract.
@@ -198,18 +198,17 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
         let context = pd.context()?;
         context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
         pd.users.remove();
-        // SAFETY: device memory stays while regions name it.
+        // SAFETY: device memory stays while regions use it.
         if let Ok(dm) = unsafe { object::<Dm>(own.dm) } {
             dm.users.remove();
         }
-        // SAFETY: the program does not name it again.
+        // SAFETY: the program does not use it again.
         drop(unsafe { context.handles.take::<Mr>(mr) });
         Ok(())
     })
 }
 
-/// Registers a region anew, with other memory, rights or protection domain. If it is refused, the
-/// region stays as it was.
+/// Changes the memory, rights or protection domain of a region. After a refusal the region is unchanged.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut c::ibv_mr,
@@ -223,17 +222,17 @@ unsafe extern "C" fn ibv_rereg_mr(
         let changes = changes as c_uint;
         let known = c::IBV_REREG_MR_CHANGE_TRANSLATION | c::IBV_REREG_MR_CHANGE_PD | c::IBV_REREG_MR_CHANGE_ACCESS;
         if changes == 0 || changes & !known != 0 {
-            return Err(Refused::invalid(format!("re-registration flags {changes:#x} are none or not known")));
+            return Err(Refused::invalid(format!("re-registration flags {changes:#x} are empty or unknown")));
         }
-        // SAFETY: the C contract; the pointer is only kept to be written below.
+        // SAFETY: the C contract; the code below writes through the pointer after its last use of this reference.
         let own = unsafe { object::<Mr>(mr) }?;
         if !own.dm.is_null() || own.is_null {
-            return Err(Refused::unsupported("a region of device memory, or of none, stays as it was registered"));
+            return Err(Refused::unsupported("a region of device memory or without memory cannot be re-registered"));
         }
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
         if moves && (memory.is_null() || length == 0) {
-            let why = format!("a changed translation needs memory: {length} B at {memory:p} are none");
+            let why = format!("a changed translation needs memory: {length} B at {memory:p} are not allowed");
             return Err(Refused::invalid(why));
         }
         let address = if moves { memory as u64 } else { own.address };
@@ -254,11 +253,11 @@ unsafe extern "C" fn ibv_rereg_mr(
             return Err(Refused::invalid("the protection domain belongs to another context than the region"));
         }
         let (provider, lkey) = (&context.device.provider, doorbell_verbs::LKey(own.c.lkey));
-        // SAFETY: as for registering.
+        // SAFETY: as for registration.
         unsafe { provider.reregister(lkey, new_pd.id, memory.cast(), length, address, access) }?;
         old_pd.users.remove();
         new_pd.users.add();
-        // SAFETY: the program does not use the region while it is being changed.
+        // SAFETY: the program does not use the region during the change.
         let own = unsafe { &mut *mr.cast::<Mr>() };
         (own.c.pd, own.c.addr, own.c.length) = (pd, memory, length);
         (own.address, own.access) = (address, access);
@@ -270,8 +269,8 @@ unsafe extern "C" fn ibv_rereg_mr(
     }
 }
 
-/// Advice on memory that is paged on demand. All is done when it returns, so it makes no difference
-/// whether a program asks for that.
+/// Applies advice on memory that is paged on demand. The advice takes effect before the function returns, so the
+/// flush flag makes no difference.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut c::ibv_pd,
     advice: c::ib_uverbs_advise_mr_advice,
@@ -291,7 +290,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
             c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Access::empty(),
             _ => return Err(Refused::unsupported(format!("advice {advice} is not known"))),
         };
-        // Pages that are there need nothing, and others are not to be brought in.
+        // The pages that are present need no work, and this advice must not bring in others.
         let list = if advice == c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT { &[] } else { list };
         for sge in list {
             provider.prefetch(own.id, sge, needed).map_err(|error| {

@@ -28,7 +28,7 @@ unsafe impl Object for Mw {
 }
 
 impl Mw {
-    /// The key that C sees. Programs do not bind a window and ask for its key at the same time.
+    /// Returns the key that C sees. Programs do not bind a window and read its key at the same time.
     fn rkey(&self) -> u32 {
         // SAFETY: a number, which only `bind_mw` changes.
         unsafe { (*self.c.get()).rkey }
@@ -67,24 +67,24 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut c::ibv_mw) -> c_int {
         let context = pd.context()?;
         context.device.provider.destroy_window(RKey::new(own.rkey()))?;
         pd.users.remove();
-        // SAFETY: the program does not name it again.
+        // SAFETY: the program does not use it again.
         drop(unsafe { context.handles.take::<Mw>(mw) });
         Ok(())
     })
 }
 
-/// The next key of a window: only the lowest byte is the program's.
+/// Returns the next key of a window. The program owns only the lowest byte.
 fn next_key(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// What a window is to be bound to.
+/// Converts the description of a binding.
 ///
 /// # Safety
 ///
 /// The region is null or exists.
 unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Answer<WindowBinding> {
-    // SAFETY: passed on to our caller; null where nothing is bound.
+    // SAFETY: passed on to our caller; null if no region is bound.
     let lkey = unsafe { object::<Mr>(info.mr) }.map_or(0, Mr::lkey);
     if info.mr.is_null() && info.length > 0 {
         return Err(Refused::invalid("the memory region is null"));
@@ -99,7 +99,7 @@ unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Answer<WindowBinding
     })
 }
 
-/// Binds a window of type 1; its new key is the program's at once.
+/// Binds a window of type 1. The program can use its new key at once.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, bind: *mut c::ibv_mw_bind) -> c_int {
     status("ibv_bind_mw", || {
         // SAFETY: the C contract.
@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
             payload: Payload::Sges(&[]),
             destination: None,
         };
-        // SAFETY: it names no memory that is read or written.
+        // SAFETY: the request reads and writes no memory.
         let posted = unsafe { qp.raw.post_send(&[request]) };
         posted.map_err(|error| error.kind)?;
         // SAFETY: the C contract: the program does not use the window meanwhile.
@@ -127,11 +127,11 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
     })
 }
 
-/// The operation that binds a window of type 2 under a key of the program's choice.
+/// Returns the operation that binds a window of type 2 with a key that the program chose.
 ///
 /// # Safety
 ///
-/// Window and region are null or exist.
+/// The window and the region are null or exist.
 pub(crate) unsafe fn bind_operation(
     mw: *mut c::ibv_mw,
     rkey: u32,

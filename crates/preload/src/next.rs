@@ -1,13 +1,13 @@
-//! Functions of the C library (or of another preloaded one) that ours stand before.
+//! Functions of the C library (or of another preloaded one) that this library's functions replace.
 
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// The thread that looks for a function just now. Looking may allocate, and an allocator may open files.
+/// The thread that is looking up a function. The lookup may allocate, and an allocator may open files.
 static SEEKER: AtomicI32 = AtomicI32::new(0);
 
-/// A function of the C library that ours stands before.
+/// A function of the C library that a function of this library replaces.
 pub(crate) struct Next {
     name: &'static CStr,
     real: AtomicPtr<libc::c_void>,
@@ -18,7 +18,7 @@ impl Next {
         Self { name, real: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The one of this name, which ends with a zero.
+    /// Creates the entry of this name, which ends with a zero.
     pub(crate) const fn of(name: &'static str) -> Self {
         match CStr::from_bytes_with_nul(name.as_bytes()) {
             Ok(name) => Self::new(name),
@@ -26,11 +26,11 @@ impl Next {
         }
     }
 
-    /// Looks for it. This is done when the library is loaded: a child between fork and exec could not, since another
+    /// Looks up the function when the library is loaded. A child between fork and exec could not, since another
     /// thread may have held the loader's lock.
     #[cold]
     pub(crate) fn find(&self) -> *mut libc::c_void {
-        // SAFETY: it only asks for the thread's number.
+        // SAFETY: it only reads the thread's number.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
         if SEEKER.load(Ordering::Relaxed) == thread {
             return ptr::null_mut();
@@ -43,11 +43,11 @@ impl Next {
         real
     }
 
-    /// What is to be called behind ours; null where there is no such function, and in the midst of looking for one.
+    /// Returns the replaced function. Returns null if there is no such function, or during its lookup.
     #[inline]
     pub(crate) fn get(&self) -> *mut libc::c_void {
         match self.real.load(Ordering::Relaxed) {
-            // Called by another library's constructor, before ours has run.
+            // Another library's constructor called it before the constructor of this library.
             real if real.is_null() => self.find(),
             real => real,
         }

@@ -28,9 +28,9 @@ unsafe impl Object for Pd {
 }
 
 impl Pd {
-    /// The context it was made from.
+    /// Returns the context that the protection domain was created from.
     pub(crate) fn context<'a>(&self) -> Answer<&'a Context> {
-        // SAFETY: a context stays while objects that were made from it exist.
+        // SAFETY: a context stays while objects that were created from it exist.
         let context = unsafe { Context::of(self.c.context) }?;
         context.device.expect_own()?;
         Ok(context)
@@ -59,20 +59,20 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c::ibv_pd) -> c_int {
         if own.parent.is_null() {
             context.device.provider.destroy_pd(own.id)?;
         } else {
-            // SAFETY: it stays while this stands for it.
+            // SAFETY: the parent stays while this domain stands for it.
             unsafe { object::<Pd>(own.parent) }?.users.remove();
         }
-        // SAFETY: a thread domain stays while parent domains name it.
+        // SAFETY: a thread domain stays while parent domains use it.
         if let Ok(thread) = unsafe { object::<Td>(own.thread) } {
             thread.users.remove();
         }
-        // SAFETY: nothing was made from it that still exists, and the program does not name it again.
+        // SAFETY: no object that was created from it still exists, and the program does not use it again.
         drop(unsafe { context.handles.take::<Pd>(pd) });
         Ok(())
     })
 }
 
-/// A thread domain: a promise of the program which nothing here depends on.
+/// A thread domain: a promise of the program that this library does not rely on.
 #[repr(C)]
 struct Td {
     c: c::ibv_td,
@@ -105,15 +105,15 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut c::ibv_td) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Td>(td) }?;
         own.users.expect_none("thread domain")?;
-        // SAFETY: a context stays while objects that were made from it exist; no parent domain names
-        // it, and the program does not name it again.
+        // SAFETY: a context stays while objects that were created from it exist; no parent domain uses it, and the
+        // program does not use it again.
         drop(unsafe { Context::of(own.c.context)?.handles.take::<Td>(td) });
         Ok(())
     })
 }
 
-/// A parent domain stands for its protection domain. Its allocators are for queues that hardware
-/// reads, of which there are none.
+/// Creates a parent domain, which stands for its protection domain. Its allocators are unused: they are for queues
+/// that hardware reads.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut c::ibv_context,
     init: *mut c::ibv_parent_domain_init_attr,

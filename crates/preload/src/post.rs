@@ -1,4 +1,4 @@
-//! Posting work requests: from C's linked lists to slices.
+//! Posting work requests: conversion of C's linked lists to slices.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -20,10 +20,10 @@ use crate::mw;
 use crate::qp::Qp;
 use crate::srq::Srq;
 
-/// Work requests that are posted at a time.
+/// Maximum number of work requests that are posted at a time.
 const GROUP: usize = 16;
 
-// Elements are read where the program has them.
+// Elements are read from the program's memory without conversion.
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<c::ibv_sge>() && align_of::<Sge>() == align_of::<c::ibv_sge>());
     assert!(offset_of!(Sge, address) == offset_of!(c::ibv_sge, addr));
@@ -33,12 +33,12 @@ const _: () = {
 
 /// # Safety
 ///
-/// There are `count` elements at `list`, which nobody changes meanwhile.
+/// There are `count` elements at `list`, and no thread changes them meanwhile.
 pub(crate) unsafe fn elements<'a>(list: *const c::ibv_sge, count: usize) -> &'a [Sge] {
     if count == 0 || list.is_null() {
         return &[];
     }
-    // SAFETY: by the caller's promise; both kinds of element have one layout.
+    // SAFETY: by the caller's promise; both kinds of elements have the same layout.
     unsafe { slice::from_raw_parts(list.cast(), count) }
 }
 
@@ -59,7 +59,7 @@ impl Linked for c::ibv_recv_wr {
     }
 }
 
-/// Posts a linked list in groups. The first request that was not accepted goes to `bad`.
+/// Posts a linked list in groups. Stores the first request that was not accepted in `bad`.
 ///
 /// # Safety
 ///
@@ -95,13 +95,13 @@ unsafe fn in_groups<W: Linked, R>(
         if let Some((index, why)) = stopped {
             let mut at = first;
             for _ in 0..index {
-                // SAFETY: requests of the list up to the one that was looked at last.
+                // SAFETY: requests of the list up to the one that was read last.
                 at = unsafe { &*at }.next();
             }
             why.tell(call);
             set_errno(why.errno);
             if !bad.is_null() {
-                // SAFETY: the caller's place.
+                // SAFETY: the caller's place for the pointer.
                 unsafe { bad.write(at) };
             }
             return why.errno;
@@ -114,7 +114,7 @@ fn gone() -> Refused {
     Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew")
 }
 
-/// The flags of a send work request.
+/// Converts the flags of a send work request.
 pub(crate) fn send_flags(flags: u32) -> SendFlags {
     let mut own = SendFlags::empty();
     own.set(SendFlags::SIGNALED, flags & c::IBV_SEND_SIGNALED != 0);
@@ -127,7 +127,7 @@ pub(crate) fn send_flags(flags: u32) -> SendFlags {
 ///
 /// The C contract of `ibv_post_send`.
 unsafe fn operation(wr: &c::ibv_send_wr) -> Answer<SendOperation> {
-    // SAFETY: which part of a union counts is what the opcode says; all are plain numbers and pointers.
+    // SAFETY: the opcode selects the valid member of each union; all members are plain numbers and pointers.
     let (immediate, invalidated, rdma, atomic, bind) = unsafe {
         let beside = &wr.__bindgen_anon_1;
         let bind = &wr.__bindgen_anon_2.bind_mw;
@@ -172,8 +172,8 @@ fn count(number: c_int) -> Answer<usize> {
     usize::try_from(number).map_err(|_| Refused::invalid(format!("{number} scatter-gather elements are negative")))
 }
 
-/// Returns the elements of a work request. The queue takes at most `allowed`. The function checks their number before it
-/// reads the first.
+/// Returns the elements of a work request. Their number is checked against `allowed`, the limit of the queue, before
+/// the first is read.
 ///
 /// # Safety
 ///
@@ -186,8 +186,8 @@ pub(crate) unsafe fn elements_within<'a>(list: *const c::ibv_sge, given: usize, 
     Ok(unsafe { elements(list, given) })
 }
 
-/// Returns the bytes of a send work request. It checks limits before it reads any byte, as drivers do: the bytes of a
-/// refused request may lie anywhere. It joins inline bytes of several pieces in `gathered`.
+/// Returns the bytes of a send work request. The limits are checked before any byte is read, as drivers do: the bytes
+/// of a rejected request may lie at any address. If there are several inline pieces, they are joined in `gathered`.
 ///
 /// # Safety
 ///
@@ -199,14 +199,14 @@ unsafe fn payload<'a>(
     gathered: &RefCell<Vec<Box<[u8]>>>,
 ) -> Answer<Payload<'a>> {
     if operation.is_local() {
-        return Ok(Payload::Sges(&[])); // it moves no bytes
+        return Ok(Payload::Sges(&[])); // the operation moves no bytes
     }
     let limits = &own.capacities;
     if wr.send_flags & c::IBV_SEND_INLINE == 0 {
         // SAFETY: the C contract.
         return Ok(Payload::Sges(unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge) }?));
     }
-    // A queue pair that was created for inline data alone takes one piece.
+    // A queue pair that was created only for inline data takes one piece.
     // SAFETY: the C contract.
     let sges = unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge.max(1)) }?;
     check_inline(operation, sges.iter().map(|sge| sge.length as usize), limits.max_inline)?;
@@ -217,7 +217,8 @@ unsafe fn payload<'a>(
         sges => {
             // SAFETY: as above.
             let bytes: Box<[u8]> = sges.iter().flat_map(|sge| unsafe { piece(sge) }).copied().collect();
-            // SAFETY: the box stays in `gathered` until the request is posted, wherever that moves it.
+            // SAFETY: the box stays in `gathered` until the request is posted. The bytes stay in place if the box
+            // moves.
             let inline = unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
             gathered.borrow_mut().push(bytes);
             inline
@@ -225,7 +226,7 @@ unsafe fn payload<'a>(
     }))
 }
 
-/// Returns a send work request in the RNIC's form.
+/// Converts a send work request to the RNIC's form.
 ///
 /// # Safety
 ///
@@ -249,7 +250,7 @@ unsafe fn send_request<'a>(
 
 /// # Safety
 ///
-/// The element names memory of the program.
+/// The element refers to memory of the program.
 unsafe fn piece<'a>(sge: &Sge) -> &'a [u8] {
     match sge.length {
         0 => &[],
@@ -271,10 +272,10 @@ pub(crate) unsafe extern "C" fn post_send(
         if !own.device.is_own() {
             return Err(gone());
         }
-        // SAFETY: the C contract; everything is posted before `gathered` goes.
+        // SAFETY: the C contract; everything is posted before `gathered` is dropped.
         unsafe { send_request(own, wr, &gathered) }
     };
-    // SAFETY: the C contract; memory stays registered until the completion is reaped.
+    // SAFETY: the C contract; memory stays registered until the completion is polled.
     unsafe { in_groups("ibv_post_send", list, bad, convert, |group| own.raw.post_send(group)) }
 }
 
@@ -290,7 +291,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: the C contract.
         unsafe { recv_request(&own.device, wr, own.max_recv_sge) }
     };
-    // SAFETY: the C contract; memory stays registered until the completion is reaped.
+    // SAFETY: the C contract; memory stays registered until the completion is polled.
     unsafe { in_groups("ibv_post_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
@@ -306,11 +307,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the C contract.
         unsafe { recv_request(&own.device, wr, own.max_sge()) }
     };
-    // SAFETY: the C contract; memory stays registered until the completion is reaped.
+    // SAFETY: the C contract; memory stays registered until the completion is polled.
     unsafe { in_groups("ibv_post_srq_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
-/// Returns a receive work request in the RNIC's form.
+/// Converts a receive work request to the RNIC's form.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Queue pairs: how they are made, changed, asked and destroyed.
+//! Queue pairs: creation, modification, queries and destruction.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -22,8 +22,8 @@ use crate::srq::Srq;
 use crate::wait::{STATUS, Step, Unacknowledged, in_steps};
 use crate::wr::{self, Builder};
 
-/// A queue pair. C sees an `ibv_qp`, and an `ibv_qp_ex` where it was created as one: the one begins
-/// with the other.
+/// A queue pair. C sees an `ibv_qp`. If the queue pair was created as an `ibv_qp_ex`, C sees that structure, which
+/// begins with an `ibv_qp`.
 #[repr(C)]
 pub(crate) struct Qp {
     pub(crate) c: UnsafeCell<c::ibv_qp_ex>,
@@ -32,12 +32,12 @@ pub(crate) struct Qp {
     source: Option<Source>,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) kind: QpKind,
-    /// Capacities that it was created with.
+    /// Capacities that the program requested at creation.
     pub(crate) capacities: QpCapacities,
     /// Number of scatter-gather elements of a receive that `ibv_post_recv` checks. With a shared receive queue the call
     /// fails for any number.
     pub(crate) max_recv_sge: usize,
-    /// Work requests between `ibv_wr_start` and `ibv_wr_complete`, if it was created for that.
+    /// Work requests between `ibv_wr_start` and `ibv_wr_complete`, if the queue pair was created for these calls.
     pub(crate) builder: Option<Builder>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn kind_number(kind: QpKind) -> c::ibv_qp_type {
     }
 }
 
-/// Creates a queue pair, for `ibv_wr_*` if `operations` are named.
+/// Creates a queue pair, with `ibv_wr_*` if `operations` is given.
 ///
 /// # Safety
 ///
@@ -126,7 +126,7 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
         builder: operations.map(|_| Builder::default()),
     });
     let source = Source::new(Element::Qp(qp), context);
-    // SAFETY: nobody else knows the queue pair yet.
+    // SAFETY: no other thread knows the queue pair yet.
     unsafe { (*qp.cast::<Qp>()).source = Some(source.clone()) };
     context.device.sources().qps.insert(qpn, source);
     own.users.add();
@@ -202,7 +202,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::
         let attributes = qp_attr::from_c(attr, mask as u32, &own.device)?;
         own.raw.modify(&attributes)?;
         if attributes.state.is_some() {
-            // SAFETY: C programs read the field when they like, as verbs let them.
+            // SAFETY: C programs may read the field at any time, which verbs allow.
             unsafe { (*own.c.get()).qp_base.state = attr.qp_state };
         }
         Ok(())
@@ -241,7 +241,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Destroys a queue pair, if all events that were retrieved of it are acknowledged.
+/// Destroys a queue pair after all its retrieved events are acknowledged.
 ///
 /// # Safety
 ///
@@ -261,10 +261,10 @@ pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Answer<Step> {
     let base = unsafe { &(*own.c.get()).qp_base };
     let (context, pd, srq) = (base.context, base.pd, base.srq);
     let (send_cq, recv_cq) = (base.send_cq, base.recv_cq);
-    // It goes before what it uses does.
-    // SAFETY: a context stays while objects of it exist; the program does not name it again.
+    // Destroy it before the objects that it uses.
+    // SAFETY: a context stays while objects of it exist; the program does not use the queue pair again.
     drop(unsafe { Context::of(context)?.handles.take::<Qp>(qp) });
-    // SAFETY: what a queue pair was made from stays while it exists.
+    // SAFETY: the objects that a queue pair uses stay while it exists.
     unsafe {
         object::<Pd>(pd)?.users.remove();
         object::<Cq>(send_cq)?.users.remove();
@@ -282,13 +282,13 @@ pub(crate) unsafe extern "C-unwind" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_i
     in_steps("ibv_destroy_qp", STATUS, move |_| unsafe { destroy(qp) })
 }
 
-/// The group that a GID names, as an address of IP (RoCE v2 annex A17).
+/// Returns the IP address of the group that a GID names (RoCE v2 annex A17).
 ///
 /// # Safety
 ///
 /// `gid` is null or a GID.
 unsafe fn group(gid: *const c::ibv_gid) -> Answer<IpAddr> {
-    // SAFETY: by the caller's promise; both views of a GID are plain bytes.
+    // SAFETY: by the caller's promise; both members of the GID union are plain bytes.
     let raw = unsafe { gid.as_ref().map(|gid| gid.raw) };
     let raw = raw.ok_or_else(|| Refused::invalid("the GID is null"))?;
     Ok(IpAddr::V6(Ipv6Addr::from(raw)).to_canonical())

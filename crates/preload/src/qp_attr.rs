@@ -1,4 +1,4 @@
-//! Attributes of queue pairs, in the terms of C and in ours.
+//! Attributes of queue pairs: conversion from and to C.
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{AttributeMask, PathMtu, Psn, QKey, QpAttributes, QpInfo, QpState, Qpn};
@@ -34,10 +34,10 @@ fn state_number(state: QpState) -> c::ibv_qp_state {
     }
 }
 
-/// What a modification names.
+/// Converts the attributes that a modification names.
 pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answer<QpAttributes> {
     use AttributeMask as A;
-    // The bits are those of C; the state itself is bit 0.
+    // The bits are those of C. Bit 0 is the state itself.
     let named = A::from_bits(mask & !c::IBV_QP_STATE).ok_or_else(|| {
         let unknown = mask & !c::IBV_QP_STATE & !A::all().bits();
         Refused::invalid(format!("attributes {unknown:#x} cannot be modified on this device"))
@@ -69,7 +69,7 @@ pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answe
     })
 }
 
-/// All that is known of a queue pair.
+/// Returns all attributes of a queue pair in C's form.
 pub(crate) fn to_c(info: &QpInfo) -> c::ibv_qp_attr {
     let own = &info.attributes;
     let capacities = &info.capacities;
@@ -82,7 +82,7 @@ pub(crate) fn to_c(info: &QpInfo) -> c::ibv_qp_attr {
         rq_psn: own.receive_psn.map_or(0, Psn::get),
         sq_psn: own.send_psn.map_or(0, Psn::get),
         dest_qp_num: own.dest_qpn.map_or(0, Qpn::get),
-        // The rights have the bits of C.
+        // The rights have the same bits as in C.
         qp_access_flags: own.access.map_or(0, |access| access.bits()),
         cap: c::ibv_qp_cap {
             max_send_wr: capacities.max_send_wr as u32,
@@ -106,7 +106,7 @@ pub(crate) fn to_c(info: &QpInfo) -> c::ibv_qp_attr {
     }
 }
 
-// The masks and rights are taken from C and given to it bit by bit.
+// Masks and rights are converted from and to C without a change of bits.
 const _: () = {
     use AttributeMask as A;
     use doorbell_verbs::Access;

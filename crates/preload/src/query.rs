@@ -1,4 +1,4 @@
-//! What the device and its port say of themselves.
+//! Queries of the device and its port.
 
 use std::ffi::{CString, c_int, c_uint};
 use std::mem::offset_of;
@@ -13,25 +13,25 @@ use crate::answer::{Answer, Refused, number, status};
 use crate::context::Context;
 use crate::{device, dm};
 
-/// Its only port.
+/// The only port of the device.
 pub(crate) const PORT: u8 = 1;
 
-/// What the port carries: 25 Gb/s on each of four lanes, which is what loopback gives here, roughly.
+/// Width and speed of the port: four lanes of 25 Gb/s each. This is roughly the rate of loopback.
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
 
-/// The same, as the kernel writes it.
+/// Rate of the port as the kernel writes it.
 pub(crate) const RATE: &str = "100 Gb/sec (4X EDR)";
 
 const CAPABILITIES: u32 = c::IBV_PORT_IP_BASED_GIDS;
 
-/// What the kernel shows of them: that GIDs are made of addresses is not among it.
+/// Capabilities that the kernel shows: all except the flag for GIDs made of IP addresses.
 pub(crate) const KERNEL_CAPABILITIES: u32 = CAPABILITIES & !c::IBV_PORT_IP_BASED_GIDS;
 
 /// The only partition key: the default one, as a full member (IBTA Vol 1, 10.9.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
-/// How `ibv_query_gid_type` names RoCE v2, unlike the GID table.
+/// Number of RoCE v2 in `ibv_query_gid_type`, which differs from that of the GID table.
 const SYSFS_ROCE_V2: c_uint = 1;
 
 pub(crate) fn expect_port(port: u32) -> Answer<()> {
@@ -55,7 +55,7 @@ fn count(number: usize) -> c_int {
 fn device_attributes(context: &Context) -> c::ibv_device_attr {
     let own = &context.device.attributes;
     let limits = &own.limits;
-    // The link joins groups of IPv4 only.
+    // The link joins only groups of IPv4.
     let groups = if own.address.is_ipv4() { limits.max_groups } else { 0 };
     let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
     let mut attributes = c::ibv_device_attr {
@@ -82,8 +82,9 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         max_qp_rd_atom: count(limits.max_rd_atomic),
         max_res_rd_atom: count(limits.max_rd_atomic * limits.max_qps),
         max_qp_init_rd_atom: count(limits.max_rd_atomic),
-        // As adapters say it. The atomics of peers are the processor's, so local code sees them whole too, but programs
-        // (UCX) look for exactly this, and those that need more would meet no adapter that has it.
+        // Adapters report this value. The atomics of peers use the processor's atomic instructions, so they are
+        // atomic for local code too. But programs (UCX) look for exactly this value, and no adapter reports the
+        // stronger one.
         atomic_cap: c::IBV_ATOMIC_HCA,
         max_ah: count(limits.max_qps),
         max_srq: count(limits.max_srqs),
@@ -125,7 +126,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let own = c::ibv_device_attr_ex {
             device_cap_flags_ex: orig_attr.device_cap_flags.into(),
             orig_attr,
-            hca_core_clock: 1_000_000, // kHz: it counts nanoseconds
+            hca_core_clock: 1_000_000, // kHz: the clock counts nanoseconds
             completion_timestamp_mask: u64::MAX,
             odp_caps: odp_capabilities(&context.device.attributes),
             max_dm_size: dm::MAX_BYTES as u64,
@@ -138,7 +139,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// What may be done with memory that is paged on demand: all that there is.
+/// Returns the supported operations on memory that is paged on demand: all of them.
 fn odp_capabilities(own: &DeviceAttributes) -> c::ibv_odp_caps {
     if !own.on_demand {
         return c::ibv_odp_caps::default();
@@ -155,15 +156,14 @@ fn odp_capabilities(own: &DeviceAttributes) -> c::ibv_odp_caps {
     }
 }
 
-/// Copies a structure that grows from release to release to a caller whose own may be shorter or
-/// longer.
+/// Copies a structure that grows with each release to a caller whose structure may be shorter or longer.
 ///
 /// # Safety
 ///
-/// `to` has room for `size` bytes, and zeros are good for what this release does not know.
+/// `to` has room for `size` bytes. Zeros are valid in fields that this release does not know.
 unsafe fn copy_grown<T>(from: &T, to: *mut T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: by the caller's promise; `known` is not more than either.
+    // SAFETY: by the caller's promise; `known` exceeds neither length.
     unsafe {
         ptr::write_bytes(to.cast::<u8>(), 0, size);
         ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to.cast::<u8>(), known);
@@ -204,14 +204,14 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// The entry point of old programs, whose structure ends before the newest field.
+/// Queries a port for old programs, whose structure ends before the newest field.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port(
     context: *mut c::ibv_context,
     port: u8,
     attributes: *mut c::ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the C contract; the structure has the fields up to this one.
+    // SAFETY: the C contract; the structure has all fields before this one.
     unsafe { query_port(context, port, attributes, offset_of!(c::ibv_port_attr, port_cap_flags2)) }
 }
 
@@ -242,7 +242,7 @@ pub(crate) fn interface(address: IpAddr) -> Option<(String, u32)> {
     doorbell_fabric::udp::interface_index(address).ok()
 }
 
-/// The entry of the table.
+/// Returns the only entry of the GID table.
 fn gid_entry(context: &Context) -> c::ibv_gid_entry {
     c::ibv_gid_entry {
         gid: gid(context),
@@ -258,7 +258,7 @@ fn expect_entry(flags: u32, size: usize) -> Answer<()> {
         return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are not known")));
     }
     if size < size_of::<c::ibv_gid_entry>() {
-        return Err(Refused::invalid(format!("a GID table entry of {size} B is shorter than any release has it")));
+        return Err(Refused::invalid(format!("a GID table entry of {size} B is shorter than in any release")));
     }
     Ok(())
 }
@@ -297,7 +297,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
         let context = unsafe { Context::of(context) }?;
         expect_entry(flags, size)?;
         if room == 0 {
-            return Err(Refused::invalid("the table has one entry, and there is room for none"));
+            return Err(Refused::invalid("there is no room for entries: must be at least 1"));
         }
         // SAFETY: the caller has room for at least one entry of `size` bytes.
         unsafe { copy_grown(&gid_entry(context), entries, size) };
@@ -362,7 +362,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, va
         context.device.expect_own()?;
         values.comp_mask &= c::IBV_VALUES_MASK_RAW_CLOCK;
         if values.comp_mask != 0 {
-            // Its parts are "seconds" and "nanoseconds" of a clock in ticks, as other providers have it.
+            // Its fields are named "seconds" and "nanoseconds". As in other providers, they hold ticks of the clock.
             values.raw_clock.tv_sec = 0;
             values.raw_clock.tv_nsec = context.device.provider.now_ns() as libc::c_long;
         }
@@ -379,7 +379,7 @@ mod tests {
     fn both_queries_of_a_gid_name_the_interface_that_sysfs_names() {
         let size = size_of::<c::ibv_gid_entry>();
         let mut entries = [c::ibv_gid_entry::default(); 2];
-        // SAFETY: the context exists until it is closed, and the entries have their places.
+        // SAFETY: the context exists until it is closed, and there is memory for the entries.
         unsafe {
             let context = ibv_open_device(device::listed());
             assert_eq!(_ibv_query_gid_ex(context, 1, 0, &raw mut entries[0], 0, size), 0);

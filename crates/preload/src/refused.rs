@@ -1,5 +1,5 @@
-//! What is not offered. Each of these takes an object of this device, which the real library
-//! must not see: it would read private fields that are not there.
+//! Functions that the device does not support. Each takes an object of this device, which the real library must not
+//! see, since it would read private fields that do not exist.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -16,8 +16,8 @@ macro_rules! refused {
     };
 }
 
-/// The same for what programs call through the table of a context. Without a function there the headers of verbs
-/// refuse with the same errno, but nobody could say why.
+/// Defines rejecting functions for the table of a context. Without a function in the table, the headers of verbs
+/// return the same errno, but then no sentence explains it.
 macro_rules! refused_in_table {
     ($($why:literal: $field:ident $name:literal($($type:ty),*) -> $end:ident $result:ty;)*) => {
         pub(crate) fn fill(tables: &mut c::verbs_context) {
@@ -31,11 +31,11 @@ macro_rules! refused_in_table {
     };
 }
 
-// What destroys objects is not among them: there are none.
+// The functions that destroy such objects are not listed: no such object exists.
 refused_in_table! {
-    "flow rules are the kernel's business":
+    "flow rules are not offered":
         ibv_create_flow "ibv_create_flow"(*mut c::ibv_qp, *mut c::ibv_flow_attr) -> pointer *mut c::ibv_flow;
-    "flow rules are the kernel's business":
+    "flow rules are not offered":
         create_flow_action_esp "ibv_create_flow_action_esp"(*mut c::ibv_context, *mut c::ibv_flow_action_esp_attr)
             -> pointer *mut c::ibv_flow_action;
     "counters of flow rules are not offered":
@@ -70,11 +70,11 @@ refused! {
         ibv_reg_dmabuf_mr(*mut c::ibv_pd, u64, usize, u64, c_int, c_int) -> pointer *mut c::ibv_mr;
     "the device has no vendor-specific enhancements": ibv_query_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
     "the device has no vendor-specific enhancements": ibv_set_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
-    "Ethernet addresses are the kernel's business":
+    "Ethernet addresses are not offered: the kernel resolves them":
         ibv_resolve_eth_l2_from_gid(*mut c::ibv_context, *mut c::ibv_ah_attr, *mut u8, *mut u16) -> status c_int;
 }
 
-// Nothing was imported, so there is nothing to let go of.
+// Imports always fail, so these functions have nothing to release.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_unimport_pd(_: *mut c::ibv_pd) {}
@@ -85,14 +85,13 @@ extern "C" fn ibv_unimport_mr(_: *mut c::ibv_mr) {}
 #[unsafe(no_mangle)]
 extern "C" fn ibv_unimport_dm(_: *mut c::ibv_dm) {}
 
-/// Bytes of a message are placed in order only within one packet: no promise is made.
+/// Returns 0, which promises no order: bytes of a message are placed in order only within one packet.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_: *mut c::ibv_qp, _: c::ibv_wr_opcode, _: u32) -> c_int {
     0
 }
 
-// No hardware reads the memory behind the processor's back, so pages that a fork copies are no
-// danger, and nothing is to be prepared.
+// No hardware reads the program's memory, so pages that a fork copies are safe without preparation.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {

@@ -1,8 +1,8 @@
-//! The program's calls for SIGSEGV and SIGBUS, whose handlers the RNIC needs while a device is or was open.
+//! The program's calls for SIGSEGV and SIGBUS. The RNIC needs the handlers of both while a device is or was open.
 //!
-//! The RNIC's handlers stay installed. The program sets and gets its own actions as usual, and the RNIC's handlers call
-//! them for every fault outside the RNIC's copies. Programs cannot block the two signals: a fault while the signal is
-//! blocked ends the process. The library removes them from each set of signals without notice.
+//! The RNIC's handlers stay installed. The program sets and reads its own actions as usual, and the RNIC's handlers
+//! call them for every fault outside the RNIC's copies. Programs cannot block the two signals, since a fault while
+//! the signal is blocked ends the process. The library silently removes them from each set of signals.
 //!
 //! The library does not see system calls that bypass the C library. Go's runtime makes such calls:
 //! `doorbell_fabric::guard_memory` finds its handlers when memory is registered.
@@ -30,7 +30,7 @@ pub(crate) fn find_all() {
     }
 }
 
-/// `sigset`'s wish to block the signal.
+/// Handler value with which `sigset` blocks the signal.
 const SIG_HOLD: sighandler_t = 2;
 
 type Simple = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
@@ -48,7 +48,7 @@ macro_rules! real {
     };
 }
 
-/// The C function.
+/// Sets and returns the program's action for a signal.
 ///
 /// # Safety
 ///
@@ -71,40 +71,42 @@ unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Acti
 
 /// Exchanges a handler as the simple functions do. Returns `None` if the C library must do it.
 fn exchange_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> Option<sighandler_t> {
-    // SAFETY: the structure consists of integers and optional functions, for which zero is a value.
+    // SAFETY: the structure consists of integers and optional functions, for which zero is a valid value.
     let (mut new, mut old): (Action, Action) = unsafe { mem::zeroed() };
     new.sa_sigaction = handler;
     new.sa_flags = flags;
     exchange_action(signal, Some(&new), Some(&mut old)).then_some(old.sa_sigaction)
 }
 
-/// The C function.
+/// Sets the program's handler for a signal, and returns the old one.
 #[unsafe(no_mangle)]
 extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     exchange_handler(signal, handler, libc::SA_RESTART)
         .unwrap_or_else(|| real!(SIGNAL as Simple, libc::SIG_ERR, (signal, handler)))
 }
 
-/// The C function, under another name.
+/// Sets the program's handler for a signal: another name of [`signal`].
 #[unsafe(no_mangle)]
 extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     signal(number, handler)
 }
 
-/// The C function.
+/// Sets the program's handler for the next signal only, and returns the old one.
 #[unsafe(no_mangle)]
 extern "C" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     exchange_handler(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
         .unwrap_or_else(|| real!(SYSV_SIGNAL as Simple, libc::SIG_ERR, (signal, handler)))
 }
 
-/// The name that `signal` has for programs of the X/Open standard.
+/// Sets the program's handler for the next signal only: the name that `signal` has for programs of the X/Open
+/// standard.
 #[unsafe(no_mangle)]
 extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     sysv_signal(number, handler)
 }
 
-/// The C function. The two signals cannot be held.
+/// Sets the program's handler for a signal, and returns the old one. `SIG_HOLD` does not block the RNIC's two
+/// signals.
 #[unsafe(no_mangle)]
 extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == SIG_HOLD && has_handlers() {
@@ -119,7 +121,7 @@ extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
 
 /// Returns a set without the signals that the RNIC needs.
 fn without_faults(set: &sigset_t) -> sigset_t {
-    // SAFETY: the set is one that the program handed to the C library.
+    // SAFETY: the program passed this set to the C library.
     *unblocked(unsafe { SigSet::from_sigset_t_unchecked(*set) }).as_ref()
 }
 
@@ -137,7 +139,7 @@ unsafe fn mask(how: c_int, set: *const sigset_t, change: impl FnOnce(*const sigs
     change(&raw const set)
 }
 
-/// The C function.
+/// Changes the blocked signals of the thread.
 ///
 /// # Safety
 ///
@@ -149,7 +151,7 @@ unsafe extern "C" fn pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut
     unsafe { mask(how, set, change) }
 }
 
-/// The C function.
+/// Changes the blocked signals of the thread.
 ///
 /// # Safety
 ///

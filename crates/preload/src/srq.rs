@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c:
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge.max(1));
         let raw = context.device.provider.create_srq(own.id, max_wr as usize, max_sge as usize)?;
         let id = raw.id();
-        // SAFETY: zeros are a value of each of its fields.
+        // SAFETY: zeros are a valid value of each field.
         let zeros: c::ibv_srq = unsafe { std::mem::zeroed() };
         let c = c::ibv_srq { context: context.as_c(), srq_context: init.srq_context, pd, handle: id.0, ..zeros };
         let srq = context.handles.give(Srq {
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c:
             max_sge,
         });
         let source = Source::new(Element::Srq(srq), context);
-        // SAFETY: nobody else knows the queue yet.
+        // SAFETY: no other thread knows the queue yet.
         unsafe { (*srq.cast::<Srq>()).source = Some(source.clone()) };
         context.device.sources().srqs.insert(id, source);
         own.users.add();
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c:
     })
 }
 
-/// Basic queues come through `ibv_create_srq`; others are not offered.
+/// Rejects the call. `ibv_create_srq` creates basic queues, and other kinds are unsupported.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut c::ibv_context,
     _init: *mut c::ibv_srq_init_attr_ex,
@@ -130,7 +130,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_a
     })
 }
 
-/// Destroys a queue, if all events that were retrieved of it are acknowledged.
+/// Destroys a queue after all its retrieved events are acknowledged.
 ///
 /// # Safety
 ///
@@ -149,7 +149,7 @@ pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Answer<Step> {
     if let Err(step) = own.unacknowledged.none() {
         return Ok(step);
     }
-    // SAFETY: no queue pair uses it, and the program does not name it again.
+    // SAFETY: no queue pair uses it, and the program does not use it again.
     drop(unsafe { context.handles.take::<Srq>(srq) });
     pd.users.remove();
     Ok(Step::Done(0))

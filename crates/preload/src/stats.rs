@@ -1,5 +1,4 @@
-//! What the devices of a process counted: for who looks, and on standard error when it ends, for who asked with
-//! `--stats`.
+//! Counters of the devices of a process: for the served files, and on standard error at its end with `--stats`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError, TryLockError};
@@ -12,7 +11,7 @@ use crate::config;
 use crate::device::{self, Device};
 use crate::fork::{self, Inside, say};
 
-/// What devices counted that are closed, and in which process of a row of forks.
+/// Counters of closed devices, and the fork generation of the process that they belong to.
 static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, NOTHING));
 
 const COUNTERS: usize = Counters::NAMES.len() + LinkCounters::NAMES.len();
@@ -22,20 +21,21 @@ pub(crate) type Counted = [u64; COUNTERS];
 
 const NOTHING: Counted = [0; COUNTERS];
 
-/// The most that was ever said of each: a device that is just being closed counts for nothing for a moment.
+/// Maximum value that was returned for each counter. While a device is being closed, its counters are missing from
+/// the sum for a moment.
 static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 static SAID_IN: AtomicU32 = AtomicU32::new(0);
 
-/// How long [`total`] tries.
+/// Time for which [`total`] retries.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What is counted.
+/// Returns the names of the counters.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
-/// Returns the counters of all devices of this process. If a signal handler interrupted a holder of a lock, they cannot be
-/// read in bounded time. Then the function returns the counters that it returned last.
+/// Returns the counters of all devices of this process. If a signal handler interrupted a thread that holds a lock,
+/// they cannot be read in bounded time. Then the function returns the counters that it returned last.
 pub(crate) fn total() -> Counted {
     let until = Instant::now() + PATIENCE;
     let sum = loop {
@@ -67,12 +67,12 @@ fn try_total() -> Option<Counted> {
     Some(if closed.0 == fork::generation() { plus(&closed.1, &now) } else { now })
 }
 
-/// Prints them at the end of the process, if they are asked for.
+/// Prints the counters at the end of the process, if the environment requests that.
 pub(crate) fn print_at_exit() {
     static ONCE: Once = Once::new();
     if config::wants_stats() {
         ONCE.call_once(|| {
-            // SAFETY: the handler has the type that is asked for, and stays loaded with the library.
+            // SAFETY: the handler has the required type, and stays loaded with the library.
             let failed = unsafe { libc::atexit(at_exit) };
             debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
         });
@@ -95,7 +95,7 @@ fn plus(a: &Counted, b: &Counted) -> Counted {
     a.map(|value| value + b.next().unwrap_or(&0))
 }
 
-/// Keeps what a device counted that is being closed.
+/// Keeps the counters of a device that is being closed.
 pub(crate) fn keep(device: &Device) {
     let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
     if closed.0 != fork::generation() {
@@ -105,13 +105,13 @@ pub(crate) fn keep(device: &Device) {
 }
 
 extern "C" fn at_exit() {
-    // What is locked now stays so, and this is the end: say nothing rather than hang.
+    // At this point a locked mutex may stay locked forever. Print nothing rather than hang.
     let Ok(closed) = CLOSED.try_lock() else { return };
     let mut sum = if closed.0 == fork::generation() { closed.1 } else { NOTHING };
     drop(closed);
     if let Ok(Some(device)) = device::try_current() {
         sum = plus(&sum, &counted(&device));
-        // It stays open: closing it now would only add what was just added.
+        // The device stays open: closing it now would only add the same counters again.
         std::mem::forget(device);
     }
     let process = std::process::id();

@@ -1,18 +1,18 @@
-//! Calls that may have to wait, in which a thread may be cancelled and signals arrive.
+//! Calls that may wait. Meanwhile threads may be cancelled and signals may arrive.
 //!
-//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. Frames of Rust that hold
-//! something (a lock, a reference that counts) cannot be unwound so, and would leave it held. So a call
-//! that may wait runs in steps ([`in_steps`]): each does what can be done now, with cancellation
-//! switched off ([`Uncancelled`]), and returns what to wait for. Only then, with nothing held and
-//! nothing to drop in any frame, the thread sleeps. These functions are the ones that may be unwound.
+//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. It must not unwind frames of Rust
+//! that hold a lock or a counted reference, since these would stay held. So a call that may wait runs in steps
+//! ([`in_steps`]). With cancellation disabled ([`Uncancelled`]), each step does the work that is possible now, and
+//! returns the event to wait for. Then the thread sleeps, while no frame holds anything or has a value to drop. Only
+//! the functions of the sleep may be unwound.
 //!
-//! A thread waits for an event on a word in memory ([`Sleepers`]). libibverbs and librdmacm read the event's descriptor
-//! instead: if a program closed it, the reader would sleep for ever. The kernel decides, as for a read, whether a signal
-//! ends the wait (SA_RESTART). The flags of the descriptor decide whether a call waits (O_NONBLOCK). A sleeping thread
-//! checks once in [`LOOK`] whether its descriptor is still open.
+//! A thread waits for an event on a word in memory ([`Sleepers`]). The original libraries, libibverbs and librdmacm,
+//! read the event's descriptor instead. If a program closed the descriptor, the reader would sleep forever. As for a
+//! read, the kernel decides whether a signal ends the wait (SA_RESTART). The flags of the descriptor decide whether a
+//! call waits (O_NONBLOCK). A sleeping thread checks once in [`LOOK`] whether its descriptor is still open.
 //!
-//! A thread that made itself cancellable at any moment (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this
-//! library, as it must not call most of POSIX.
+//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. It must not call
+//! most functions of POSIX either.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -29,7 +29,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use crate::answer::{Answer, Refused, guarded, set_errno};
 
-/// What `pthread_cleanup_push` of the C library keeps on the stack.
+/// Data that `pthread_cleanup_push` of the C library keeps on the stack.
 #[repr(C)]
 struct Cleanup {
     routine: *mut c_void,
@@ -38,7 +38,7 @@ struct Cleanup {
     previous: *mut c_void,
 }
 
-// These may unwind, which the declarations of the crate `libc` do not allow.
+// These functions may unwind, which the declarations of the crate `libc` do not allow.
 unsafe extern "C-unwind" {
     fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
     fn pthread_testcancel();
@@ -54,24 +54,24 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 const CANCEL_ASYNCHRONOUS: c_int = 1;
 
-/// Interval at which a sleeping thread checks whether the program has closed its descriptor.
+/// Interval at which a sleeping thread checks that the program has not closed its descriptor.
 const LOOK: libc::time_t = 1;
 
-/// Signals that a thread causes itself.
+/// Signals that faults of a thread raise.
 const FAULTS: [Signal; 6] =
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 
 const INTERRUPTED: &str = "waiting for an event was interrupted";
 
-/// While it lives, the thread is not cancelled: most calls of the C library that reach the kernel are
-/// points where it would be. Posting and polling have none ([`uncancelled`](crate::device::Device::uncancelled)).
+/// Guard that defers cancellation of the thread. Most calls of the C library that enter the kernel are cancellation
+/// points. Posting and polling have none ([`uncancelled`](crate::device::Device::uncancelled)).
 pub(crate) struct Uncancelled(c_int);
 
 impl Uncancelled {
     #[inline]
     pub(crate) fn new() -> Self {
         let mut before = 0;
-        // SAFETY: it changes nothing but the thread's own state.
+        // SAFETY: it changes only the state of this thread.
         unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
         Self(before)
     }
@@ -80,57 +80,57 @@ impl Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: as above. Being cancelled is noticed where the thread waits next, not here.
+        // SAFETY: as above. A pending cancellation acts at the next cancellation point, and not here.
         unsafe { pthread_setcancelstate(self.0, &raw mut self.0) };
     }
 }
 
-/// How a step of a call ends.
+/// Outcome of a step of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// The call returns this.
+    /// The call returns this value.
     Done(c_int),
-    /// The next step comes after an entry was added, or after a while.
+    /// The next step runs after an entry was added, or after a while.
     Sleep(Sleep),
-    /// The next step comes when all these events are acknowledged.
+    /// The next step runs when all these events are acknowledged.
     Acknowledged(*const Unacknowledged),
 }
 
-/// What there was to take, or how to wait for it.
+/// A value, or the way to wait for it.
 pub(crate) type Found<T> = Result<T, Step>;
 
-/// How a step of a call begins.
+/// Reason for which a step of a call begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing was waited for yet.
+    /// The call has not waited yet.
     First,
     /// The thread has slept.
     Woken,
-    /// What had to be acknowledged was.
+    /// The required acknowledgements have arrived.
     Acknowledged,
 }
 
-/// What a call returns that fails with an errno.
+/// Conversion of an errno to the return value of a failed call.
 pub(crate) type Failure = fn(c_int) -> c_int;
 
-/// Calls that return a number, or -1.
+/// Conversion for calls that return a number, or -1.
 pub(crate) const NUMBER: Failure = |_| -1;
 
-/// Calls that return 0 or the errno.
+/// Conversion for calls that return 0 or the errno.
 pub(crate) const STATUS: Failure = |errno| errno;
 
-/// A cancellation that was asked for takes place, as at the beginning of each call of the originals that reads
-/// or writes. Called where no frame up to the program's has anything to drop.
+/// Acts on a pending cancellation, as the original library does at the beginning of each call that reads or writes.
+/// The caller guarantees that no frame up to the program's has a value to drop.
 pub(crate) fn cancellation_point() {
     // SAFETY: no frame from here to the program's holds anything.
     unsafe { pthread_testcancel() }
 }
 
-/// Runs a call that may have to wait. The thread may be cancelled in it, so it is called where no
-/// frame up to the program's has anything to drop.
+/// Runs a call that may wait, during which the thread may be cancelled. The caller guarantees that no frame up to the
+/// program's has a value to drop.
 pub(crate) fn in_steps<S>(call: &'static str, failure: Failure, step: S) -> c_int
 where
-    S: Fn(Turn) -> Answer<Step> + Copy, // which has nothing to drop
+    S: Fn(Turn) -> Answer<Step> + Copy, // so it has nothing to drop
 {
     let mut turn = Turn::First;
     loop {
@@ -150,14 +150,14 @@ where
     }
 }
 
-/// One step; the error is the errno, which was set and told.
+/// Runs one step. Returns the errno as the error, after setting and explaining it.
 #[inline(never)]
 fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result<Step, c_int> {
     let refused = match guarded(|| step(turn)) {
         Ok(step) => return Ok(step),
         Err(refused) => refused,
     };
-    // It is no refusal for a program that asks without waiting, as UCX does all the time.
+    // EAGAIN is no refusal: programs like UCX often ask without waiting.
     if refused.errno != libc::EAGAIN {
         refused.tell(call);
     }
@@ -173,11 +173,11 @@ fn interrupted(call: &str, errno: c_int) -> c_int {
     errno
 }
 
-/// A sleep until an entry is added to a list. It owns a reference to the list's sleepers, which its end gives back.
+/// A sleep until an entry is added to a list. It owns a reference to the list's sleepers, and releases it at its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleep {
     sleepers: *const Sleepers,
-    /// Entries that had been added before the list was found empty.
+    /// Number of added entries before the list was found empty.
     added: u32,
 }
 
@@ -197,7 +197,7 @@ const FUTEX2_PRIVATE: u32 = 128;
 static LACKS_WAITV: AtomicBool = AtomicBool::new(false);
 
 impl Sleep {
-    /// Makes a sleep. The caller read `added` before it found the list empty.
+    /// Creates a sleep. The caller read `added` before it found the list empty.
     pub(crate) fn new(sleepers: &Arc<Sleepers>, added: u32) -> Self {
         Self { sleepers: Arc::into_raw(Arc::clone(sleepers)), added }
     }
@@ -205,8 +205,8 @@ impl Sleep {
     /// Sleeps, and returns 0 or EINTR. May be unwound.
     fn sleep(self) -> c_int {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: the reference lasts until it is given back, which happens once: here, or at a cancellation of the thread.
-        // The cleanup stays in place until it is removed.
+        // SAFETY: the reference lasts until it is released, which happens once: here, or at a cancellation of the
+        // thread. The cleanup stays in place until it is removed.
         unsafe {
             let word = (*self.sleepers).begin();
             _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
@@ -220,16 +220,16 @@ impl Sleep {
     }
 }
 
-/// Ends a sleep of a thread that takes no entry, since it is cancelled or interrupted.
+/// Ends the sleep of a thread that takes no entry, since it is cancelled or interrupted.
 extern "C" fn end_in_vain(sleepers: *mut c_void) {
     // SAFETY: the sleep owns this reference.
     unsafe { Arc::from_raw(sleepers.cast_const().cast::<Sleepers>()) }.end_in_vain();
 }
 
-/// Waits while a word has this value, at most for [`LOOK`]. Returns 0 or EINTR. May be unwound.
+/// Waits while a word has this value, for at most [`LOOK`]. Returns 0 or EINTR. May be unwound.
 ///
-/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, although the call has a timeout. It restarts no other
-/// wait with a timeout.
+/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, although the call has a timeout. It restarts no
+/// other wait with a timeout.
 ///
 /// # Safety
 ///
@@ -241,7 +241,7 @@ unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
     match ended {
         libc::EINTR if lacks_waitv && all_restart() => 0,
         libc::EINTR => libc::EINTR,
-        // The word has changed, or the time is over.
+        // The word has changed, or the time has elapsed.
         0 | libc::EAGAIN | libc::ETIMEDOUT => 0,
         _ => {
             LACKS_WAITV.store(true, Ordering::Relaxed);
@@ -250,15 +250,16 @@ unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Returns 0 or the errno. May be unwound.
+/// Waits with `futex_waitv`. Returns 0 or the errno. May be unwound.
 #[inline(never)]
 unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     let flags = FUTEX2_SIZE_U32 | FUTEX2_PRIVATE;
     let wait = FutexWait { value: value.into(), address: word.addr() as u64, flags, reserved: 0 };
     let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let mut before = 0;
-    // SAFETY: the places live until the calls return, and the kernel only compares the word. While the thread can be
-    // cancelled anywhere, it makes only a system call. No frame from here to the program's has a value to drop.
+    // SAFETY: the variables live until the calls return, and the kernel only compares the word. While the thread can
+    // be cancelled at any instruction, it makes only a system call. No frame from here to the program's has a value
+    // to drop.
     unsafe {
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
         until.tv_sec += LOOK;
@@ -270,7 +271,7 @@ unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Does the same as [`wait_newer`], but each signal that is handled ends the wait.
+/// Waits like [`wait_newer`], but each handled signal ends the wait.
 #[inline(never)]
 unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     let time = libc::timespec { tv_sec: LOOK, tv_nsec: 0 };
@@ -285,11 +286,10 @@ unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Returns whether all handlers that may have run in this thread ask for restarts of calls. The handler that ran is
-/// unknown.
+/// Returns whether all handlers that may have run in this thread restart calls. The handler that ran is unknown.
 fn all_restart() -> bool {
     let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
-    FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread gets none of them
+    FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread receives none of them
     let mask: &libc::sigset_t = mask.as_ref();
     // SAFETY: the set is valid.
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
@@ -302,11 +302,11 @@ fn all_restart() -> bool {
 /// EBADF: the program has closed the descriptor. EAGAIN: the descriptor does not block.
 pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: Turn) -> Answer<()> {
     let closed =
-        || Refused::new(libc::EBADF, format!("the program has closed descriptor {descriptor}, which tells of events"));
+        || Refused::new(libc::EBADF, format!("the program has closed descriptor {descriptor}, which signals events"));
     // SAFETY: the descriptor is used for this call alone, which changes nothing.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
-    // The number may now be that of another file.
+    // The number may now belong to another file.
     if turn == Turn::Woken && !identity.is_of(borrowed) {
         return Err(closed());
     }
@@ -316,27 +316,27 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
     Ok(())
 }
 
-/// Does something that takes the place of the beginning of a sleep, and says whether there is an end to
-/// that already. If there is none, a signal that came meanwhile interrupts the call as it would a sleep.
+/// Runs `body`, which replaces the beginning of a sleep, and returns whether the sleep is already over. If it is not
+/// over, a signal that arrived meanwhile interrupts the call as it would interrupt a sleep.
 pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
     let mut held = SigSet::all();
     for fault in FAULTS {
-        held.remove(fault); // blocked, they end the process
+        held.remove(fault); // a blocked fault would end the process
     }
     let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return Ok(body()) };
     let over = body();
     let interrupted = !over && interrupts(&before);
-    let _ = before.thread_set_mask(); // here the handlers run
+    let _ = before.thread_set_mask(); // the handlers run here
     if interrupted {
         return Err(Refused::new(libc::EINTR, INTERRUPTED));
     }
     Ok(over)
 }
 
-/// Does a signal wait that `mask` lets through, and whose handler does not ask for calls to be restarted?
+/// Returns whether a pending signal that `mask` does not block has a handler that does not restart calls.
 fn interrupts(mask: &SigSet) -> bool {
     let mut pending = MaybeUninit::uninit();
-    // SAFETY: the set has its place, and is filled in where the call succeeds.
+    // SAFETY: there is memory for the set, and a successful call fills it.
     let pending = unsafe {
         if libc::sigpending(pending.as_mut_ptr()) != 0 {
             return false;
@@ -352,10 +352,10 @@ fn interrupts(mask: &SigSet) -> bool {
     })
 }
 
-/// Returns whether a signal has a handler that does not ask for restarts of calls.
+/// Returns whether a signal has a handler that does not restart calls.
 fn ends_waits(number: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: the action has its place, and a successful call fills it.
+    // SAFETY: there is memory for the action, and a successful call fills it.
     unsafe {
         if libc::sigaction(number, ptr::null(), action.as_mut_ptr()) != 0 {
             return false;
@@ -366,17 +366,17 @@ fn ends_waits(number: c_int) -> bool {
     }
 }
 
-/// Events that were handed out and must be acknowledged before their object goes.
+/// Events that the program retrieved and must acknowledge before their object is destroyed.
 ///
-/// Made of what the C library has for it, since a thread that waits may be cancelled: it leaves the
-/// lock free then.
+/// The type consists of primitives of the C library, since a waiting thread may be cancelled. Then the thread leaves
+/// the lock free.
 pub(crate) struct Unacknowledged {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     none_left: UnsafeCell<libc::pthread_cond_t>,
     count: UnsafeCell<u64>,
 }
 
-// SAFETY: the count changes under the lock only.
+// SAFETY: the count changes only under the lock.
 unsafe impl Send for Unacknowledged {}
 // SAFETY: as above.
 unsafe impl Sync for Unacknowledged {}
@@ -399,8 +399,8 @@ impl std::fmt::Debug for Unacknowledged {
 
 impl Unacknowledged {
     fn with<R>(&self, body: impl FnOnce(&mut u64) -> R) -> R {
-        // SAFETY: the lock is initialised, and held while the count is used. It does not move while
-        // somebody holds it, since that borrows it.
+        // SAFETY: the lock is initialised, and held while the count is used. It does not move while a thread holds
+        // it, since the holder borrows it.
         unsafe {
             libc::pthread_mutex_lock(self.lock.get());
             let result = body(&mut *self.count.get());
@@ -413,41 +413,43 @@ impl Unacknowledged {
         self.with(|count| *count += 1);
     }
 
-    /// Acknowledges some. More than were handed out are as good as all.
+    /// Acknowledges events. A number beyond the outstanding events acknowledges all of them.
     pub(crate) fn acknowledge(&self, events: u64) {
         self.with(|count| {
             *count = count.saturating_sub(events);
             if *count == 0 {
-                // SAFETY: initialised. Under the lock: once it is free, whoever waits may destroy the object.
+                // SAFETY: the condition is initialised. The broadcast happens under the lock: once it is free, the
+                // waiting thread may destroy the object.
                 unsafe { libc::pthread_cond_broadcast(self.none_left.get()) };
             }
         });
     }
 
-    /// Nobody will acknowledge any more.
+    /// Acknowledges all events, since the program will acknowledge no more.
     pub(crate) fn give_up(&self) {
         self.acknowledge(u64::MAX);
     }
 
-    /// Are all acknowledged? Otherwise this is how to wait for it, as destroying an object does in verbs.
+    /// Returns whether all events are acknowledged. Otherwise the error tells how to wait for that, as destroying an
+    /// object does in verbs.
     pub(crate) fn none(&self) -> Found<()> {
         if self.with(|count| *count) == 0 { Ok(()) } else { Err(Step::Acknowledged(self)) }
     }
 
     #[cfg(test)]
     fn is_free(&self) -> bool {
-        // SAFETY: the lock is initialised, and unlocked where it was locked.
+        // SAFETY: the lock is initialised. It is unlocked only if it was locked.
         unsafe { libc::pthread_mutex_trylock(self.lock.get()) == 0 && libc::pthread_mutex_unlock(self.lock.get()) == 0 }
     }
 
-    /// Waits until all are acknowledged. May be unwound.
+    /// Waits until all events are acknowledged. May be unwound.
     ///
     /// # Safety
     ///
-    /// They stay where they are meanwhile.
+    /// `events` stays in place meanwhile.
     unsafe fn wait(events: *const Self) {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: by the caller's promise; the cleanup stays in its place until it is taken away.
+        // SAFETY: by the caller's promise; the cleanup stays in place until it is removed.
         unsafe {
             let lock = (*events).lock.get();
             libc::pthread_mutex_lock(lock);
@@ -461,7 +463,7 @@ impl Unacknowledged {
 }
 
 extern "C" fn unlock(lock: *mut c_void) {
-    // SAFETY: the thread that runs this holds it.
+    // SAFETY: the thread that runs this function holds the lock.
     unsafe { libc::pthread_mutex_unlock(lock.cast()) };
 }
 

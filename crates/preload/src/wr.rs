@@ -1,4 +1,4 @@
-//! `ibv_wr_*`: work requests that are put together call by call.
+//! `ibv_wr_*`: work requests that a program builds call by call.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -17,7 +17,7 @@ use crate::mw::bind_operation;
 use crate::post::{destination, elements_within, send_flags};
 use crate::qp::Qp;
 
-/// Operations that are offered.
+/// Supported operations.
 const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
     | c::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | c::IBV_QP_EX_WITH_SEND
@@ -31,7 +31,7 @@ const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
 /// Operations on memory windows.
 const WINDOWS: u32 = c::IBV_QP_EX_WITH_BIND_MW | c::IBV_QP_EX_WITH_LOCAL_INV;
 
-/// Those that each transport has.
+/// Returns the operations that a transport supports.
 fn of_transport(kind: QpKind) -> u32 {
     let ud = c::IBV_QP_EX_WITH_SEND | c::IBV_QP_EX_WITH_SEND_WITH_IMM;
     match kind {
@@ -41,8 +41,8 @@ fn of_transport(kind: QpKind) -> u32 {
     }
 }
 
-/// The table of a queue pair that is created for `operations`. A program calls what it asked for
-/// without looking, so what is not there is refused now.
+/// Returns the table of a queue pair for `operations`. Programs call the functions of the requested operations
+/// without a check, so the function rejects unsupported ones.
 pub(crate) fn table(kind: QpKind, operations: u64) -> Answer<c::ibv_qp_ex> {
     let missing = operations & !u64::from(of_transport(kind));
     if missing != 0 {
@@ -74,7 +74,7 @@ pub(crate) fn table(kind: QpKind, operations: u64) -> Answer<c::ibv_qp_ex> {
     })
 }
 
-/// Where the bytes of a request are: which elements, or which inline bytes.
+/// Bytes of a request: a range of elements, or a range of inline bytes.
 enum Bytes {
     Sges(Range<usize>),
     Inline(Range<usize>),
@@ -105,7 +105,7 @@ impl Building {
     }
 }
 
-/// What a program has put together so far.
+/// Requests that a program is building.
 #[derive(Default)]
 pub(crate) struct Builder {
     /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
@@ -124,8 +124,8 @@ unsafe fn parts<'a>(qp: *mut c::ibv_qp_ex) -> (&'a Qp, &'a Builder) {
 
 /// # Safety
 ///
-/// As [`parts`], between `ibv_wr_start` and `ibv_wr_complete`, which gives the caller the builder
-/// for itself.
+/// The contract of [`parts`]. The caller is between `ibv_wr_start` and `ibv_wr_complete`, and so has the builder for
+/// itself.
 unsafe fn building<'a>(qp: *mut c::ibv_qp_ex) -> &'a mut Building {
     // SAFETY: by the caller's promise.
     unsafe { &mut *parts(qp).1.building.get() }
@@ -133,12 +133,12 @@ unsafe fn building<'a>(qp: *mut c::ibv_qp_ex) -> &'a mut Building {
 
 /// # Safety
 ///
-/// As [`building`].
+/// The contract of [`building`].
 unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     // SAFETY: by the caller's promise; the program has set both fields.
     let (own, building, wr_id, flags) = unsafe { (parts(qp).0, building(qp), (*qp).wr_id, (*qp).wr_flags) };
     if building.refused.is_some() {
-        return; // nothing of the list is posted
+        return; // no request of the list is posted
     }
     let depth = own.capacities.max_send_wr;
     if building.requests.len() >= depth {
@@ -155,11 +155,11 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     });
 }
 
-/// Runs `body` on the request that was begun last, unless a part of the list was refused already.
+/// Runs `body` on the request that was begun last, unless a part of the list was already rejected.
 ///
 /// # Safety
 ///
-/// As [`building`].
+/// The contract of [`building`].
 unsafe fn with_last(qp: *mut c::ibv_qp_ex, body: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Answer<()>) {
     // SAFETY: by the caller's promise.
     let Building { requests, sges, inline, refused } = unsafe { building(qp) };
@@ -176,11 +176,11 @@ unsafe fn with_last(qp: *mut c::ibv_qp_ex, body: impl FnOnce(&mut Request, &mut 
 unsafe extern "C" fn wr_start(qp: *mut c::ibv_qp_ex) {
     // SAFETY: the C contract.
     let (_, builder) = unsafe { parts(qp) };
-    // Another thread may be posting: for as long as it puts its requests together.
+    // Another thread may be building requests. Wait until it has finished.
     while builder.busy.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
-    // SAFETY: ours alone now.
+    // SAFETY: the builder is locked for this thread.
     unsafe { building(qp) }.clear();
 }
 
@@ -208,7 +208,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
                 destination: request.destination,
             })
             .collect();
-        // SAFETY: the C contract: memory stays registered until the completion is reaped.
+        // SAFETY: the C contract: memory stays registered until the completion is polled.
         let posted = unsafe { own.raw.post_all_sends(&list) };
         posted.map_err(|error| Refused::new(Refused::from(error.kind).errno, error.to_string()))
     });
@@ -223,7 +223,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_send(qp: *mut c::ibv_qp_ex) {
-    // SAFETY: the C contract, as in all that follow.
+    // SAFETY: the C contract, as in all functions below.
     unsafe { begin(qp, SendOperation::Send) }
 }
 
@@ -338,8 +338,8 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_v
     unsafe { wr_set_inline_data_list(qp, 1, &raw const list) }
 }
 
-/// Copies inline data after checking that all of it fits. IBTA and drivers limit only the bytes of such a list. A list with
-/// more pieces than any queue pair here has scatter-gather elements is a mistake.
+/// Copies inline data after checking that all of it fits. IBTA and drivers limit only the number of bytes of such a
+/// list. A list with more pieces than the maximum number of scatter-gather elements of the device is an error.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_data_buf) {
     // SAFETY: the C contract.
     unsafe {

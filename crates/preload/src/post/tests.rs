@@ -1,4 +1,4 @@
-//! Requests that are too long, or have too many pieces, at addresses where nothing may be read.
+//! Work requests with too many bytes or pieces, at addresses that no code may read.
 
 use std::num::NonZeroUsize;
 use std::ptr;
@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 const MAX_INLINE: u32 = 64;
 const MAX_SGE: u32 = 4;
 
-/// Addresses where nothing may be read or written.
+/// Addresses that no code may read or write.
 struct Hole(usize);
 
 impl Hole {
@@ -45,7 +45,7 @@ impl Drop for Hole {
     }
 }
 
-/// A queue pair that is connected with itself.
+/// A queue pair that is connected to itself.
 struct World {
     context: *mut c::ibv_context,
     pd: *mut c::ibv_pd,
@@ -125,13 +125,13 @@ impl World {
         let mut bad = ptr::null_mut();
         let mut wr =
             c::ibv_send_wr { sg_list: list, num_sge: count, opcode, send_flags: flags, ..c::ibv_send_wr::default() };
-        // SAFETY: the queue pair exists. The refused pieces lie in unreadable memory.
+        // SAFETY: the queue pair exists. The rejected pieces lie in unreadable memory.
         let errno = unsafe { post_send(self.qp, &raw mut wr, &raw mut bad) };
         assert_eq!(bad.is_null(), errno == 0);
         errno
     }
 
-    /// Builds one request by calls, and posts it.
+    /// Builds one request with calls of the extended interface, and posts it.
     fn build(&self, body: impl Fn(*mut c::ibv_qp_ex, &c::ibv_qp_ex)) -> c_int {
         let ex = self.qp.cast::<c::ibv_qp_ex>();
         // SAFETY: the queue pair was created for these calls.
@@ -161,7 +161,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         vec![hole.sge(MAX_INLINE + 1)],
         vec![hole.sge(MAX_INLINE), hole.sge(1)],
         vec![hole.sge(1 << 20); 2],
-        // 4 GiB and 16 B, which are 16 B in 32 bits, and more pieces of this size.
+        // 4 GiB and 16 B, which truncate to 16 B in 32 bits, and more pieces of this size.
         vec![hole.sge(1 << 31), hole.sge((1 << 31) + 16)],
         vec![hole.sge(u32::MAX); 4],
     ];
@@ -189,7 +189,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         });
         assert_eq!(posted, libc::EINVAL, "{length} B");
     }
-    // A READ takes no inline bytes, not even a few.
+    // A READ accepts no inline bytes, even if they fit.
     let mut short = [hole.sge(4), hole.sge(4)];
     for count in [1, 2] {
         assert_eq!(world.send(c::IBV_WR_RDMA_READ, c::IBV_SEND_INLINE, short.as_mut_ptr(), count), libc::EINVAL);
@@ -224,7 +224,7 @@ fn a_list_with_too_many_pieces_is_not_read() {
         }
         let mut wr = c::ibv_recv_wr { sg_list: hole.pointer(), num_sge: count, ..c::ibv_recv_wr::default() };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queues exist. The refused pieces lie in unreadable memory.
+        // SAFETY: the queues exist. The rejected pieces lie in unreadable memory.
         unsafe {
             assert_eq!(post_recv(world.qp, &raw mut wr, &raw mut bad), libc::EINVAL);
             let attr = c::ibv_srq_attr { max_wr: 1, max_sge: MAX_SGE, srq_limit: 0 };
@@ -253,7 +253,7 @@ fn a_list_with_too_many_pieces_is_not_read() {
 }
 
 #[test]
-fn no_more_requests_are_put_together_than_the_queue_holds() {
+fn a_builder_rejects_requests_beyond_the_depth_of_the_queue() {
     let world = World::new();
     let posted = world.build(|ex, table| {
         for _ in 0..1000 {

@@ -1,8 +1,8 @@
-//! Files and folders without a name, to which the descriptors of a program lead.
+//! Files and folders without a name. The descriptors that programs open refer to them.
 //!
-//! A file is an anonymous file of the kernel with the content of the moment. A folder is made under a random name, opened
-//! and removed at once. So the kernel frees both when their last descriptor is closed, even if the process is killed. No
-//! function here takes a lock or allocates, since a signal handler may open files at any time.
+//! A file is an anonymous file of the kernel with the content of the moment. A folder is created under a random name,
+//! opened and removed at once. So the kernel frees both when their last descriptor is closed, even if the process is
+//! killed. No function here takes a lock or allocates, since a signal handler may open files at any time.
 
 use std::ffi::{CStr, c_int};
 use std::fmt::{self, Display};
@@ -23,7 +23,7 @@ const PRIVATE_MODE: u32 = 0o700;
 /// Device that is opened in place of a character device. All users may open it, and writes to it fail.
 pub(super) const STAND_IN: &[u8] = b"/dev/full";
 
-/// Maximum number of names that are tried for a folder. Others may take or remove them.
+/// Maximum number of names that are tried for a folder. Other processes may take or remove them.
 const ATTEMPTS: usize = 64;
 
 /// Maximum number of entries that are checked for folders of killed processes.
@@ -32,9 +32,9 @@ const MAX_SWEPT: usize = 4096;
 /// Reason for which no file can stand for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unserved {
-    /// Errno, as for any file.
+    /// Errno as for other files.
     Errno(c_int),
-    /// There is no place for a folder, or for the content of a file; the last errno.
+    /// No place allows a folder or the content of a file. Contains the last errno.
     NoPlace(c_int),
     NoProc,
 }
@@ -87,7 +87,7 @@ pub(super) fn check() -> Result<(), Unserved> {
     if sys::exists(b"/proc/self/fd\0") { Ok(()) } else { Err(Unserved::NoProc) }
 }
 
-/// Makes a file or a folder without a name that stands for a node. A folder also stands for a link.
+/// Creates a file or a folder without a name that stands for a node. A folder also stands for a link.
 pub(super) fn make(node: &Node) -> Result<Fd, Unserved> {
     check()?;
     match &node.kind {
@@ -105,7 +105,7 @@ pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
     match sys::openat(libc::AT_FDCWD, path.with_zero(), libc::O_RDONLY | flags & PASSED, 0) {
         // The program gets the lowest free number, as from the kernel.
         Ok(opened) => Ok(sys::take_number(opened, made, cloexec)?),
-        // The last free descriptor is in use. The first one serves as well, since its content is sealed.
+        // No other descriptor is free. The first one serves as well, since its content is sealed.
         Err(libc::EMFILE | libc::ENFILE) if flags & libc::O_PATH == 0 => {
             if !cloexec {
                 sys::clear_cloexec(&made)?;
@@ -161,7 +161,7 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
         let opened = sys::openat(libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
         let removed = sys::rmdirat(libc::AT_FDCWD, path);
         let folder = match opened {
-            // Another process of this user found it meanwhile, and removed it.
+            // Another process of this user found and removed the folder meanwhile.
             Err(libc::ENOENT) => continue,
             opened => opened?,
         };
@@ -170,13 +170,13 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             sys::fchmod(&folder, FOLDER_MODE)?;
             return Ok(folder);
         }
-        // Either the file system counts links differently, or the folder is not ours.
+        // Either the file system counts links differently, or the folder belongs to another user.
         removed?;
     }
     Err(libc::EBUSY)
 }
 
-/// Removes the empty folders that killed processes of this user left between making and removing them.
+/// Removes the empty folders of processes of this user that were killed between creating and removing them.
 fn sweep(place: &Buffer) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     let Ok(listed) = sys::openat(libc::AT_FDCWD, place.with_zero(), flags, 0) else { return };
@@ -191,9 +191,9 @@ fn sweep(place: &Buffer) {
     });
 }
 
-/// A folder in which this user may make others.
+/// A folder in which this user may create others.
 enum Place {
-    /// Named by a variable of the environment.
+    /// The value of a variable of the environment.
     Variable(&'static CStr),
     Path(&'static CStr),
     /// `/run/user/UID`.
@@ -221,7 +221,7 @@ impl Display for Place {
 }
 
 impl Place {
-    /// Puts the path of the place into a buffer, if this user can trust the place.
+    /// Stores the path of the place in a buffer, if this user can trust the place.
     fn find(&self, path: &mut Buffer) -> Result<(), c_int> {
         path.truncate(0);
         match self {
@@ -258,23 +258,23 @@ impl Place {
         if self.is_trusted(&found) { Ok(()) } else { Err(libc::EACCES) }
     }
 
-    /// Returns whether no other user can replace a folder of ours here.
+    /// Returns whether no other user can replace a folder of this process in the place.
     fn is_trusted(&self, found: &libc::stat) -> bool {
-        // The system's own may belong to a user without a number in this namespace.
+        // A system folder may belong to a user without a number in this namespace.
         let is_owner_trusted = matches!(self, Self::Path(_)) || found.st_uid == 0 || found.st_uid == sys::euid();
         let others_write = found.st_mode & (libc::S_IWGRP | libc::S_IWOTH) != 0;
         is_owner_trusted && (!others_write || found.st_mode & libc::S_ISVTX != 0)
     }
 }
 
-/// Makes a file or folder in the first place that allows it.
+/// Creates a file or folder in the first place that allows it.
 fn in_some_place(make: impl Fn(&mut Buffer) -> Result<Fd, c_int>) -> Result<Fd, Unserved> {
     let (mut last, mut path) = (libc::ENOENT, Buffer::new());
     for place in &PLACES {
         match place.find(&mut path).and_then(|()| make(&mut path)) {
             Ok(made) => return Ok(made),
             Err(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(Unserved::Errno(errno)),
-            // An error of a place that refuses tells more than that of a missing one.
+            // The error of a place that denies access is more useful than that of a missing place.
             Err(libc::ENOENT) => {}
             Err(errno) => last = errno,
         }
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     fn status(owner: u32, mode: u32) -> libc::stat {
-        // SAFETY: zeros are a status.
+        // SAFETY: zeros are a valid status.
         let mut found: libc::stat = unsafe { std::mem::zeroed() };
         (found.st_uid, found.st_mode) = (owner, libc::S_IFDIR | mode);
         found
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn a_folder_has_no_name_when_it_is_open() {
         let node = super::super::plan::plan().find(b"/sys/class/infiniband").unwrap();
-        // The first one sweeps its place, also of itself.
+        // The first call also removes old folders in its place.
         for _ in 0..2 {
             let folder = folder(node).unwrap_or_else(|why| panic!("{why}"));
             assert_eq!(sys::fstat(folder.raw()).unwrap().st_nlink, 0);

@@ -1,4 +1,4 @@
-//! Opening: descriptors and streams.
+//! Opening of descriptors and streams.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
@@ -7,7 +7,7 @@ use super::plan::{Kind, Node};
 use super::route::Buffer;
 use super::{End, Served, anonymous, led, made, may_concern, next, sys, was_missed};
 
-/// Which of what `open` may be asked for has no place in the tree: nobody writes to it or adds to it.
+/// Returns the errno if a node cannot be opened with these flags. Nodes cannot be written or created.
 fn refusal(node: &Node, flags: c_int) -> Option<c_int> {
     let has = |flag: c_int| flags & flag == flag;
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || has(libc::O_TRUNC);
@@ -28,7 +28,7 @@ fn refusal(node: &Node, flags: c_int) -> Option<c_int> {
     }
 }
 
-/// Opens a path that may be ours. `real` is the C library's function.
+/// Opens a path that may be served. `real` is the C library's function.
 fn open_led(folder: c_int, path: *const c_char, flags: c_int, real: impl Fn(c_int, *const c_char) -> c_int) -> c_int {
     let has = |flag: c_int| flags & flag == flag;
     let followed = !has(libc::O_NOFOLLOW) && !has(libc::O_CREAT | libc::O_EXCL);
@@ -49,14 +49,14 @@ fn call_on<R>(other: &[u8], path: &mut Buffer) -> Served<R> {
     path.push(other).map_or_else(Served::Refused, |()| Served::Call)
 }
 
-/// Defines functions that open a descriptor. Those of the C library take a mode behind the flags, and look for it only
-/// where the flags say so.
+/// Defines functions that open a descriptor. Those of the C library take a mode after the flags, and read it only if
+/// the flags require one.
 macro_rules! opens {
     ($($name:ident($($mode:ident)?);)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, flags $(, $mode)?);
@@ -68,13 +68,13 @@ macro_rules! opens {
     };
 }
 
-/// The same, below a folder.
+/// Defines functions that open a descriptor relative to a folder.
 macro_rules! opens_at {
     ($($name:ident($($mode:ident)?);)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(folder: c_int, path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let opened = next::$name(folder, path, flags $(, $mode)?);
@@ -109,7 +109,7 @@ macro_rules! creates {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_uint) -> c_int {
                 const FLAGS: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, mode);
@@ -123,15 +123,15 @@ macro_rules! creates {
 
 creates! { creat creat64 }
 
-/// What `fopen` asks `open` for, as far as it matters here: it adds and follows as the first letter says.
+/// Returns the flags of `open` that correspond to a mode of `fopen`.
 ///
 /// # Safety
 ///
 /// `mode` is a C string.
 unsafe fn flags_of(mode: *const c_char) -> c_int {
-    // SAFETY: our caller's promise.
+    // SAFETY: the caller's promise.
     let mode = unsafe { std::ffi::CStr::from_ptr(mode) }.to_bytes();
-    // What stands behind a comma is about characters.
+    // The part after a comma selects a character set.
     let letters = mode.split(|&letter| letter == b',').next().unwrap_or_default();
     let has = |letter: u8| letters.contains(&letter);
     let access = match (letters.first(), has(b'+')) {
@@ -149,7 +149,7 @@ unsafe fn flags_of(mode: *const c_char) -> c_int {
     access | made | exclusive | cloexec
 }
 
-/// Opens a stream on a path that may be ours. `serve` opens a node with flags.
+/// Opens a stream on a path that may be served. `serve` opens a node with flags.
 fn stream_led(
     path: *const c_char,
     mode: *const c_char,
@@ -173,7 +173,7 @@ macro_rules! fopens {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: our caller's arguments are those of the C library's function.
+                    // SAFETY: the caller's arguments are those of the C library's function.
                     unsafe { next::$name(path, mode) }
                 };
                 // SAFETY: as above.
@@ -181,7 +181,8 @@ macro_rules! fopens {
                     return real(path);
                 }
                 stream_led(path, mode, real, |node, flags, _| made(node, anonymous::open(node, flags), |opened| {
-                    // SAFETY: a new descriptor, which the stream takes over if there is one; a C string.
+                    // SAFETY: the descriptor is new, and the stream takes it over if it was created. `mode` is a C
+                    // string.
                     let stream = unsafe { libc::fdopen(opened.raw(), mode) };
                     if stream.is_null() {
                         return Served::Refused(sys::errno());
@@ -204,14 +205,14 @@ macro_rules! freopens {
                 path: *const c_char, mode: *const c_char, stream: *mut libc::FILE
             ) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: our caller's arguments are those of the C library's function.
+                    // SAFETY: the caller's arguments are those of the C library's function.
                     unsafe { next::$name(path, mode, stream) }
                 };
                 // SAFETY: as above.
                 if !unsafe { may_concern(libc::AT_FDCWD, path) } {
                     return real(path);
                 }
-                // The C library opens a path, so that the stream keeps its number.
+                // The C library reopens the stream with a path, so that the stream keeps its descriptor number.
                 stream_led(path, mode, real, |node, _, path| made(node, anonymous::make(node), |made| {
                     match call_on(sys::DescriptorPath::new(made.raw()).bytes(), path) {
                         Served::Call => Served::CallOn(made),

@@ -1,4 +1,4 @@
-//! Folders: listing them, going there, and patterns of names.
+//! Functions on folders: listing, changing the working folder, and patterns of names.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -26,7 +26,7 @@ fn folder_led<R>(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
     let real = |path| {
-        // SAFETY: our caller's arguments are those of the C library's function.
+        // SAFETY: the caller's arguments are those of the C library's function.
         unsafe { next::opendir(path) }
     };
     // SAFETY: as above.
@@ -40,7 +40,7 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
         |_, path| real(path),
         |node| {
             made(node, anonymous::make(node), |folder| {
-                // SAFETY: a new descriptor, which the stream takes over if there is one.
+                // SAFETY: the descriptor is new, and the stream takes it over if it was created.
                 let stream = unsafe { next::fdopendir(folder.raw()) };
                 if stream.is_null() {
                     return Served::Refused(sys::errno());
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
     let real = |path| {
-        // SAFETY: our caller's arguments are those of the C library's function.
+        // SAFETY: the caller's arguments are those of the C library's function.
         unsafe { next::chdir(path) }
     };
     // SAFETY: as above.
@@ -77,7 +77,7 @@ unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     let result = unsafe { next::fchdir(fd) };
     if result == 0 {
         let errno = sys::errno();
@@ -88,7 +88,7 @@ unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
     result
 }
 
-/// Answers for a working folder that the kernel does not find, since it is one of ours and removed.
+/// Returns the path of a working folder that the kernel does not find, since it is a removed folder of this library.
 ///
 /// # Safety
 ///
@@ -126,7 +126,7 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_char {
-    // SAFETY: our caller's arguments are those of the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     unsafe {
         let found = next::getcwd(into, size);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -135,7 +135,8 @@ unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char {
-    // SAFETY: our caller's arguments are those of the C library's function, which ends a program that has too little room.
+    // SAFETY: the caller's arguments are those of the C library's function, which ends a program whose buffer is too
+    // small.
     unsafe {
         let found = next::__getcwd_chk(into, size, room);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -163,7 +164,7 @@ enum Scanned {
     Copied(Copies),
 }
 
-/// Lists a folder that may be ours.
+/// Lists a folder that may be served.
 ///
 /// # Safety
 ///
@@ -182,7 +183,7 @@ unsafe fn scandir_led(
     let real = |folder, path| Scanned::Done(real(folder, path));
     match folder_led(folder, path, failed, real, |node| answered(node, || copy(node))) {
         Scanned::Done(result) => result,
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's promise.
         Scanned::Copied(copies) => unsafe { copies.select(filter, order).hand_over(list) },
     }
 }
@@ -194,7 +195,7 @@ macro_rules! scandirs {
             unsafe extern "C-unwind" fn $name(
                 path: *const c_char, list: List, filter: Function, order: Function
             ) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, list, filter, order);
@@ -215,7 +216,7 @@ macro_rules! scandirs_at {
             unsafe extern "C-unwind" fn $name(
                 folder: c_int, path: *const c_char, list: List, filter: Function, order: Function
             ) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let count = next::$name(folder, path, list, filter, order);
@@ -235,7 +236,7 @@ macro_rules! scandirs_at {
 scandirs! { scandir scandir64 }
 scandirs_at! { scandirat scandirat64 }
 
-/// The flag of `glob` that says that the functions for folders are in its structure.
+/// Flag of `glob` for a structure that contains the functions for folders.
 const OWN_FUNCTIONS: c_int = 1 << 9;
 
 /// The C library's `glob_t`, with the functions that it may call.
@@ -252,7 +253,7 @@ struct Glob {
     stat: *const c_void,
 }
 
-/// Has `glob` list folders by our functions, if its pattern begins with what is served.
+/// Makes `glob` list folders with this library's functions, if its pattern begins with a served path.
 ///
 /// # Safety
 ///
@@ -261,7 +262,7 @@ unsafe fn glob_led(pattern: *const c_char, flags: c_int, into: *mut Glob, real: 
     if flags & OWN_FUNCTIONS != 0 || into.is_null() {
         return real(flags);
     }
-    // SAFETY: our caller's promise. The C library reads these only where the flag is set.
+    // SAFETY: the caller's promise. The C library reads these fields only if the flag is set.
     unsafe {
         let into = &mut *into;
         into.closedir = libc::closedir as *const c_void;
@@ -281,7 +282,7 @@ macro_rules! globs {
             unsafe extern "C-unwind" fn $name(
                 pattern: *const c_char, flags: c_int, failed: Function, into: *mut libc::glob64_t
             ) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, pattern) {
                         return next::$name(pattern, flags, failed, into);

@@ -1,4 +1,4 @@
-//! Links, and what a path really is.
+//! Links and canonical paths.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -24,7 +24,7 @@ unsafe fn readlink_led(
             (0, _) => Served::Refused(libc::EINVAL),
             (_, true) => Served::Refused(libc::EFAULT),
             (length, false) => {
-                // SAFETY: our caller's promise; both are at least that long.
+                // SAFETY: the caller's promise; both have at least that length.
                 unsafe { ptr::copy_nonoverlapping(target.as_ptr().cast(), into, length) };
                 Served::Done(length as isize)
             }
@@ -40,7 +40,7 @@ macro_rules! readlinks {
             unsafe extern "C-unwind" fn $name(
                 path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
             ) -> isize {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) $(|| size > $room)? {
                         return next::$name(path, into, size $(, $room)?);
@@ -61,9 +61,9 @@ macro_rules! readlinks_at {
             unsafe extern "C-unwind" fn $name(
                 folder: c_int, path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
             ) -> isize {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
-                    // The C library ends a program that names more room than there is.
+                    // The C library ends a program whose size exceeds its buffer.
                     if !may_concern(folder, path) $(|| size > $room)? {
                         let length = next::$name(folder, path, into, size $(, $room)?);
                         if length != -1 || !was_missed(folder, path) {
@@ -98,7 +98,7 @@ unsafe fn realpath_led(
     real: impl Fn(*const c_char) -> *mut c_char,
 ) -> *mut c_char {
     let answer = |found: &[u8]| {
-        // SAFETY: whoever hands over no room frees what is returned, which is the C library's memory.
+        // SAFETY: a caller without a buffer frees the result, which is memory of the C library.
         let into = if into.is_null() { unsafe { libc::malloc(found.len()) }.cast() } else { into };
         if into.is_null() {
             return Served::Refused(libc::ENOMEM);
@@ -113,7 +113,7 @@ unsafe fn realpath_led(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> *mut c_char {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) {
             return next::realpath(path, into);
@@ -124,7 +124,8 @@ unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_char, room: usize) -> *mut c_char {
-    // SAFETY: what our caller hands over is for the C library's function, which ends a program that has too little room.
+    // SAFETY: the caller's arguments are those of the C library's function, which ends a program whose buffer is too
+    // small.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) || room < libc::PATH_MAX as usize {
             return next::__realpath_chk(path, into, room);
@@ -135,7 +136,7 @@ unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) {
             return next::canonicalize_file_name(path);

@@ -19,12 +19,12 @@ const _: () = assert!(size_of::<libc::dirent>() == size_of::<Entry>());
 /// The offset of the name in an entry.
 const NAME_AT: usize = std::mem::offset_of!(Entry, d_name);
 
-/// Returns the entries of a folder of ours, and in a shared folder also those of the kernel.
+/// Returns the entries of a served folder. In a shared folder these include the entries of the kernel.
 pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     let mut all = Vec::new();
     let mut add = |inode: u64, kind: u8, name: &[u8]| {
         let name = &name[..name.len().min(NAME_MAX)];
-        // SAFETY: zeros are an entry.
+        // SAFETY: zeros are a valid entry.
         let mut entry: Entry = unsafe { std::mem::zeroed() };
         entry.d_ino = inode;
         // Position of the next entry.
@@ -63,29 +63,30 @@ pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     all
 }
 
-/// An open stream of a folder of ours. It is never freed, but reused.
+/// An open stream of a served folder. It is never freed, but reused.
 struct Stream {
-    /// The stream of the C library; null if this is unused.
+    /// The stream of the C library, or null if this element is unused.
     stream: AtomicPtr<libc::DIR>,
     node: AtomicPtr<Node>,
     entries: AtomicPtr<Vec<Entry>>,
     /// Index of the next entry.
     position: AtomicUsize,
-    /// The stream that was made before this one.
+    /// The stream that was created before this one.
     before: *const Self,
 }
 
-// SAFETY: `before` does not change, and all else is atomic.
+// SAFETY: `before` does not change, and all other fields are atomic.
 unsafe impl Sync for Stream {}
 
-/// The stream that was made last. There is no lock, since a child could inherit it from a thread that the child lacks.
+/// The stream that was created last. The list has no lock, since a child could inherit a locked one from a thread
+/// that does not exist in the child.
 static STREAMS: AtomicPtr<Stream> = AtomicPtr::new(ptr::null_mut());
 
-/// Marks a place in the list that is neither free nor any stream's.
+/// Marks an element of the list that is neither free nor used by a stream.
 const CLAIMED: *mut libc::DIR = ptr::without_provenance_mut(1);
 
 fn streams() -> impl Iterator<Item = &'static Stream> {
-    // SAFETY: null, or leaked.
+    // SAFETY: null, or a leaked box.
     let first = unsafe { STREAMS.load(Ordering::Acquire).as_ref() };
     // SAFETY: as above.
     std::iter::successors(first, |stream| unsafe { stream.before.as_ref() })
@@ -99,7 +100,7 @@ fn find(stream: *mut libc::DIR) -> Option<&'static Stream> {
     streams().find(|known| known.stream.load(Ordering::Acquire) == stream)
 }
 
-/// Records that a stream of the C library lists a folder of ours.
+/// Records that a stream of the C library lists a served folder.
 pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
     let claim = |known: &&Stream| {
         known.stream.compare_exchange(ptr::null_mut(), CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -116,10 +117,10 @@ pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
             let before = new.before.cast_mut();
             let made = Box::into_raw(new);
             match STREAMS.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: just leaked.
+                // SAFETY: the box was just leaked.
                 Ok(_) => break unsafe { &*made },
                 Err(other) => {
-                    // SAFETY: just made of a box, and no other thread has it.
+                    // SAFETY: the pointer was just created from a box, and no other thread has it.
                     new = unsafe { Box::from_raw(made) };
                     new.before = other;
                 }
@@ -138,7 +139,7 @@ impl Stream {
         unsafe { self.entries.load(Ordering::Acquire).as_ref() }.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the next entry; null at the end.
+    /// Returns the next entry, or null at the end.
     fn next(&self) -> *mut Entry {
         let all = self.entries();
         let step = |position| (position < all.len()).then_some(position + 1);
@@ -159,7 +160,7 @@ impl Stream {
     fn replace(&self, new: *mut Vec<Entry>) {
         let old = self.entries.swap(new, Ordering::AcqRel);
         if !old.is_null() {
-            // SAFETY: it was made of a box, and just taken out.
+            // SAFETY: the pointer was created from a box, and was just taken out.
             drop(unsafe { Box::from_raw(old) });
         }
     }
@@ -172,7 +173,7 @@ impl Stream {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopendir(fd: c_int) -> *mut libc::DIR {
-    // SAFETY: our caller's arguments are those of the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     let stream = unsafe { next::fdopendir(fd) };
     if !stream.is_null() {
         let errno = sys::errno();
@@ -187,11 +188,11 @@ unsafe extern "C-unwind" fn fdopendir(fd: c_int) -> *mut libc::DIR {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn closedir(stream: *mut libc::DIR) -> c_int {
-    // This comes before the C library frees the stream, and hands the same memory to the next one.
+    // Forget the stream before the C library frees it, since the next stream may use the same memory.
     if let Some(known) = find(stream) {
         known.forget();
     }
-    // SAFETY: our caller's arguments are those of the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     unsafe { next::closedir(stream) }
 }
 
@@ -202,7 +203,7 @@ macro_rules! readdirs {
             unsafe extern "C-unwind" fn $name(stream: *mut libc::DIR) -> *mut $entry {
                 match find(stream) {
                     Some(known) => known.next().cast(),
-                    // SAFETY: our caller's arguments are those of the C library's function.
+                    // SAFETY: the caller's arguments are those of the C library's function.
                     None => unsafe { next::$name(stream) },
                 }
             }
@@ -222,7 +223,7 @@ macro_rules! readdirs_into {
             unsafe extern "C-unwind" fn $name(
                 stream: *mut libc::DIR, into: *mut $entry, found: *mut *mut $entry
             ) -> c_int {
-                // SAFETY: our caller's arguments are those of the C library's function, and have room for an entry.
+                // SAFETY: the caller's arguments are those of the C library's function, and have room for an entry.
                 unsafe {
                     let Some(known) = find(stream) else { return next::$name(stream, into, found) };
                     let entry = known.next();
@@ -248,7 +249,7 @@ readdirs_into! {
 unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
     match find(stream) {
         Some(known) => known.rewind(),
-        // SAFETY: our caller's arguments are those of the C library's function.
+        // SAFETY: the caller's arguments are those of the C library's function.
         None => unsafe { next::rewinddir(stream) },
     }
 }
@@ -257,7 +258,7 @@ unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
 unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
     match find(stream) {
         Some(known) => known.position.store(usize::try_from(position).unwrap_or(usize::MAX), Ordering::Relaxed),
-        // SAFETY: our caller's arguments are those of the C library's function.
+        // SAFETY: the caller's arguments are those of the C library's function.
         None => unsafe { next::seekdir(stream, position) },
     }
 }
@@ -266,22 +267,22 @@ unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
 unsafe extern "C-unwind" fn telldir(stream: *mut libc::DIR) -> c_long {
     match find(stream) {
         Some(known) => known.position.load(Ordering::Relaxed) as c_long,
-        // SAFETY: our caller's arguments are those of the C library's function.
+        // SAFETY: the caller's arguments are those of the C library's function.
         None => unsafe { next::telldir(stream) },
     }
 }
 
-/// The C library's function, which programs use in place of the system call.
+/// Reads the entries of a folder. Programs call this function of the C library instead of the system call.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     let length = unsafe { next::getdents64(fd, into, size) };
     // The kernel returns this errno only for a removed folder.
     if length != -1 || sys::errno() != libc::ENOENT {
         return length;
     }
     let _uncancelled = Uncancelled::new();
-    // SAFETY: our caller's place has room for `size` bytes.
+    // SAFETY: the caller's buffer has room for `size` bytes.
     match unsafe { fill(fd, into.cast(), size) } {
         Ok(length) => length as isize,
         Err(errno) => {
@@ -291,7 +292,7 @@ unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize
     }
 }
 
-/// Fills a place with the entries from the position of a descriptor on, and returns its length.
+/// Fills a buffer with the entries from the position of a descriptor on, and returns the number of bytes.
 ///
 /// # Safety
 ///
@@ -306,7 +307,7 @@ unsafe fn fill(fd: c_int, into: *mut u8, size: usize) -> Result<usize, c_int> {
         if length + bytes > size {
             break;
         }
-        // SAFETY: both are that long.
+        // SAFETY: both have at least that length.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(entry).cast(), into.add(length), bytes) };
         length += bytes;
         next += 1;
@@ -326,10 +327,10 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Copies the entries of a folder. Returns `None` if there is no memory.
+    /// Copies the entries of a folder. Returns `None` if no memory is available.
     pub(super) fn of(folder: &Node) -> Option<Self> {
         let all = entries(folder);
-        // SAFETY: each piece of the C library's memory is as long as the entry that is copied there.
+        // SAFETY: each piece of the C library's memory has the length of the entry that is copied to it.
         unsafe {
             let list: *mut *mut Entry = libc::calloc(all.len(), size_of::<*mut Entry>()).cast();
             let mut copies = Self { list, count: 0 };
@@ -359,18 +360,18 @@ impl Copies {
         }
     }
 
-    /// Keeps the entries that the program's filter selects, and sorts them by its order. These functions may leave by
+    /// Keeps the entries that the program's filter selects, and sorts them by its order. Both functions may leave by
     /// `longjmp`, so no frame here holds a value that must be dropped.
     ///
     /// # Safety
     ///
-    /// `filter` and `order` are functions of the types that `scandir` asks for, or null.
+    /// `filter` and `order` are functions of the types that `scandir` requires, or null.
     pub(super) unsafe fn select(mut self, filter: *const c_void, order: *const c_void) -> Self {
         type Filter = unsafe extern "C-unwind" fn(*const Entry) -> c_int;
         unsafe extern "C-unwind" {
             fn qsort(list: *mut c_void, count: usize, size: usize, order: *const c_void);
         }
-        // SAFETY: our caller's promise; each entry of the list is moved or freed once.
+        // SAFETY: the caller's promise; each entry of the list is moved or freed once.
         unsafe {
             if !filter.is_null() {
                 let filter = std::mem::transmute::<*const c_void, Filter>(filter);
@@ -399,7 +400,7 @@ impl Copies {
     ///
     /// `into` is the program's place for a list.
     pub(super) unsafe fn hand_over(self, into: *mut *mut *mut c_void) -> c_int {
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's promise.
         unsafe { into.write(self.list.cast()) };
         self.count as c_int
     }

@@ -1,17 +1,19 @@
-//! What programs look at besides libibverbs: `/dev/infiniband`, `/sys/class/infiniband` and what belongs to them.
+//! Files that programs read besides calling libibverbs: `/dev/infiniband`, `/sys/class/infiniband` and related paths.
 //!
-//! These paths, and only these, are served here: functions of the C library that take a path compare its first
-//! letters (`route.rs`), and nearly all calls go on to the C library at once. One table (`plan.rs`) lists all served
-//! entries. Status, rights, links and lists of entries come from this table. No file stands for an entry before a program
-//! opens it. Then the program gets an anonymous file, or a folder that was removed at once (`anonymous.rs`), whose name
-//! identifies the entry (`names.rs`). So nothing stays when a process ends, even if it is killed.
+//! Only these paths are served. Functions of the C library that take a path compare its first letters (`route.rs`),
+//! and nearly all calls go to the C library at once. One table (`plan.rs`) lists all served entries. It provides
+//! status, rights, links and lists of entries.
 //!
-//! Links, `..` and relative paths are followed within the table, as the kernel would follow them in its own tree
-//! (`route.rs`): so no path leads from it into the folder's surroundings. A removed folder has no entries for the kernel:
-//! functions that list a folder are served too (`listing.rs`).
+//! No file exists for an entry before a program opens it. Then the program gets an anonymous file, or a folder that
+//! was removed at once (`anonymous.rs`). The name of the file or folder identifies the entry (`names.rs`). So nothing
+//! stays when a process ends, even if it is killed.
 //!
-//! Programs that make system calls themselves are not reached, and neither is what the C library opens within
-//! functions that are not served: `ftw`, `nftw` and `fts_open`.
+//! Links, `..` and relative paths are followed within the table, as the kernel follows them in its own tree
+//! (`route.rs`). So no path leads from an anonymous folder into the folder in which it was created. For the kernel a
+//! removed folder has no entries, so functions that list a folder are served too (`listing.rs`).
+//!
+//! System calls that bypass the C library are not served. Neither are files that the C library opens within `ftw`,
+//! `nftw` and `fts_open`.
 
 mod anonymous;
 mod files;
@@ -39,26 +41,27 @@ use sys::Fd;
 use crate::answer::set_errno;
 use crate::wait::Uncancelled;
 
-/// What the character device is called.
+/// Returns the name of the character device.
 pub(crate) fn dev_name() -> &'static CStr {
     &plan().dev_name
 }
 
-/// How a call on a path of ours goes on.
+/// Outcome of a call on a served path.
 enum Served<R> {
-    /// It is done, and this is its result.
+    /// The call is complete, with this result.
     Done(R),
-    /// The C library's function does it, on the path in the buffer.
+    /// The C library's function must run, on the path in the buffer.
     Call,
-    /// The same, but the path leads to this descriptor, which is closed afterwards.
+    /// The C library's function must run on the path in the buffer, which leads to this descriptor. The descriptor is
+    /// closed afterwards.
     CallOn(Fd),
-    /// It is refused with this errno.
+    /// The call fails with this errno.
     Refused(c_int),
 }
 
-/// Goes the way of a path that may lead to what is served. `serve` says what happens where it does: it may take part of
-/// nothing that waits. Afterwards nothing is held, since `real` may be where a thread is cancelled, except for a
-/// descriptor that `real` opens again, during which the thread is not cancelled.
+/// Follows a path that may lead to a served node. If it does, `serve` decides the outcome. `serve` must not wait.
+/// Nothing is held while `real` runs, since it may be a cancellation point. The exception is a descriptor that `real`
+/// opens again, but then the thread is not cancelled meanwhile.
 #[cold]
 #[inline(never)]
 fn led<R>(
@@ -74,7 +77,7 @@ fn led<R>(
     let way = {
         let _uncancelled = Uncancelled::new();
         let way = || {
-            // SAFETY: every caller passes on what `may_concern` has read.
+            // SAFETY: every caller passes on the path that `may_concern` has read.
             match unsafe { route::lead(folder, path, end, &mut buffer) } {
                 Lead::Through => Way::Through,
                 Lead::Elsewhere => Way::Buffer,
@@ -127,7 +130,7 @@ enum Way<R> {
     Refused(c_int),
 }
 
-/// Answers from the plan alone, if nodes can be served at all.
+/// Returns an answer that needs only the plan, if nodes can be served at all.
 fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Served<R> {
     match anonymous::check() {
         Ok(()) => answer(),
@@ -135,7 +138,7 @@ fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Serve
     }
 }
 
-/// Answers with what is made for a node.
+/// Returns the answer for a file or folder that was created for a node, or the error of its creation.
 fn made<R, T>(
     node: &'static Node,
     made: Result<T, anonymous::Unserved>,

@@ -1,7 +1,7 @@
 //! Names that identify the node of a descriptor or of the working folder.
 //!
-//! The kernel shows the name of a removed folder and of an anonymous file below `/proc`. So the name survives forks, exec
-//! and a passage through a Unix socket, and no table of descriptors is needed.
+//! Below `/proc` the kernel shows the name of a removed folder and of an anonymous file. So the name survives forks,
+//! exec and a passage through a Unix socket. No table of descriptors is necessary.
 
 use std::ffi::c_int;
 
@@ -9,25 +9,25 @@ use super::plan::{Node, plan};
 use super::route::NAME_MAX;
 use super::sys;
 
-/// Ending that the kernel appends to the path of a removed file.
+/// Suffix that the kernel appends to the path of a removed file.
 const REMOVED: &[u8] = b" (deleted)";
 const FOLDER: &[u8] = b"doorbell-folder.";
 const FILE: &[u8] = b"doorbell-file.";
-/// Beginning that the kernel shows before the name of an anonymous file.
+/// Prefix that the kernel shows before the name of an anonymous file.
 const ANONYMOUS: &[u8] = b"/memfd:";
-/// Hexadecimal digits that make the name of a folder unique.
+/// Number of hexadecimal digits that make the name of a folder unique.
 const DIGITS: usize = 16;
-/// Byte in place of a slash.
+/// Replacement for a slash.
 const SLASH: u8 = b'!';
 
-/// A name on the stack.
+/// A name without heap memory.
 pub(super) struct Name {
     bytes: [u8; NAME_MAX + 1],
     length: usize,
 }
 
 impl Name {
-    /// Makes a new name of a folder that stands for a node.
+    /// Returns a new name of a folder that stands for a node.
     pub(super) fn of_folder(node: &Node) -> Self {
         let mut digits = [0; DIGITS];
         let random = sys::random();
@@ -37,7 +37,7 @@ impl Name {
         Self::of(&[FOLDER, &digits, b"."], node)
     }
 
-    /// Makes the name of the anonymous file of a node.
+    /// Returns the name of the anonymous file of a node.
     pub(super) fn of_file(node: &Node) -> Self {
         Self::of(&[FILE], node)
     }
@@ -91,7 +91,7 @@ pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
 
 /// Returns the node that a descriptor stands for.
 pub(super) fn node_of(fd: c_int) -> Option<&'static Node> {
-    // A descriptor of a node is of a file without links.
+    // Descriptors of nodes are those of files without links.
     sys::fstat(fd).ok().filter(|found| found.st_nlink == 0)?;
     node_of_unlinked(fd)
 }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_node_is_found_again_by_the_names_that_stand_for_it() {
+    fn each_node_is_found_by_its_names() {
         let text = |name: &Name| String::from_utf8(name.bytes().to_vec()).unwrap();
         for node in plan().nodes() {
             let (folder, file) = (text(&Name::of_folder(node)), text(&Name::of_file(node)));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_stand_for_nothing() {
+    fn other_names_have_no_node() {
         let known = "doorbell-folder.0123456789abcdef.!sys!class!infiniband";
         assert!(node_of_path(format!("/tmp/{known} (deleted)").as_bytes()).is_some());
         for other in [

@@ -1,4 +1,5 @@
-//! The functions behind ours. Where one is not there, or is just being looked for, the system call stands in.
+//! The replaced functions of the C library. If a function does not exist, or is just being looked up, the system call
+//! replaces it.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
@@ -10,13 +11,13 @@ type Stat = *mut libc::stat;
 type Chars = *const c_char;
 type Stream = *mut libc::FILE;
 type Folder = *mut libc::DIR;
-/// `int (*)(const struct dirent *)`, and the like: only passed on.
+/// A function pointer such as `int (*)(const struct dirent *)`, which is only passed on.
 type Function = *const c_void;
 type List = *mut *mut *mut c_void;
 
 macro_rules! next {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, else $instead:expr;)*) => {
-        /// Looks for all of them. This runs when the library is loaded.
+        /// Finds all functions, when the library is loaded.
         pub(crate) fn find_all() {
             $($name::NEXT.find();)*
         }
@@ -26,11 +27,11 @@ macro_rules! next {
                 pub(super) static NEXT: super::Next = super::Next::of(concat!(stringify!($name), "\0"));
             }
 
-            /// The function of this name that stands behind ours.
+            /// Calls the replaced function of this name.
             ///
             /// # Safety
             ///
-            /// What the function asks of its caller.
+            /// The contract of that function.
             #[inline]
             #[allow(clippy::too_many_arguments)]
             pub(super) unsafe fn $name($($argument: $type),*) -> $result {
@@ -38,8 +39,8 @@ macro_rules! next {
                 if found.is_null() {
                     return $instead;
                 }
-                // SAFETY: the function of this name has this type. Those that take any number of arguments take the
-                // last one as one of a fixed number, on the machines that this is compiled for.
+                // SAFETY: the function of this name has this type. Variadic functions take the last argument like a
+                // fixed one on the machines that this module is compiled for.
                 unsafe {
                     let found = std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(found);
                     found($($argument),*)
@@ -49,7 +50,7 @@ macro_rules! next {
     };
 }
 
-/// The end of a call whose function is not there.
+/// Sets the errno of a call whose function does not exist, and returns its failure value.
 fn missing<T>(failed: T) -> T {
     set_errno(libc::ENOSYS);
     failed

@@ -1,7 +1,7 @@
-//! What the tree holds: every path that is served, and what stands there.
+//! Content of the tree: every served path and its node.
 //!
-//! Names and forms of values are the kernel's (Documentation/ABI/stable/sysfs-class-infiniband), for a RoCE port of a
-//! device that is no PCI device: its parent is a platform device.
+//! Names and forms of values are the kernel's (Documentation/ABI/stable/sysfs-class-infiniband), for a RoCE port. The
+//! device is no PCI device: its parent is a platform device.
 
 use std::ffi::CString;
 use std::fmt::{self, Write as _};
@@ -14,7 +14,7 @@ use crate::lasting::Lasting;
 use crate::wait::Uncancelled;
 use crate::{ah, config, device, query, stats};
 
-/// The folders whose entries are ours: these and all below them, and nothing else.
+/// The served folders. All entries below them belong to the tree, and no other path does.
 pub(super) const ROOTS: [&[u8]; 4] = [CLASS, CLASS_VERBS, DEVICES, PARENT];
 
 const CLASS: &[u8] = b"/sys/class/infiniband";
@@ -22,36 +22,36 @@ const CLASS_VERBS: &[u8] = b"/sys/class/infiniband_verbs";
 const DEVICES: &[u8] = b"/dev/infiniband";
 const PARENT: &[u8] = b"/sys/devices/platform/doorbell.0";
 
-/// Longest content of a file.
+/// Maximum length of a file's content.
 const MAX_VALUE_BYTES: usize = 512;
 
-/// The version of libibverbs' interface to the kernel, and that of the driver's part.
+/// Versions of libibverbs' interface to the kernel and of the driver's part of it.
 const VERBS_ABI: u32 = 6;
 const DRIVER_ABI: u32 = 1;
 
-/// Numbers of the character devices: what the kernel gives the first `uverbs`, and the miscellaneous devices, of which
-/// `rdma_cm` takes one that is free.
+/// Numbers of the character devices. The kernel gives these to the first `uverbs` device and to miscellaneous
+/// devices, of which `rdma_cm` takes a free one.
 const UVERBS_MAJOR: u32 = 231;
 const UVERBS_FIRST_MINOR: u32 = 192;
 const MISC_MAJOR: u32 = 10;
 const RDMA_CM_MINOR: u32 = 254;
 
-/// More devices than the kernel has minor numbers for.
+/// Maximum number of device numbers that are tried.
 const MAX_UVERBS: u32 = 32;
 
-/// What stands at a path.
+/// An entry of the tree.
 pub(super) struct Node {
     pub(super) path: Vec<u8>,
     pub(super) kind: Kind,
 }
 
 pub(super) enum Kind {
-    /// A folder. In one that is `shared`, what the kernel has there is shown as well.
+    /// A folder. A `shared` folder also shows the entries of the kernel.
     Folder {
         shared: bool,
     },
     File(Content),
-    /// Where it points to, with a zero at the end.
+    /// The target of the link, with a zero at the end.
     Link(Vec<u8>),
     Character {
         major: u32,
@@ -64,19 +64,19 @@ pub(super) enum Content {
     Live(Live),
 }
 
-/// What is asked for anew each time the file is opened.
+/// A value that is read each time the file is opened.
 #[derive(Clone, Copy)]
 pub(super) enum Live {
     Guid,
     Gid,
     Netdev,
-    /// A counter of the port: so many of them together, divided by a number.
+    /// A counter of the port.
     Port(&'static PortCounter),
-    /// A counter of the device, by its place.
+    /// A counter of the device, by its index.
     Hardware(usize),
 }
 
-/// A counter that every port has (IBTA Vol 1, 16.1.3.5), and which of ours make it.
+/// A counter that every port has (IBTA Vol 1, 16.1.3.5): the sum of counters of the device, divided by a number.
 pub(super) struct PortCounter {
     name: &'static str,
     sum_of: &'static [&'static str],
@@ -87,12 +87,13 @@ const fn port(name: &'static str, sum_of: &'static [&'static str]) -> PortCounte
     PortCounter { name, sum_of, divided_by: 1 }
 }
 
-/// In words of four bytes.
+/// Returns a counter in words of four bytes.
 const fn words(name: &'static str, sum_of: &'static [&'static str]) -> PortCounter {
     PortCounter { name, sum_of, divided_by: 4 }
 }
 
-/// What nothing is counted for cannot happen here: there is no cable and no switch.
+/// Counters of the port. Those without counters of the device stay 0: without cables and switches, such events do not
+/// occur.
 static PORT_COUNTERS: [PortCounter; 17] = [
     port("VL15_dropped", &[]),
     port("excessive_buffer_overrun_errors", &["rx_overflow"]),
@@ -116,21 +117,21 @@ static PORT_COUNTERS: [PortCounter; 17] = [
 /// All nodes, sorted by path.
 pub(super) struct Plan {
     nodes: Vec<Node>,
-    /// What the device is called as a character device.
+    /// Name of the character device.
     pub(super) dev_name: CString,
-    /// Seconds since 1970, for all times of all nodes.
+    /// Time of all nodes, in seconds since 1970.
     pub(super) made: i64,
 }
 
-/// The plan, which is the same for as long as the process lives.
+/// Returns the plan, which stays the same for as long as the process lives.
 pub(super) fn plan() -> &'static Plan {
     static PLAN: Lasting<Plan> = Lasting::new();
     let make = || {
-        // It reads files, and a thread that is cancelled there would take the process with it.
+        // The plan reads files. A cancellation would unwind this frame of Rust, which ends the process.
         let _uncancelled = Uncancelled::new();
         Box::new(Plan::new())
     };
-    // SAFETY: it is never freed, and nobody changes it.
+    // SAFETY: the plan is never freed, and no thread changes it.
     unsafe { &*PLAN.get_or_make(make) }
 }
 
@@ -189,7 +190,7 @@ impl Plan {
     }
 }
 
-/// Has the kernel a device of this number?
+/// Returns whether the kernel has a device of this number.
 fn is_taken(number: u32) -> bool {
     let places = ["/sys/class/infiniband_verbs", "/dev/infiniband"];
     places.iter().any(|place| sys::exists(format!("{place}/uverbs{number}\0").as_bytes()))
@@ -233,7 +234,7 @@ impl Builder {
         self.add("/dev/infiniband/rdma_cm", Kind::Character { major: MISC_MAJOR, minor: RDMA_CM_MINOR });
     }
 
-    /// What stands where an adapter has its PCI device.
+    /// Adds the platform device, in place of an adapter's PCI device.
     fn parent(&mut self) {
         let below = |name: &str| format!("/sys/devices/platform/doorbell.0{name}");
         let processors = Processors::of_machine();
@@ -243,17 +244,18 @@ impl Builder {
         self.link(&below("/subsystem"), "../../../bus/platform");
         self.fixed(&below("/uevent"), "DRIVER=doorbell");
         self.fixed(&below("/modalias"), "platform:doorbell");
-        // No node is nearer than another.
+        // All NUMA nodes are equally near.
         self.fixed(&below("/numa_node"), "-1");
         self.fixed(&below("/local_cpus"), processors.mask());
         self.fixed(&below("/local_cpulist"), processors.list());
-        // PCI's numbers have 16 bits. Where the environment names a vendor wrongly, opening the device says so.
+        // PCI's numbers have 16 bits. If the environment names an invalid vendor, opening the device reports the
+        // error.
         let (vendor, part) = config::vendor().unwrap_or_default();
         for prefix in ["/", "/subsystem_"] {
             self.fixed(&below(&format!("{prefix}vendor")), format!("{:#06x}", vendor & 0xffff));
             self.fixed(&below(&format!("{prefix}device")), format!("{:#06x}", part & 0xffff));
         }
-        self.fixed(&below("/class"), "0x020700"); // an InfiniBand controller, by PCI's numbers
+        self.fixed(&below("/class"), "0x020700"); // an InfiniBand controller in PCI's numbers
         self.fixed(&below("/revision"), "0x01");
     }
 
@@ -299,7 +301,7 @@ impl Builder {
         for (place, name) in stats::names().enumerate() {
             self.live(&below(&format!("/hw_counters/{name}")), Live::Hardware(place));
         }
-        // For how many milliseconds the kernel would show the same values again.
+        // Milliseconds for which the kernel would show the same values again.
         self.fixed(&below("/hw_counters/lifespan"), "0");
     }
 
@@ -317,11 +319,11 @@ impl Builder {
     }
 }
 
-/// The processors of the machine: all of them are equally near.
+/// The processors of the machine, which are all equally near.
 struct Processors(String);
 
 impl Processors {
-    /// As the kernel lists them, such as `0-3,8`.
+    /// Reads the kernel's list of processors, such as `0-3,8`.
     fn of_machine() -> Self {
         let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
         let list = list.trim();
@@ -332,7 +334,7 @@ impl Processors {
         &self.0
     }
 
-    /// As words of 32 bits, the highest first, with commas between.
+    /// Returns words of 32 bits, the highest first, separated by commas.
     fn mask(&self) -> String {
         let mut words = Vec::new();
         for range in self.0.split(',') {
@@ -354,10 +356,10 @@ impl Processors {
     }
 }
 
-/// More than any kernel is built for whose mask fits the file.
+/// More processors than any kernel supports whose mask fits the file.
 const MAX_PROCESSORS: usize = 1024;
 
-/// The content of a file, put together without allocating.
+/// The content of a file, which is built without allocating.
 pub(super) struct Text {
     bytes: [u8; MAX_VALUE_BYTES],
     length: usize,
@@ -378,8 +380,8 @@ impl fmt::Write for Text {
     }
 }
 
-/// The address that was read last: the halves of its GID, and both of them XORed with [`KNOWN`]. A reader checks the third
-/// word instead of taking a lock, since a signal handler may interrupt a thread that writes.
+/// The address that was read last: the halves of its GID, and the XOR of both with [`KNOWN`]. A reader checks the
+/// third word instead of taking a lock, since a signal handler may interrupt a writing thread.
 static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
 
@@ -400,11 +402,11 @@ fn address() -> Option<IpAddr> {
 }
 
 fn gid(address: IpAddr) -> Ipv6Addr {
-    // SAFETY: any bytes are a GID.
+    // SAFETY: any bytes are a valid GID.
     Ipv6Addr::from(unsafe { ah::gid(address).raw })
 }
 
-/// Returns the content of a file at this moment.
+/// Returns the current content of a file.
 pub(super) fn text(content: &Content) -> Text {
     let mut text = Text { bytes: [0; MAX_VALUE_BYTES], length: 0 };
     let written = match content {
@@ -418,7 +420,7 @@ pub(super) fn text(content: &Content) -> Text {
             let [a, b, c, d, e, f, g, h] = address().map_or([0; 8], |address| gid(address).segments());
             writeln!(text, "{a:04x}:{b:04x}:{c:04x}:{d:04x}:{e:04x}:{f:04x}:{g:04x}:{h:04x}")
         }
-        // The kernel has no interface for a GID that is not there.
+        // The kernel shows no interface for a GID that does not exist.
         Content::Live(Live::Netdev) => match address().and_then(query::interface) {
             Some((interface, _)) => writeln!(text, "{interface}"),
             None => Ok(()),

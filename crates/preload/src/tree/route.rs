@@ -1,4 +1,4 @@
-//! From a path, as a program names it, to what is served there.
+//! Resolution of a program's path to a served node.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::plan::{Kind, Node, Plan, ROOTS, plan};
 use super::{names, sys};
 
-/// As the kernel has it: with the zero at its end, a path has so many bytes at most.
+/// Maximum length of a path, including the zero at its end, as in the kernel.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 pub(super) const NAME_MAX: usize = 255;
-/// So many links are followed.
+/// Maximum number of links that are followed.
 const MAX_LINKS: usize = 40;
 
-/// The parts of [`ROOTS`]: a path is compared with them before anything else is done.
+/// The parts of [`ROOTS`], with which each path is compared first.
 const PARTS: [&[&[u8]]; 4] = [
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],
@@ -20,25 +20,27 @@ const PARTS: [&[&[u8]]; 4] = [
     &[b"sys", b"devices", b"platform", b"doorbell.0"],
 ];
 
-/// No path lies here, only numbers that were cast: the kernel calls them bad addresses.
+/// End of the range that contains no path. Numbers below it were cast to pointers, and the kernel returns EFAULT for
+/// them.
 const FIRST_PAGE: usize = 4096;
 
-/// Whether the program may have a folder of ours open, or be in one, so that any relative path may lead to a served node.
+/// Whether the program may have a served folder open, or as its working folder. Then any relative path may lead to a
+/// served node.
 static HAS_FOLDERS: AtomicBool = AtomicBool::new(false);
 
-/// Records that a descriptor or the working folder stands for a folder of ours.
+/// Records that a descriptor or the working folder stands for a served folder.
 pub(super) fn note_folder() {
     HAS_FOLDERS.store(true, Ordering::Relaxed);
 }
 
-/// Checks whether this program was started in a folder of ours. This runs when the library is loaded.
+/// Checks whether this program was started in a served folder, when the library is loaded.
 pub(crate) fn look_where_started() {
     if names::node_of_working_folder().is_some() {
         note_folder();
     }
 }
 
-/// Checks whether a descriptor, which another process may have opened, is a folder of ours.
+/// Returns whether a descriptor, which another process may have opened, is a served folder.
 #[cold]
 pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     let is_one = names::node_of(fd).is_some();
@@ -48,19 +50,19 @@ pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     is_one
 }
 
-/// Returns whether this path, as seen from a folder, may lead to a served node. Nearly all paths do not, and their first
-/// letters show it.
+/// Returns whether this path, relative to a folder, may lead to a served node. Nearly all paths do not, and their
+/// first letters show it.
 ///
 /// # Safety
 ///
-/// `path` is a C string, null, or as small a number as the kernel refuses.
+/// `path` is a C string, null, or a number small enough that the kernel rejects it.
 #[inline]
 pub(super) unsafe fn may_concern(folder: c_int, path: *const c_char) -> bool {
     if path.addr() < FIRST_PAGE {
         return false;
     }
     let path = path.cast::<u8>();
-    // SAFETY: a byte is read only where the one before it is not the zero.
+    // SAFETY: a byte is read only if the byte before it is not the zero.
     unsafe {
         match *path {
             b'/' => matches!(*path.add(1), b's' | b'd' | b'/' | b'.') && concerns(path),
@@ -69,13 +71,13 @@ pub(super) unsafe fn may_concern(folder: c_int, path: *const c_char) -> bool {
     }
 }
 
-/// Does an absolute path lead to a root?
+/// Returns whether an absolute path leads to a root.
 unsafe fn concerns(path: *const u8) -> bool {
     // SAFETY: passed on to our caller.
     PARTS.iter().any(|parts| unsafe { begins(path, parts) })
 }
 
-/// Does a relative path, from where it may be meant?
+/// Returns whether a relative path may lead to a root or a node.
 #[inline]
 unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
     // SAFETY: passed on to our caller.
@@ -86,25 +88,25 @@ unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
     if HAS_FOLDERS.load(Ordering::Relaxed) {
         return true;
     }
-    // Below a folder that leads to a root: `class/infiniband`, as seen from `/sys`.
+    // The path may start in a folder above a root, such as `class/infiniband` in `/sys`.
     // SAFETY: passed on to our caller.
     (matches!(first, b's' | b'd' | b'c' | b'i' | b'p' | b'.') && unsafe { concerns_below(path) })
-        // The kernel finds `.` and `..` even from a removed folder, and no other name.
+        // In a removed folder the kernel finds `.` and `..`, and no other name.
         || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
 }
 
-/// Checks whether the kernel found no file because the folder is one of ours that another process opened. The caller asks
-/// after a call has failed with a path that [`may_concern`] let pass.
+/// Returns whether the kernel found no file because the folder is a served one that another process opened. The
+/// caller asks after a failed call with a path that [`may_concern`] let pass.
 ///
 /// # Safety
 ///
-/// As for `may_concern`.
+/// The contract of `may_concern`.
 #[cold]
 pub(super) unsafe fn was_missed(folder: c_int, path: *const c_char) -> bool {
     if sys::errno() != libc::ENOENT || folder < 0 || path.addr() < FIRST_PAGE {
         return false;
     }
-    // SAFETY: our caller's promise.
+    // SAFETY: the caller's promise.
     let is_missed = unsafe { *path } != b'/' as c_char && is_folder_of_ours(folder);
     crate::answer::set_errno(libc::ENOENT);
     is_missed
@@ -116,9 +118,9 @@ unsafe fn concerns_below(path: *const u8) -> bool {
     PARTS.iter().any(|parts| (0..parts.len()).any(|from| unsafe { begins(path, &parts[from..]) }))
 }
 
-/// Are these the first parts of a path? Repeated slashes and single dots do not count.
+/// Returns whether a path begins with these parts. Repeated slashes and single dots do not count.
 unsafe fn begins(mut path: *const u8, parts: &[&[u8]]) -> bool {
-    // SAFETY: no byte is read behind the zero.
+    // SAFETY: no byte is read after the zero.
     unsafe {
         for part in parts {
             loop {
@@ -142,7 +144,7 @@ unsafe fn begins(mut path: *const u8, parts: &[&[u8]]) -> bool {
     true
 }
 
-/// A path in the making, on the stack.
+/// A path under construction, without heap memory.
 pub(super) struct Buffer {
     bytes: [u8; PATH_MAX],
     length: usize,
@@ -157,7 +159,7 @@ impl Buffer {
         &self.bytes[..self.length]
     }
 
-    /// The path with the zero at its end.
+    /// Returns the path with the zero at its end.
     pub(super) fn with_zero(&self) -> &[u8] {
         &self.bytes[..=self.length]
     }
@@ -182,13 +184,13 @@ impl Buffer {
         self.bytes[self.length] = 0;
     }
 
-    /// Goes up by one name; the root stays the root.
+    /// Removes the last name of the path. The root stays the root.
     pub(super) fn pop(&mut self) {
         let end = self.path().iter().rposition(|&byte| byte == b'/').unwrap_or(0);
         self.truncate(end);
     }
 
-    /// Has a system call put a path here.
+    /// Fills the buffer with a path from a system call.
     fn fill(&mut self, call: impl FnOnce(&mut [u8]) -> Result<usize, c_int>) -> Result<(), c_int> {
         let length = call(&mut self.bytes[..PATH_MAX - 1])?;
         self.length = length;
@@ -197,26 +199,27 @@ impl Buffer {
     }
 }
 
-/// Where a path leads.
+/// Destination of a path.
 pub(super) enum Lead {
-    /// Nothing of ours: it is to be used as the program named it.
+    /// No served node. The call uses the path as the program gave it.
     Through,
-    /// Out of what is served, to the path in the buffer.
+    /// Outside of the tree: the path in the buffer.
     Elsewhere,
-    /// To this node, whose path is in the buffer.
+    /// This node. Its path is in the buffer.
     Node(&'static Node),
-    /// To nothing: the errno.
+    /// No file. Contains the errno.
     Refused(c_int),
 }
 
-/// What a call asks of the end of its path.
+/// Treatment of the last name of a path.
 #[derive(Clone, Copy)]
 pub(super) enum End {
-    /// A link is followed.
+    /// The call follows a link.
     Followed,
-    /// A link itself is meant.
+    /// The call uses a link itself.
     Itself,
-    /// What is not there is to be made, which nobody can in the kernel's folders. The same for links.
+    /// The call creates a missing file, which the kernel denies in its own folders. `followed` tells whether it
+    /// follows a link.
     Made { followed: bool },
 }
 
@@ -225,19 +228,19 @@ impl End {
         matches!(self, Self::Followed | Self::Made { followed: true })
     }
 
-    /// The errno where nothing is there.
+    /// Returns the errno if the file is missing.
     fn missing(self) -> c_int {
         if matches!(self, Self::Made { .. }) { libc::EACCES } else { libc::ENOENT }
     }
 }
 
-/// Finds out where a path leads.
+/// Resolves a path.
 ///
 /// # Safety
 ///
 /// `path` is a C string.
 pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &mut Buffer) -> Lead {
-    // SAFETY: our caller's promise.
+    // SAFETY: the caller's promise.
     let path = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
     if path.len() >= PATH_MAX {
         return Lead::Refused(libc::ENAMETOOLONG);
@@ -256,7 +259,7 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
     }
 }
 
-/// Where a relative path begins, if it may lead to what is served.
+/// Puts the folder of a relative path into the buffer. Returns whether the path may lead to a served node.
 fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
     let found = if folder == libc::AT_FDCWD {
         match into.fill(sys::getcwd) {
@@ -282,12 +285,13 @@ fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
     }
 }
 
-/// Is it a folder on the way to a root?
+/// Returns whether a folder lies above a root.
 fn is_above(path: &[u8]) -> bool {
     path.is_empty() || ROOTS.iter().any(|root| root.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")))
 }
 
-/// Goes a path from where the buffer is, as the kernel would. `None`: it leads out, and the buffer says where to.
+/// Follows a path from the one in the buffer, as the kernel would. Returns `None` if it leads outside, to the path in
+/// the buffer.
 fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Option<&'a Node>, c_int> {
     let mut ahead = Buffer::new();
     ahead.push(path)?;
@@ -302,7 +306,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
             return Err(libc::ENOTDIR);
         }
         if rest.is_empty() {
-            // The root, or a folder above ours: the kernel's.
+            // The root or a folder above a served one: the kernel's folder.
             if here.is_none() && at.path().is_empty() {
                 at.push(b"/")?;
             }
@@ -337,7 +341,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
             }
             Some(_) => {}
             None if is_above(at.path()) => {}
-            // In a folder of ours only what we put there is.
+            // A served folder contains only the nodes of the plan.
             None if here.is_some_and(|node| !node.is_shared()) => {
                 let is_last = behind.iter().all(|&byte| byte == b'/');
                 return Err(if is_last { end.missing() } else { libc::ENOENT });

@@ -1,4 +1,4 @@
-//! What programs learn of a path without opening it: status, rights, extended attributes.
+//! Calls that read a path's status, rights or extended attributes without opening it.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -6,10 +6,10 @@ use super::plan::{Kind, Node, plan};
 use super::{End, Served, answered, led, may_concern, names, next, sys, was_missed};
 use crate::answer::set_errno;
 
-/// The kernel's own files belong to root, and are as long as a page.
+/// Length of files. Those of the kernel have the length of a page, and belong to root.
 const FILE_BYTES: u64 = 4096;
 
-/// Kind and rights.
+/// Returns kind and rights of a node.
 fn mode(node: &Node) -> u32 {
     match node.kind {
         Kind::Folder { .. } => libc::S_IFDIR | 0o755,
@@ -27,12 +27,12 @@ fn bytes(node: &Node) -> u64 {
     }
 }
 
-/// The number of the device on which all nodes are. No file system of the kernel has it.
+/// Number of the device that contains all nodes. No file system of the kernel has it.
 const DEVICE: (u32, u32) = (0, 0xd_be11);
 
 const BLOCK_BYTES: u32 = 4096;
 
-/// Returns the number of links of a node. A folder has one in each folder within it.
+/// Returns the number of links of a node. Each folder within a folder contributes one to the folder.
 fn links(node: &Node) -> u32 {
     match node.kind {
         Kind::Folder { .. } => 2 + plan().within(node).filter(|node| node.is_folder()).count() as u32,
@@ -40,9 +40,9 @@ fn links(node: &Node) -> u32 {
     }
 }
 
-/// Returns the status of a node by its path. The status by a descriptor has the same number, device, kind and rights.
+/// Returns the status of a node by its path. Its status by a descriptor has the same number, device, kind and rights.
 fn stat_of(node: &Node) -> libc::stat {
-    // SAFETY: zeros are a status.
+    // SAFETY: zeros are a valid status.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     found.st_dev = libc::makedev(DEVICE.0, DEVICE.1);
     found.st_ino = node.inode();
@@ -57,9 +57,9 @@ fn stat_of(node: &Node) -> libc::stat {
     found
 }
 
-/// Returns the same for `statx`: all fields that every file system has.
+/// Returns the status of a node for `statx`, with all fields that every file system has.
 fn statx_of(node: &Node) -> libc::statx {
-    // SAFETY: zeros are a status.
+    // SAFETY: zeros are a valid status.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     found.stx_mask = libc::STATX_BASIC_STATS;
     (found.stx_dev_major, found.stx_dev_minor) = DEVICE;
@@ -77,8 +77,8 @@ fn statx_of(node: &Node) -> libc::statx {
     found
 }
 
-/// Replaces the real status by that of a node, if a descriptor without a link stands for a node. The size of a file stays,
-/// since programs that copy a file expect that number of bytes from its descriptor.
+/// Replaces the real status by that of a node, if a descriptor without a link stands for a node. The size of a file
+/// stays. Programs that copy a file expect that number of bytes from its descriptor.
 ///
 /// # Safety
 ///
@@ -87,7 +87,7 @@ fn statx_of(node: &Node) -> libc::statx {
 unsafe fn correct<S: Copy>(fd: c_int, into: *mut S, corrected: impl FnOnce(&Node, S) -> S) {
     let errno = sys::errno();
     if let Some(node) = names::node_of_unlinked(fd) {
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's promise.
         unsafe { into.write(corrected(node, into.read())) };
     }
     set_errno(errno);
@@ -127,20 +127,20 @@ unsafe fn stat_led(
         if into.is_null() {
             return Served::Refused(libc::EFAULT);
         }
-        // SAFETY: our caller's promise.
+        // SAFETY: the caller's promise.
         unsafe { into.write(stat_of(node)) };
         Served::Done(0)
     };
     led(folder, path, end, -1, real, |node, _| answered(node, || answer(node)))
 }
 
-/// Defines `stat` and `lstat`, and what programs call that were built with an old C library.
+/// Defines `stat` and `lstat`, and the functions that programs call if they were built with an old C library.
 macro_rules! stats {
     ($($name:ident($($version:ident)?): $end:expr;)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? path: *const c_char, into: *mut libc::stat) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name($($version,)? path, into);
@@ -159,7 +159,7 @@ macro_rules! stats_at {
             unsafe extern "C-unwind" fn $name(
                 $($version: c_int,)? folder: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int
             ) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let result = next::$name($($version,)? folder, path, into, flags);
@@ -203,7 +203,7 @@ macro_rules! fstats {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
-                // SAFETY: our caller's arguments are those of the C library's function, which filled the status.
+                // SAFETY: the caller's arguments are those of the C library's function, which filled the status.
                 unsafe {
                     let result = next::$name($($version,)? fd, into);
                     if result == 0 && (*into).st_nlink == 0 {
@@ -237,7 +237,7 @@ unsafe extern "C-unwind" fn statx(
         | libc::AT_STATX_FORCE_SYNC
         | libc::AT_STATX_DONT_SYNC;
     let real = |folder, path| {
-        // SAFETY: our caller's arguments are those of the C library's function.
+        // SAFETY: the caller's arguments are those of the C library's function.
         unsafe { next::statx(folder, path, flags, mask, into) }
     };
     // SAFETY: as above; the successful call has filled the status.
@@ -259,14 +259,14 @@ unsafe extern "C-unwind" fn statx(
         if into.is_null() {
             return Served::Refused(libc::EFAULT);
         }
-        // SAFETY: our caller's place for a status.
+        // SAFETY: the caller's place for a status.
         unsafe { into.write(statx_of(node)) };
         Served::Done(0)
     };
     led(folder, path, end(flags), -1, real, |node, _| answered(node, || answer(node)))
 }
 
-/// Whether a node may be used so, by somebody of this number.
+/// Returns the errno if this user may not use the node in this way.
 fn refusal(node: &Node, asked: c_int, user: u32) -> Option<c_int> {
     if asked & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
         return Some(libc::EINVAL);
@@ -299,7 +299,7 @@ macro_rules! accesses {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, asked: c_int) -> c_int {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, asked);
@@ -319,7 +319,7 @@ accesses! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked: c_int, flags: c_int) -> c_int {
-    // SAFETY: what our caller hands over is for the C library's function.
+    // SAFETY: the caller's arguments are those of the C library's function.
     unsafe {
         if !may_concern(folder, path) {
             let result = next::faccessat(folder, path, asked, flags);
@@ -331,7 +331,7 @@ unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked:
     }
 }
 
-/// There are no extended attributes in the kernel's tree.
+/// Answers a query of extended attributes. The kernel's tree has none.
 fn attributes_led(path: *const c_char, end: End, errno: Option<c_int>, real: impl Fn(*const c_char) -> isize) -> isize {
     led(
         libc::AT_FDCWD,
@@ -348,7 +348,7 @@ macro_rules! attributes {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, $($argument: $type),*) -> isize {
-                // SAFETY: what our caller hands over is for the C library's function.
+                // SAFETY: the caller's arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, $($argument),*);
@@ -367,7 +367,7 @@ attributes! {
     llistxattr(list: *mut c_char, size: usize): End::Itself, None;
 }
 
-/// For `glob`, which calls them.
+/// Returns `stat`, for `glob`.
 pub(super) fn stat_function() -> *const c_void {
     stat as *const c_void
 }

@@ -1,5 +1,5 @@
-//! System calls without the C library: they are no points of cancellation, no other library sees them, and a signal
-//! handler may make them. None allocates.
+//! System calls without the C library. They are no cancellation points, no other library intercepts them, and signal
+//! handlers may make them. None allocates.
 
 use std::ffi::{c_char, c_int};
 use std::io::Write as _;
@@ -22,14 +22,14 @@ impl Fd {
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        // SAFETY: it is ours.
+        // SAFETY: the handle owns the descriptor.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 
-/// The number of the error of the last system call of this thread.
+/// Returns the error number of the last system call of this thread.
 pub(super) fn errno() -> c_int {
-    // SAFETY: the C library gives each thread a place of its own.
+    // SAFETY: the C library has one location per thread, which is valid for as long as the thread.
     unsafe { *libc::__errno_location() }
 }
 
@@ -39,12 +39,12 @@ fn checked(result: libc::c_long) -> Result<usize, c_int> {
 
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {
-        // SAFETY: each caller below hands over pointers to memory of the length that it names.
+        // SAFETY: each caller below passes pointers to memory of at least the length that it names.
         checked(unsafe { libc::syscall(libc::$number $(, $argument)*) })
     };
 }
 
-/// A path that ends with a zero, or bytes that do.
+/// Returns a pointer to a path or to other bytes that end with a zero.
 fn c(path: &[u8]) -> *const c_char {
     debug_assert_eq!(path.last(), Some(&0), "a path ends with a zero");
     path.as_ptr().cast()
@@ -72,7 +72,7 @@ pub(super) struct DescriptorPath([u8; DESCRIPTOR_PATH_MAX]);
 impl DescriptorPath {
     pub(super) fn new(fd: c_int) -> Self {
         let mut path = [0; DESCRIPTOR_PATH_MAX];
-        // 14 bytes and at most 11 digits fit.
+        // The 14 bytes of the prefix and at most 11 digits fit.
         let _ = write!(&mut path[..DESCRIPTOR_PATH_MAX - 1], "/proc/self/fd/{fd}");
         Self(path)
     }
@@ -88,9 +88,9 @@ impl DescriptorPath {
     }
 }
 
-/// Makes an anonymous file that can be sealed. Its name, which ends with a zero, shows below `/proc`.
+/// Creates an anonymous file that can be sealed. Its name, which ends with a zero, appears below `/proc`.
 pub(super) fn memfd(name: &[u8]) -> Result<Fd, c_int> {
-    /// Kernels that know this flag may demand it (`vm.memfd_noexec`).
+    /// Flag that newer kernels may require (`vm.memfd_noexec`).
     const NOEXEC_SEAL: u32 = 8;
     let make = |flags: u32| call!(SYS_memfd_create, c(name), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags);
     match make(NOEXEC_SEAL) {
@@ -100,7 +100,7 @@ pub(super) fn memfd(name: &[u8]) -> Result<Fd, c_int> {
     .map(|fd| Fd(fd as c_int))
 }
 
-/// Forbids every change of an anonymous file's content.
+/// Forbids all changes of an anonymous file's content.
 pub(super) fn seal(file: &Fd) {
     const SEALS: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     let _ = call!(SYS_fcntl, file.raw(), libc::F_ADD_SEALS, SEALS);
@@ -118,7 +118,7 @@ pub(super) fn fchmod(file: &Fd, mode: u32) -> Result<(), c_int> {
     call!(SYS_fchmod, file.raw(), mode).map(drop)
 }
 
-/// Puts the file of `from` under the number of `to`, in place of the file there, and closes `from`.
+/// Moves the file of `from` to the number of `to`, in place of the file there, and closes `from`.
 pub(super) fn take_number(from: Fd, to: Fd, cloexec: bool) -> Result<Fd, c_int> {
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
     call!(SYS_dup3, from.raw(), to.raw(), flags)?;
@@ -149,11 +149,12 @@ pub(super) fn exists(path: &[u8]) -> bool {
 pub(super) fn fstat(fd: c_int) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     call!(SYS_fstat, fd, found.as_mut_ptr())?;
-    // SAFETY: the call succeeded, so it was written; the C library's structure is the kernel's on these machines.
+    // SAFETY: the call succeeded, so the structure was written. The C library's structure equals the kernel's on
+    // these machines.
     Ok(unsafe { found.assume_init() })
 }
 
-/// Returns the status of an entry of a folder. For a link, it is that of the link itself.
+/// Returns the status of an entry of a folder. For a link, this is the status of the link itself.
 pub(super) fn lstatat(folder: c_int, name: &[u8]) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     call!(SYS_newfstatat, folder, c(name), found.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW)?;
@@ -161,7 +162,7 @@ pub(super) fn lstatat(folder: c_int, name: &[u8]) -> Result<libc::stat, c_int> {
     Ok(unsafe { found.assume_init() })
 }
 
-/// The working folder.
+/// Stores the path of the working folder, and returns its length.
 pub(super) fn getcwd(into: &mut [u8]) -> Result<usize, c_int> {
     // The kernel counts the zero at the end.
     call!(SYS_getcwd, into.as_mut_ptr(), into.len()).map(|length| length.saturating_sub(1))
@@ -180,7 +181,8 @@ pub(super) fn set_position(fd: c_int, position: usize) -> Result<(), c_int> {
     call!(SYS_lseek, fd, position, libc::SEEK_SET).map(drop)
 }
 
-/// Returns eight bytes that another user cannot guess, as far as the kernel has random bytes yet.
+/// Returns eight bytes that another user cannot guess. The fallback, before the kernel has random bytes, is
+/// guessable.
 pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
     if call!(SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), libc::GRND_NONBLOCK) == Ok(bytes.len()) {
@@ -197,15 +199,15 @@ pub(super) fn random() -> u64 {
 /// An entry of a folder of the kernel.
 pub(super) struct Entry<'a> {
     pub(super) inode: u64,
-    /// A kind such as `DT_DIR`.
+    /// Kind of the entry, such as `DT_DIR`.
     pub(super) kind: u8,
-    /// The name, with its zero.
+    /// Name of the entry, with a zero at the end.
     pub(super) name: &'a [u8],
 }
 
-/// Calls `each` for each entry of a folder until it breaks.
+/// Calls `each` for the entries of a folder until it returns `Break`.
 pub(super) fn entries(folder: &Fd, mut each: impl FnMut(Entry<'_>) -> ControlFlow<()>) -> Result<(), c_int> {
-    /// As `linux_dirent64` begins: inode, offset, length of the record, type; then the name.
+    /// Offsets in `linux_dirent64`: inode, offset, length of the record, type, name.
     const LENGTH_AT: usize = 16;
     const KIND_AT: usize = 18;
     const NAME_AT: usize = 19;
@@ -215,7 +217,7 @@ pub(super) fn entries(folder: &Fd, mut each: impl FnMut(Entry<'_>) -> ControlFlo
         if length == 0 {
             return Ok(());
         }
-        // SAFETY: any bytes are good, and the kernel has written so many of the buffer.
+        // SAFETY: any bytes are valid, and the kernel has written `length` bytes of the buffer.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), length) };
         let mut at = 0;
         while let Some(record) = bytes.get(at..).filter(|record| record.len() > NAME_AT) {

@@ -1,4 +1,5 @@
-//! The functions of this module stand before the C library's in the test program too: the standard library calls them.
+//! Tests of served files. The functions of this module replace those of the C library in the test program too, and
+//! the standard library calls them.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,7 +11,7 @@ use super::route::{Buffer, End, Lead, lead, may_concern};
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Where a path leads, in words.
+/// Returns the destination of a path in words.
 fn led_to(path: &str, end: End) -> String {
     let c = std::ffi::CString::new(path).unwrap();
     let mut buffer = Buffer::new();
@@ -29,7 +30,7 @@ fn led_to(path: &str, end: End) -> String {
 }
 
 #[test]
-fn paths_lead_where_the_kernel_would_go() {
+fn paths_resolve_as_in_the_kernel() {
     let device = "/sys/devices/platform/doorbell.0/infiniband/doorbell0";
     let to = |path: &str| led_to(path, End::Followed);
     for through in [
@@ -93,18 +94,18 @@ fn paths_lead_where_the_kernel_would_go() {
 }
 
 #[test]
-fn numbers_that_are_no_addresses_are_left_to_the_kernel() {
+fn invalid_addresses_are_passed_to_the_kernel() {
     for number in [0, 1, 4095] {
-        // SAFETY: nothing is read there.
+        // SAFETY: the function reads nothing at this address.
         assert!(!unsafe { may_concern(libc::AT_FDCWD, std::ptr::without_provenance(number)) });
     }
-    // SAFETY: the kernel refuses it.
+    // SAFETY: the kernel rejects the address.
     assert_eq!(unsafe { libc::open(std::ptr::without_provenance(7), libc::O_RDONLY) }, -1);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
 }
 
 #[test]
-fn what_is_served_can_be_read_and_nothing_else_be_done_with_it() {
+fn served_files_are_read_only() {
     let port = Path::new(CLASS).join("doorbell0/ports/1");
     assert_eq!(fs::read_to_string(port.join("state")).unwrap(), "4: ACTIVE\n");
     let names: Vec<_> = fs::read_dir(CLASS).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -153,7 +154,7 @@ fn the_content_of_an_open_file_cannot_be_changed() {
     let path = Path::new(CLASS).join("doorbell0/ports/1/state");
     let opened = fs::File::open(&path).unwrap();
     assert_eq!((&opened).write(b"x").unwrap_err().raw_os_error(), Some(libc::EBADF));
-    // Root may open it again for writing.
+    // Root may open the file again for writing.
     let again = format!("/proc/self/fd/{}", opened.as_raw_fd());
     if let Ok(mut writable) = fs::OpenOptions::new().write(true).open(again) {
         assert_eq!(writable.write(b"x").unwrap_err().raw_os_error(), Some(libc::EPERM));

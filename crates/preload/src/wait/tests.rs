@@ -1,4 +1,4 @@
-//! Threads that are cancelled, and signals that arrive, in calls that wait.
+//! Cancellation of threads and arrival of signals in calls that wait.
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
@@ -37,16 +37,16 @@ unsafe extern "C" {
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
 }
 
-/// Longer than anything here takes, however slow the machine: protection against hanging.
+/// Time limit against hanging tests. No test takes as long, even on slow machines.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What `pthread_join` says of a thread that was cancelled.
+/// Result of `pthread_join` for a cancelled thread.
 const CANCELED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// A thread of the C library, as programs have it, that calls once.
+/// A thread of the C library, as in C programs, that makes one call.
 struct Caller<'a> {
     call: &'a (dyn Fn() -> c_int + Sync),
-    /// It is cancelled before it calls.
+    /// Whether the thread cancels itself before the call.
     cancels_itself: bool,
     tid: AtomicI32,
     result: AtomicI32,
@@ -56,9 +56,9 @@ struct Caller<'a> {
 }
 
 extern "C-unwind" fn run(caller: *mut c_void) -> *mut c_void {
-    // SAFETY: whoever started it waits for it.
+    // SAFETY: the thread that started it waits for it.
     let caller = unsafe { &*caller.cast::<Caller<'_>>() };
-    // SAFETY: these change nothing but the thread itself.
+    // SAFETY: these calls change only the thread itself.
     unsafe {
         caller.tid.store(libc::gettid(), Ordering::SeqCst);
         if caller.cancels_itself {
@@ -66,7 +66,7 @@ extern "C-unwind" fn run(caller: *mut c_void) -> *mut c_void {
         }
     }
     caller.result.store((caller.call)(), Ordering::SeqCst);
-    // SAFETY: each thread has a place of its own.
+    // SAFETY: each thread has its own location.
     caller.errno.store(unsafe { *libc::__errno_location() }, Ordering::SeqCst);
     caller.has_returned.store(true, Ordering::SeqCst);
     ptr::null_mut()
@@ -90,7 +90,7 @@ impl<'a> Caller<'a> {
         caller
     }
 
-    /// Is it in the system call that waits for an event or an acknowledgement?
+    /// Returns whether the thread is in the system call that waits for an event or an acknowledgement.
     fn is_asleep(&self) -> bool {
         let path = format!("/proc/self/task/{}/syscall", self.tid.load(Ordering::SeqCst));
         let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -99,7 +99,7 @@ impl<'a> Caller<'a> {
 
     fn sleeps(&self) {
         let until = Instant::now() + PATIENCE;
-        // The thread may sleep for a lock at first; it does not for so long.
+        // At first the thread may sleep to get a lock, but only for a short time.
         let mut looks = 0;
         while looks < 2 {
             looks = if self.is_asleep() { looks + 1 } else { 0 };
@@ -110,16 +110,16 @@ impl<'a> Caller<'a> {
     }
 
     fn cancel(&self) {
-        // SAFETY: it was not joined.
+        // SAFETY: the thread was not joined.
         assert_eq!(unsafe { pthread_cancel(self.thread) }, 0);
     }
 
     fn signal(&self, number: c_int) {
-        // SAFETY: it was not joined.
+        // SAFETY: the thread was not joined.
         unsafe { libc::pthread_kill(self.thread, number) };
     }
 
-    /// How it ended, result and errno, unless it was cancelled.
+    /// Returns result and errno of the call, or `None` if it was cancelled.
     fn join(&self) -> Option<(c_int, c_int)> {
         let mut returned = ptr::null_mut();
         // SAFETY: the thread was started, and is joined once.
@@ -129,15 +129,15 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Puts another eventfd under the number of a descriptor, like a program that closes descriptors of others and then creates
-/// channels. Another test would get a number that is only closed.
+/// Replaces a descriptor by another eventfd, like a program that closes foreign descriptors and then creates
+/// channels. If the number were only closed, another test would get it.
 fn replace(descriptor: c_int) {
     let other = EventFd::new().unwrap();
     // SAFETY: the number belongs to a descriptor of this test.
     assert_eq!(unsafe { libc::dup2(other.as_fd().as_raw_fd(), descriptor) }, descriptor);
 }
 
-/// Checks that a call ends if the program takes away the descriptor on which it waits.
+/// Checks that a call ends if the program replaces the descriptor on which it waits.
 #[track_caller]
 fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_int) {
     let caller = Caller::start(call, false);
@@ -151,7 +151,7 @@ fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_
     assert_eq!(caller.join(), Some((-1, libc::EBADF)));
 }
 
-/// A call that waits for ever is cancelled, once it sleeps.
+/// Checks that a call that waits forever is cancelled once it sleeps.
 #[track_caller]
 fn cancelled_asleep(call: &(dyn Fn() -> c_int + Sync)) {
     let caller = Caller::start(call, false);
@@ -160,7 +160,7 @@ fn cancelled_asleep(call: &(dyn Fn() -> c_int + Sync)) {
     assert_eq!(caller.join(), None, "it was not cancelled while it slept");
 }
 
-/// And if that was asked for before the call.
+/// Checks that a call is cancelled while it sleeps, and by a cancellation from before the call.
 #[track_caller]
 fn cancelled_anyhow(call: &(dyn Fn() -> c_int + Sync)) {
     assert_eq!(Caller::start(call, true).join(), None, "it was not cancelled at its beginning");
@@ -181,7 +181,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// A context with what most tests need.
+/// A context with the objects that most tests need.
 struct Opened {
     context: Shared<c::ibv_context>,
     pd: Shared<c::ibv_pd>,
@@ -191,7 +191,7 @@ struct Opened {
 
 impl Opened {
     fn new() -> Self {
-        // SAFETY: each was just made.
+        // SAFETY: each object was just created.
         unsafe {
             let list = ibv_get_device_list(ptr::null_mut());
             let context = Shared::new(ibv_open_device(*list));
@@ -214,13 +214,13 @@ impl Opened {
             qp_type: c::IBV_QPT_RC,
             ..c::ibv_qp_init_attr::default()
         };
-        // SAFETY: what it is made from exists.
+        // SAFETY: the objects that it uses exist.
         unsafe { ibv_create_qp(self.pd.get(), &raw mut init) }
     }
 
-    /// Brings one completion into the queue, and with it a notification.
+    /// Adds one completion to the queue, and thus a notification to the channel.
     fn notify(&self) {
-        // SAFETY: what is used exists.
+        // SAFETY: the objects exist.
         unsafe {
             assert_eq!(cq::req_notify_cq(self.cq.get(), 0), 0);
             let qp = self.qp();
@@ -234,18 +234,18 @@ impl Opened {
 
     fn get_cq_event(&self) -> c_int {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel exists, as long as the queue that the event names.
+        // SAFETY: the channel exists, and so does the queue of the event.
         unsafe { ibv_get_cq_event(self.channel.get(), &raw mut cq, &raw mut context) }
     }
 
     fn get_async_event(&self) -> c_int {
         let mut event = std::mem::MaybeUninit::<c::ibv_async_event>::uninit();
-        // SAFETY: the context exists, and the event has its place.
+        // SAFETY: the context exists, and there is memory for the event.
         unsafe { ibv_get_async_event(self.context.get(), event.as_mut_ptr()) }
     }
 
     fn close(self) {
-        // SAFETY: nothing uses them any more.
+        // SAFETY: no other code uses them any more.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq.get()), 0);
             assert_eq!(ibv_destroy_comp_channel(self.channel.get()), 0);
@@ -304,14 +304,14 @@ fn a_thread_that_waits_for_acknowledgements_can_be_cancelled() {
     let own = Opened::new();
     let mut init = c::ibv_srq_init_attr::default();
     (init.attr.max_wr, init.attr.max_sge) = (1, 1);
-    // SAFETY: what they are made from exists, and they until they are destroyed.
+    // SAFETY: the objects that they use exist, and they exist until they are destroyed.
     unsafe {
         let (qp, srq) = (Shared::new(own.qp()), Shared::new(ibv_create_srq(own.pd.get(), &raw mut init)));
         let cq = Shared::new(ibv_create_cq(own.context.get(), 1, ptr::null_mut(), own.channel.get(), 0));
         let waits = |events: &Unacknowledged, destroy: &(dyn Fn() -> c_int + Sync)| {
             events.add();
             cancelled_asleep(destroy);
-            // Cancelled, it left the lock free, and the object as it was.
+            // The cancelled call left the lock free, and the object unchanged.
             assert!(events.is_free(), "the lock is still held");
             events.acknowledge(1);
             assert_eq!(destroy(), 0);
@@ -324,7 +324,7 @@ fn a_thread_that_waits_for_acknowledgements_can_be_cancelled() {
 }
 
 #[test]
-fn whoever_destroys_waits_for_the_last_acknowledgement() {
+fn a_destroying_call_waits_for_the_last_acknowledgement() {
     let own = Opened::new();
     // SAFETY: the queue pair exists until it is destroyed.
     unsafe {
@@ -353,12 +353,12 @@ fn a_call_that_does_not_wait_is_not_cancelled_in_the_middle() {
         own.close();
         0
     };
-    // Cancellation is asked for from the beginning, and the C library would act on it in any call that
-    // reaches the kernel. It may be acted on after the last.
+    // Cancellation is requested from the beginning. The C library would act on it in any call that enters the kernel.
+    // It may act on it after the last call.
     assert_eq!(Caller::start(&everything, true).join().map(|(result, _)| result), Some(0));
 }
 
-/// Brings a queue pair to where it can send to another of the same device.
+/// Brings a queue pair to the state in which it can send to another of the same device.
 ///
 /// # Safety
 ///
@@ -393,7 +393,7 @@ unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
     }
 }
 
-/// Sends a message from one queue pair to another, and sees both completions. The second makes a notification.
+/// Sends a message from one queue pair to another, and polls both completions. The second causes a notification.
 ///
 /// # Safety
 ///
@@ -407,7 +407,7 @@ unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
         assert_eq!(cq::req_notify_cq(own.cq.get(), 1), 0);
         assert_eq!(post::post_recv(b, &raw mut receive, &raw mut bad_receive), 0);
         assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), 0);
-        // One too many is refused, and explained to whoever asks for that.
+        // An invalid request is rejected, and explained if the user asked for explanations.
         send.opcode = 77;
         assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), libc::EINVAL);
         let mut completions = [c::ibv_wc::default(); 2];
@@ -420,8 +420,8 @@ unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
     }
 }
 
-/// To post and to poll costs no change of the thread's cancellation state, so nothing below may be a point where it
-/// is cancelled.
+/// Posting and polling do not change the thread's cancellation state, which would cost time. So they must contain no
+/// cancellation point.
 #[test]
 fn posting_and_polling_are_not_cancelled_in_the_middle() {
     let own = Opened::new();
@@ -463,7 +463,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         unsafe { cm::rdma_get_request(listener.get(), &raw mut id) }
     };
     cancelled_anyhow(&get_request);
-    // The listener still serves: a bare peer asks, and does not say that it knows of the acceptance.
+    // The listener still works: a bare peer sends a request, and does not confirm the acceptance.
     let mut peer = cm::Road::Here.call(port);
     peer.write_all(&cm::request()).unwrap();
     let mut id = ptr::null_mut();
@@ -478,7 +478,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         cancelled_asleep(&accept);
         assert_eq!(cm::rdma_destroy_id(server.get()), 0);
 
-        // Whoever listens here never answers.
+        // This listener never answers.
         let silent = cm::BareListener::new(cm::Road::Here);
         let client = Shared::new(cm::synchronously_resolved(silent.port));
         let connect = || {
@@ -492,7 +492,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         assert_eq!(cm::rdma_destroy_id(client.get()), 0);
         assert_eq!(cm::rdma_destroy_id(listener.get()), 0);
 
-        // An id with an event that was not acknowledged.
+        // An id with an unacknowledged event.
         let mut id = ptr::null_mut();
         assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
         let id = Shared::new(id);
@@ -509,10 +509,10 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
     }
 }
 
-/// Signal handlers are the process's: one test at a time has them.
+/// Lock of the signal handlers, which belong to the process. One test at a time uses them.
 static HANDLERS: Mutex<()> = Mutex::new(());
 
-/// How often the handler has run.
+/// Number of calls of the handler.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn count_signal(_: c_int) {
@@ -530,7 +530,7 @@ fn handle(flags: c_int) {
     }
 }
 
-/// Signals end the wait of a call where their handler does not ask for it to go on.
+/// Checks that a signal ends the wait of a call only if its handler does not restart calls.
 fn interrupted_or_restarted(call: &(dyn Fn() -> c_int + Sync), end: &dyn Fn()) {
     let _alone = HANDLERS.lock().unwrap();
     handle(0);
@@ -583,7 +583,7 @@ fn a_signal_interrupts_the_wait_for_an_asynchronous_event_as_its_handler_says() 
 fn a_signal_interrupts_the_wait_for_an_event_of_a_connection_as_its_handler_says() {
     let channel = Shared::new(cm::rdma_create_event_channel());
     let mut id = ptr::null_mut();
-    // SAFETY: the channel exists, and the id and the event until they are let go of.
+    // SAFETY: the channel exists, and the id and the event exist until they are released.
     unsafe {
         assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
         let event = Shared(AtomicPtr::new(ptr::null_mut()));
@@ -601,7 +601,7 @@ fn a_signal_interrupts_the_wait_for_an_event_of_a_connection_as_its_handler_says
 }
 
 #[test]
-fn a_kernel_without_the_newer_wait_has_handlers_end_it_or_not() {
+fn handlers_end_or_restart_waits_on_older_kernels() {
     let own = Opened::new();
     LACKS_WAITV.store(true, Ordering::Relaxed);
     interrupted_or_restarted(&|| own.get_cq_event(), &|| own.notify());
@@ -621,13 +621,13 @@ fn calls_that_wait_end_when_the_program_has_closed_their_descriptors() {
         // SAFETY: the channel exists.
         unsafe { cm::rdma_get_cm_event(channel.get(), &raw mut event) }
     };
-    // SAFETY: all objects that are read exist.
+    // SAFETY: all objects exist.
     let (of_queue, of_context, of_connections) =
         unsafe { ((*own.channel.get()).fd, (*own.context.get()).async_fd, (*channel.get()).fd) };
     ends_without_its_descriptor(&|| own.get_cq_event(), of_queue);
     ends_without_its_descriptor(&|| own.get_async_event(), of_context);
     ends_without_its_descriptor(&get_cm_event, of_connections);
-    // SAFETY: no id reports to it.
+    // SAFETY: no id reports to the channel.
     unsafe { cm::rdma_destroy_event_channel(channel.get()) };
     own.close();
 }
@@ -651,9 +651,9 @@ fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
 }
 
 #[test]
-fn a_read_that_found_nothing_is_not_the_end_of_the_wait() {
+fn a_read_without_an_event_does_not_end_the_wait() {
     let own = Opened::new();
-    // Two threads wait, and the one event may be taken by any of them, or by this one.
+    // Two threads wait. Either of them, or this thread, may take an event.
     let get = || own.get_cq_event();
     for _ in 0..50 {
         let callers = [Caller::start(&get, false), Caller::start(&get, false)];

@@ -1,4 +1,4 @@
-//! The library exports C functions only, so its source is included, under the path that it has there.
+//! The library exports only C functions, so this target includes its sources, under the same module path.
 #![allow(dead_code)]
 
 #[path = "../../../src/cm/fuzz.rs"]
