@@ -11,7 +11,7 @@ use crate::device::{self, Device};
 use crate::event::Events;
 use crate::fork::say;
 use crate::handle::{Handles, Kind, object};
-use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, refused, srq};
+use crate::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, srq, unsupported};
 
 /// A context. C sees the `ibv_context` within its first field.
 #[repr(C)]
@@ -49,7 +49,7 @@ fn tables(events: &Events) -> c::verbs_context {
     // SAFETY: zeros are a value of each of its fields: numbers, null pointers, absent functions.
     let mut tables: c::verbs_context = unsafe { mem::zeroed() };
     tables.sz = size_of::<c::verbs_context>();
-    refused::fill(&mut tables);
+    unsupported::fill(&mut tables);
     tables.query_port = Some(query::query_port);
     tables.query_device_ex = Some(query::query_device_ex);
     tables.query_rt_values = Some(query::query_rt_values);
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
         }
         let opened = device::open().inspect_err(|refused| {
             // The fault is outside the program, and no errno describes it.
-            say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
+            say(&format!("doorbell: the software RNIC could not be opened: {unsupported}"));
         })?;
         let events = Arc::new(Events::new()?);
         let mut c = tables(&events);

@@ -31,11 +31,11 @@ pub(crate) struct Channel {
     sleepers: Arc<Sleepers>,
     device: Arc<Device>,
     users: Users,
-    cqs: Mutex<HashMap<CqId, Place>>,
+    cqs: Mutex<HashMap<CqId, CqPointer>>,
 }
 
 /// C pointer of a completion queue.
-struct Place(*mut c::ibv_cq);
+struct CqPointer(*mut c::ibv_cq);
 
 // SAFETY: `#[repr(C)]`, and begins with an `ibv_comp_channel`.
 unsafe impl Object for Channel {
@@ -44,7 +44,7 @@ unsafe impl Object for Channel {
 }
 
 impl Channel {
-    fn cqs(&self) -> MutexGuard<'_, HashMap<CqId, Place>> {
+    fn cqs(&self) -> MutexGuard<'_, HashMap<CqId, CqPointer>> {
         self.cqs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -54,7 +54,7 @@ impl Channel {
         // `destroy` waits until the notification is acknowledged.
         let cqs = self.cqs();
         while let Some(id) = self.raw.next() {
-            if let Some(&Place(cq)) = cqs.get(&id) {
+            if let Some(&CqPointer(cq)) = cqs.get(&id) {
                 // SAFETY: the queue is taken out of the table before it is destroyed.
                 if let Ok(own) = unsafe { object::<Cq>(cq) } {
                     own.notifications.add();
@@ -222,7 +222,7 @@ pub(crate) unsafe fn create(
     own.device.sources().cqs.insert(id, source);
     if let Some(channel) = notified {
         channel.users.add();
-        channel.cqs().insert(id, Place(cq));
+        channel.cqs().insert(id, CqPointer(cq));
     }
     Ok(cq)
 }

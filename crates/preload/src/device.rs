@@ -16,7 +16,7 @@ use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
 use crate::answer::{Answer, Refused};
 use crate::event::Source;
 use crate::fork::Inside;
-use crate::lasting::Lasting;
+use crate::static_value::StaticValue;
 use crate::wait::Uncancelled;
 use crate::{config, explain, fork, stats, tree};
 
@@ -35,7 +35,7 @@ struct Listed {
 
 /// Returns the only device of the list. It is never freed, so pointers to it stay valid.
 pub(crate) fn listed() -> *mut c::ibv_device {
-    static LISTED: Lasting<Listed> = Lasting::new();
+    static LISTED: StaticValue<Listed> = StaticValue::new();
     let make = || {
         // SAFETY: zeros are a valid value of each field.
         let mut listed: Box<Listed> = Box::new(unsafe { mem::zeroed() });

@@ -3,16 +3,16 @@
 //! since no response will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
 //!
 //! This module also defines functions that start programs, for `launch.rs`, which reads their arguments, and
-//! `pthread_exit`, for `last.rs`.
+//! `pthread_exit`, for `main_thread.rs`.
 
 use std::ffi::c_int;
 
 use doorbell_fabric::flush_before_exit;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use crate::last::thread_leaves;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::launch::{self, Arguments, Environment, Launch, Program};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::main_thread::thread_leaves;
 use crate::next::Next;
 use crate::{cm, signals, tree};
 

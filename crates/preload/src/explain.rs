@@ -21,11 +21,11 @@ use crate::config;
 const MOST: usize = 1024;
 
 /// Hashes of the sentences that were written.
-type Said = [AtomicU64; MOST];
+type SeenHashes = [AtomicU64; MOST];
 
 /// Written sentences, shared with the children of this process, since a shell starts each program from a new child.
 /// Null unless explanations are requested.
-static SAID: AtomicPtr<Said> = AtomicPtr::new(ptr::null_mut());
+static SAID: AtomicPtr<SeenHashes> = AtomicPtr::new(ptr::null_mut());
 
 /// Creates the table when the library is loaded, since the program may fork before it calls any other function.
 #[used]
@@ -35,7 +35,7 @@ static AT_LOADING: extern "C" fn() = {
         if !config::explains() {
             return;
         }
-        const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<Said>()).unwrap();
+        const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<SeenHashes>()).unwrap();
         let (access, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
         // SAFETY: a new mapping, which stays.
         if let Ok(mapped) = unsafe { mmap_anonymous(None, BYTES, access, flags) } {
@@ -46,7 +46,7 @@ static AT_LOADING: extern "C" fn() = {
     at_loading
 };
 
-fn said() -> Option<&'static Said> {
+fn said() -> Option<&'static SeenHashes> {
     // SAFETY: null, or a mapping of that size that stays; all accesses are atomic.
     unsafe { SAID.load(Ordering::Acquire).as_ref() }
 }
@@ -67,9 +67,9 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     // Writing to a hash does not fail.
     let _ = write!(hash, "{subject}: {why}");
     match record(said, hash.value()) {
-        News::Known => {}
-        News::New => line(format_args!("{subject}: {why}")),
-        News::TooMany => {
+        Novelty::Known => {}
+        Novelty::New => line(format_args!("{subject}: {why}")),
+        Novelty::TooMany => {
             if is_first_excess(said) {
                 line(format_args!("{MOST} sentences were explained: further ones are omitted"));
             }
@@ -91,7 +91,7 @@ pub(crate) fn explain_device() {
     if is_wanted() {
         // No other code sets it: this library has its own copy of `tracing`.
         ONCE.call_once(|| {
-            drop(tracing::subscriber::set_global_default(Sayings(|what: &dyn fmt::Display| {
+            drop(tracing::subscriber::set_global_default(SentenceSubscriber(|what: &dyn fmt::Display| {
                 explain(&"the device", what);
             })))
         });
@@ -99,9 +99,9 @@ pub(crate) fn explain_device() {
 }
 
 /// Passes on the sentences of events. There are no spans.
-struct Sayings<F>(F);
+struct SentenceSubscriber<F>(F);
 
-impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for Sayings<F> {
+impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for SentenceSubscriber<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= LevelFilter::INFO
     }
@@ -135,25 +135,25 @@ impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for Sayings<F>
     fn exit(&self, _: &Id) {}
 }
 
-enum News {
+enum Novelty {
     New,
     Known,
     TooMany,
 }
 
 /// Records a hash. The last place of the table marks that the table overflowed.
-fn record(said: &Said, hash: u64) -> News {
+fn record(said: &SeenHashes, hash: u64) -> Novelty {
     for place in &said[..MOST - 1] {
         match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return News::New,
-            Err(there) if there == hash => return News::Known,
+            Ok(_) => return Novelty::New,
+            Err(there) if there == hash => return Novelty::Known,
             Err(_) => {}
         }
     }
-    News::TooMany
+    Novelty::TooMany
 }
 
-fn is_first_excess(said: &Said) -> bool {
+fn is_first_excess(said: &SeenHashes) -> bool {
     said[MOST - 1].swap(1, Ordering::Relaxed) == 0
 }
 
@@ -253,12 +253,12 @@ mod tests {
 
     #[test]
     fn each_hash_is_new_once_and_a_full_table_rejects_others() {
-        let said: Said = [const { AtomicU64::new(0) }; MOST];
+        let said: SeenHashes = [const { AtomicU64::new(0) }; MOST];
         for hash in 1..MOST as u64 {
-            assert!(matches!(record(&said, hash), News::New));
-            assert!(matches!(record(&said, hash), News::Known));
+            assert!(matches!(record(&said, hash), Novelty::New));
+            assert!(matches!(record(&said, hash), Novelty::Known));
         }
-        assert!(matches!(record(&said, 1 << 40), News::TooMany));
+        assert!(matches!(record(&said, 1 << 40), Novelty::TooMany));
         assert!(is_first_excess(&said) && !is_first_excess(&said));
     }
 
@@ -266,7 +266,7 @@ mod tests {
     fn messages_of_the_device_are_explained() {
         let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let also = std::sync::Arc::clone(&said);
-        let sayings = Sayings(move |what: &dyn fmt::Display| also.lock().unwrap().push(what.to_string()));
+        let sayings = SentenceSubscriber(move |what: &dyn fmt::Display| also.lock().unwrap().push(what.to_string()));
         tracing::subscriber::with_default(sayings, || {
             tracing::info!("{} goes over {}", 1, "UDP");
             tracing::debug!("a detail");

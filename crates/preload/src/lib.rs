@@ -40,10 +40,9 @@ mod explain;
 mod fork;
 mod handle;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod last;
-mod lasting;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod launch;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod main_thread;
 mod mr;
 mod mw;
 mod next;
@@ -52,12 +51,13 @@ mod post;
 mod qp;
 mod qp_attr;
 mod query;
-mod refused;
 mod signals;
 mod srq;
+mod static_value;
 mod stats;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tree;
+mod unsupported;
 /// On other machines programs find no such files. Whether a function with fixed arguments may replace a variadic one
 /// depends on the machine.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

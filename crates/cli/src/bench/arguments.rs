@@ -340,7 +340,10 @@ impl Exchange {
         if operation.is_one_sided() {
             for (option, is_given) in [("-r", connection.depth.is_some()), ("--no-credits", connection.no_credits)] {
                 if is_given {
-                    return Err(Usage(format!("{option} configures receives, and --op {} uses none: drop {option}", load.op())));
+                    return Err(Usage(format!(
+                        "{option} configures receives, and --op {} uses none: drop {option}",
+                        load.op()
+                    )));
                 }
             }
         }

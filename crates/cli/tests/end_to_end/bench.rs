@@ -146,7 +146,10 @@ fn threads_shared_receives_and_a_single_receiver_can_be_asked_for() {
     for (options, said) in [
         ("bw --threads 2 -q 1", "the number of threads (--threads) is 2, allowed is 1 to 1"),
         ("lat --single-receiver", "a single receiver (--single-receiver) is on"),
-        ("bw --protocol direct-write --use-srq", "sharing receive buffers (--use-srq) is on, allowed is off for all but send-receive"),
+        (
+            "bw --protocol direct-write --use-srq",
+            "sharing receive buffers (--use-srq) is on, allowed is off for all but send-receive",
+        ),
     ] {
         run(&format!("bench {options}")).expect_complaint(2, &[said]);
     }

@@ -28,15 +28,15 @@ use crate::wait::{Found, NUMBER, Sleep, Step, Turn, cancellation_point, expect_w
 
 /// Pointer to an id of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place(pub(super) *mut c::rdma_cm_id);
+pub(super) struct IdPointer(pub(super) *mut c::rdma_cm_id);
 
-impl Place {
+impl IdPointer {
     pub(super) const NONE: Self = Self(ptr::null_mut());
 }
 
 // SAFETY: other threads only carry the pointer. The thread that retrieves an event uses it, and the id exists until the
 // program acknowledges that event.
-unsafe impl Send for Place {}
+unsafe impl Send for IdPointer {}
 
 /// Context pointer of a program, returned to it with an event.
 pub(super) struct Opaque(pub(super) *mut c_void);
@@ -48,8 +48,8 @@ unsafe impl Send for Opaque {}
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// Event of an id that the program has not retrieved yet.
-pub(super) struct News {
-    pub(super) id: Place,
+pub(super) struct PendingEvent {
+    pub(super) id: IdPointer,
     pub(super) kind: c::rdma_cm_event_type,
     pub(super) status: c_int,
     pub(super) detail: Detail,
@@ -91,7 +91,7 @@ pub(super) enum Detail {
 
 /// Waiting events, and the descriptor that is readable while there are any.
 pub(super) struct Queue {
-    waiting: Notices<News>,
+    waiting: Notices<PendingEvent>,
     identity: EventIdentity,
     /// Fork generation of the process that owns the queue.
     generation: u32,
@@ -104,7 +104,7 @@ impl Queue {
         Ok(Self::with(blocking_notices()?))
     }
 
-    fn with(waiting: Notices<News>) -> Arc<Self> {
+    fn with(waiting: Notices<PendingEvent>) -> Arc<Self> {
         let identity = EventIdentity::of(waiting.fd());
         Arc::new(Self { waiting, identity, generation: fork::generation(), users: Users::default() })
     }
@@ -126,11 +126,11 @@ impl Queue {
         Ok(Self::with(Notices::on(fd)))
     }
 
-    pub(super) fn push(&self, news: News) {
+    pub(super) fn push(&self, news: PendingEvent) {
         self.waiting.lock().push(news);
     }
 
-    fn take(&self) -> Option<News> {
+    fn take(&self) -> Option<PendingEvent> {
         let mut waiting = self.waiting.lock();
         let news = waiting.pop()?;
         // The lock is held, so a call that destroys the id either removes the event or waits for its acknowledgement.
@@ -142,17 +142,17 @@ impl Queue {
     }
 
     /// Removes and returns the waiting events of one id.
-    pub(super) fn take_all_of(&self, id: Place) -> VecDeque<News> {
+    pub(super) fn take_all_of(&self, id: IdPointer) -> VecDeque<PendingEvent> {
         self.waiting.lock().remove(|news| news.id == id)
     }
 
-    pub(super) fn has_news_of(&self, id: Place) -> bool {
+    pub(super) fn has_news_of(&self, id: IdPointer) -> bool {
         self.waiting.lock().iter().any(|news| news.id == id)
     }
 
     /// Returns the number of requests to a listener that the program has not retrieved.
-    pub(super) fn requests_of(&self, listener: Place) -> usize {
-        let of = |news: &&News| news.id == listener && news.kind == c::RDMA_CM_EVENT_CONNECT_REQUEST;
+    pub(super) fn requests_of(&self, listener: IdPointer) -> usize {
+        let of = |news: &&PendingEvent| news.id == listener && news.kind == c::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.waiting.lock().iter().filter(of).count()
     }
 }
@@ -240,7 +240,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma
 struct Event {
     c: c::rdma_cm_event,
     /// Id that waits for the acknowledgement. For a request this is the listener.
-    owner: Place,
+    owner: IdPointer,
     private: Vec<u8>,
 }
 
@@ -282,7 +282,7 @@ fn only_private(private: &[u8]) -> c::rdma_cm_event__bindgen_ty_1 {
 
 /// Builds the C event. Before the program sees the event, creates the id of a request, completes a connection, or stops
 /// the queue pair of a rejected one. Returns `None` for a request for which no id can be created.
-fn event_of(news: News) -> Option<Event> {
+fn event_of(news: PendingEvent) -> Option<Event> {
     let owner = news.id;
     let mut event =
         c::rdma_cm_event { id: news.id.0, event: news.kind, status: news.status, ..c::rdma_cm_event::default() };
@@ -370,7 +370,7 @@ pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Fo
     Ok(Err(Step::Sleep(Sleep::new(queue.waiting.sleepers(), added))))
 }
 
-fn acknowledge(id: Place) {
+fn acknowledge(id: IdPointer) {
     // SAFETY: the id is not freed before this acknowledgement.
     if let Ok(id) = unsafe { object::<Id>(id.0) } {
         id.unacknowledged.acknowledge(1);

@@ -8,7 +8,7 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::DeviceAttributes;
 use doorbell_verbs::{QKey, QpKind, Qpn};
 
-use super::channel::Place;
+use super::channel::IdPointer;
 use super::id::{self, BEGUN, Id};
 use super::line::{DEFAULT_BACKLOG, Phase};
 use super::message::{self, Endpoint, Message, lookup, reason};
@@ -173,7 +173,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
 }
 
 /// Handles a reply. If the id has a queue pair, makes it ready and tells the peer. Returns the event kind and status.
-pub(super) fn complete(id: Place) -> (c::rdma_cm_event_type, c_int) {
+pub(super) fn complete(id: IdPointer) -> (c::rdma_cm_event_type, c_int) {
     // SAFETY: an id exists until its events are acknowledged.
     let Ok(own) = (unsafe { object::<Id>(id.0) }) else { return (c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0) };
     if own.qp().is_null() {
@@ -196,7 +196,7 @@ pub(super) fn complete(id: Place) -> (c::rdma_cm_event_type, c_int) {
 }
 
 /// Stops the queue pair of an id whose connection was rejected.
-pub(super) fn give_up(id: Place) {
+pub(super) fn give_up(id: IdPointer) {
     // SAFETY: an id exists until its events are acknowledged.
     if let Ok(own) = unsafe { object::<Id>(id.0) } {
         qp::stop(own);

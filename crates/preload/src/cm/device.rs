@@ -14,17 +14,17 @@ use crate::fork;
 
 /// Context and protection domain that all ids share. They stay open until the process ends, as with librdmacm.
 #[derive(Clone, Copy)]
-pub(super) struct Shared {
+pub(super) struct SharedDomain {
     pub(super) context: *mut c::ibv_context,
     pub(super) pd: *mut c::ibv_pd,
 }
 
 // SAFETY: any thread may use the objects.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedDomain {}
 
 /// Returns the shared objects of this process. Opens the device on first use.
-pub(super) fn open() -> Answer<Shared> {
-    static SHARED: Mutex<Option<(u32, Shared)>> = Mutex::new(None);
+pub(super) fn open() -> Answer<SharedDomain> {
+    static SHARED: Mutex<Option<(u32, SharedDomain)>> = Mutex::new(None);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((generation, shared)) = *shared
         && generation == fork::generation()
@@ -34,7 +34,7 @@ pub(super) fn open() -> Answer<Shared> {
     let context = verbs::open_device()?;
     // SAFETY: the context was just opened.
     let pd = unsafe { verbs::alloc_pd(context) }?;
-    let opened = Shared { context, pd };
+    let opened = SharedDomain { context, pd };
     *shared = Some((fork::generation(), opened));
     Ok(opened)
 }

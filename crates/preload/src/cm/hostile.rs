@@ -18,11 +18,11 @@ use super::message::{Endpoint, Host, LOOKUP_PRIVATE, LOOKUP_REPLY_PRIVATE, Messa
 use super::object::object;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
-use super::testing::{BareListener, Rng, Road, rdma_destroy_event_channel};
+use super::testing::{BareListener, Rng, Transport, rdma_destroy_event_channel};
 use super::testing::{local, message, rdma_ack_cm_event, rdma_create_event_channel, rdma_get_cm_event};
 use super::{line, service};
 
-/// Number of peers per test and road.
+/// Number of peers per test and transport.
 const PEERS: u64 = 150;
 
 /// Maximum number of events per connection, for any behaviour of the peer.
@@ -74,12 +74,12 @@ impl Program {
         id
     }
 
-    fn listener(&self, road: Road) -> (*mut c::rdma_cm_id, u16) {
+    fn listener(&self, transport: Transport) -> (*mut c::rdma_cm_id, u16) {
         let id = self.id();
-        road.lead(id);
+        transport.select(id);
         // SAFETY: the id exists.
         unsafe {
-            assert_eq!(rdma_bind_addr(id, road.address().as_ptr().cast_mut().cast()), 0);
+            assert_eq!(rdma_bind_addr(id, transport.address().as_ptr().cast_mut().cast()), 0);
             assert_eq!(rdma_listen(id, 0), 0);
             (id, u16::from_be(rdma_get_src_port(id)))
         }
@@ -232,8 +232,8 @@ struct Bystanders {
 impl Bystanders {
     fn new() -> Self {
         let (mut passive, mut active) = (Program::new(), Program::new());
-        let (listener, port) = passive.listener(Road::Here);
-        let client = resolved(&mut active, port, Road::Here);
+        let (listener, port) = passive.listener(Transport::Unix);
+        let client = resolved(&mut active, port, Transport::Unix);
         create_qp(client);
         // SAFETY: the ids exist.
         unsafe {
@@ -261,7 +261,7 @@ impl Bystanders {
     }
 }
 
-fn resolved(program: &mut Program, port: u16, road: Road) -> *mut c::rdma_cm_id {
+fn resolved(program: &mut Program, port: u16, transport: Transport) -> *mut c::rdma_cm_id {
     let id = program.id();
     // SAFETY: the id exists.
     unsafe {
@@ -270,7 +270,7 @@ fn resolved(program: &mut Program, port: u16, road: Road) -> *mut c::rdma_cm_id 
         assert_eq!(rdma_resolve_route(id, 1000), 0);
         program.expect(c::RDMA_CM_EVENT_ROUTE_RESOLVED);
     }
-    road.lead(id);
+    transport.select(id);
     id
 }
 
@@ -282,16 +282,16 @@ fn seed() -> u64 {
 
 #[test]
 fn a_listener_survives_any_messages_of_peers() {
-    Road::BOTH.into_iter().for_each(a_listener_survives);
+    Transport::BOTH.into_iter().for_each(a_listener_survives);
 }
 
-fn a_listener_survives(road: Road) {
+fn a_listener_survives(transport: Transport) {
     let mut rng = Rng::new(seed());
     let bystanders = Bystanders::new();
     let mut program = Program::new();
-    let (listener, port) = program.listener(road);
+    let (listener, port) = program.listener(transport);
     for peer in 0..PEERS {
-        let stream = road.call(port);
+        let stream = transport.call(port);
         let first = (rng.below(4) > 0).then(message);
         misbehave(stream, first, &mut rng, |rng| program.handle(rng));
         // Events of earlier peers may come late.
@@ -314,7 +314,7 @@ fn a_listener_survives(road: Road) {
     }
     // The listener still serves.
     let mut active = Program::new();
-    let client = resolved(&mut active, port, road);
+    let client = resolved(&mut active, port, transport);
     // SAFETY: the ids exist.
     unsafe {
         assert_eq!(rdma_connect(client, &mut bare_param()), 0);
@@ -341,16 +341,16 @@ fn a_listener_survives(road: Road) {
 
 #[test]
 fn a_client_survives_any_messages_of_a_listener() {
-    Road::BOTH.into_iter().for_each(a_client_survives);
+    Transport::BOTH.into_iter().for_each(a_client_survives);
 }
 
-fn a_client_survives(road: Road) {
+fn a_client_survives(transport: Transport) {
     let mut rng = Rng::new(seed());
     let bystanders = Bystanders::new();
-    let bare = BareListener::new(road);
+    let bare = BareListener::new(transport);
     let mut program = Program::new();
     for peer in 0..PEERS {
-        let client = resolved(&mut program, bare.port, road);
+        let client = resolved(&mut program, bare.port, transport);
         let before = program.events;
         let (with_qp, mut param) = (rng.below(2) == 0, bare_param());
         if with_qp {

@@ -11,7 +11,7 @@ use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{AddressVector, QpKind};
 
-use super::channel::{self, Channel, Place, Queue};
+use super::channel::{self, Channel, IdPointer, Queue};
 use super::line::Line;
 use super::multicast::{self, Group};
 use super::object::{Object, give, object, take};
@@ -134,12 +134,12 @@ pub(super) unsafe fn create(
     // SAFETY: the C contract.
     let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind, space)) }?;
     // SAFETY: the id was just created.
-    unsafe { object::<Id>(id) }?.line.adopt(Place(id));
+    unsafe { object::<Id>(id) }?.line.adopt(IdPointer(id));
     Ok(id)
 }
 
 /// Creates the id of a request to a listener.
-pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Answer<*mut c::rdma_cm_id> {
+pub(super) fn of_request(listener: IdPointer, line: &Arc<Line>) -> Answer<*mut c::rdma_cm_id> {
     // SAFETY: a listener exists until its events are acknowledged.
     let listening = unsafe { object::<Id>(listener.0) }?;
     // SAFETY: only calls on the id set its fields, and they do not run at the same time as this one.
@@ -167,12 +167,12 @@ pub(super) fn of_request(listener: Place, line: &Arc<Line>) -> Answer<*mut c::rd
     }
     // SAFETY: the channel was just created, or belongs to the listener.
     line.migrate(&unsafe { object::<Channel>((*own.c.get()).channel) }?.queue()?);
-    line.adopt(Place(id));
+    line.adopt(IdPointer(id));
     Ok(id)
 }
 
 /// Returns the address handle attributes for a datagram service.
-pub(super) fn address_of(id: Place, destination: IpAddr) -> c::ibv_ah_attr {
+pub(super) fn address_of(id: IdPointer, destination: IpAddr) -> c::ibv_ah_attr {
     // SAFETY: an id exists until its events are acknowledged.
     let traffic_class = unsafe { object::<Id>(id.0) }.map_or(0, |own| own.line.state().options.traffic_class);
     ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: ah::DEFAULT_HOP_LIMIT })

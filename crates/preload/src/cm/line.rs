@@ -5,8 +5,8 @@
 //!
 //! Lock order: the state of a line, the state of its listener, then the table of the service or the queue of a channel.
 
-mod hear;
-mod road;
+mod incoming;
+mod transport;
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -22,7 +22,7 @@ use doorbell_verbs::{PathMtu, Psn, QpKind};
 use nix::sys::epoll::EpollFlags;
 use socket2::SockRef;
 
-use super::channel::{Detail, News, Place, Queue};
+use super::channel::{Detail, IdPointer, PendingEvent, Queue};
 use super::message::{Endpoint, MAX_BYTES, Message, lookup, reason};
 use super::ports::{Bound, Claim, Space};
 use super::service::{self, Number, Service};
@@ -30,7 +30,7 @@ use crate::answer::{Answer, Refused};
 use crate::{config, fork};
 
 #[cfg(test)]
-pub(super) use hear::ARRIVAL;
+pub(super) use incoming::ARRIVAL;
 
 /// Deadline for a program to accept or reject, and for the peer to get the answer. The kernel's connection manager
 /// waits equally long after it has sent an MRA (2^24 * 4.096 us).
@@ -129,10 +129,10 @@ pub(super) struct State {
     space: Space,
     /// TCP socket that reserves the port of the same number, if the program left the choice of a number to the library.
     tcp: Option<OwnProcess>,
-    id: Place,
+    id: IdPointer,
     queue: Arc<Queue>,
     /// Events of an id that the program does not know yet.
-    early: Vec<News>,
+    early: Vec<PendingEvent>,
     /// Socket of the connection.
     socket: Option<OwnProcess>,
     /// Sockets of a listener.
@@ -196,7 +196,7 @@ impl Line {
             claim: None,
             space,
             tcp: None,
-            id: Place::NONE,
+            id: IdPointer::NONE,
             queue: Arc::clone(queue),
             early: Vec::new(),
             socket: None,
@@ -224,7 +224,7 @@ impl Line {
     }
 
     /// Sets the id that the program knows, and queues the events that came before.
-    pub(super) fn adopt(&self, id: Place) {
+    pub(super) fn adopt(&self, id: IdPointer) {
         let mut state = self.state();
         state.id = id;
         for mut news in std::mem::take(&mut state.early) {
@@ -323,9 +323,9 @@ impl Line {
                 _ => {}
             }
             state.end(&self.service, self.number);
-            let id = std::mem::replace(&mut state.id, Place::NONE);
+            let id = std::mem::replace(&mut state.id, IdPointer::NONE);
             state.early.clear();
-            if id == Place::NONE { VecDeque::new() } else { state.queue.take_all_of(id) }
+            if id == IdPointer::NONE { VecDeque::new() } else { state.queue.take_all_of(id) }
         };
         // Close the requests that the program has not retrieved.
         for news in untold {
@@ -339,8 +339,8 @@ impl Line {
 impl State {
     /// Queues an event for the program.
     pub(super) fn tell(&mut self, kind: c::rdma_cm_event_type, status: c_int, detail: Detail) {
-        let news = News { id: self.id, kind, status, detail };
-        if self.id == Place::NONE {
+        let news = PendingEvent { id: self.id, kind, status, detail };
+        if self.id == IdPointer::NONE {
             self.early.push(news);
         } else {
             self.queue.push(news);

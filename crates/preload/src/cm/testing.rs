@@ -34,34 +34,34 @@ pub(super) fn local(port: u16) -> SockAddr {
 
 /// Kind of sockets by which an id and a bare peer reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Road {
+pub(crate) enum Transport {
     /// Unix sockets, as within one machine.
-    Here,
+    Unix,
     /// TCP sockets, as between machines.
-    Network,
+    Tcp,
 }
 
-impl Road {
-    pub(super) const BOTH: [Self; 2] = [Self::Here, Self::Network];
+impl Transport {
+    pub(super) const BOTH: [Self; 2] = [Self::Unix, Self::Tcp];
 
-    /// Returns the address to which a listener on this road is bound.
+    /// Returns the address to which a listener on this transport is bound.
     pub(super) fn address(self) -> SockAddr {
-        let ip = if self == Self::Here { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        let ip = if self == Self::Unix { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
         SocketAddr::new(ip.into(), 0).into()
     }
 
-    /// Makes an id use this road. The id must not listen or connect before.
-    pub(super) fn lead(self, id: *mut c::rdma_cm_id) {
+    /// Makes an id use this transport. The id must not listen or connect before.
+    pub(super) fn select(self, id: *mut c::rdma_cm_id) {
         // SAFETY: the id exists.
         let line = Arc::clone(&unsafe { object::<Id>(id) }.unwrap().line);
         let mut state = line.state();
-        (state.has_network, state.is_far) = (self == Self::Network, self == Self::Network);
+        (state.has_network, state.is_far) = (self == Self::Tcp, self == Self::Tcp);
     }
 
     /// Returns a bare socket that is connected to a listener of this machine. The test sends the messages on it.
     pub(crate) fn call(self, port: u16) -> Socket {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        if self == Self::Network {
+        if self == Self::Tcp {
             return TcpStream::connect(to).unwrap().into();
         }
         let mut socket = called(&port_of_this_machine(), to);
@@ -90,28 +90,28 @@ pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
 pub(crate) struct BareListener {
     socket: Socket,
     pub(crate) port: u16,
-    road: Road,
+    transport: Transport,
     _kept: Option<(Claim, OwnProcess)>,
 }
 
 impl BareListener {
-    pub(crate) fn new(road: Road) -> Self {
-        if road == Road::Network {
+    pub(crate) fn new(transport: Transport) -> Self {
+        if transport == Transport::Tcp {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let port = socket.local_addr().unwrap().port();
-            return Self { socket: socket.into(), port, road, _kept: None };
+            return Self { socket: socket.into(), port, transport, _kept: None };
         }
         let claim = port_of_this_machine();
         let listening = claim.listen().unwrap();
         let socket = SockRef::from(&listening).try_clone().unwrap();
         socket.set_nonblocking(false).unwrap();
-        Self { socket, port: claim.bound().address.port(), road, _kept: Some((claim, listening)) }
+        Self { socket, port: claim.bound().address.port(), transport, _kept: Some((claim, listening)) }
     }
 
     /// Accepts the next connection. If the caller is on this machine, reads the first message, which has the addresses.
     pub(crate) fn accept(&self) -> Socket {
         let mut socket = self.socket.accept().unwrap().0;
-        if self.road == Road::Here {
+        if self.transport == Transport::Unix {
             let mut bytes = [0; 48];
             std::io::Read::read_exact(&mut socket, &mut bytes).unwrap();
             assert!(matches!(Message::parse(&bytes), Ok(Some((Message::Addresses { .. }, 48)))));

@@ -26,7 +26,7 @@ use super::multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_m
 use super::options::rdma_set_option;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
 use super::resolve::{rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
-use super::testing::{Road, local};
+use super::testing::{Transport, local};
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
@@ -319,11 +319,11 @@ fn a_datagram_service_is_found_or_refused() {
         assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
         // A datagram service rejects connections. Only over TCP can one arrive there, since the spaces share its ports.
         let far = passive.id(c::RDMA_PS_UDP);
-        Road::Network.lead(far);
-        fine(rdma_bind_addr(far, sockaddr(&Road::Network.address())));
+        Transport::Tcp.select(far);
+        fine(rdma_bind_addr(far, sockaddr(&Transport::Tcp.address())));
         fine(rdma_listen(far, 0));
         let stream = active.resolved(c::RDMA_PS_TCP, u16::from_be(rdma_get_src_port(far)));
-        Road::Network.lead(stream);
+        Transport::Tcp.select(stream);
         fine(rdma_connect(stream, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
         active.expect(c::RDMA_CM_EVENT_REJECTED, 8);
         destroy(&[client, request.id, other, refusing, stream, far, listener]);

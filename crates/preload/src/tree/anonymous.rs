@@ -192,7 +192,7 @@ fn sweep(place: &Buffer) {
 }
 
 /// A folder in which this user may create others.
-enum Place {
+enum ParentFolder {
     /// The value of a variable of the environment.
     Variable(&'static CStr),
     Path(&'static CStr),
@@ -201,16 +201,16 @@ enum Place {
 }
 
 /// Places, the preferred one first.
-static PLACES: [Place; 6] = [
-    Place::Variable(c"DOORBELL_COUNTERS_DIR"),
-    Place::Variable(c"XDG_RUNTIME_DIR"),
-    Place::Runtime,
-    Place::Path(c"/dev/shm"),
-    Place::Path(c"/tmp"),
-    Place::Path(c"/var/tmp"),
+static PLACES: [ParentFolder; 6] = [
+    ParentFolder::Variable(c"DOORBELL_COUNTERS_DIR"),
+    ParentFolder::Variable(c"XDG_RUNTIME_DIR"),
+    ParentFolder::Runtime,
+    ParentFolder::Path(c"/dev/shm"),
+    ParentFolder::Path(c"/tmp"),
+    ParentFolder::Path(c"/var/tmp"),
 ];
 
-impl Display for Place {
+impl Display for ParentFolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Variable(name) => write!(f, "${}", name.to_bytes().escape_ascii()),
@@ -220,7 +220,7 @@ impl Display for Place {
     }
 }
 
-impl Place {
+impl ParentFolder {
     /// Stores the path of the place in a buffer, if this user can trust the place.
     fn find(&self, path: &mut Buffer) -> Result<(), c_int> {
         path.truncate(0);
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_place_where_another_user_decides_about_names_is_not_trusted() {
         let (own, other) = (sys::euid(), sys::euid() ^ 0x5555);
-        let (named, fixed) = (Place::Variable(c"X"), Place::Path(c"/tmp"));
+        let (named, fixed) = (ParentFolder::Variable(c"X"), ParentFolder::Path(c"/tmp"));
         assert!(named.is_trusted(&status(own, 0o700)) && named.is_trusted(&status(0, 0o1777)));
         for refused in [status(other, 0o700), status(other, 0o1777), status(own, 0o777), status(own, 0o770)] {
             assert!(!named.is_trusted(&refused), "{} {:o}", refused.st_uid, refused.st_mode);

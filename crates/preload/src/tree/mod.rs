@@ -79,8 +79,8 @@ fn led<R>(
         let way = || {
             // SAFETY: every caller passes on the path that `may_concern` has read.
             match unsafe { route::lead(folder, path, end, &mut buffer) } {
-                Lead::Through => Way::Through,
-                Lead::Elsewhere => Way::Buffer,
+                Lead::Through => Handling::Through,
+                Lead::Elsewhere => Handling::Buffer,
                 Lead::Refused(errno) => {
                     if errno == libc::ENOENT {
                         // SAFETY: a C string, as above.
@@ -89,24 +89,24 @@ fn led<R>(
                             &"there is no such file of the software RNIC",
                         );
                     }
-                    Way::Refused(errno)
+                    Handling::Refused(errno)
                 }
                 Lead::Node(node) => match serve(node, &mut buffer) {
-                    Served::Done(result) => Way::Done(result),
-                    Served::Call => Way::Buffer,
-                    Served::CallOn(fd) => Way::Held(fd),
-                    Served::Refused(errno) => Way::Refused(errno),
+                    Served::Done(result) => Handling::Done(result),
+                    Served::Call => Handling::Buffer,
+                    Served::CallOn(fd) => Handling::Held(fd),
+                    Served::Refused(errno) => Handling::Refused(errno),
                 },
             }
         };
         // Nothing unwinds into C.
-        catch_unwind(AssertUnwindSafe(way)).unwrap_or(Way::Refused(libc::EIO))
+        catch_unwind(AssertUnwindSafe(way)).unwrap_or(Handling::Refused(libc::EIO))
     };
     set_errno(errno_before);
     match way {
-        Way::Through => real(folder, path),
-        Way::Buffer => real(libc::AT_FDCWD, buffer.as_ptr()),
-        Way::Held(fd) => {
+        Handling::Through => real(folder, path),
+        Handling::Buffer => real(libc::AT_FDCWD, buffer.as_ptr()),
+        Handling::Held(fd) => {
             let _uncancelled = Uncancelled::new();
             let result = real(libc::AT_FDCWD, buffer.as_ptr());
             let errno = sys::errno();
@@ -114,15 +114,15 @@ fn led<R>(
             set_errno(errno);
             result
         }
-        Way::Done(result) => result,
-        Way::Refused(errno) => {
+        Handling::Done(result) => result,
+        Handling::Refused(errno) => {
             set_errno(errno);
             failed
         }
     }
 }
 
-enum Way<R> {
+enum Handling<R> {
     Through,
     Buffer,
     Held(Fd),

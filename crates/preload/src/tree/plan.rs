@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::sys;
-use crate::lasting::Lasting;
+use crate::static_value::StaticValue;
 use crate::wait::Uncancelled;
 use crate::{ah, config, device, query, stats};
 
@@ -125,7 +125,7 @@ pub(super) struct Plan {
 
 /// Returns the plan, which stays the same for as long as the process lives.
 pub(super) fn plan() -> &'static Plan {
-    static PLAN: Lasting<Plan> = Lasting::new();
+    static PLAN: StaticValue<Plan> = StaticValue::new();
     let make = || {
         // The plan reads files. A cancellation would unwind this frame of Rust, which ends the process.
         let _uncancelled = Uncancelled::new();

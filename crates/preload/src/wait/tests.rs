@@ -168,9 +168,9 @@ fn cancelled_anyhow(call: &(dyn Fn() -> c_int + Sync)) {
 }
 
 /// A pointer that threads share.
-struct Shared<T>(AtomicPtr<T>);
+struct SharedPointer<T>(AtomicPtr<T>);
 
-impl<T> Shared<T> {
+impl<T> SharedPointer<T> {
     fn new(pointer: *mut T) -> Self {
         assert!(!pointer.is_null());
         Self(AtomicPtr::new(pointer))
@@ -183,10 +183,10 @@ impl<T> Shared<T> {
 
 /// A context with the objects that most tests need.
 struct Opened {
-    context: Shared<c::ibv_context>,
-    pd: Shared<c::ibv_pd>,
-    channel: Shared<c::ibv_comp_channel>,
-    cq: Shared<c::ibv_cq>,
+    context: SharedPointer<c::ibv_context>,
+    pd: SharedPointer<c::ibv_pd>,
+    channel: SharedPointer<c::ibv_comp_channel>,
+    cq: SharedPointer<c::ibv_cq>,
 }
 
 impl Opened {
@@ -194,11 +194,11 @@ impl Opened {
         // SAFETY: each object was just created.
         unsafe {
             let list = ibv_get_device_list(ptr::null_mut());
-            let context = Shared::new(ibv_open_device(*list));
+            let context = SharedPointer::new(ibv_open_device(*list));
             ibv_free_device_list(list);
-            let pd = Shared::new(ibv_alloc_pd(context.get()));
-            let channel = Shared::new(ibv_create_comp_channel(context.get()));
-            let cq = Shared::new(ibv_create_cq(context.get(), 8, ptr::null_mut(), channel.get(), 0));
+            let pd = SharedPointer::new(ibv_alloc_pd(context.get()));
+            let channel = SharedPointer::new(ibv_create_comp_channel(context.get()));
+            let cq = SharedPointer::new(ibv_create_cq(context.get(), 8, ptr::null_mut(), channel.get(), 0));
             Self { context, pd, channel, cq }
         }
     }
@@ -306,8 +306,8 @@ fn a_thread_that_waits_for_acknowledgements_can_be_cancelled() {
     (init.attr.max_wr, init.attr.max_sge) = (1, 1);
     // SAFETY: the objects that they use exist, and they exist until they are destroyed.
     unsafe {
-        let (qp, srq) = (Shared::new(own.qp()), Shared::new(ibv_create_srq(own.pd.get(), &raw mut init)));
-        let cq = Shared::new(ibv_create_cq(own.context.get(), 1, ptr::null_mut(), own.channel.get(), 0));
+        let (qp, srq) = (SharedPointer::new(own.qp()), SharedPointer::new(ibv_create_srq(own.pd.get(), &raw mut init)));
+        let cq = SharedPointer::new(ibv_create_cq(own.context.get(), 1, ptr::null_mut(), own.channel.get(), 0));
         let waits = |events: &Unacknowledged, destroy: &(dyn Fn() -> c_int + Sync)| {
             events.add();
             cancelled_asleep(destroy);
@@ -328,7 +328,7 @@ fn a_destroying_call_waits_for_the_last_acknowledgement() {
     let own = Opened::new();
     // SAFETY: the queue pair exists until it is destroyed.
     unsafe {
-        let qp = Shared::new(own.qp());
+        let qp = SharedPointer::new(own.qp());
         let events = &object::<Qp>(qp.get()).unwrap().unacknowledged;
         events.add();
         events.add();
@@ -425,7 +425,7 @@ unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
 #[test]
 fn posting_and_polling_are_not_cancelled_in_the_middle() {
     let own = Opened::new();
-    let [a, b] = [0, 1].map(|_| Shared::new(own.qp()));
+    let [a, b] = [0, 1].map(|_| SharedPointer::new(own.qp()));
     // SAFETY: the queue pairs exist until they are destroyed.
     unsafe {
         connect(&own, a.get(), b.get());
@@ -448,7 +448,7 @@ fn posting_and_polling_are_not_cancelled_in_the_middle() {
 
 #[test]
 fn threads_that_wait_for_connections_can_be_cancelled() {
-    let channel = Shared::new(cm::rdma_create_event_channel());
+    let channel = SharedPointer::new(cm::rdma_create_event_channel());
     let get_event = || {
         let mut event = ptr::null_mut();
         // SAFETY: the channel exists.
@@ -456,7 +456,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
     };
     cancelled_anyhow(&get_event);
     let (listener, port) = cm::synchronous_listener();
-    let listener = Shared::new(listener);
+    let listener = SharedPointer::new(listener);
     let get_request = || {
         let mut id = ptr::null_mut();
         // SAFETY: the listener exists.
@@ -464,13 +464,13 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
     };
     cancelled_anyhow(&get_request);
     // The listener still works: a bare peer sends a request, and does not confirm the acceptance.
-    let mut peer = cm::Road::Here.call(port);
+    let mut peer = cm::Transport::Unix.call(port);
     peer.write_all(&cm::request()).unwrap();
     let mut id = ptr::null_mut();
     // SAFETY: the listener exists, and the ids until they are destroyed.
     unsafe {
         assert_eq!(cm::rdma_get_request(listener.get(), &raw mut id), 0);
-        let server = Shared::new(id);
+        let server = SharedPointer::new(id);
         let accept = || {
             let mut param = c::rdma_conn_param { qp_num: 1, ..c::rdma_conn_param::default() };
             cm::rdma_accept(server.get(), &raw mut param)
@@ -479,8 +479,8 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         assert_eq!(cm::rdma_destroy_id(server.get()), 0);
 
         // This listener never answers.
-        let silent = cm::BareListener::new(cm::Road::Here);
-        let client = Shared::new(cm::synchronously_resolved(silent.port));
+        let silent = cm::BareListener::new(cm::Transport::Unix);
+        let client = SharedPointer::new(cm::synchronously_resolved(silent.port));
         let connect = || {
             let mut param = c::rdma_conn_param { qp_num: 1, ..c::rdma_conn_param::default() };
             cm::rdma_connect(client.get(), &raw mut param)
@@ -495,11 +495,11 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         // An id with an unacknowledged event.
         let mut id = ptr::null_mut();
         assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
-        let id = Shared::new(id);
+        let id = SharedPointer::new(id);
         let mut event = ptr::null_mut();
         cm::resolve(id.get(), port);
         assert_eq!(cm::rdma_get_cm_event(channel.get(), &raw mut event), 0);
-        let other = Shared::new(cm::rdma_create_event_channel());
+        let other = SharedPointer::new(cm::rdma_create_event_channel());
         cancelled_anyhow(&|| cm::rdma_migrate_id(id.get(), other.get()));
         cancelled_asleep(&|| cm::rdma_destroy_id(id.get()));
         assert_eq!(cm::rdma_ack_cm_event(event), 0);
@@ -581,12 +581,12 @@ fn a_signal_interrupts_the_wait_for_an_asynchronous_event_as_its_handler_says() 
 
 #[test]
 fn a_signal_interrupts_the_wait_for_an_event_of_a_connection_as_its_handler_says() {
-    let channel = Shared::new(cm::rdma_create_event_channel());
+    let channel = SharedPointer::new(cm::rdma_create_event_channel());
     let mut id = ptr::null_mut();
     // SAFETY: the channel exists, and the id and the event exist until they are released.
     unsafe {
         assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
-        let event = Shared(AtomicPtr::new(ptr::null_mut()));
+        let event = SharedPointer(AtomicPtr::new(ptr::null_mut()));
         let get = || {
             let mut place = ptr::null_mut();
             let result = cm::rdma_get_cm_event(channel.get(), &raw mut place);
@@ -615,7 +615,7 @@ fn handlers_end_or_restart_waits_on_older_kernels() {
 #[test]
 fn calls_that_wait_end_when_the_program_has_closed_their_descriptors() {
     let own = Opened::new();
-    let channel = Shared::new(cm::rdma_create_event_channel());
+    let channel = SharedPointer::new(cm::rdma_create_event_channel());
     let get_cm_event = || {
         let mut event = ptr::null_mut();
         // SAFETY: the channel exists.

@@ -9,7 +9,7 @@ use socket2::Socket;
 
 use super::super::line::ARRIVAL;
 use super::super::message::{Host, Message};
-use super::super::testing::{BareListener, Road, called, message as request, port_of_this_machine};
+use super::super::testing::{BareListener, Transport, called, message as request, port_of_this_machine};
 use super::*;
 
 /// Reads the next message on a bare connection.
@@ -37,34 +37,34 @@ fn gone(mut stream: Socket) {
 }
 
 impl Channel {
-    /// Returns a listener on a road, and its port.
-    fn listener_on(&self, road: Road) -> (*mut c::rdma_cm_id, u16) {
+    /// Returns a listener on a transport, and its port.
+    fn listener_on(&self, transport: Transport) -> (*mut c::rdma_cm_id, u16) {
         let id = self.id(c::RDMA_PS_TCP);
-        road.lead(id);
+        transport.select(id);
         // SAFETY: the id exists.
         unsafe {
-            fine(rdma_bind_addr(id, sockaddr(&road.address())));
+            fine(rdma_bind_addr(id, sockaddr(&transport.address())));
             fine(rdma_listen(id, 0));
             (id, u16::from_be(rdma_get_src_port(id)))
         }
     }
 
-    fn resolved_on(&self, road: Road, port: u16) -> *mut c::rdma_cm_id {
+    fn resolved_on(&self, transport: Transport, port: u16) -> *mut c::rdma_cm_id {
         let id = self.resolved(c::RDMA_PS_TCP, port);
-        road.lead(id);
+        transport.select(id);
         id
     }
 }
 
 #[test]
 fn a_listener_closes_connections_with_wrong_messages_and_still_serves() {
-    Road::BOTH.into_iter().for_each(a_listener_closes_wrong_connections);
+    Transport::BOTH.into_iter().for_each(a_listener_closes_wrong_connections);
 }
 
-fn a_listener_closes_wrong_connections(road: Road) {
+fn a_listener_closes_wrong_connections(transport: Transport) {
     let (passive, active) = (Channel::new(), Channel::new());
-    let (listener, port) = passive.listener_on(road);
-    let connect = || road.call(port);
+    let (listener, port) = passive.listener_on(transport);
+    let connect = || transport.call(port);
     let host = Host::of((Ipv4Addr::LOCALHOST, 0).into());
     let silent = connect();
     let mut other_version = request().emit();
@@ -88,7 +88,7 @@ fn a_listener_closes_wrong_connections(road: Road) {
     half.write_all(&request().emit()[..20]).unwrap();
     drop(half);
     assert!(!passive.is_readable());
-    let client = active.resolved_on(road, port);
+    let client = active.resolved_on(transport, port);
     // SAFETY: the ids exist.
     unsafe {
         fine(rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }));
@@ -103,7 +103,7 @@ fn a_listener_closes_wrong_connections(road: Road) {
 #[test]
 fn whoever_lies_about_its_addresses_is_hung_up_on() {
     let passive = Channel::new();
-    let (listener, port) = passive.listener_on(Road::Here);
+    let (listener, port) = passive.listener_on(Transport::Unix);
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let (here, elsewhere) = (Host::of(to), Host::of((Ipv4Addr::new(192, 0, 2, 77), 0).into()));
     let other = Host::of((Ipv4Addr::new(127, 0, 0, 9), 0).into());
@@ -138,15 +138,15 @@ fn whoever_lies_about_its_addresses_is_hung_up_on() {
 
 #[test]
 fn too_many_silent_connections_do_not_block_others() {
-    Road::BOTH.into_iter().for_each(silent_connections_do_not_block_others);
+    Transport::BOTH.into_iter().for_each(silent_connections_do_not_block_others);
 }
 
-fn silent_connections_do_not_block_others(road: Road) {
+fn silent_connections_do_not_block_others(transport: Transport) {
     let passive = Channel::new();
-    let (listener, port) = passive.listener_on(road);
+    let (listener, port) = passive.listener_on(transport);
     let start = Instant::now();
-    let silent: Vec<_> = (0..200).map(|_| road.call(port)).collect();
-    let mut stream = road.call(port);
+    let silent: Vec<_> = (0..200).map(|_| transport.call(port)).collect();
+    let mut stream = transport.call(port);
     stream.write_all(&request().emit()).unwrap();
     let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
     // The request was served before the first silent connection missed its ordinary deadline.
@@ -187,14 +187,14 @@ fn a_client_waits_while_the_listener_is_full() {
 
 #[test]
 fn a_peer_that_dies_is_noticed_at_every_step() {
-    Road::BOTH.into_iter().for_each(a_dead_peer_is_noticed);
+    Transport::BOTH.into_iter().for_each(a_dead_peer_is_noticed);
 }
 
-fn a_dead_peer_is_noticed(road: Road) {
+fn a_dead_peer_is_noticed(transport: Transport) {
     let passive = Channel::new();
-    let (listener, port) = passive.listener_on(road);
+    let (listener, port) = passive.listener_on(transport);
     let connect = || {
-        let mut stream = road.call(port);
+        let mut stream = transport.call(port);
         stream.write_all(&request().emit()).unwrap();
         stream
     };
@@ -253,14 +253,14 @@ fn a_dead_peer_is_noticed(road: Road) {
 
 #[test]
 fn a_listener_that_sends_a_wrong_answer_is_unreachable() {
-    Road::BOTH.into_iter().for_each(a_wrong_answer_is_unreachable);
+    Transport::BOTH.into_iter().for_each(a_wrong_answer_is_unreachable);
 }
 
-fn a_wrong_answer_is_unreachable(road: Road) {
+fn a_wrong_answer_is_unreachable(transport: Transport) {
     let active = Channel::new();
-    let listener = BareListener::new(road);
+    let listener = BareListener::new(transport);
     for bytes in [b"220 mail ready\r\n".to_vec(), Message::ReadyToUse.emit(), request().emit(), Vec::new()] {
-        let client = active.resolved_on(road, listener.port);
+        let client = active.resolved_on(transport, listener.port);
         // SAFETY: the id exists.
         fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
         let mut stream = listener.accept();

@@ -9,7 +9,7 @@ use socket2::SockRef;
 
 use super::super::message::{Host, Message};
 use super::super::ports::{Bound, Claim, Space, caller};
-use super::super::testing::{Road, message as request, port_of_this_machine};
+use super::super::testing::{Transport, message as request, port_of_this_machine};
 use super::super::{address, id, service};
 use super::*;
 
@@ -180,17 +180,17 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
     let (passive, active) = (Channel::new(), Channel::new());
     for (ip, listens) in [("0.0.0.0", true), ("127.0.0.1", true), ("0.0.0.0", false)] {
         let id = passive.id(c::RDMA_PS_TCP);
-        Road::Network.lead(id);
+        Transport::Tcp.select(id);
         // SAFETY: the id exists.
         unsafe {
             fine(rdma_bind_addr(id, sockaddr(&at("0.0.0.0", 0))));
             let port = port_of(id);
             if listens {
                 fine(rdma_listen(id, 0));
-                connects(&active, &passive, port, Road::Network);
+                connects(&active, &passive, port, Transport::Tcp);
                 // The program did not get the port, so other machines must reach the listener as before.
                 assert!(!service::leaving_tcp((Ipv4Addr::LOCALHOST, port).into(), || false));
-                connects(&active, &passive, port, Road::Network);
+                connects(&active, &passive, port, Transport::Tcp);
             }
             let wanted: IpAddr = ip.parse().unwrap();
             let tcp = TcpListener::bind((wanted, port)).unwrap();
@@ -198,7 +198,7 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
                 fine(rdma_listen(id, 0));
             }
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
-            connects(&active, &passive, port, Road::Here);
+            connects(&active, &passive, port, Transport::Unix);
             let mut said = Vec::new();
             tcp.accept().unwrap().0.read_to_end(&mut said).unwrap();
             assert_eq!(said, b"tcp");
@@ -211,7 +211,7 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
 fn a_signal_handler_may_bind_while_its_thread_holds_a_lock() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
-    Road::Network.lead(id);
+    Transport::Tcp.select(id);
     // SAFETY: the id exists.
     unsafe {
         fine(rdma_bind_addr(id, sockaddr(&at("0.0.0.0", 0))));
@@ -227,9 +227,9 @@ fn a_signal_handler_may_bind_while_its_thread_holds_a_lock() {
 }
 
 /// Checks that a request from `channel` reaches the listener of `passive` at the port.
-fn connects(channel: &Channel, passive: &Channel, port: u16, road: Road) {
+fn connects(channel: &Channel, passive: &Channel, port: u16, transport: Transport) {
     let client = channel.resolved(c::RDMA_PS_TCP, port);
-    road.lead(client);
+    transport.select(client);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
     let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
@@ -255,7 +255,7 @@ fn a_program_listens_for_tcp_and_for_rdma_at_one_port_in_either_order() {
         let tcp = first.unwrap_or_else(|| TcpListener::bind((wildcard, port)).unwrap());
         // Each listener gets its own connections.
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
-        connects(&active, &passive, port, Road::Here);
+        connects(&active, &passive, port, Transport::Unix);
         let mut said = Vec::new();
         tcp.accept().unwrap().0.read_to_end(&mut said).unwrap();
         assert_eq!(said, b"tcp");
@@ -267,7 +267,7 @@ fn a_program_listens_for_tcp_and_for_rdma_at_one_port_in_either_order() {
 fn other_machines_reach_a_listener_by_tcp_unless_its_port_is_taken_there() {
     let (passive, active) = (Channel::new(), Channel::new());
     let (free, taken) = (passive.id(c::RDMA_PS_TCP), passive.id(c::RDMA_PS_TCP));
-    [free, taken].into_iter().for_each(|id| Road::Network.lead(id));
+    [free, taken].into_iter().for_each(|id| Transport::Tcp.select(id));
     let holder = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     let port = holder.local_addr().unwrap().port();
     // SAFETY: the ids exist.
@@ -277,10 +277,10 @@ fn other_machines_reach_a_listener_by_tcp_unless_its_port_is_taken_there() {
         fine(rdma_bind_addr(taken, sockaddr(&at("0.0.0.0", port))));
         fine(rdma_listen(taken, 0));
     }
-    for road in Road::BOTH {
-        connects(&active, &passive, port_of(free), road);
+    for transport in Transport::BOTH {
+        connects(&active, &passive, port_of(free), transport);
     }
-    connects(&active, &passive, port, Road::Here);
+    connects(&active, &passive, port, Transport::Unix);
     // The TCP port of a destroyed listener is free again.
     let number = port_of(free);
     destroy(&[free, taken]);

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A value that the first access creates. It has no lock, which a forked child could inherit, or for which a signal
 /// handler could wait. If two threads create a value, the one that is ready first stays.
-pub(crate) struct Lasting<T>(AtomicPtr<T>);
+pub(crate) struct StaticValue<T>(AtomicPtr<T>);
 
-impl<T> Lasting<T> {
+impl<T> StaticValue<T> {
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn a_child_does_not_wait_for_a_thread_that_was_making_the_value_when_it_was_forked() {
-        static VALUE: Lasting<u32> = Lasting::new();
+        static VALUE: StaticValue<u32> = StaticValue::new();
         let (made_by_thread, made_by_child) = (1, 2);
         let (begun, forked) = (Barrier::new(2), Barrier::new(2));
         std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use doorbell_verbs::QpKind;
 use nix::sys::epoll::EpollFlags;
 use socket2::{SockAddr, SockRef};
 
-use super::road::prepare;
+use super::transport::prepare;
 use super::{Line, Phase, READ, State, refused, soon};
 use crate::answer::{Answer, Refused};
 use crate::cm::address::{canonical, is_here};
