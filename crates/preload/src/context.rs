@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
         }
         let opened = device::open().inspect_err(|refused| {
             // The fault is outside the program, and no errno describes it.
-            say(&format!("doorbell: the software RNIC could not be opened: {unsupported}"));
+            say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
         })?;
         let events = Arc::new(Events::new()?);
         let mut c = tables(&events);
