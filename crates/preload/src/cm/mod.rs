@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `message.rs` | the messages between two ends |
 //! | `ports.rs` | ports of this machine: which ids may have which port, and how ids find each other |
-//! | `line.rs`, `line/transport.rs`, `line/incoming.rs` | connection state of an id: state, connecting, received messages |
+//! | `line.rs`, `line/transport.rs`, `line/incoming.rs` | state of an id, its sockets, received messages |
 //! | `service.rs` | the thread that serves the lines |
 //! | `tcp.rs` | `bind`, which gives a program the TCP port of a listener's number |
 //! | `channel.rs` | event channels |
