@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::shell::{cargo, run};
 
 /// The simulation: its test binary, and its test.
-const SIMULATION: [&str; 2] = ["lifecycle", "what_completed_stays_true"];
+const SIMULATION: [&str; 2] = ["lifecycle", "completions_stay_true"];
 
 /// Tries seeds from `from` on (else from one that was never tried) for so many hours; without hours it replays
 /// that one.

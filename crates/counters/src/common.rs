@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_in_the_order_of_their_numbers_and_the_table_knows_each() {
+    fn common_counters_are_ordered_and_each_has_a_rule() {
         for (index, common) in Common::ALL.into_iter().enumerate() {
             assert_eq!(common as usize, index);
             assert!(TABLE.iter().any(|rule| rule.common == common), "{}", common.name());
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_port_are_given_in_bytes_and_yield_to_better_counters() {
+    fn port_words_become_bytes_unless_a_better_counter_exists() {
         let mut values = raw(&[(Set::Port, "port_xmit_data", 250)]);
         assert_eq!(Common::TxBytes.total(&values), Some(1000));
         values.extend(raw(&[(Set::Ethtool, "tx_vport_rdma_unicast_bytes", 77)]));
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_added_up_as_many_as_there_are() {
+    fn existing_parts_of_a_counter_are_summed() {
         let four = raw(&[(Set::Hardware, "ip4InOctets", 5)]);
         assert_eq!(Common::RxBytes.total(&four), Some(5));
         let both = raw(&[(Set::Hardware, "ip4InOctets", 5), (Set::Hardware, "ip6InOctets", 7)]);

@@ -51,7 +51,7 @@ fn counters_grow_wrap_or_were_reset() {
 }
 
 #[test]
-fn rates_are_what_was_counted_over_the_time_between() {
+fn rates_are_differences_divided_by_time() {
     let names = [
         (Set::Ethtool, "tx_vport_rdma_unicast_bytes", 1000),
         (Set::Ethtool, "tx_vport_rdma_unicast_packets", 10),
@@ -74,7 +74,7 @@ fn rates_are_what_was_counted_over_the_time_between() {
 }
 
 #[test]
-fn a_narrow_counter_is_followed_over_its_end() {
+fn a_narrow_counter_is_followed_across_its_wrap() {
     let top = u64::from(u32::MAX);
     let values =
         |received| [(Set::Hardware, "rnr_nak_retry_err", received), (Set::Hardware, "local_ack_timeout_err", 1)];
@@ -90,7 +90,7 @@ fn a_narrow_counter_is_followed_over_its_end() {
 }
 
 #[test]
-fn a_device_that_was_reset_has_no_rates_for_once() {
+fn a_reset_device_has_no_rates_for_one_interval() {
     let values = |bytes, packets| [(Set::Hardware, "tx_bytes", bytes), (Set::Hardware, "tx_pkts", packets)];
     // Some counters have already exceeded their earlier values.
     let rates = Rates::between(&sample(0, &values(1_000_000, 5)), &sample(1, &values(10, 7)));
@@ -125,7 +125,7 @@ fn a_counter_at_its_maximum_is_not_idle() {
 }
 
 #[test]
-fn what_appears_or_disappears_in_between_has_no_rate() {
+fn counters_that_appear_or_disappear_have_no_rate() {
     let one = [(Set::Hardware, "ip4InOctets", 5)];
     let two = [(Set::Hardware, "ip4InOctets", 6), (Set::Hardware, "ip6InOctets", 1000)];
     assert_eq!(Rates::between(&sample(0, &one), &sample(1, &two)).delta(Common::RxBytes), None);
@@ -144,7 +144,7 @@ fn without_time_there_is_no_rate() {
 
 proptest! {
     #[test]
-    fn a_counter_is_followed_wherever_it_starts(start: u64, step in 0_u64..1 << 31, narrow: bool) {
+    fn a_counter_is_followed_from_any_start(start: u64, step in 0_u64..1 << 31, narrow: bool) {
         let (bits, mask) = if narrow { (32, u64::from(u32::MAX)) } else { (64, u64::MAX) };
         let earlier = start & mask;
         prop_assert_eq!(change(bits, earlier, earlier.wrapping_add(step) & mask), Change::Grew(step));

@@ -131,11 +131,11 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn another_process_sees_what_is_published() {
-    in_own_directory("another_process_sees_what_is_published", |directory| {
+fn another_process_sees_published_counters() {
+    in_own_directory("another_process_sees_published_counters", |directory| {
         let mut source = PublishedSource::new();
         assert!(read(&mut source).0.is_empty(), "no directory, no devices, no complaint");
-        let mut peer = Peer::start("another_process_sees_what_is_published", "127.0.0.9");
+        let mut peer = Peer::start("another_process_sees_published_counters", "127.0.0.9");
         let sample = only(read(&mut source).0);
         assert_eq!(sample.identity.label, "doorbell0@127.0.0.9");
         assert_eq!(sample.identity.pid, Some(peer.child.id()));
@@ -160,10 +160,10 @@ fn another_process_sees_what_is_published() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_recognised_and_removed() {
-    in_own_directory("what_a_killed_process_left_is_recognised_and_removed", |directory| {
+fn files_of_a_killed_process_are_recognised_and_removed() {
+    in_own_directory("files_of_a_killed_process_are_recognised_and_removed", |directory| {
         let mut source = PublishedSource::new();
-        let mut peer = Peer::start("what_a_killed_process_left_is_recognised_and_removed", "127.0.0.9");
+        let mut peer = Peer::start("files_of_a_killed_process_are_recognised_and_removed", "127.0.0.9");
         peer.tell("publish 5", "done");
         assert!(!only(read(&mut source).0).ended);
         peer.kill();
@@ -173,7 +173,7 @@ fn what_a_killed_process_left_is_recognised_and_removed() {
         assert_eq!(value(&sample, "of_a_newer_version"), 5);
         assert!(files(directory).is_empty());
         // Without a reader, the next opened device removes the file.
-        let mut peer = Peer::start("what_a_killed_process_left_is_recognised_and_removed", "127.0.0.9");
+        let mut peer = Peer::start("files_of_a_killed_process_are_recognised_and_removed", "127.0.0.9");
         peer.kill();
         std::fs::write(directory.join(format!(".new-{}-1-1", peer.child.id())), "half").unwrap();
         let own = publisher("127.0.0.10");
@@ -206,8 +206,8 @@ fn values_belong_together_while_they_are_written() {
 }
 
 #[test]
-fn damaged_files_are_said_and_skipped() {
-    in_own_directory("damaged_files_are_said_and_skipped", |directory| {
+fn damaged_files_are_reported_and_skipped() {
+    in_own_directory("damaged_files_are_reported_and_skipped", |directory| {
         let mut own = publisher("127.0.0.9");
         let whole = std::fs::read(directory.join(&files(directory)[0])).unwrap();
         own.publish(&[3; 3]);
@@ -273,8 +273,8 @@ fn names_of_devices_and_of_files_may_be_anything() {
 }
 
 #[test]
-fn a_directory_has_room_for_so_many() {
-    in_own_directory("a_directory_has_room_for_so_many", |directory| {
+fn a_directory_holds_a_bounded_number_of_files() {
+    in_own_directory("a_directory_holds_a_bounded_number_of_files", |directory| {
         drop(publisher("127.0.0.9"));
         for file in 0..doorbell_counters::MAX_FILES {
             std::fs::write(directory.join(format!("{file}.counters")), "").unwrap();
@@ -287,8 +287,8 @@ fn a_directory_has_room_for_so_many() {
 }
 
 #[test]
-fn where_nothing_can_be_written_it_is_an_error_that_says_so() {
-    in_own_directory("where_nothing_can_be_written_it_is_an_error_that_says_so", |directory| {
+fn an_unusable_directory_is_an_error() {
+    in_own_directory("an_unusable_directory_is_an_error", |directory| {
         std::fs::write(directory, "a file in its place").unwrap();
         let device = Published { name: "doorbell0", address: [127, 0, 0, 9].into(), udp_port: 4791, counters: &NAMES };
         let error = Publisher::new(&device).unwrap_err().to_string();

@@ -45,7 +45,7 @@ impl Words {
         belong.then(|| values.get())
     }
 
-    fn read_one_moment(&self) {
+    fn check_snapshot(&self) {
         if let Some([first, second]) = self.read() {
             assert_eq!(first, second, "values of two moments");
         }
@@ -53,14 +53,14 @@ impl Words {
 }
 
 #[test]
-fn a_reader_takes_all_values_of_one_moment_or_none() {
+fn a_reader_gets_a_consistent_snapshot_or_nothing() {
     loom::model(|| {
         let words = Words::new();
         let writing = loom::thread::spawn({
             let words = Arc::clone(&words);
             move || words.write()
         });
-        words.read_one_moment();
+        words.check_snapshot();
         writing.join().unwrap();
         assert_eq!(words.read(), Some([MOMENTS; VALUES]));
     });
@@ -68,12 +68,12 @@ fn a_reader_takes_all_values_of_one_moment_or_none() {
 
 /// The model checker remembers only the last access to a word. It finds other runs when the reader begins second.
 #[test]
-fn a_reader_that_begins_late_takes_all_values_of_one_moment_or_none() {
+fn a_late_reader_gets_a_consistent_snapshot_or_nothing() {
     loom::model(|| {
         let words = Words::new();
         let reading = loom::thread::spawn({
             let words = Arc::clone(&words);
-            move || words.read_one_moment()
+            move || words.check_snapshot()
         });
         words.write();
         reading.join().unwrap();

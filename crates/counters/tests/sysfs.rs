@@ -466,7 +466,7 @@ fn mlx4_cxgb4_and_representors_of_mlx5() {
 
 /// Notes about other devices are removed. Notes about the selected devices remain.
 #[test]
-fn notes_are_about_the_device_that_was_asked_for() {
+fn notes_concern_only_the_selected_device() {
     let tree = Tree::new();
     tree.count("rxe0", &[("hw_counters/sent_pkts", 5)]);
     for port in 1..=2 {
@@ -496,7 +496,7 @@ fn notes_are_about_the_device_that_was_asked_for() {
 }
 
 #[test]
-fn ports_are_devices_of_their_own_and_counters_of_the_device_belong_to_a_single_port() {
+fn each_port_is_a_device_and_a_single_port_has_device_counters() {
     let tree = Tree::new();
     for port in 1..=2 {
         tree.write("mlx4_0", &format!("ports/{port}/counters/port_xmit_packets"), &port.to_string());
@@ -517,7 +517,7 @@ fn ports_are_devices_of_their_own_and_counters_of_the_device_belong_to_a_single_
 }
 
 #[test]
-fn what_cannot_be_read_is_said_and_absent() {
+fn unreadable_counters_are_reported_and_left_out() {
     let tree = Tree::new();
     tree.count("rxe0", &[("hw_counters/sent_pkts", 5)]);
     let hardware = tree.device("rxe0").join("ports/1/hw_counters");
@@ -545,7 +545,7 @@ fn what_cannot_be_read_is_said_and_absent() {
 }
 
 #[test]
-fn devices_come_and_go_and_are_made_anew() {
+fn devices_come_and_go_and_are_recreated() {
     let tree = Tree::new();
     let mut monitor = tree.monitor();
     assert!(monitor.look().devices.is_empty(), "no tree, no devices, no complaint");
@@ -568,7 +568,7 @@ fn devices_come_and_go_and_are_made_anew() {
 }
 
 #[test]
-fn the_traffic_of_one_device_is_asked_for_by_name() {
+fn traffic_selects_a_device_by_name() {
     use std::time::Duration;
     let tree = Tree::new();
     tree.count("rxe0", &[("hw_counters/sent_pkts", 7)]);
@@ -603,7 +603,7 @@ impl Source for Fateful {
 }
 
 #[test]
-fn what_happens_to_a_device_while_it_is_looked_at_is_said() {
+fn traffic_reports_a_reset_or_removed_device() {
     let during = std::time::Duration::from_millis(1);
     let look = |tree: &Tree, happens: Box<dyn FnMut() + Send>| {
         let source = Fateful { source: SysfsSource::new(tree.root.path()), reads: 0, happens };
@@ -634,7 +634,7 @@ fn a_recorded_tree_is_read_without_the_kernel() {
 }
 
 #[test]
-fn only_names_of_interfaces_are_looked_for() {
+fn only_valid_interface_names_are_looked_up() {
     let outside = "tx_vport_rdma_unicast_bytes: 78";
     for name in ["../outside", "/dev/zero", "..", "sixteen-letters_", "a b", "a\x1b[2J"] {
         let tree = Tree::new();
@@ -661,7 +661,7 @@ fn no_two_ports_have_one_number() {
 }
 
 #[test]
-fn this_machine_can_be_read_whatever_it_has() {
+fn counters_of_this_machine_can_be_read() {
     let mut reading = Reading::default();
     SysfsSource::new(Path::new(doorbell_counters::SYSFS)).read(&mut reading);
     assert!(reading.samples.iter().all(|sample| !sample.identity.label.is_empty()));

@@ -65,7 +65,7 @@ fn every_protocol_listens_and_connects() {
 }
 
 #[test]
-fn nobody_listens() {
+fn connect_fails_without_a_listener() {
     // A port that another connection has, so that no other process listens on it.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -78,7 +78,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn an_address_is_listened_on_once() {
+fn a_second_listener_on_an_address_is_rejected() {
     let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
     let address = listener.local_addr().unwrap();
     let error = device().listen(address, Options::default()).unwrap_err().to_string();
@@ -86,7 +86,7 @@ fn an_address_is_listened_on_once() {
 }
 
 #[test]
-fn a_listener_whom_nobody_visits_says_so() {
+fn accept_reports_an_expired_deadline() {
     let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
     let error = listener.accept(SHORT).unwrap_err();
     assert!(matches!(error, AcceptError::Deadline(SHORT)), "{error}");
@@ -94,14 +94,14 @@ fn a_listener_whom_nobody_visits_says_so() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_given_up() {
+fn connect_gives_up_on_a_silent_server() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = device().connect(silent.local_addr().unwrap(), Options::default(), SHORT).unwrap_err();
     assert!(matches!(error, ConnectError::Server(EstablishError::Setup(SetupError::Deadline { .. }))), "{error}");
 }
 
 #[test]
-fn clients_that_are_none_leave_the_listener_as_it_was() {
+fn invalid_clients_do_not_affect_the_listener() {
     let mut listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
     listener.set_client_deadline(SHORT);
     let address = listener.local_addr().unwrap();
@@ -132,7 +132,7 @@ fn clients_that_are_none_leave_the_listener_as_it_was() {
 }
 
 #[test]
-fn both_sides_learn_that_they_do_not_fit() {
+fn both_sides_report_a_protocol_mismatch() {
     let listener = device().listen("127.0.0.1:0", Options::of(DirectRead::default())).unwrap();
     let address = listener.local_addr().unwrap();
     let client = thread::spawn(move || device().connect(address, Options::of(SendReceive), PATIENCE).unwrap_err());
@@ -149,7 +149,7 @@ fn both_sides_learn_that_they_do_not_fit() {
 }
 
 #[test]
-fn a_side_that_gives_up_is_told_of() {
+fn both_sides_fail_when_one_side_gives_up() {
     // Only the client sees what is wrong: its peer wants messages that it cannot send.
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = tcp.local_addr().unwrap();
@@ -165,7 +165,7 @@ fn a_side_that_gives_up_is_told_of() {
 }
 
 #[test]
-fn wrong_values_say_what_is_allowed() {
+fn errors_name_the_allowed_values() {
     let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
     let options = Options::default().config(Config::default().window(0));
     let error = device().connect(listener.local_addr().unwrap(), options, PATIENCE).unwrap_err().to_string();
@@ -197,7 +197,7 @@ fn both_ways<C: MessageConnection + Send + 'static>(connection: Blocking<C>, mes
 }
 
 #[test]
-fn halves_in_two_threads_go_both_ways() {
+fn halves_in_two_threads_exchange_messages() {
     fn go<P: Connector<Connection: Send + 'static> + Clone + Send + 'static>(options: Options<P>) {
         let (server, client) = pair(options.config(Config::default().window(8).depth(8).max_message(64)));
         let server = thread::spawn(move || both_ways(server, 2000));
@@ -220,7 +220,7 @@ fn a_sending_half_that_is_dropped_closes_its_side() {
 }
 
 #[test]
-fn a_receiving_half_that_is_dropped_leaves_the_other() {
+fn dropping_the_receiving_half_keeps_the_sending_half() {
     // Several rounds: at the end the client's device is asleep, and only the goodbye wakes it.
     for _ in 0..20 {
         let (server, mut client) = pair(Options::default());
@@ -250,7 +250,7 @@ fn both_halves_notice_that_the_peer_died() {
 }
 
 #[test]
-fn peers_that_say_nothing_hold_up_no_client() {
+fn silent_peers_do_not_delay_clients() {
     let listener = device().listen("127.0.0.1:0", Options::default()).unwrap();
     let address = listener.local_addr().unwrap();
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();

@@ -28,7 +28,7 @@ fn shown(name: &str) -> String {
 }
 
 #[track_caller]
-fn prints_what_is_shown(name: &str, run: impl FnOnce(&mut Vec<u8>) -> Result<(), Box<dyn Error>>) {
+fn assert_documented_output(name: &str, run: impl FnOnce(&mut Vec<u8>) -> Result<(), Box<dyn Error>>) {
     let mut out = Vec::new();
     run(&mut out).unwrap_or_else(|error| panic!("{error}"));
     assert!(!out.is_empty());
@@ -37,32 +37,32 @@ fn prints_what_is_shown(name: &str, run: impl FnOnce(&mut Vec<u8>) -> Result<(),
 
 #[test]
 fn ping_pong() {
-    prints_what_is_shown("ping_pong", ping_pong::run);
+    assert_documented_output("ping_pong", ping_pong::run);
 }
 
 #[test]
 fn many_clients() {
-    prints_what_is_shown("many_clients", many_clients::run);
+    assert_documented_output("many_clients", many_clients::run);
 }
 
 #[test]
 fn echo_tokio() {
-    prints_what_is_shown("echo_tokio", echo_tokio::run);
+    assert_documented_output("echo_tokio", echo_tokio::run);
 }
 
 #[test]
 fn key_value() {
-    prints_what_is_shown("key_value", key_value::run);
+    assert_documented_output("key_value", key_value::run);
 }
 
 #[test]
 fn replicate() {
-    prints_what_is_shown("replicate", replicate::run);
+    assert_documented_output("replicate", replicate::run);
 }
 
 #[test]
 fn under_loss() {
-    prints_what_is_shown("under_loss", under_loss::run);
+    assert_documented_output("under_loss", under_loss::run);
 }
 
 /// An example is read before it is run.

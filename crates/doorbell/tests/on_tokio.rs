@@ -90,7 +90,7 @@ fn a_thousand_connections_in_one_runtime() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn halves_in_two_tasks_go_both_ways() {
+async fn halves_in_two_tasks_exchange_messages() {
     const MESSAGES: u64 = 2000;
     async fn both_ways(connection: doorbell::Async<doorbell::exchange::TokioWaiter>) {
         let (mut send, mut receive) = connection.split();
@@ -161,7 +161,7 @@ async fn a_cancelled_receive_loses_no_message() {
 
 /// The half that waits for notifications goes, and the other takes over.
 #[tokio::test]
-async fn a_half_that_is_cancelled_hands_over() {
+async fn a_cancelled_half_lets_the_other_drive() {
     let (listener, address) = listener(small()).await;
     let device = tokio_device();
     let (server, client) = tokio::join!(listener.accept(PATIENCE), device.connect(address, small(), PATIENCE));
@@ -187,7 +187,7 @@ async fn a_half_that_is_cancelled_hands_over() {
 }
 
 #[tokio::test]
-async fn clients_that_are_none_leave_the_listener_as_it_was() {
+async fn invalid_clients_do_not_affect_the_listener() {
     let (mut listener, address) = listener(small()).await;
     listener.set_client_deadline(SHORT);
     assert!(matches!(listener.accept(SHORT).await.unwrap_err(), AcceptError::Deadline(SHORT)));
@@ -214,7 +214,7 @@ async fn clients_that_are_none_leave_the_listener_as_it_was() {
 }
 
 #[tokio::test]
-async fn peers_that_say_nothing_hold_up_no_client() {
+async fn silent_peers_do_not_delay_clients() {
     let (listener, address) = listener(small()).await;
     let mut silent = Vec::new();
     for _ in 0..300 {

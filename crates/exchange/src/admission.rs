@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_visitor_is_bounded_however_often_it_speaks() {
+    fn the_total_time_of_a_visitor_is_bounded() {
         let mut admission = Admission::new(LIMITS);
         let Arrival { number, evicted } = admission.arrive(ms(0));
         assert_eq!(evicted, None);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_visitor_that_was_silent_for_longest_makes_room_first() {
+    fn the_longest_silent_visitor_is_evicted_first() {
         let mut admission = full(0);
         admission.heard(0, ms(60), true);
         // An honest visitor needs a round trip, so no visitor is evicted before that.
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_that_speaks_as_it_should_goes_before_those_that_drip() {
+    fn honest_visitors_are_served_before_dripping_ones() {
         let mut admission = full(0);
         let (dripping, greeted, honest, silent) = (0, 1, 2, 3);
         admission.heard(dripping, ms(5), false);
@@ -291,7 +291,7 @@ mod tests {
     /// 1,000 silent visitors come at once, and an honest one comes last. Each silent visitor delays it for a share of
     /// the patience, not for its own deadline.
     #[test]
-    fn a_crowd_that_says_nothing_passes_in_a_bounded_time() {
+    fn a_silent_crowd_passes_in_bounded_time() {
         let mut admission = Admission::new(Limits { visitors: 250, ..LIMITS });
         let mut now = Duration::ZERO;
         let mut arrived = 0;

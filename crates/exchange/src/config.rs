@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_become_what_verbs_can_express() {
+    fn durations_become_verbs_exponents() {
         let exponent = |time| Config::default().timeout(time).timeout;
         assert_eq!(exponent(Duration::ZERO), 1);
         assert_eq!(exponent(Duration::from_nanos(8192)), 1);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_brings_its_send_buffers_unless_there_are_none() {
+    fn window_sets_send_buffers_unless_they_are_zero() {
         assert_eq!(Config::default().window(300).send_buffers, 300);
         assert_eq!(Config::default().send_buffers(0).window(300).send_buffers, 0);
         assert!(Config::default().window(300).check().is_ok());

@@ -505,7 +505,7 @@ mod tests {
 
     /// The bytes arrive in short intervals.
     #[test]
-    fn a_peer_that_drips_has_no_longer_than_the_deadline() {
+    fn a_dripping_peer_is_bounded_by_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let peer = std::thread::spawn(move || {
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_other_versions_and_silence_are_told_apart() {
+    fn garbage_other_versions_and_silence_are_distinct_errors() {
         // The sent bytes decide, even if a busy machine delivers them late.
         let said = |bytes| against(bytes, Duration::from_secs(60));
         let error = said(b"HTTP/1\r\n\0");

@@ -66,7 +66,7 @@ fn a_task_that_sleeps_notices_that_its_peer_died() {
 }
 
 #[test]
-fn closing_a_connection_whose_peer_died_says_so() {
+fn close_reports_a_dead_peer() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
     let hasty = config().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(20));
@@ -119,7 +119,7 @@ impl Wake for Woken {
 /// Two tasks sleep on one channel. The first one that wakes takes the notifications of both, so the descriptor is not
 /// readable any more. Without a wake-up, the second task would sleep on.
 #[test]
-fn whoever_takes_the_notification_of_another_wakes_it() {
+fn a_task_that_takes_anothers_notification_wakes_it() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
     let ((a, mut of_a), (b, mut of_b)) = (pair(&devices, &channel, &config()), pair(&devices, &channel, &config()));
@@ -155,7 +155,7 @@ fn whoever_takes_the_notification_of_another_wakes_it() {
 
 /// Of two halves that wait, one drives. When its future is dropped, the other one wakes and drives.
 #[test]
-fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
+fn dropping_a_waiting_half_lets_the_other_drive() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
     let (a, mut of_a) = pair(&devices, &channel, &config());
@@ -191,7 +191,7 @@ fn a_half_whose_wait_is_dropped_hands_over_to_the_other_and_loses_no_message() {
 }
 
 #[test]
-fn a_half_notices_that_the_peer_died_and_the_other_hears_the_same() {
+fn both_halves_report_the_same_peer_death() {
     let devices = wire::devices();
     let channel = devices[0].create_channel().unwrap();
     let hasty = config().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(20));

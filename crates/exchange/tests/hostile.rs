@@ -36,7 +36,7 @@ fn ending<C: MessageConnection>(bare: &mut Bare, connection: &mut C) -> Connecti
 /// The peer writes into memory that another connection opened to it, and announces the write to this one. The bytes
 /// are not in the receive that the announcement takes.
 #[test]
-fn a_write_with_immediate_is_no_message_where_messages_are_sends() {
+fn send_receive_rejects_data_with_a_write_immediate() {
     let mut stage = Stage::new();
     let writable =
         stage.pd.allocate(1 << 16, Access::LOCAL_WRITE | Access::REMOTE_WRITE, MemoryKind::Plain).expect("memory");
@@ -58,7 +58,7 @@ fn a_write_with_immediate_is_no_message_where_messages_are_sends() {
 
 /// The same holds for protocols whose words are SENDs without bytes.
 #[test]
-fn a_write_with_immediate_is_no_word() {
+fn control_words_are_not_accepted_as_write_immediate() {
     fn check<P: Connector>(stage: &mut Stage, protocol: P, goodbye: u32) {
         for word in [0, 1, goodbye] {
             let (mut bare, connection) = Bare::meet(&protocol, &stage.pd, &stage.other, &config(), |_| {});
@@ -86,7 +86,7 @@ fn a_write_with_immediate_is_no_word() {
 /// A connection with shared receives takes no message above its announced length, even if the shared buffers are
 /// longer.
 #[test]
-fn a_message_longer_than_announced_is_refused_where_shared_buffers_would_take_it() {
+fn shared_receives_reject_messages_longer_than_announced() {
     let mut stage = Stage::new();
     let options = SharedOptions { depth: 8, connections: 2, max_message: 4096, reposting: Reposting::Locked };
     let shared = SharedReceives::new(&stage.pd, options).unwrap();
@@ -111,7 +111,7 @@ fn a_message_longer_than_announced_is_refused_where_shared_buffers_would_take_it
 
 /// The peer sends credits again and again, while no message of this side answers the last ones.
 #[test]
-fn credits_without_end_are_refused_and_hold_up_no_removal() {
+fn endless_credits_are_rejected_and_do_not_block_removal() {
     const ALONE: u32 = 1 << 31;
     let stage = Stage::new();
     let mut hub = Hub::for_connections(&stage.pd, &config(), 4, None).unwrap();
@@ -157,7 +157,7 @@ fn credits_without_end_are_refused_and_hold_up_no_removal() {
 
 /// A sender without grants reads their number, which the peer writes.
 #[test]
-fn a_number_of_grants_that_cannot_be_ends_the_connection() {
+fn an_invalid_number_of_grants_ends_the_connection() {
     let mut stage = Stage::new();
     for number in [1_u64, 3, 13, u64::MAX] {
         let (mut bare, connection) = Bare::meet(&DirectWrite, &stage.pd, &stage.other, &config(), |_| {});
@@ -176,7 +176,7 @@ fn a_number_of_grants_that_cannot_be_ends_the_connection() {
 
 /// The receiver reads as many bytes as the peer's tail announces.
 #[test]
-fn a_tail_that_cannot_be_ends_the_connection() {
+fn an_invalid_tail_ends_the_connection() {
     let mut stage = Stage::new();
     for number in [1_u64 << 20, u64::MAX] {
         let (mut bare, connection) = Bare::meet(&BufferedRead, &stage.pd, &stage.other, &config(), |_| {});
@@ -214,7 +214,7 @@ fn resident_bytes() -> usize {
 /// Bare queue pairs send anything in any order to every variant of every protocol, beside a healthy connection. Their
 /// data is no message, or it ends their own connection. Other connections are not affected.
 #[test]
-fn peers_that_say_anything_end_their_own_connection_only() {
+fn hostile_peers_end_only_their_own_connection() {
     let mut steps = vec![[0_u64; STEPS.len()]; VARIANTS.len()];
     let mut endings: BTreeMap<String, u64> = BTreeMap::new();
     let (mut received, mut sent) = (vec![0; VARIANTS.len()], vec![0; VARIANTS.len()]);
@@ -276,7 +276,7 @@ fn peers_that_say_anything_end_their_own_connection_only() {
 
 /// A bare socket is the peer of set-up. It sends any bytes, or an honest hello that is cut, repeated and changed.
 #[test]
-fn sockets_that_say_anything_fail_the_set_up_only() {
+fn hostile_sockets_fail_only_the_set_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let [device, _other] = common::wire::devices();

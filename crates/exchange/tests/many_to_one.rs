@@ -79,7 +79,7 @@ fn rnr_naks(hub_device: &Device, senders: &[(Connection, Key)]) -> u64 {
 }
 
 #[test]
-fn one_receiver_serves_many_senders_from_buffers_of_their_own() {
+fn one_receiver_serves_many_senders_with_separate_buffers() {
     let device = device();
     let pd = device.create_pd().unwrap();
     let mut hub = Hub::for_connections(&pd, &config(), SENDERS, None).unwrap();
@@ -92,7 +92,7 @@ fn one_receiver_serves_many_senders_from_buffers_of_their_own() {
 /// A hub handles a few connections in each poll. If a program sleeps after a poll that reports no event, all goodbyes
 /// must have been sent.
 #[test]
-fn a_hub_says_every_goodbye_before_it_says_that_nothing_happens() {
+fn a_hub_sends_all_goodbyes_before_it_reports_no_event() {
     const MANY: usize = 20;
     let device = device();
     let pd = device.create_pd().unwrap();
@@ -115,7 +115,7 @@ fn a_hub_says_every_goodbye_before_it_says_that_nothing_happens() {
 }
 
 #[test]
-fn shared_buffers_serve_all_and_credits_keep_them_from_running_out() {
+fn credits_keep_shared_buffers_from_running_out() {
     for reposting in [Reposting::Locked, Reposting::Thread] {
         let device = device();
         let pd = device.create_pd().unwrap();
@@ -141,7 +141,7 @@ fn shared_buffers_serve_all_and_credits_keep_them_from_running_out() {
 }
 
 #[test]
-fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price() {
+fn without_credits_overcommitted_buffers_cause_rnr_naks() {
     let device = device();
     let pd = device.create_pd().unwrap();
     let config = config().credits(false).min_rnr_timer_code(1);
@@ -161,7 +161,7 @@ fn without_credits_more_may_share_than_there_is_for_and_rnr_naks_are_the_price()
 }
 
 #[test]
-fn what_is_granted_is_never_more_than_what_is_posted() {
+fn grants_never_exceed_posted_receives() {
     let pd = device().create_pd().unwrap();
     let mut hub = Hub::for_connections(&pd, &config(), SENDERS, None).unwrap();
     let shared = shared(&pd, 40, Reposting::Locked);
@@ -177,7 +177,7 @@ fn what_is_granted_is_never_more_than_what_is_posted() {
 }
 
 #[test]
-fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
+fn a_dead_sender_is_reported_once_and_its_buffers_are_reused() {
     let pd = device().create_pd().unwrap();
     let config = config().timeout_exponent(14).retry_count(3).keepalive(Duration::from_millis(20));
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
@@ -216,7 +216,7 @@ fn a_sender_that_dies_is_told_of_once_and_its_buffers_go_to_the_others() {
 }
 
 #[test]
-fn a_poll_takes_as_many_completions_as_the_configuration_says() {
+fn a_poll_takes_the_configured_number_of_completions() {
     let pd = device().create_pd().unwrap();
     let config = config().credits(false).poll_list(1).repost_list(1);
     let mut hub = Hub::for_connections(&pd, &config, 1, None).unwrap();

@@ -82,7 +82,7 @@ impl TooLong {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_refused_and_the_connection_goes_on() {
+fn an_oversized_message_does_not_end_the_connection() {
     each_protocol!(TooLong);
 }
 
@@ -103,12 +103,12 @@ impl NothingTaken {
 }
 
 #[test]
-fn a_peer_that_takes_no_byte_is_sent_none() {
+fn a_peer_with_max_message_zero_gets_only_empty_messages() {
     each_protocol!(NothingTaken);
 }
 
 #[test]
-fn direct_read_without_send_buffers_copies_nothing_but_messages_of_no_bytes() {
+fn direct_read_without_send_buffers_copies_only_empty_messages() {
     for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
         let (_devices, pds) = pds();
         let config = config().send_buffers(0);
@@ -122,7 +122,7 @@ fn direct_read_without_send_buffers_copies_nothing_but_messages_of_no_bytes() {
 }
 
 #[test]
-fn direct_read_says_what_it_needs_of_memory_and_of_what_goes_with_a_message() {
+fn direct_read_rejects_unsuitable_memory_and_data() {
     let (_devices, pds) = pds();
     let protocol = DirectRead { placement: Placement::ByHand, ..DirectRead::default() };
     let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
@@ -154,7 +154,7 @@ fn direct_read_says_what_it_needs_of_memory_and_of_what_goes_with_a_message() {
 }
 
 #[test]
-fn connections_that_do_not_belong_there_are_not_added() {
+fn foreign_connections_are_not_added() {
     let (_devices, pds) = pds();
     let (a, b) = pair(&SendReceive, [&pds[0], &pds[1]], &config());
     let mut hub = Hub::for_connections(&pds[0], &config(), 2, None).unwrap();
@@ -185,7 +185,7 @@ fn connections_that_do_not_belong_there_are_not_added() {
 }
 
 #[test]
-fn a_message_is_copied_as_far_as_there_is_room_for_it() {
+fn copy_to_copies_as_much_as_fits() {
     struct Copies;
     impl Copies {
         fn of<P: Connector>(&self, protocol: P) {
@@ -247,7 +247,7 @@ impl Extremes {
 }
 
 #[test]
-fn configurations_that_cannot_be_are_refused_with_what_is_allowed() {
+fn invalid_configurations_are_rejected_with_the_allowed_range() {
     each_protocol!(Extremes);
 }
 

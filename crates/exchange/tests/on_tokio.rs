@@ -93,7 +93,7 @@ fn receives_that_are_dropped_lose_no_message() {
 
 /// Both halves of one end, whose futures are dropped.
 #[test]
-fn halves_whose_futures_are_dropped_lose_no_message_and_send_none_twice() {
+fn halves_with_dropped_futures_deliver_each_message_once() {
     in_runtime(async {
         let nodes = [Node::new(), Node::new()];
         let [a, mut b] = connected([&nodes[0], &nodes[1]], &config());

@@ -102,7 +102,7 @@ fn check(run: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn a_peer_that_has_used_up_its_receives_hears_of_those_that_threads_give_back() {
+fn an_exhausted_peer_learns_of_receives_returned_by_threads() {
     const DEPTH: u64 = 2;
     check(|| {
         let nic = Arc::new(Nic(Mutex::new(DEPTH)));
@@ -124,7 +124,7 @@ fn a_peer_that_has_used_up_its_receives_hears_of_those_that_threads_give_back() 
 }
 
 #[test]
-fn the_share_of_a_connection_that_is_over_goes_to_the_others_once() {
+fn the_share_of_an_ended_connection_is_returned_once() {
     check(|| {
         let nic = Arc::new(Nic(Mutex::new(2)));
         let returns = Returns::new(2, 0, 1, 2, 2);

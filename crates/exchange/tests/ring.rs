@@ -69,7 +69,7 @@ impl Ring {
 }
 
 #[test]
-fn the_memory_of_a_message_is_written_to_after_its_last_look() {
+fn message_memory_is_reused_only_after_its_last_read() {
     loom::model(|| {
         let ring = Ring::new();
         let dropping = [0, UNIT as u64].map(|position| {
@@ -131,7 +131,7 @@ fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'st
 }
 
 #[test]
-fn a_search_for_holes_passes_messages_that_are_dropped_meanwhile() {
+fn a_hole_search_skips_concurrently_dropped_messages() {
     loom::model(|| {
         let ring = Ring::new();
         // A message of a living sender lies before the space that a dead one reserved.

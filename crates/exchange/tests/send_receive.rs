@@ -64,7 +64,7 @@ fn messages_arrive_once_in_order_and_intact() {
 }
 
 #[test]
-fn a_receiver_that_stops_reading_is_back_pressure_and_nothing_else() {
+fn a_receiver_that_stops_reading_only_causes_back_pressure() {
     let config = Config::default().window(32).depth(16);
     let (mut a, mut b) = pair(config.clone(), config);
     let mut accepted = 0;
@@ -90,7 +90,7 @@ fn a_receiver_that_stops_reading_is_back_pressure_and_nothing_else() {
 }
 
 #[test]
-fn a_goodbye_is_told_from_a_death() {
+fn a_goodbye_and_a_death_are_distinguished() {
     let (a, b) = pair(Config::default(), Config::default());
     let (mut a, mut b) = (Blocking::new(a), Blocking::new(b));
     let id = a.send(b"last words").unwrap();
@@ -130,7 +130,7 @@ fn a_goodbye_is_heard_without_credits_too() {
 
 /// The acknowledgement of the last goodbye may be lost forever, since its receiver has exited.
 #[test]
-fn both_sides_close_in_peace_when_the_last_acknowledgement_is_lost() {
+fn both_sides_close_cleanly_when_the_last_ack_is_lost() {
     for seed in 0..12 {
         let lossy = || {
             let plan = format!("drop=0.25,seed={seed}").parse().unwrap();
@@ -170,7 +170,7 @@ fn a_silent_peer_that_dies_is_noticed() {
 /// The peer receives nothing, and no credits hold the sender back. Its RNIC answers "receiver not ready" forever,
 /// which is no error. The connection continues, and one warning is logged.
 #[test]
-fn a_connection_that_stands_still_is_told_once() {
+fn a_stalled_connection_is_logged_once() {
     let told = Told::default();
     let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
     tracing::subscriber::with_default(subscriber, || {

@@ -98,7 +98,7 @@ fn many_senders_share_one_ring() {
 }
 
 #[test]
-fn a_message_longer_than_the_ring_is_refused_when_it_is_made() {
+fn an_endpoint_rejects_messages_longer_than_the_ring() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let long = config().max_message(1 << 20);
     let error = ring.endpoint(&long, None).unwrap_err();
@@ -145,7 +145,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
 
 /// Senders die at any moment, also during the questions about an earlier death.
 #[test]
-fn whoever_dies_whenever_the_living_go_on() {
+fn senders_that_die_at_any_time_do_not_block_others() {
     for seed in 1..=12_u64 {
         let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
         let mut pairs: Vec<_> = (0..5).map(|_| join(&ring)).collect();

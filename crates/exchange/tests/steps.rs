@@ -340,7 +340,7 @@ fn credits_of(protocol: Protocol) -> &'static [bool] {
 }
 
 #[test]
-fn connections_post_what_their_steps_say() {
+fn connections_post_the_steps_of_their_protocol() {
     for protocol in Protocol::ALL {
         for &credits in credits_of(protocol) {
             for (messages, bytes) in [([500, 0], 100), ([300, 400], 1000), ([0, 200], 2000)] {
@@ -375,7 +375,7 @@ fn a_step_too_few_or_too_many_is_noticed() {
 /// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It still grants
 /// buffers in groups, since a grant costs two WRITEs.
 #[test]
-fn an_idle_receiver_does_not_grant_each_buffer_by_itself() {
+fn an_idle_receiver_grants_buffers_in_groups() {
     const MESSAGES: u64 = 200;
     let config = Config::default().window(32).depth(40).max_message(64).timeout_exponent(18).keepalive(Duration::ZERO);
     let stage = Stage::new();

@@ -245,7 +245,7 @@ mod tests {
     use crate::testing::{info, path, receive_all, transmit_all};
 
     #[test]
-    fn packets_are_counted_by_what_they_are_for() {
+    fn packets_are_counted_by_class() {
         let network = MemoryNetwork::new(MemoryOptions::default());
         let (a, b): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let mut sender = Counted::new(network.attach(a));

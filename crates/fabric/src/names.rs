@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_cut_are_errors_or_leave_a_socket_out() {
+    fn truncated_answers_are_errors_or_omit_a_socket() {
         let message = |kind: u16, body: &[u8]| {
             let length = (NLMSG_HEADER_BYTES + body.len()) as u32;
             [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10], body].concat()

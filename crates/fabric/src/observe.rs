@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_device_shows_nothing_and_wakes_nobody() {
+    fn an_idle_device_shows_nothing_and_sets_no_timer() {
         let (mut observation, shown) = observation();
         for ms in 0..100 {
             observation.look(ms * MS, true, &packets(0));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_shown_once_it_is_quiet() {
+    fn counters_are_shown_when_the_device_is_quiet() {
         let (mut observation, shown) = observation();
         observation.note(5 * MS);
         observation.look(5 * MS, false, &packets(1));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_device_shows_its_counters_all_the_same() {
+    fn a_busy_device_shows_its_counters_regularly() {
         let (mut observation, shown) = observation();
         for us in 0..100_000 {
             let now_ns = us * 1000;

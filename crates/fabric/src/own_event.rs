@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_eventfd_under_the_number_is_not_the_own_one() {
+    fn another_file_under_the_descriptor_is_detected() {
         let event = OwnEvent::new().unwrap();
         assert!(event.is_intact());
         let number = event.as_fd().as_raw_fd();

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_run_checks_at_the_assumed_identifications() {
+    fn a_sealed_run_passes_at_the_assumed_identifications() {
         let mut batch = batch_of(B, &[vec![32; 64], vec![4108, 4108, 20]].concat());
         Sealer::new(A, PORT).seal(&mut batch);
         let mut checker = Checker::new(B, PORT);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn any_identification_from_any_port_is_accepted_and_told_apart_from_corruption() {
+    fn any_identification_from_any_port_is_accepted() {
         let mut packet: Vec<u8> = (0..36).collect();
         let mut checker = Checker::new(B, PORT);
         let mut others = 0;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn corruption_and_stumps_are_refused_and_counted() {
+    fn corrupted_and_short_packets_are_refused_and_counted() {
         let mut batch = batch_of(B, &[64]);
         Sealer::new(A, PORT).seal(&mut batch);
         let sealed = batch.bytes().to_vec();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bit_that_flips_in_a_packet_of_a_socket_goes_unseen() {
+    fn every_bit_flip_in_a_socket_packet_is_detected() {
         let good = sealed(0, 1052);
         let mut explained = 0;
         for bit in (0..good.len() * 8).filter(|bit| bit / 8 != 4) {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_counts_its_packets_loses_one_at_most() {
+    fn a_peer_with_counted_identifications_loses_at_most_one() {
         for (start, lost) in [(0, 1), (1, 0), (100, 0), (60_000, 0)] {
             let mut checker = Checker::new(B, PORT);
             let packets = (0..100_000_u32).map(|packet| sealed((start + packet) as u16, 12));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_more_peers_than_are_remembered_stay_right() {
+    fn flows_stay_correct_when_the_flow_cache_overflows() {
         let mut sealer = Sealer::new(A, PORT);
         for round in 0..3 {
             for host in 0..200_u8 {

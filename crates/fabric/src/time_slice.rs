@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_short_slices_and_what_else_they_had() {
+    fn short_time_slices_keep_other_thread_attributes() {
         // A separate thread, so that tests which run at the same time keep their time slices.
         std::thread::spawn(|| {
             let before = attributes().unwrap();

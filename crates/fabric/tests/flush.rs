@@ -76,7 +76,7 @@ impl World {
 }
 
 #[test]
-fn what_is_held_back_has_left_when_a_request_is_met() {
+fn held_records_have_left_when_a_request_is_done() {
     loom::model(|| {
         let world = World::new();
         let thread = {

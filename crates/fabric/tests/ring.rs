@@ -335,14 +335,14 @@ fn run(steps: &[Step]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
 
 proptest! {
     #[test]
-    fn what_is_read_is_what_was_written(steps in prop::collection::vec(honest_step(), 0..200)) {
+    fn records_are_read_as_written(steps in prop::collection::vec(honest_step(), 0..200)) {
         let (pushed, popped) = run(&steps);
         prop_assert!(popped.len() <= pushed.len());
         prop_assert_eq!(&pushed[..popped.len()], &popped[..]);
     }
 
     #[test]
-    fn nothing_that_the_other_side_writes_leads_outside(steps in prop::collection::vec(any_step(), 0..200)) {
+    fn hostile_writes_yield_only_runs_of_valid_length(steps in prop::collection::vec(any_step(), 0..200)) {
         let (_, popped) = run(&steps);
         // Each pop returns at most one run, and each run is one that a link may pass on.
         prop_assert!(popped.len() <= steps.len());
@@ -351,7 +351,7 @@ proptest! {
 }
 
 #[test]
-fn a_full_ring_takes_nothing_and_a_released_record_makes_room() {
+fn a_full_ring_takes_records_only_after_a_release() {
     let memory = Bytes::new();
     let (mut writer, mut reader) = (Writer::new(memory.clone()), Reader::new(memory.clone()));
     let run = vec![1; 60_000];

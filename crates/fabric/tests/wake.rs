@@ -99,7 +99,7 @@ fn a_full_link_is_watched_for_room() {
 }
 
 #[test]
-fn a_full_link_is_watched_for_room_by_a_thread_that_watches_briefly() {
+fn a_briefly_watching_thread_sees_room_in_a_full_link() {
     a_full_link(true);
 }
 
@@ -123,14 +123,14 @@ fn a_full_link(briefly: bool) {
 }
 
 #[test]
-fn whoever_arms_a_notification_does_not_wait_for_a_nap_to_end() {
+fn arming_a_notification_interrupts_a_nap() {
     sleeps_until_notified(|world| {
         world.wakeups.armed().fetch_add(1, Ordering::SeqCst);
     });
 }
 
 #[test]
-fn whoever_lingers_and_then_sleeps_does_not_wait_for_a_nap_to_end() {
+fn sleeping_after_lingering_interrupts_a_nap() {
     sleeps_until_notified(|world| {
         world.wakeups.begin_lingering();
         world.wakeups.armed().fetch_add(1, Ordering::SeqCst);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_cache_makes_room_and_forgets_only_what_was_wrong() {
+    fn a_full_cache_evicts_and_forgets_only_wrong_entries() {
         let cache = HostCache::new(64);
         let entry = |index| Entry { place: NodeVersion::new(index, 1), number: 0, is_tombstone: false, length: 64 };
         (0..1000_u32).for_each(|key| cache.set(&key.to_le_bytes(), entry(key)));

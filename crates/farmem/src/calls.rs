@@ -249,7 +249,7 @@ mod tests {
 
     /// An operation whose question found no room must be woken, since no answer wakes it.
     #[test]
-    fn an_operation_that_could_not_ask_is_told_to_try_again() {
+    fn an_operation_without_room_to_ask_retries() {
         let geometry = Geometry::default();
         let config = config(&Config::default().window(1), &geometry);
         let [(own, endpoint), (_peers, peer)] = [0, 1].map(|_| {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_what_they_were_and_what_is_cut_is_none() {
+    fn messages_round_trip_and_truncated_ones_are_rejected() {
         let mut bytes = Vec::new();
         for kind in KINDS {
             let value: &[u8] = if matches!(kind, Kind::Put | Kind::Insert) { b"value" } else { b"" };

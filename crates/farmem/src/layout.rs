@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_what_they_were() {
+    fn words_round_trip_and_invalid_ones_are_unused() {
         let place = NodeVersion::new(MAX_NODES - 1, MAX_VERSION);
         let tails = [Word::Tail(NodeVersion::new(0, 1)), Word::Tail(place), Word::Closed(place)];
         for word in tails.into_iter().chain([Word::Unused, Word::Link(place), Word::Locked(place)]) {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_tells_whether_a_cas_succeeded_and_where() {
+    fn a_word_shows_whether_and_where_a_cas_succeeded() {
         let meant = NodeVersion::new(5, 9);
         assert_eq!(Word::Tail(meant).predecessor(meant), Some(meant));
         assert_eq!(Word::Tail(NodeVersion::new(5, 10)).predecessor(meant), None, "the place is in its next use");
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_parsed_as_it_was_laid_out_and_any_flipped_bit_behind_its_word_is_noticed() {
+    fn nodes_round_trip_and_flipped_bits_are_detected() {
         let place = NodeVersion::new(5, 9);
         let mut node = Vec::new();
         encode(place, b"key", Some(b"a value"), &mut node);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_lie_behind_each_other_within_the_region() {
+    fn nodes_are_laid_out_consecutively() {
         let geometry = Geometry { nodes: 3, keys: 5, max_key: 9, max_value: 100 };
         assert_eq!(geometry.node_bytes(), 192); // 32 + 16 + 100, to the next 64
         assert_eq!(geometry.node(0), 128); // 5 times 16, to the next 64

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_what_they_were_and_what_is_cut_or_too_long_is_none() {
+    fn messages_round_trip_and_wrong_lengths_are_rejected() {
         let place = NodeVersion::new(3, 7);
         let report = Report { old: place, new: NodeVersion::new(4, 1), is_tombstone: true };
         let requests = [

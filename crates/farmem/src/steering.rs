@@ -197,7 +197,7 @@ mod tests {
     use crate::layout::NodeVersion;
 
     #[test]
-    fn a_box_reads_nodes_as_clients_lay_them_out_and_nothing_else() {
+    fn a_box_parses_only_nodes_laid_out_by_clients() {
         let geometry = Geometry { nodes: 3, keys: 5, max_key: 9, max_value: 100 };
         let layout = StoreLayout::new(geometry, 1 << 20);
         let mut node = Vec::new();

@@ -236,7 +236,7 @@ fn every_strategy_is_linearizable_and_loses_no_node() {
 }
 
 #[test]
-fn a_client_that_dies_at_any_verb_leaves_a_linearizable_store_and_no_node_lost() {
+fn a_client_death_at_any_verb_keeps_the_store_linearizable() {
     for strategy in Strategy::ALL {
         for seed in seeds(180) {
             let outstanding = 1 + seed as usize % 2;
@@ -249,7 +249,7 @@ fn a_client_that_dies_at_any_verb_leaves_a_linearizable_store_and_no_node_lost()
 
 /// A box that steers, turns CASes into WRITEs or not, and remembers all keys or a single one.
 #[test]
-fn steered_strategies_are_linearizable_behind_a_middlebox_and_lose_no_node() {
+fn steered_strategies_are_linearizable_behind_a_middlebox() {
     let losing = losing();
     let (mut lost, mut steered) = (0, [0; 3]);
     for strategy in Strategy::ALL.into_iter().filter(|strategy| strategy.is_steered()) {
@@ -323,7 +323,7 @@ fn replicable() -> impl Iterator<Item = Strategy> {
 }
 
 #[test]
-fn two_memory_nodes_of_which_one_fails_at_any_time_are_linearizable_and_lose_no_node() {
+fn a_memory_node_failure_keeps_the_store_linearizable() {
     for strategy in replicable() {
         for seed in seeds(200) {
             let load = replicated(strategy, seed);

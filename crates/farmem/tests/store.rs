@@ -85,7 +85,7 @@ fn keys_come_and_go_and_have_values_of_any_length() {
 /// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll
 /// that reports them ([`common::poll`] checks each).
 #[test]
-fn a_client_that_sleeps_hears_of_results_and_that_its_goodbye_is_acknowledged() {
+fn a_sleeping_client_is_woken_for_results_and_its_goodbye() {
     for strategy in Strategy::ALL {
         for round in 0..4_u8 {
             one(geometry(), with(strategy), async move |mut client, waiter| {
@@ -123,7 +123,7 @@ fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
 }
 
 #[test]
-fn what_is_too_long_is_refused_with_the_limit() {
+fn too_long_keys_and_values_are_refused_with_the_limit() {
     one(geometry(), ClientOptions::default(), async |mut client, waiter| {
         let refused = insert(&mut client, &waiter, &[1; 17], b"").await.unwrap_err();
         assert_eq!(refused.to_string(), "a key of 17 B was given, this store takes keys of 1 to 16 B");
@@ -136,7 +136,7 @@ fn what_is_too_long_is_refused_with_the_limit() {
 }
 
 #[test]
-fn a_full_store_says_so_and_goes_on_with_what_it_has() {
+fn a_full_store_reports_it_and_keeps_working() {
     let nodes = Geometry { nodes: 40, ..geometry() };
     one(nodes, ClientOptions::default(), async |mut client, waiter| {
         let mut made = 0_u8;
@@ -193,7 +193,7 @@ fn nodes_are_recycled_as_long_as_a_store_lives() {
 }
 
 #[test]
-fn without_the_metadata_service_known_keys_go_on_until_nodes_run_out() {
+fn known_keys_work_without_metadata_until_nodes_run_out() {
     let mut store = Store::new(&t3(), 1, geometry(), 1);
     let mut client = store.client(0, ClientOptions::default());
     let (waiter, is_served) = (store.simulation.polling(), Rc::new(Cell::new(true)));
@@ -232,7 +232,7 @@ fn without_the_metadata_service_known_keys_go_on_until_nodes_run_out() {
 }
 
 #[test]
-fn a_guessed_key_opens_nothing_and_disturbs_nobody() {
+fn a_guessed_rkey_is_refused_and_disturbs_no_client() {
     let mut store = Store::new(&t3(), 1, geometry(), 1);
     let mut client = store.client(0, ClientOptions::default());
     let pd = store.simulation.device(common::FIRST_HOST).create_pd().expect("a protection domain");
@@ -290,7 +290,7 @@ fn a_corrupted_node_is_an_error_and_never_a_value() {
 
 /// A client takes the lock of a key and then does nothing, or dies.
 #[test]
-fn a_lock_is_broken_after_its_lease_and_its_holder_is_shut_out_first() {
+fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
     // An insert takes two verbs, the node and the shortcut; the third is the CAS on the lock.
     for death in [None, Some(3)] {
         let mut store = Store::new(&t3(), 2, geometry(), 1);
@@ -382,7 +382,7 @@ fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
 }
 
 #[test]
-fn a_lock_that_is_handed_over_spares_the_memory_node_the_waiting() {
+fn lock_handover_reduces_load_on_the_memory_node() {
     let (spun, _) = crowd(Strategy::Lock, 8, 50);
     let (queued, _) = crowd(Strategy::QueueLock, 8, 50);
     assert_eq!((spun.suspects, queued.suspects), (0, 0));

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_go_by_send_receive_or_rings_and_large_ones_where_they_belong() {
+    fn only_large_messages_are_placed_by_the_receiver() {
         let small = on_t1(&Need { receiver_places: true, ..Need::new(16, Goal::Latency) });
         assert!(!places(small[0].protocol), "{small:#?}");
         let direct = small.iter().find(|advice| advice.protocol.name() == "direct-read").unwrap();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn throughput_takes_batches_and_windows_and_latency_no_batches() {
+    fn throughput_advice_uses_batches_and_latency_advice_none() {
         let of = |goal| {
             let all = on_t1(&Need { receiver_holds: true, receiver_sleeps: true, ..Need::new(64, goal) });
             assert_eq!(names(&all), ["send-receive"]);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_reach_the_rate_comes_last_and_says_so() {
+    fn protocols_below_the_rate_come_last_with_the_reason() {
         let all =
             on_t1(&Need { messages_per_s: Some(30e6), peers: Peers::many_to_one(16), ..Need::new(64, Goal::Latency) });
         let fails: Vec<bool> = all.iter().map(|advice| advice.messages_per_s < 30e6).collect();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_receive_queues_are_advised_against_where_they_are_slow() {
+    fn slow_shared_receive_queues_are_not_advised() {
         let of = |bytes, connections, memory_bytes| {
             let peers = Peers { senders: 16, receivers: 1, connections };
             let need = Need { peers, memory_bytes, receiver_holds: true, ..Need::new(bytes, Goal::Throughput) };
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn among_equals_what_needs_no_copy_is_first() {
+    fn zero_copy_protocols_come_first_among_equals() {
         for goal in [Goal::Latency, Goal::Throughput] {
             let all = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, goal) });
             let copies: Vec<bool> = all.iter().map(|advice| !places(advice.protocol)).collect();

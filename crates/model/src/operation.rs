@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_loads_are_refused() {
         let refused = |posted| predict_operation(&Parameters::t1(), &posted).expect_err("it cannot be").to_string();
         let write = Posted::new(PostedOperation::Write, 16, 1);
         assert_eq!(refused(Posted { addresses: 0, ..write }), "the number of addresses is 0, allowed is 1 to 1048576");

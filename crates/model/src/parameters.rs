@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_names_file_field_and_range() {
+    fn range_errors_name_file_field_and_range() {
         let t1 = TESTBEDS[0].1;
         for (line, wrong, words) in [
             ("l_ns = 1900.0", "l_ns = -1.0", &["my.toml: l_ns is -1, allowed is 0.000001 to 1000000000"][..]),

@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_model_cannot_speak_of_is_left_out_with_the_reason() {
+    fn unmodelled_results_are_left_out_with_the_reason() {
         for (from, to, reason) in [
             (
                 "\"inline\"",

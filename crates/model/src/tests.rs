@@ -23,7 +23,7 @@ fn assert_near(found: f64, expected: f64, share: f64) {
 }
 
 #[test]
-fn base_latency_is_a_little_over_2_us_and_grows_by_a_fifth_per_kb() {
+fn base_latency_is_2_us_and_grows_by_200_ns_per_kb() {
     let small = on_t1(Workload::sequential(16)).latency_ns;
     // 0.12 + 0.02 + 1.9 + 0.02 + 0.052, 0.002 for the payload in the completion, and the line time of 97 bytes after
     // the first.
@@ -33,7 +33,7 @@ fn base_latency_is_a_little_over_2_us_and_grows_by_a_fifth_per_kb() {
 }
 
 #[test]
-fn a_window_of_one_is_bound_by_the_round_trip_and_30_would_reach_the_sending_cpu() {
+fn a_window_of_one_is_bound_by_the_round_trip() {
     let workload = Workload { credits: false, ..Workload::sequential(16) };
     let explanation = explain(&Parameters::t1(), &workload).unwrap();
     assert_eq!(explanation.bottleneck.binding.kind, BoundKind::RoundTrip);
@@ -183,7 +183,7 @@ fn latency_parts_add_up_for_every_protocol() {
 }
 
 #[test]
-fn sequential_is_never_near_line_rate_and_large_messages_reach_it() {
+fn only_large_windowed_messages_reach_line_rate() {
     let gbit_per_s = |workload: Workload| on_t1(workload).bytes_per_s * 8.0 / 1e9;
     assert!(gbit_per_s(Workload::sequential(8192)) < 20.0);
     assert!(gbit_per_s(Workload::unbatched(8192)) > 95.0);
@@ -196,7 +196,7 @@ fn sequential_is_never_near_line_rate_and_large_messages_reach_it() {
 }
 
 #[test]
-fn many_threads_reach_what_the_line_carries() {
+fn many_threads_reach_line_rate() {
     let threads = |bytes| on_t1(Workload { peers: Peers::pairs(64), ..Workload::unbatched(bytes) });
     // 512 + 58 of headers + 24 of preamble, FCS and gap make 594.
     let half_kb = threads(512);
@@ -321,7 +321,7 @@ fn protocols_differ_as_their_operations_do() {
 }
 
 #[test]
-fn credits_cost_little_and_ride_along_where_both_send() {
+fn credits_cost_little_and_piggyback_on_two_way_traffic() {
     let t1 = Parameters::t1();
     let with = predict(&t1, &Workload::batched(16)).unwrap();
     let without = on_t1(Workload::batched(16));
@@ -376,7 +376,7 @@ fn every_remedy_is_better() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_loads_are_refused() {
     let t1 = Parameters::t1();
     let refused = |workload: Workload| predict(&t1, &workload).expect_err("it cannot be").to_string();
     assert_eq!(refused(Workload::new(16, 0, 1)), "the window is 0, allowed is 1 to 1048576");
@@ -395,7 +395,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn a_residual_is_relative_to_what_was_measured() {
+fn a_residual_is_relative_to_the_measurement() {
     let residual = Residual { name: String::new(), quantity: Quantity::LatencyNs, measured: 100.0, predicted: 110.0 };
     assert_near(residual.relative_error(), 0.1, 1e-9);
 }

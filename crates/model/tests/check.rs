@@ -83,7 +83,7 @@ fn is_published(id: &str) -> bool {
 }
 
 #[test]
-fn no_row_compares_worse_than_the_table_says() {
+fn no_row_is_worse_than_in_the_stored_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/check.toml");
     let rows = all();
     if std::env::var_os("DOORBELL_UPDATE_CHECK").is_some() {
@@ -114,7 +114,7 @@ fn no_row_compares_worse_than_the_table_says() {
 }
 
 #[test]
-fn what_is_worse_is_told_from_what_is_not() {
+fn only_larger_deviations_count_as_worse() {
     let row = doorbell_published::row("send-receive/base-latency").unwrap();
     let now = |deviation: f64| {
         let predicted = Value { number: 1.0, unit: Unit::Us };
@@ -157,7 +157,7 @@ fn assert_near(found: f64, expected: f64) {
 }
 
 #[test]
-fn twice_what_is_predicted_deviates_by_minus_50_percent() {
+fn twice_the_prediction_deviates_by_minus_50_percent() {
     let mut made_up = row("send-receive/batch-ceiling");
     assert_eq!(made_up.value.unit, Unit::Gibit);
     made_up.value = compared(&made_up).predicted;
@@ -216,7 +216,7 @@ fn rows_are_compared_as_published() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_inputs_are_named() {
     let t1 = Parameters::t1();
     let base = row("send-receive/srq-limit");
     let reason = |change: &dyn Fn(&mut Row)| {
@@ -260,7 +260,7 @@ fn what_is_missing_is_named() {
 
 /// Each row that the model misses, and no other row, has a sentence about the reason.
 #[test]
-fn rows_that_are_missed_say_what_is_lacking() {
+fn only_missed_rows_have_a_reason() {
     for checked in all() {
         let sentence = lack_of(&checked.row.id);
         assert_eq!(checked.status() == Status::Beyond, sentence.is_some(), "{}", checked.row.id);

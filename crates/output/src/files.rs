@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_whose_descriptor_the_program_closed_is_not_another_file() {
+    fn a_closed_descriptor_does_not_write_to_another_file() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         let file = create(&path("capture")).unwrap();

@@ -52,7 +52,7 @@ fn wire_ids_stay_as_they_are() {
 
 /// Protocols with one id post the same operations of the same size; only their fences differ.
 #[test]
-fn variants_of_one_wire_id_differ_in_nothing_that_the_peer_sees() {
+fn variants_of_one_wire_id_look_equal_to_the_peer() {
     for a in Protocol::ALL {
         for b in Protocol::ALL.into_iter().filter(|b| b.wire_id() == a.wire_id()) {
             let seen = |step: &Step| (step.by, step.operation, step.size, step.noticed);
@@ -63,7 +63,7 @@ fn variants_of_one_wire_id_differ_in_nothing_that_the_peer_sees() {
 }
 
 #[test]
-fn every_step_can_be_posted_and_noticed_as_it_says() {
+fn every_step_is_consistent_with_its_operation() {
     for protocol in Protocol::ALL {
         for (index, step) in protocol.steps().iter().enumerate() {
             let takes_receive =
@@ -145,7 +145,7 @@ fn properties_follow_from_the_steps() {
 }
 
 #[test]
-fn one_at_a_time_into_room_for_one_every_step_is_posted_once_per_message() {
+fn with_space_for_one_each_step_is_posted_once_per_message() {
     let run = Run { messages: 10, bytes: 100, space: Some(1), polls: Some(30), ..Run::default() };
     for protocol in Protocol::ALL {
         for step in protocol.steps().iter().filter(|step| step.is_part(true)) {
@@ -165,7 +165,7 @@ fn one_at_a_time_into_room_for_one_every_step_is_posted_once_per_message() {
 }
 
 #[test]
-fn no_messages_cost_nothing_but_questions() {
+fn without_messages_only_polled_steps_are_posted() {
     for protocol in Protocol::ALL {
         for step in protocol.steps() {
             let posts = step.posts(&Run { depth: 64, window: 64, ..Run::default() });
@@ -176,7 +176,7 @@ fn no_messages_cost_nothing_but_questions() {
 }
 
 #[test]
-fn reports_are_as_rare_as_there_is_space() {
+fn space_and_answers_make_reports_rarer() {
     let quarter = When::Freed { parts: 4, most: 16 };
     let at_once = [1, 8, 64, 1024].map(|depth| quarter.freed_at_once(depth));
     assert_eq!(at_once, [Some(1), Some(2), Some(16), Some(16)]);

@@ -59,7 +59,7 @@ fn programs_of_this_system_can_be_reached() {
 }
 
 #[test]
-fn what_is_not_there_or_no_program_is_not_judged() {
+fn missing_files_and_non_programs_have_no_barrier() {
     let files = Files::new();
     for text in [&b""[..], b"\x7fEL", b"hello", b"#!", b"#!\n", b"#! \n/bin/sh"] {
         assert_eq!(barrier(&files.write("text", text)), None, "{text:?}");
@@ -128,7 +128,7 @@ fn a_script_is_judged_by_its_interpreter() {
 }
 
 #[test]
-fn a_program_that_gets_rights_from_its_file_cannot_be_reached() {
+fn setuid_and_setgid_programs_cannot_be_reached() {
     if !nix::unistd::geteuid().is_root() {
         return; // no other user can change the owner of files
     }
@@ -154,7 +154,7 @@ fn a_program_that_gets_rights_from_its_file_cannot_be_reached() {
 }
 
 #[test]
-fn names_are_looked_for_where_a_shell_does() {
+fn names_are_looked_up_as_a_shell_does() {
     let files = Files::new();
     let here = files.write("program", b"#!/bin/sh\n");
     fs::write(files.0.path().join("data"), "").unwrap();

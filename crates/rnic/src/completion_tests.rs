@@ -21,7 +21,7 @@ fn counting() -> (Notifier, Arc<AtomicUsize>) {
 }
 
 #[test]
-fn a_queue_of_one_holds_one_and_says_when_it_overran() {
+fn a_queue_of_one_holds_one_and_reports_its_overrun() {
     let queue = CompletionQueue::new(1, None);
     assert_eq!(queue.push_all(&[numbered(1)]), Ok(()));
     assert_eq!(queue.push_all(&[numbered(2)]), Err(Overrun));
@@ -43,7 +43,7 @@ fn a_queue_is_resized_unless_that_lost_completions() {
 }
 
 #[test]
-fn notifications_fire_once_and_only_for_what_was_asked() {
+fn notifications_fire_once_and_only_for_the_requested_kind() {
     let (notifier, count) = counting();
     let queue = CompletionQueue::new(16, Some(notifier));
     queue.request_notification(Notify::Solicited);
@@ -60,7 +60,7 @@ fn notifications_fire_once_and_only_for_what_was_asked() {
 }
 
 #[test]
-fn a_notification_fires_at_once_for_what_came_since_the_last_one() {
+fn arming_fires_at_once_for_completions_that_came_before() {
     let (notifier, count) = counting();
     let queue = CompletionQueue::new(16, Some(notifier));
     queue.push_all(&[numbered(1)]).unwrap();

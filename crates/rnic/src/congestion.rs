@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cost_is_what_the_kernel_charges() {
+    fn in_flight_cost_matches_the_kernel() {
         let holds = |payload: u64| 212_992 / in_flight_cost(1, payload);
         assert!((240..=255).contains(&holds(4)), "{}", holds(4));
         assert!((42..=44).contains(&holds(4096)), "{}", holds(4096));

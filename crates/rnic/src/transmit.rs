@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_packets_to_one_destination_are_one_run_and_a_shorter_one_ends_it() {
+    fn equal_packets_form_a_run_that_a_shorter_one_ends() {
         let mut batch = TransmitBatch::new(1 << 16, 4);
         for len in [32, 32, 16, 32, 32] {
             batch.push(&path(1), len, info()).fill(7);

@@ -56,12 +56,12 @@ fn arm_while_the_last_is_taken(prepare: fn(&SharedReceiveQueue)) {
 }
 
 #[test]
-fn a_limit_that_is_armed_while_the_last_receive_is_taken_raises_one_event() {
+fn arming_during_the_last_take_raises_one_event() {
     arm_while_the_last_is_taken(|_| {});
 }
 
 #[test]
-fn a_limit_that_is_armed_while_a_returned_receive_is_taken_raises_one_event() {
+fn arming_while_a_returned_receive_is_taken_raises_one_event() {
     arm_while_the_last_is_taken(|queue| {
         let returned = queue.take().unwrap();
         queue.give_back(returned);
@@ -96,7 +96,7 @@ fn receives_that_come_back_are_taken_once() {
 }
 
 #[test]
-fn two_programs_that_post_get_the_room_of_one_receive_once() {
+fn two_concurrent_posts_fill_one_free_slot_once() {
     loom::model(|| {
         let (queue, _events) = queue(2, 1);
         let posts = |number| {

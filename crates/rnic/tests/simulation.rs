@@ -75,7 +75,7 @@ fn vanish(seed: u64) {
 }
 
 #[test]
-fn a_peer_that_vanishes_at_any_step_is_reported_and_holds_nothing() {
+fn a_peer_that_vanishes_is_reported_and_holds_no_resources() {
     for_seeds("a_peer_that_vanishes", 40, vanish);
 }
 
@@ -94,11 +94,11 @@ fn flips(seed: u64) {
 }
 
 #[test]
-fn corruption_that_nobody_catches_does_no_harm_to_the_device() {
-    for_seeds("corruption_that_nobody_catches", 2_000, flips);
+fn undetected_corruption_does_not_harm_the_device() {
+    for_seeds("undetected_corruption", 2_000, flips);
 }
 
 #[test]
-fn rc_delivers_everything_once_in_order_and_intact_under_every_fault() {
+fn rc_delivers_everything_once_and_in_order_under_faults() {
     for_seeds("rc_delivers_everything", 10_000, run);
 }

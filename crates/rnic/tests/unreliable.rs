@@ -85,7 +85,7 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
 }
 
 #[test]
-fn uc_messages_are_whole_and_in_order_or_absent_when_packets_are_lost() {
+fn uc_messages_arrive_whole_and_in_order_under_loss() {
     let mut total = 0;
     for seed in 0..300 {
         let link = Link { loss: seed % 7 * 50, ..Link::default() };

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_was_lost_at_first_is_numbered_when_it_passes_and_old_ones_are_forgotten() {
+    fn requests_are_numbered_when_they_first_pass_the_box() {
         let (mut two, mut numbering) = (Two::default(), Numbering::default());
         for psn in [5, 7, 6] {
             two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, psn, u64::from(psn));

@@ -31,7 +31,7 @@ fn run(world: &mut World, index: usize) -> Vec<Status> {
 }
 
 #[test]
-fn a_request_that_is_refused_ends_its_clients_connection_and_no_other() {
+fn a_refused_request_ends_only_its_clients_connection() {
     let cas = |remote_address| SendOperation::CompareSwap { remote_address, rkey: KEY, compare: 0, swap: 1 };
     let write = |remote_address, rkey| SendOperation::Write { remote_address, rkey };
     let mut world = world(6, false);
@@ -58,7 +58,7 @@ fn a_request_that_is_refused_ends_its_clients_connection_and_no_other() {
 }
 
 #[test]
-fn a_node_that_is_gone_is_told_to_its_clients() {
+fn clients_get_errors_when_their_node_is_gone() {
     let mut world = world(2, false);
     let (qpn, _) = world.connect(1, PATIENT);
     let (idle, _) = world.connect(2, PATIENT);
@@ -86,7 +86,7 @@ fn sent(steer: &mut Steer) -> Vec<(u8, Vec<u8>)> {
 }
 
 #[test]
-fn a_cas_to_a_known_word_goes_as_a_write_and_comes_back_as_an_atomic() {
+fn a_cas_to_a_known_word_is_converted_to_a_write() {
     let mut world = world(1, true);
     let (qpn, at_box) = world.connect(1, PATIENT);
     let (remote_address, rkey) = (world.node_address(8), KEY);
@@ -144,7 +144,7 @@ fn a_cas_to_a_known_word_goes_as_a_write_and_comes_back_as_an_atomic() {
 }
 
 #[test]
-fn what_the_box_cannot_read_is_passed_on_and_counted() {
+fn unreadable_packets_are_passed_on_and_counted() {
     let mut world = world(1, false);
     let junk = [0xff; 9];
     world.steer.handle_packet(1, &outer(address_of(1), 0), &junk);
@@ -180,7 +180,7 @@ fn what_the_box_cannot_read_is_passed_on_and_counted() {
 }
 
 #[test]
-fn a_message_that_stays_incomplete_never_reaches_the_node_and_costs_its_client_the_connection() {
+fn an_incomplete_message_ends_its_clients_connection() {
     let mut world = world(1, false);
     let (_, at_box) = world.connect(1, PATIENT);
     let mut packet = vec![0; BTH_LEN + 16 + 1024];
@@ -203,7 +203,7 @@ fn a_message_that_stays_incomplete_never_reaches_the_node_and_costs_its_client_t
 }
 
 #[test]
-fn full_tables_and_set_ups_that_cannot_work_are_refused_with_sentences() {
+fn full_tables_and_invalid_set_ups_are_refused() {
     let limits = Limits { clients: 1, regions: 1, ..Limits::default() };
     let mut steer = Steer::new(Config { limits, ..Config::at(address_of_box()) });
     let end =

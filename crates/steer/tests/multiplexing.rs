@@ -428,7 +428,7 @@ fn restart(seed: u64) -> Tally {
 }
 
 #[test]
-fn clients_behind_one_queue_pair_are_served_once_in_order_and_atomically_under_every_fault() {
+fn clients_behind_one_queue_pair_are_served_once_and_in_order() {
     let met = seeds::for_seeds("clients_behind_one_queue_pair", Plan { fixed: 2_000, fresh: 400, stored: &[] }, faults);
     if let Some(met) = met {
         met.assert_met(&[
@@ -450,7 +450,7 @@ fn clients_behind_one_queue_pair_are_served_once_in_order_and_atomically_under_e
 }
 
 #[test]
-fn a_client_that_vanishes_takes_nobody_with_it() {
+fn a_client_that_vanishes_does_not_affect_others() {
     let met = seeds::for_seeds("a_client_that_vanishes", Plan { fixed: 1_000, fresh: 200, stored: &[] }, vanish);
     if let Some(met) = met {
         met.assert_met(&["life: client vanished", "life: with a message that is incomplete"]);
@@ -458,7 +458,7 @@ fn a_client_that_vanishes_takes_nobody_with_it() {
 }
 
 #[test]
-fn a_box_that_loses_its_state_costs_its_clients_their_connections_and_nothing_else() {
+fn a_box_that_loses_its_state_only_ends_connections() {
     let met = seeds::for_seeds("a_box_that_loses_its_state", Plan { fixed: 600, fresh: 120, stored: &[] }, restart);
     if let Some(met) = met {
         met.assert_met(&["life: box restarted", "packets for a queue pair that the box does not have"]);

@@ -475,7 +475,7 @@ fn run(seed: u64) -> Tally {
 }
 
 #[test]
-fn a_store_behind_the_box_is_linearizable_whatever_the_box_knows_of_it() {
+fn a_store_behind_the_box_is_linearizable() {
     let met = seeds::for_seeds("a_store_behind_the_box", Plan { fixed: 3_000, fresh: 600, stored: &[] }, run);
     if let Some(met) = met {
         met.assert_met(&[

@@ -164,7 +164,7 @@ fn capture(name: &str) -> (PathBuf, Option<PathBuf>) {
 }
 
 #[test]
-fn a_box_on_a_udp_socket_rewrites_packets_that_other_programs_find_nothing_wrong_with() {
+fn other_programs_accept_packets_rewritten_by_a_udp_box() {
     let (path, own) = capture("steer-box");
     let mut set = Set::new(1, &path);
     let (remote_address, rkey) = (set.node.memory.address(), KEY);

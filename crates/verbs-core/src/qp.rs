@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_missing_and_what_is_too_much() {
+    fn errors_name_missing_and_surplus_attributes() {
         let attributes =
             QpAttributes { state: Some(QpState::Init), port: Some(1), timeout: Some(14), ..QpAttributes::default() };
         let error = check_transition(QpKind::Rc, QpState::Reset, &attributes, &Limits::default()).unwrap_err();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_held_to_the_range_that_the_device_reports() {
+    fn values_outside_the_range_of_the_device_are_refused() {
         let limits = Limits { max_rd_atomic: 16, ..Limits::default() };
         let init = QpAttributes {
             state: Some(QpState::Init),

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_says_how_long_a_request_is_or_what_is_wrong_with_it() {
+    fn check_returns_the_length_of_a_request_or_its_error() {
         let sge = |length| Sge { address: 0, length, lkey: crate::LKey(1) };
         let good = |_: &Sge, _: Access| Ok(());
         let (two, three) = ([sge(3), sge(4)], [sge(1); 3]);

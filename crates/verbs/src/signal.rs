@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_readable_exactly_while_something_is_in_the_list() {
+    fn the_descriptor_is_readable_while_the_list_has_entries() {
         let notices = Notices::new().unwrap();
         assert!(!is_readable(&notices));
         (0..5).for_each(|number| notices.lock().push(number));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_reads_a_blocking_descriptor_makes_nobody_wait() {
+    fn reading_a_blocking_descriptor_blocks_no_other_call() {
         let notices = Notices::new().unwrap();
         fcntl(notices.fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         (0..3).for_each(|number| notices.lock().push(number));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_wakes_a_sleeper_is_counted_once_the_sleeper_does_not_look_for_it() {
+    fn an_entry_is_counted_once_its_sleeper_does_not_take_it() {
         let notices = Notices::new().unwrap();
         let sleepers = notices.sleepers();
         sleepers.begin();

@@ -69,7 +69,7 @@ fn ends(ack: AckPolicy, answers: u64, end: End) {
 }
 
 #[test]
-fn a_receive_that_completed_is_a_send_that_succeeds_however_the_queue_pair_ends() {
+fn a_completed_receive_means_a_successful_send() {
     for _ in 0..40 {
         for end in [End::Reset, End::Error, End::Destroy, End::Close] {
             ends(AckPolicy::Answer, 0, end);
@@ -78,7 +78,7 @@ fn a_receive_that_completed_is_a_send_that_succeeds_however_the_queue_pair_ends(
 }
 
 #[test]
-fn so_it_is_where_acknowledgements_wait_for_answers() {
+fn a_completed_receive_with_a_held_ack_means_a_successful_send() {
     for end in [End::Reset, End::Error, End::Destroy, End::Close] {
         for _ in 0..20 {
             ends(AckPolicy::Answer, ANSWERS, end);
@@ -92,7 +92,7 @@ fn so_it_is_where_acknowledgements_wait_for_answers() {
 /// Programs with a queue for sends and one for receives (UCX) look at one after the other. A message that arrives while
 /// they look for sends is not yet one that they do not answer.
 #[test]
-fn a_look_for_sends_leaves_the_acknowledgement_of_a_receive_to_its_answer() {
+fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
     let open = || open_soft(SoftOptions { ack: Some(AckPolicy::Answer), ..SoftOptions::default() });
     let plan = Plan::rc();
     let (a, device) = (plan.side(&open()), open());

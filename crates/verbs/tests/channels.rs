@@ -24,7 +24,7 @@ fn notified(device: &Device, channel: &Channel, pd: &Pd) -> Cq {
 }
 
 #[test]
-fn a_queue_that_goes_takes_no_notification_of_the_one_that_gets_its_number() {
+fn destroying_a_queue_keeps_notifications_of_its_successor() {
     const ROUNDS: usize = 100_000;
     let device = open_soft(SoftOptions::default());
     let channel = device.create_channel().unwrap();
@@ -52,7 +52,7 @@ fn a_queue_that_goes_takes_no_notification_of_the_one_that_gets_its_number() {
 }
 
 #[test]
-fn a_queue_that_goes_takes_its_own_notification_along() {
+fn destroying_a_queue_removes_its_own_notification() {
     let device = open_soft(SoftOptions::default());
     let channel = device.create_channel().unwrap();
     let pd = device.create_pd().unwrap();

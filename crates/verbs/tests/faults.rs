@@ -218,7 +218,7 @@ fn receivers_that_are_not_ready_lose_nothing() {
 }
 
 #[test]
-fn what_arrives_unreliably_is_intact() {
+fn unreliable_messages_arrive_intact() {
     for (plan, kind) in PLANS.into_iter().flat_map(|plan| [(plan, QpKind::Uc), (plan, QpKind::Ud)]) {
         let header = if kind == QpKind::Ud { 40 } else { 0 };
         let devices = (open(plan), open(plan));

@@ -311,7 +311,7 @@ fn may_be_others() -> bool {
 }
 
 #[test]
-fn what_the_system_forbids_is_counted_and_packets_go_over_udp() {
+fn forbidden_system_calls_are_counted_and_udp_is_used() {
     let _turn = turn();
     for part in ["pair no-unix-sockets", "pair no-memfd"] {
         let line = Peer::start(TEST, part, LinkChoice::Auto).answer("refused ");
@@ -321,7 +321,7 @@ fn what_the_system_forbids_is_counted_and_packets_go_over_udp() {
 }
 
 #[test]
-fn a_device_opens_with_few_descriptors_or_not_at_all_and_keeps_none() {
+fn a_device_that_lacks_descriptors_leaks_none() {
     let _turn = turn();
     Peer::start(TEST, "tight", LinkChoice::Auto).answer("done");
 }
@@ -346,7 +346,7 @@ fn other_users_are_reached_over_udp_and_counted() {
 }
 
 #[test]
-fn a_name_that_another_user_has_taken_is_got_around() {
+fn a_name_taken_by_another_user_is_avoided() {
     let _turn = turn();
     if !may_be_others() {
         return;
@@ -369,7 +369,7 @@ fn has_name(text: &str) -> bool {
 }
 
 #[test]
-fn an_address_that_another_user_takes_over_is_left_at_once() {
+fn no_memory_is_shared_with_another_user_of_an_address() {
     let _turn = turn();
     if !may_be_others() {
         return;
@@ -392,7 +392,7 @@ fn an_address_that_another_user_takes_over_is_left_at_once() {
 }
 
 #[test]
-fn a_process_without_descriptors_is_reached_over_udp_until_it_has_some() {
+fn a_process_without_descriptors_is_reached_over_udp() {
     let _turn = turn();
     let device = auto(None);
     let mut target = Target::start(&device, "target");
@@ -411,7 +411,7 @@ fn a_process_without_descriptors_is_reached_over_udp_until_it_has_some() {
 }
 
 #[test]
-fn a_program_that_closes_all_descriptors_does_not_spin_and_its_peers_go_on() {
+fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     let _turn = turn();
     let device = auto(None);
     // The next device without a fixed address must not take this address, which is free while its thread still holds
@@ -439,7 +439,7 @@ fn a_program_that_closes_all_descriptors_does_not_spin_and_its_peers_go_on() {
 
 /// The device of a program that closes descriptors of others does not read the files that have their numbers then.
 #[test]
-fn files_under_the_numbers_of_a_device_are_left_alone() {
+fn files_that_reuse_numbers_of_a_device_are_not_read() {
     let _turn = turn();
     let device = auto(None);
     let mut target = Target::start(&device, "target 127.77.45.5");

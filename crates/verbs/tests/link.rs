@@ -50,7 +50,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
 }
 
 #[test]
-fn datagrams_to_where_no_way_leads_are_counted() {
+fn datagrams_without_a_route_are_counted() {
     namespace::within(|| {
         let pairs = [(soft_pair(), "198.51.100.1"), (namespace::soft_pair(), "2001:db8::1")];
         for (devices, nowhere) in pairs {

@@ -116,7 +116,7 @@ fn hasty() -> Plan {
 }
 
 #[test]
-fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
+fn a_peer_killed_at_any_moment_leaves_no_resources() {
     let _turn = turn();
     let rounds = std::env::var(ROUNDS).ok().map_or(1000, |text| text.parse().expect("a number of rounds"));
     // One that no test takes without being asked.
@@ -176,7 +176,7 @@ fn a_peer_killed_at_any_moment_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_stopped_peer_holds_nobody_up() {
+fn a_stopped_peer_delays_no_other_connection() {
     let _turn = turn();
     let device = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
     // Some minutes, so that it does not give the stopped one up on any machine.

@@ -37,9 +37,9 @@ over_each_link! {
     a_target_may_be_passive
     programs_that_sleep_on_the_channel_are_woken
     edge_and_level_triggered_epoll_both_work
-    a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor
+    a_program_may_alternate_between_channel_and_descriptor
     an_async_runtime_waits_for_the_channel
-    a_peer_that_does_not_answer_delays_nobody_else
+    an_unresponsive_peer_delays_no_other_connection
     a_device_closes_at_any_moment
     idle_devices_cost_nothing
 }
@@ -212,7 +212,7 @@ fn edge_and_level_triggered_epoll_both_work(pair: Pair) {
     }
 }
 
-fn a_program_may_wait_now_on_the_channel_and_now_on_its_descriptor(pair: Pair) {
+fn a_program_may_alternate_between_channel_and_descriptor(pair: Pair) {
     let devices = pair();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&devices.0), notifying(&plan, &devices.1));
@@ -272,7 +272,7 @@ fn an_async_runtime_waits_for_the_channel(pair: Pair) {
     });
 }
 
-fn a_peer_that_does_not_answer_delays_nobody_else(pair: Pair) {
+fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     let (one, other) = pair();
     let third = open_soft(SoftOptions::default());
     // One connection to a queue pair that is gone, which tries again and again, ever more rarely.
@@ -296,7 +296,7 @@ fn a_peer_that_does_not_answer_delays_nobody_else(pair: Pair) {
 
 /// A long round trip is no reason to send each post by itself: that would make it longer still.
 #[test]
-fn single_posts_become_runs_however_long_the_round_trip_is() {
+fn single_posts_become_runs_despite_a_long_round_trip() {
     let open = || open_soft(SoftOptions { faults: Some("delay=240us".parse().unwrap()), ..SoftOptions::default() });
     let (a, b) = Plan::rc().connect(&(open(), open()));
     let (from, to) = (a.memory(8), b.memory(8));

@@ -56,8 +56,8 @@ fn wait_for(device: &Device) {
 }
 
 #[test]
-fn final_values_are_seen_though_nobody_calls_any_more() {
-    in_own_process("final_values_are_seen_though_nobody_calls_any_more", None, |_| {
+fn final_values_are_published_without_further_calls() {
+    in_own_process("final_values_are_published_without_further_calls", None, |_| {
         let (a, b) = Plan::rc().connect(&(open_soft(SoftOptions::default()), open_soft(SoftOptions::default())));
         for round in 0..200 {
             b.post_recv(1, &[]);
@@ -95,8 +95,8 @@ fn sleeps() -> u64 {
 }
 
 #[test]
-fn an_idle_device_wakes_nobody_to_publish() {
-    in_own_process("an_idle_device_wakes_nobody_to_publish", None, |_| {
+fn an_idle_device_wakes_no_thread_to_publish() {
+    in_own_process("an_idle_device_wakes_no_thread_to_publish", None, |_| {
         let (a, b) = Plan::rc().connect(&(open_soft(SoftOptions::default()), open_soft(SoftOptions::default())));
         b.post_recv(1, &[]);
         a.post(1, SendOperation::Send, &[]);
@@ -118,16 +118,16 @@ fn an_idle_device_wakes_nobody_to_publish() {
 }
 
 #[test]
-fn it_can_be_switched_off() {
-    in_own_process("it_can_be_switched_off", Some("0"), |directory| {
+fn publishing_can_be_switched_off() {
+    in_own_process("publishing_can_be_switched_off", Some("0"), |directory| {
         let _device = open_soft(SoftOptions::default());
         assert!(!directory.exists());
     });
 }
 
 #[test]
-fn a_device_opens_where_nothing_can_be_published() {
-    in_own_process("a_device_opens_where_nothing_can_be_published", None, |directory| {
+fn a_device_opens_without_a_place_to_publish() {
+    in_own_process("a_device_opens_without_a_place_to_publish", None, |directory| {
         std::fs::write(directory, "a file in its place").unwrap();
         let (a, b) = Plan::rc().connect(&(open_soft(SoftOptions::default()), open_soft(SoftOptions::default())));
         b.post_recv(1, &[]);

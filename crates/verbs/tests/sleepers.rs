@@ -145,7 +145,7 @@ fn two_threads_that_sleep_take_two_entries() {
 }
 
 #[test]
-fn the_descriptor_counts_the_entry_of_a_thread_that_takes_none() {
+fn the_descriptor_counts_an_entry_that_no_thread_takes() {
     check(|world| {
         let cancelled = spawn(world, |world| world.sleep_in_vain(true));
         world.add();

@@ -11,7 +11,7 @@ fn with_library(path: &str) -> SystemOptions {
 }
 
 #[test]
-fn a_machine_without_libibverbs_says_what_to_install() {
+fn an_error_without_libibverbs_says_to_install_it() {
     let options = with_library("/nowhere/libibverbs.so.1");
     let error = list(&options).unwrap_err();
     assert!(matches!(error, SystemError::Absent { .. }));
@@ -21,7 +21,7 @@ fn a_machine_without_libibverbs_says_what_to_install() {
 }
 
 #[test]
-fn a_library_without_what_is_needed_is_too_old() {
+fn a_library_without_required_symbols_is_too_old() {
     // A library that every program of Rust has loaded, and that is no libibverbs of any age.
     let error = list(&with_library("libgcc_s.so.1")).unwrap_err();
     assert!(matches!(&error, SystemError::TooOld { symbol, .. } if symbol == "ibv_get_device_list"), "{error}");

@@ -23,7 +23,7 @@ mod tests {
 
     /// The numbers are those of the reference implementation for the seed 1234567 (Vigna, splitmix64.c).
     #[test]
-    fn numbers_are_those_of_the_reference() {
+    fn numbers_match_the_reference_implementation() {
         let mut state = 1_234_567;
         let expected = [
             6_457_827_717_110_365_317,

@@ -74,7 +74,7 @@ fn plot() -> String {
 }
 
 #[test]
-fn the_plot_is_what_the_arithmetic_says() {
+fn the_stored_plot_matches_message_cost() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/wire-efficiency.svg");
     let plot = plot();
     if std::env::var_os("DOORBELL_UPDATE_PLOTS").is_some() {

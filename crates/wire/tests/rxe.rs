@@ -43,7 +43,7 @@ fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
 }
 
 #[test]
-fn every_packet_of_rxe_is_understood_and_has_the_icrc_that_we_compute() {
+fn packets_of_rxe_parse_and_have_a_valid_icrc() {
     // rxe is requester and responder, with single packets and with sequences of packets.
     let wanted = [
         Opcode::RC_SEND_ONLY,
@@ -65,12 +65,12 @@ fn every_packet_of_rxe_is_understood_and_has_the_icrc_that_we_compute() {
 }
 
 #[test]
-fn so_is_what_rxe_sends_when_packets_are_lost() {
+fn rxe_retransmissions_parse() {
     check(include_bytes!("data/rxe-loss.pcap"), 300, &[Opcode::RC_ACKNOWLEDGE]);
 }
 
 #[test]
-fn so_is_what_two_devices_of_rxe_send_each_other() {
+fn packets_between_two_rxe_devices_parse() {
     let wanted = [
         Opcode::RC_SEND_ONLY_IMM,
         Opcode::RC_SEND_LAST_IMM,

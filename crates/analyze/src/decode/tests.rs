@@ -226,7 +226,7 @@ fn repeated_packets_count_once_as_messages() {
 }
 
 #[test]
-fn what_comes_late_is_not_repeated() {
+fn late_packets_do_not_count_as_retransmitted() {
     // Sequence numbers wrap during the capture.
     let psn = |offset: u32| (0x00ff_fffe + offset) & 0x00ff_ffff;
     let order = [0, 1, 4, 5, 2, 3, 4, 5, 6];
@@ -243,7 +243,7 @@ fn what_comes_late_is_not_repeated() {
 }
 
 #[test]
-fn the_rest_of_a_read_is_asked_for_again() {
+fn a_request_for_the_rest_of_a_read_is_a_retransmission() {
     let ask = |psn: u32, from: u64, bytes: u32| {
         let mut header = [0; 16];
         RethRepr { virtual_address: from, rkey: RKey::new(7), dma_length: bytes }.write(&mut header);
@@ -258,7 +258,7 @@ fn the_rest_of_a_read_is_asked_for_again() {
 }
 
 #[test]
-fn answers_find_the_queue_pair_that_they_are_for() {
+fn answers_are_matched_to_their_queue_pairs() {
     let mut frames = Vec::new();
     let pairs: Vec<_> =
         (0..50_u32).map(|pair| (0xa00 + pair, 0xb00 + pair, pair.wrapping_mul(0x0005_4321) & 0xff_ffff)).collect();
@@ -437,7 +437,7 @@ fn datagrams_and_congestion_are_counted() {
 }
 
 #[test]
-fn what_is_no_capture_is_refused() {
+fn invalid_captures_are_rejected() {
     let refused = |file: &[u8], words: &[&str]| {
         let text = decode(file, &Options::default()).unwrap_err().to_string();
         words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing in: {text}"));
@@ -460,7 +460,7 @@ fn what_is_no_capture_is_refused() {
 }
 
 #[test]
-fn what_ends_early_or_is_damaged_is_read_as_far_as_it_goes() {
+fn damaged_captures_are_read_up_to_the_damage() {
     let frames: Vec<_> = (0..3).map(|psn| send(Opcode::RC_SEND_ONLY, psn, 16)).collect();
     let file = pcap(&frames);
     let record = 16 + frames[0].len();

@@ -348,7 +348,7 @@ fn every_workload_of_the_bench_is_named() {
 }
 
 #[test]
-fn what_is_as_long_stands_beside_the_most_plausible() {
+fn equally_long_operations_are_all_named() {
     // SENDs of 64 bytes have the length of WRITEs of 48, and WRITEs of 1 to 4 that of SENDs of 17 to 20.
     for (frame, send, write) in [(122.0, 64, 48), (78.0, 20, 4), (586.0, 528, 512)] {
         let answer = explain(&incoming((1e6, 0.2e6), (frame, 62.0)), &Hints::default()).unwrap();
@@ -369,7 +369,7 @@ fn what_is_as_long_stands_beside_the_most_plausible() {
 
 /// A requester asks for READs of 1 MiB in pieces of 256 KiB.
 #[test]
-fn reads_in_pieces_may_be_longer_than_what_each_request_asks_for() {
+fn split_reads_may_be_longer_than_each_request() {
     let rates = incoming((4e3, 256e3), (74.0, 4154.0 + 8.0 / 64.0));
     let answer = explain(&rates, &Hints::default()).unwrap();
     assert_eq!(rank(&answer, MessageKind::Read, &[Pattern::Fetch], Requester::Peer, 1 << 20, 1e3), Some(0));
@@ -383,7 +383,7 @@ fn reads_in_pieces_may_be_longer_than_what_each_request_asks_for() {
 }
 
 #[test]
-fn what_only_one_operation_shows_is_named_first() {
+fn an_unambiguous_operation_is_named_first() {
     let base = Workload {
         kind: MessageKind::Read,
         both_ways: false,
@@ -457,7 +457,7 @@ fn short_requests_with_long_responses() {
 }
 
 #[test]
-fn what_no_single_operation_explains_is_said() {
+fn the_verdict_reports_unexplained_rates() {
     let hints = Hints { mtu: Some(PathMtu::Mtu4096), ..Hints::default() };
     for rates in [
         // Outgoing packets are ten times as many as incoming ones, and all are far longer than ACKs.
@@ -475,7 +475,7 @@ fn what_no_single_operation_explains_is_said() {
 }
 
 #[test]
-fn what_cannot_be_counted_is_refused() {
+fn impossible_rates_and_hints_are_rejected() {
     let refused = |rates: Rates, words: &[&str]| {
         let text = explain(&rates, &Hints::default()).unwrap_err().to_string();
         words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing in: {text}"));

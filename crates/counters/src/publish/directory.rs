@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_for_us_alone_and_found_again() {
+    fn a_directory_is_created_private_and_found_again() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("doorbell");
         assert!(Directory::open(&path).unwrap_err().to_string().ends_with("does not exist"));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_could_have_made_is_refused() {
+    fn directories_open_to_other_users_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("open");
         std::fs::create_dir(&path).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn root_reads_the_directory_of_another_user_and_nothing_else_in_it() {
+    fn root_reads_only_files_of_the_directory_owner() {
         if !geteuid().is_root() {
             return; // no other user can change the owner of files
         }

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_file_is_parsed() {
         let (bytes, values_at) = file();
         let header = parse(&bytes).unwrap();
         assert_eq!(header.pid, 42);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_said_to_be_so() {
+    fn a_damaged_file_is_rejected_with_a_reason() {
         let (bytes, _) = file();
         for (word, value, said) in [
             (0, 1, "does not begin"),

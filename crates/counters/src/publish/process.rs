@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_has_waited_for_is_gone() {
+    fn an_unreaped_process_counts_as_gone() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         while start_ticks(child.id()).is_some() {
             std::thread::yield_now();

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_survives_the_wire_and_stumps_are_refused() {
+    fn requests_round_trip_and_wrong_lengths_are_rejected() {
         let place = RemotePlace { address: 0x0123_4567_89ab_cdef, rkey: RKey::new(0xdead_beef), length: 77 };
         let request = Request { place, application: (0..64).collect() };
         let bytes = request.encode();

@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_word_survives_the_wire_and_finds_its_place(near in 0_u64..1 << 40, off in -(1_i64 << 28)..1 << 28, alone: bool) {
+        fn credit_words_round_trip_and_extend(near in 0_u64..1 << 40, off in -(1_i64 << 28)..1 << 28, alone: bool) {
             let count = near.saturating_add_signed(off);
             let word = Word::decode(Word::new(alone, count).encode());
             prop_assert_eq!(word.alone, alone);

@@ -32,7 +32,7 @@ fn completion(wr_id: u64, status: Status) -> Completion {
 
 /// No RNIC accepts such a SEND for the memory of these connections, since remote invalidation is not enabled there.
 #[test]
-fn a_send_that_invalidates_is_no_message() {
+fn a_send_with_invalidate_is_a_protocol_error() {
     let (mut a, _b) = pair();
     let invalidating = Completion {
         opcode: CompletionOpcode::Receive,
@@ -44,7 +44,7 @@ fn a_send_that_invalidates_is_no_message() {
 }
 
 #[test]
-fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
+fn only_completion_of_the_goodbye_finishes_a_close() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::Success)).unwrap();
     a.take_completion(&completion(KEEPALIVE_TAG, Status::Success)).unwrap();
@@ -57,7 +57,7 @@ fn only_the_goodbye_itself_tells_that_the_goodbye_arrived() {
 
 /// Requests that were outstanding when the queue pair failed are flushed one by one, and none of them is an error.
 #[test]
-fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
+fn a_failed_credit_before_the_goodbye_still_closes_cleanly() {
     let (mut a, _b) = said_goodbye();
     a.take_completion(&completion(CREDIT_TAG, Status::RetryExceeded)).unwrap();
     a.take_completion(&completion(GOODBYE_TAG, Status::WorkRequestFlushed)).unwrap();
@@ -65,7 +65,7 @@ fn a_credit_that_fails_before_the_goodbye_lets_it_close_in_peace() {
 }
 
 #[test]
-fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
+fn dropped_connections_and_messages_return_shared_receives() {
     let device = soft::open(&SoftOptions::default()).unwrap();
     let pd = device.create_pd().unwrap();
     let options = SharedOptions { depth: 40, connections: 2, max_message: 64, reposting: Reposting::Locked };
@@ -97,7 +97,7 @@ fn a_part_of_shared_receives_comes_back_when_its_messages_do() {
 /// The goodbye also carries a grant. Messages that use this grant answer no later credit message, so it must count as
 /// reported.
 #[test]
-fn a_side_that_said_goodbye_goes_on_granting() {
+fn a_closing_side_keeps_granting_credits() {
     let endpoint = || {
         let device = soft::open(&SoftOptions::default()).unwrap();
         let config = Config { depth: 8, ..Config::default() };

@@ -31,7 +31,7 @@ fn read(a: &mut Connection, b: &mut Connection, id: ReadId) {
 }
 
 #[test]
-fn the_receiver_places_messages_by_what_the_sender_says_of_them() {
+fn the_receiver_places_messages_by_application_data() {
     let (mut a, mut b) = pair(&by_hand(), &small());
     let place = b.qp().pd().allocate(1 << 16, Access::LOCAL_WRITE, MemoryKind::Plain).unwrap();
     for (number, offset) in [(0, 40_000_u32), (1, 0), (2, 10_000)] {
@@ -78,7 +78,7 @@ fn a_message_lands_in_a_file() {
 }
 
 #[test]
-fn a_slow_message_blocks_only_those_behind_its_window() {
+fn a_slow_message_blocks_only_beyond_its_window() {
     let (mut a, mut b) = pair(&by_hand(), &small());
     for number in 0..8 {
         assert!(matches!(a.send(&payload(number, 10)).unwrap(), Submit::Accepted(_)));
@@ -149,7 +149,7 @@ fn many_readers_pull_the_same_memory() {
 }
 
 #[test]
-fn a_peer_that_points_elsewhere_is_refused_and_reads_nothing() {
+fn reading_freed_memory_of_the_sender_fails() {
     // The memory of the sender is freed before the receiver reads it.
     let (mut a, mut b) = pair(&by_hand(), &small());
     let region = memory(a.qp().pd(), 101);
@@ -189,13 +189,13 @@ fn ends_of_different_protocols_do_not_connect() {
 }
 
 #[test]
-fn a_fenced_read_holds_up_those_behind_it_and_loses_nothing() {
+fn a_fenced_read_delays_later_messages_and_loses_none() {
     for fence in [Fence::ReadCompletion, Fence::AcknowledgementCompletion] {
-        hold_up_and_lose_nothing(fence);
+        deliver_with_fence(fence);
     }
 }
 
-fn hold_up_and_lose_nothing(fence: Fence) {
+fn deliver_with_fence(fence: Fence) {
     let protocol = DirectRead { fence, ..DirectRead::default() };
     let config = Config::default().window(32).depth(32).max_message(20_000);
     let (mut a, mut b) = join(&protocol, [&device(), &device()], [&config, &config], None);
@@ -238,7 +238,7 @@ fn deliver_one_by_one<C: Connector>(protocol: &C) {
 }
 
 #[test]
-fn messages_arrive_where_each_completes_by_itself() {
+fn messages_arrive_with_one_completion_per_message() {
     deliver_one_by_one(&SendReceive);
     for acknowledge in [Acknowledge::SignalByte, Acknowledge::Send] {
         for fence in [Fence::Nothing, Fence::ReadCompletion, Fence::AcknowledgementCompletion] {

@@ -17,7 +17,7 @@ fn connect(change: fn(&mut EndpointDescription)) -> Result<(), ConnectError> {
 }
 
 #[test]
-fn a_peer_whose_buffers_do_not_hold_its_messages_is_refused() {
+fn a_peer_with_too_small_buffers_is_rejected() {
     connect(|_| {}).unwrap();
     let changes: [fn(&mut EndpointDescription); 8] = [
         |peer| peer.max_message = u64::MAX,

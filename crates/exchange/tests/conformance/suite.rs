@@ -213,7 +213,7 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     println!("rdma_rxe of Linux {}: with fences, no progress after {received:?} messages", kernel.trim());
 }
 
-fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
+fn a_stopped_receiver_causes_back_pressure<P: Connector>(protocol: P) {
     let config = Config::default().window(32).depth(16).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     let mut accepted = 0_u64;
@@ -241,7 +241,7 @@ fn a_receiver_that_stops_is_back_pressure<P: Connector>(protocol: P) {
 }
 
 /// A sender that retries whenever a poll reports an event never stalls.
-fn a_poll_tells_that_back_pressure_is_over<P: Connector>(protocol: P) {
+fn poll_reports_the_end_of_back_pressure<P: Connector>(protocol: P) {
     // Number of polls after which a wait counts as endless. Only messages advance this connection.
     const PATIENCE: u64 = 3_000_000;
     let config = Config::default().window(32).depth(4).max_message(64);
@@ -296,7 +296,7 @@ fn memory(pd: &Pd, length: usize) -> Region {
     pd.allocate(length, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE, MemoryKind::Plain).unwrap()
 }
 
-fn goodbye_is_told_from_death<P: Connector>(protocol: P) {
+fn goodbye_and_death_are_distinguished<P: Connector>(protocol: P) {
     let config = Config::default().timeout_exponent(14).retry_count(2).keepalive(Duration::from_millis(20));
     let (mut a, mut b) = pair(&protocol, &config);
     assert!(matches!(a.send(b"last words").unwrap(), Submit::Accepted(_)));
@@ -364,7 +364,7 @@ fn a_quiet_connection_lives<P: Connector>(protocol: P) {
 }
 
 /// The goodbye is sent although the peer never stops sending.
-fn goodbye_is_said_in_the_midst_of_messages<P: Connector>(protocol: P) {
+fn goodbye_is_sent_while_the_peer_sends<P: Connector>(protocol: P) {
     let config = Config::default().max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
@@ -484,11 +484,11 @@ macro_rules! conformance {
                 uneven_ends
                 a_long_stream_wraps_every_index
                 loss_is_not_seen
-                a_receiver_that_stops_is_back_pressure
-                a_poll_tells_that_back_pressure_is_over
+                a_stopped_receiver_causes_back_pressure
+                poll_reports_the_end_of_back_pressure
                 memory_of_the_program_is_sent_without_copying
-                goodbye_is_told_from_death
-                goodbye_is_said_in_the_midst_of_messages
+                goodbye_and_death_are_distinguished
+                goodbye_is_sent_while_the_peer_sends
                 a_quiet_connection_lives
                 the_last_goodbye_is_acknowledged
                 a_sleeping_receiver_is_woken_for_each_message

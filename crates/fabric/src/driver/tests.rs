@@ -66,7 +66,7 @@ impl Link for Waits {
 }
 
 #[test]
-fn a_link_hears_of_packets_to_others_that_wait_behind_those_that_it_does_not_take() {
+fn a_link_is_hurried_when_packets_to_others_wait() {
     for (awaits, is_hurried) in [([10, 0, 0, 2], false), ([10, 0, 0, 3], true)] {
         let link = Waits { awaits: awaits.into(), is_hurried: false };
         let (mut driver, qpn, _) = connected(link);

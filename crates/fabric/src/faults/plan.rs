@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_option_its_value_and_what_is_allowed() {
+    fn errors_name_option_value_and_allowed_range() {
         let table = [
             ("drop=1.5", "drop", "\"1.5\"", "from 0 to 1"),
             ("reorder=-0.1", "reorder", "\"-0.1\"", "from 0 to 1"),
@@ -226,7 +226,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_reads_back(
+        fn printed_plans_parse_back(
             shares in prop::array::uniform4(0.0..=1.0_f64),
             delay_ns in 0..=MAX_DELAY_NS,
             magnitude in 0..10_u32,

@@ -86,7 +86,7 @@ fn duplicated_packets_arrive_twice_in_a_row() {
 }
 
 #[test]
-fn reordered_packets_let_a_few_others_pass_and_none_is_lost() {
+fn reordered_packets_are_late_by_a_few_and_none_is_lost() {
     let (packets, counters) = run("reorder=0.05,seed=3", 20_000);
     assert_share(counters.reordered, 20_000, 0.05);
     let mut numbers = numbers(&packets);
@@ -131,7 +131,7 @@ fn corrupted_packets_differ_by_one_bit() {
 }
 
 #[test]
-fn where_no_icrc_would_show_it_a_corrupted_packet_is_lost() {
+fn corrupted_packets_are_dropped_on_links_without_icrc() {
     let (mut a, mut b) = pair("corrupt=1", false);
     transmit_all(&mut a, 0, &batch_of(address(2), &[LEN; 10]));
     assert!(receive_all(&mut b, 0).is_empty());
@@ -153,7 +153,7 @@ fn delayed_packets_arrive_in_order_and_not_before_their_time() {
 }
 
 #[test]
-fn what_is_held_back_is_bounded_and_the_oldest_passes_early() {
+fn held_bytes_are_bounded_and_the_oldest_leave_early() {
     let (mut a, mut b) = pair("delay=1s", true);
     let lengths = vec![65_000; 15];
     let per_batch = 15 * 65_004;
@@ -171,7 +171,7 @@ fn what_is_held_back_is_bounded_and_the_oldest_passes_early() {
 }
 
 #[test]
-fn what_nothing_happens_to_stays_in_its_run() {
+fn packets_without_faults_stay_in_their_run() {
     let (mut a, mut b) = pair("drop=0.1,seed=5", true);
     transmit_all(&mut a, 0, &batch_of(address(2), &[LEN; 64]));
     let runs = receive_all(&mut b, 0);
@@ -181,7 +181,7 @@ fn what_nothing_happens_to_stays_in_its_run() {
 }
 
 #[test]
-fn a_fault_strikes_the_same_packets_whatever_the_others_do() {
+fn a_fault_hits_the_same_packets_beside_other_faults() {
     let missing = |plan: &str| {
         let (packets, _) = run(plan, 2_000);
         let mut numbers = numbers(&packets);

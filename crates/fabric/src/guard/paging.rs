@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_there_is_brought_in_and_other_is_not() {
+    fn only_mapped_memory_is_brought_in() {
         static CONSTANT: [u8; 8] = [1; 8];
         if !can_bring_in() {
             eprintln!("left out: this kernel is older than 5.14");

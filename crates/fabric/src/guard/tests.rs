@@ -56,7 +56,7 @@ fn is_gone(result: Result<(), MemoryError>) -> bool {
 }
 
 #[test]
-fn pages_that_are_gone_are_errors_and_the_others_are_not() {
+fn only_missing_pages_are_errors() {
     assert_eq!(guard_memory(), if cfg!(target_arch = "x86_64") { CopyMethod::Handler } else { CopyMethod::Kernel });
     let pages = Pages::new();
     assert!(pages.touch(0, 4 * PAGE, Access::LOCAL_WRITE).is_ok());
@@ -76,7 +76,7 @@ fn pages_that_are_gone_are_errors_and_the_others_are_not() {
 }
 
 #[test]
-fn threads_of_the_library_survive_faults_and_take_no_other_signals() {
+fn library_threads_survive_faults_and_block_other_signals() {
     guard_memory();
     let body = || {
         let pages = Pages::new();

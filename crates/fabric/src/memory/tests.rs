@@ -42,7 +42,7 @@ fn one_call_hands_over_a_bounded_amount() {
 }
 
 #[test]
-fn the_bandwidth_spreads_packets_and_adds_up_over_sends() {
+fn the_bandwidth_limit_spreads_packets_across_sends() {
     let options = MemoryOptions { latency_ns: 100, bandwidth_bytes_per_s: Some(1_000_000_000), ..Default::default() };
     let network = MemoryNetwork::new(options);
     let mut a = network.attach(address(1));
@@ -100,7 +100,7 @@ fn jitter_keeps_the_order_and_replays() {
 }
 
 #[test]
-fn packets_to_nobody_are_lost_and_counted() {
+fn packets_to_unknown_addresses_are_counted_as_lost() {
     let network = MemoryNetwork::new(MemoryOptions::default());
     let mut a = network.attach(address(1));
     let b = network.attach(address(2));

@@ -138,7 +138,7 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
 }
 
 #[test]
-fn what_crosses_the_link_in_one_turn_has_times_of_its_own() {
+fn runs_of_one_turn_have_separate_times() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
     // A clock that advances by one with each call.
@@ -218,7 +218,7 @@ fn records_are_written_when_the_driver_asks() {
 }
 
 #[test]
-fn frames_have_their_direction_and_the_faults_that_struck_them() {
+fn captured_frames_show_their_direction_and_faults() {
     let delayed = FaultMarks::DELAYED;
     let cases = [
         ("seed=1", true, vec![FaultMarks::NONE; 3]),

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naps_that_stay_mistakes_are_rarer_and_rarer() {
+    fn repeatedly_wrong_naps_become_rarer() {
         let mut naps = Naps::default();
         assert!(naps.are_allowed(0));
         let mut now_ns = 5;
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn lingering_in_vain_is_rarer_and_rarer_and_success_forgets_it() {
+    fn lingering_backs_off_and_success_resets_it() {
         let mut lingering = Lingering::default();
         let mut passed = Vec::new();
         for _ in 0..10 {

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_and_nothing_shorter_does() {
+    fn messages_round_trip_and_truncated_ones_are_rejected() {
         let nonce = [7; 16];
         let messages = [
             Message::Hello { version: VERSION, address: [127, 0, 0, 9].into(), port: 4791, nonce },
@@ -203,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_arrives_is_misread(mut bytes in prop::collection::vec(any::<u8>(), 0..MAX_BYTES), ours: bool) {
+        fn arbitrary_bytes_are_not_misread(mut bytes in prop::collection::vec(any::<u8>(), 0..MAX_BYTES), ours: bool) {
             if ours && bytes.len() >= MAGIC.len() {
                 bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
             }

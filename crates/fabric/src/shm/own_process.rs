@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_at_any_time_keeps_nothing_open_that_is_on_the_list() {
+    fn a_forked_child_closes_every_listed_descriptor() {
         static STOP: AtomicBool = AtomicBool::new(false);
         let _turn = TURN.lock();
         // The thread creates and lists descriptors all the time, and children are forked meanwhile.
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_closes_the_file_that_has_the_number_of_a_listed_descriptor_by_now() {
+    fn a_file_that_reuses_a_listed_number_stays_open() {
         let _turn = TURN.lock();
         let opening = Opening::begin();
         let (_reader, writer) = io::pipe().unwrap();

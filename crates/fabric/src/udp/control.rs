@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_has_the_kernels_layout_and_reads_back() {
+    fn control_messages_have_the_kernel_layout_and_parse_back() {
         let mut buffer = Buffer::EMPTY;
         let message = Outgoing {
             bytes: &[],
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_the_kernel_may_say_fits_and_nonsense_is_ignored() {
+    fn all_kernel_messages_fit_and_invalid_ones_are_ignored() {
         let mut buffer = Buffer::EMPTY;
         let mut used = 0;
         buffer.put(&mut used, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &7_u32.to_ne_bytes());

@@ -90,7 +90,7 @@ fn many_runs_leave_in_one_call_and_arrive_in_order() {
 }
 
 #[test]
-fn without_segmentation_packets_are_datagrams_of_their_own_with_identification_0() {
+fn without_segmentation_each_packet_is_one_datagram() {
     let (mut a, mut b) = (separate_link(), link());
     assert!(!a.identification_follows_run() && b.identification_follows_run());
     let lengths = [vec![32; 64], vec![1036; 9], vec![16]].concat();
@@ -105,7 +105,7 @@ fn without_segmentation_packets_are_datagrams_of_their_own_with_identification_0
 }
 
 #[test]
-fn a_kernel_that_refuses_to_segment_gets_separate_datagrams_from_then_on() {
+fn refused_segmentation_switches_to_separate_datagrams() {
     let (mut a, mut b) = (link(), link());
     // Such a socket may not segment, since it computes no checksum per datagram.
     sys::set_option(a.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
@@ -156,7 +156,7 @@ fn ipv6_works_the_same() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_dropped_and_counted_and_does_not_stop_the_rest() {
+fn unsendable_packets_are_dropped_and_counted() {
     for mut a in [link(), separate_link()] {
         let mut b = link();
         let mut batch = TransmitBatch::new(1 << 18, 4);
@@ -234,7 +234,7 @@ fn a_port_held_on_all_addresses_is_an_error_of_its_own() {
 }
 
 #[test]
-fn addresses_that_cannot_be_a_devices_are_refused() {
+fn addresses_unsuitable_for_a_device_are_refused() {
     let bind_to = |address: &str, port| {
         let address = Some(address.parse().unwrap());
         bind(BindRequest { address, port, ..BindRequest::default() }).unwrap_err()
@@ -249,7 +249,7 @@ fn addresses_that_cannot_be_a_devices_are_refused() {
 }
 
 #[test]
-fn who_has_joined_a_group_receives_what_is_sent_there() {
+fn members_of_a_group_receive_its_packets() {
     // The number of this process separates tests that run at the same time.
     let number = std::process::id().to_be_bytes();
     let group = IpAddr::V4(Ipv4Addr::new(239, number[1], number[2], number[3]));

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_come_by_themselves_have_the_mean_and_the_spread_of_a_poisson_process() {
+    fn exponential_draws_have_the_expected_mean_and_spread() {
         let mut random = Random::new(7);
         let times: Vec<f64> = (0..20_000).map(|_| random.exponential(50.0)).collect();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_come_as_often_as_the_law_says() {
+    fn ranks_follow_the_zipf_distribution() {
         for exponent in [0.0, 0.6, 0.9, 0.99, 1.0, 1.2, 1.5] {
             let zipf = Zipf::new(1024, exponent);
             let mut random = Random::new(7);

@@ -93,7 +93,7 @@ fn predictions_are_recovered_from_noisy_data_of_a_software_rnic() {
 }
 
 #[test]
-fn what_is_separable_lies_within_its_interval_and_nothing_else_has_one() {
+fn only_separable_parameters_have_intervals() {
     let truth = software();
     let exact = quantities_of(&truth);
     let (mut inside, mut all) = (0, 0);
@@ -245,7 +245,7 @@ fn units_ceiling_and_shared_queues_are_recovered() {
 
 /// Many threads alone do not separate the ceiling of a NIC from the total of its units.
 #[test]
-fn what_many_threads_do_not_separate_has_no_interval() {
+fn parameters_that_threads_do_not_separate_have_no_interval() {
     let truth = nic();
     let observations: Vec<Observation> = [8, 16, 32, 64]
         .into_iter()
@@ -321,7 +321,7 @@ fn operations(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observa
 }
 
 #[test]
-fn parameters_of_single_operations_come_back_within_their_intervals() {
+fn single_operation_parameters_lie_within_their_intervals() {
     let truth = Parameters { o_atomic_ns: 520.0, g_fix_ns: 2700.0, l_ns: 1400.0, ..nic() };
     let exact = quantities_of(&truth);
     let (mut inside, mut all) = (0, 0);

@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_every_length_move_these_bytes_and_no_others() {
+    fn copies_of_every_length_change_only_their_bytes() {
         for length in lengths() {
             for shift in [0, 1, 8] {
                 let source = pattern(length + shift);
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_within_one_buffer_is_as_if_there_were_two() {
+    fn overlapping_copies_move_the_original_bytes() {
         for length in lengths().filter(|&length| length > 0) {
             for distance in [1, 3, 15, 16, 40, 63, 64, 65, 200] {
                 for forwards in [true, false] {

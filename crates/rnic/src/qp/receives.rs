@@ -115,7 +115,7 @@ mod tests {
 
     /// Compares random operations on the ring with a list.
     #[test]
-    fn receives_are_taken_in_order_however_places_are_used_again() {
+    fn receives_are_taken_in_order_when_slots_are_reused() {
         let (mut ring, mut list) = (ReceiveRing::default(), VecDeque::new());
         let mut random = 1_u64;
         let mut next = 0;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_was_not_told_of_is_not_taken() {
+    fn receives_are_taken_only_after_their_doorbell() {
         let mut ring = ReceiveRing::default();
         post(&mut ring, 1, true);
         post(&mut ring, 2, true);

@@ -61,8 +61,8 @@ fn one(seed: u64) -> Tally {
 
 /// Runs 10,000 seeds that are always the same, and 2,000 that change with each commit.
 #[test]
-fn what_completed_stays_true_whatever_objects_do() {
-    let test = "what_completed_stays_true";
+fn completions_stay_true_under_any_object_lifecycle() {
+    let test = "completions_stay_true";
     if let Some(met) = for_seeds(test, Plan { fixed: 10_000, fresh: 2_000, stored: STORED }, one) {
         say(&format!("{test}: how often each was met:\n{}", met.table()));
         assert_eq!(met.missing(), Vec::<&str>::new(), "all of it happens, or it is not tested");

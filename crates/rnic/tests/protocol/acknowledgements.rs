@@ -18,7 +18,7 @@ fn one_acknowledgement_covers_a_run() {
 }
 
 #[test]
-fn an_acknowledgement_is_held_back_for_its_bound_and_no_longer() {
+fn an_acknowledgement_is_held_only_for_its_bound() {
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     let psn = script.answer_often();
@@ -37,7 +37,7 @@ fn an_acknowledgement_is_held_back_for_its_bound_and_no_longer() {
 }
 
 #[test]
-fn an_acknowledgement_that_is_due_again_is_not_held_longer_than_its_bound() {
+fn an_acknowledgement_that_is_due_again_keeps_its_bound() {
     let mut script = Script::new();
     let first = script.qpn;
     let second = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default());
@@ -64,7 +64,7 @@ fn an_acknowledgement_that_is_due_again_is_not_held_longer_than_its_bound() {
 }
 
 #[test]
-fn an_acknowledgement_rides_behind_the_reply() {
+fn an_acknowledgement_follows_the_reply() {
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     let psn = script.answer_often();
@@ -88,7 +88,7 @@ fn heard_alone(script: &mut Script, psn: Psn) -> Vec<(Opcode, Psn)> {
 }
 
 #[test]
-fn a_receive_is_seen_once_its_acknowledgement_has_left() {
+fn a_receive_completes_after_its_acknowledgement_left() {
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     for index in 0..20 {
@@ -104,7 +104,7 @@ fn a_receive_is_seen_once_its_acknowledgement_has_left() {
 }
 
 #[test]
-fn an_acknowledgement_waits_for_the_answer_of_a_program_that_has_answered_eight_times() {
+fn an_acknowledgement_waits_after_eight_answers() {
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     let psn = script.answer_often();
@@ -128,7 +128,7 @@ fn an_acknowledgement_waits_for_the_answer_of_a_program_that_has_answered_eight_
 }
 
 #[test]
-fn an_acknowledgement_does_not_wait_while_receives_before_it_are_unanswered() {
+fn an_acknowledgement_does_not_wait_after_unanswered_receives() {
     // Like a receiver that grants credits now and then.
     let mut script = Script::new();
     script.world.acks = Acks::Held;
@@ -148,7 +148,7 @@ fn an_acknowledgement_does_not_wait_while_receives_before_it_are_unanswered() {
 }
 
 #[test]
-fn no_acknowledgement_waits_for_an_answer_where_none_may() {
+fn acknowledgements_do_not_wait_when_waiting_is_disabled() {
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     script.rnic().let_acks_wait(false);
@@ -183,7 +183,7 @@ fn an_acknowledgement_that_waits_outlives_its_queue_pair() {
 }
 
 #[test]
-fn what_a_reset_takes_away_is_not_seen_later() {
+fn reset_and_destroy_remove_unseen_completions() {
     for destroys in [false, true] {
         let mut script = Script::new();
         script.receive(0, 8);
@@ -200,7 +200,7 @@ fn what_a_reset_takes_away_is_not_seen_later() {
 }
 
 #[test]
-fn in_error_a_completed_receive_is_acknowledged_behind_the_answers_before_it() {
+fn in_error_a_receive_is_acknowledged_after_earlier_answers() {
     let mut script = Script::new();
     script.receive(0, 8);
     let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);

@@ -23,7 +23,7 @@ fn sent_qkey(script: &mut Script) -> QKey {
 }
 
 #[test]
-fn a_qkey_with_its_highest_bit_set_is_the_queue_pairs_own() {
+fn a_qkey_with_the_high_bit_selects_the_queue_pairs_qkey() {
     let mut script = Script::with(QpKind::Ud, PathMtu::Mtu256, &End::default());
     for given in [0, 1, QKEY.get() ^ 1, 0x7fff_ffff].map(QKey::new) {
         post(&mut script, PEER_QPN, given);

@@ -31,7 +31,7 @@ fn post_each(script: &mut Script, qpns: &[Qpn], count: usize) {
 }
 
 #[test]
-fn the_window_to_a_destination_is_shared_and_those_that_wait_are_woken() {
+fn waiting_queue_pairs_share_the_window_to_a_destination() {
     let (mut script, qpns) = crowd(50);
     post_each(&mut script, &qpns, 4);
     let first = script.sent();
@@ -168,7 +168,7 @@ fn crowd_of_readers(count: usize) -> (Script, Vec<Qpn>) {
 }
 
 #[test]
-fn queue_pairs_that_go_while_they_wait_to_read_wait_no_more() {
+fn removed_queue_pairs_no_longer_wait_to_read() {
     let (mut script, qpns) = crowd_of_readers(5);
     let [first, second, third, fourth, fifth] = qpns[..] else { unreachable!("five were made") };
     script.rnic().destroy_qp(third).expect("it exists");
@@ -389,7 +389,7 @@ fn a_budget_of_bytes_is_kept() {
 }
 
 #[test]
-fn kinds_of_packets_are_told_apart() {
+fn kinds_of_packets_are_counted_separately() {
     let end = End::default();
     let mut world = World::new(3, 2, 1 << 16, 256, Link::default());
     let (a, b) = world.connect(QpKind::Rc, PathMtu::Mtu1024, (0, &end), (1, &end));

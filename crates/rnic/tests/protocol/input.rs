@@ -51,7 +51,7 @@ fn strangers_and_strange_headers_are_dropped() {
 }
 
 #[test]
-fn a_foreign_source_is_dropped_whatever_it_says() {
+fn packets_from_a_foreign_source_are_dropped() {
     for opcode in [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE, Opcode::RC_READ_REQUEST] {
         let mut script = Script::new();
         script.receive(0, 64);
@@ -122,7 +122,7 @@ fn more_padding_than_payload_is_malformed() {
 }
 
 #[test]
-fn answers_to_nothing_are_counted() {
+fn unexpected_answers_are_counted() {
     let mut script = Script::new();
     for (opcode, extension) in [
         (Opcode::RC_ACKNOWLEDGE, 4),
@@ -230,7 +230,7 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
 }
 
 #[test]
-fn uc_drops_what_it_cannot_place_without_a_word() {
+fn uc_silently_drops_messages_that_it_cannot_place() {
     let mut script = Script::with(QpKind::Uc, PathMtu::Mtu256, &End::default());
     let none = script.say(Opcode::UC_SEND_ONLY).payload(&[1; 8]).bytes();
     dropped(&mut script, &none, "rx_dropped_messages");

@@ -95,7 +95,7 @@ fn is_open(own: &mut Windows, key: RKey, address: u64) -> bool {
 }
 
 #[test]
-fn a_key_that_is_no_window_of_the_queue_pair_is_refused_and_stays_what_it_was() {
+fn only_windows_of_the_queue_pair_can_be_invalidated() {
     for (kind, what, make) in REFUSED {
         for (shares, packets) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
             let what = format!("{what}, shared receives: {shares}, {packets} packets");
@@ -124,7 +124,7 @@ fn a_key_that_is_no_window_of_the_queue_pair_is_refused_and_stays_what_it_was() 
 }
 
 #[test]
-fn what_was_open_to_others_stays_open() {
+fn a_refused_invalidation_keeps_access_of_other_peers() {
     let mut own = Windows::new(WindowKind::Type1);
     let (region, window) = (own.script.rkey(), bound(&mut own));
     let address = own.region.address();
@@ -151,7 +151,7 @@ fn what_was_open_to_others_stays_open() {
 }
 
 #[test]
-fn a_window_that_the_peer_took_back_is_taken_back_once() {
+fn a_peer_invalidates_a_window_only_once() {
     for shares in [false, true] {
         for packets in [1, 2] {
             let mut own = if shares { Windows::sharing(WindowKind::Type2) } else { Windows::new(WindowKind::Type2) };
@@ -219,7 +219,7 @@ fn unreliable_transports_invalidate_nothing() {
 
 /// The next queue pair gets the number of a destroyed one, and has other peers.
 #[test]
-fn a_destroyed_queue_pair_takes_its_windows_of_type_2_along() {
+fn destroying_a_queue_pair_unbinds_its_type_2_windows() {
     for kind in [WindowKind::Type1, WindowKind::Type2] {
         let mut own = Windows::new(kind);
         let key = bound(&mut own);

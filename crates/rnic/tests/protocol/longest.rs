@@ -19,7 +19,7 @@ fn with_room(kind: QpKind, bytes: u64) -> (Script, [Sge; 2]) {
 }
 
 #[test]
-fn what_is_longer_than_the_longest_message_is_refused_with_what_is_allowed() {
+fn requests_beyond_the_maximum_message_length_are_refused() {
     let read = Op::Read { remote_address: 0x1_0000, rkey: RKey::new(0x1234) };
     let write = Op::Write { remote_address: 0x1_0000, rkey: RKey::new(0x1234) };
     for operation in [Op::Send, write, read] {
@@ -70,7 +70,7 @@ fn hear_message(script: &mut Script, opcodes: [Opcode; 3], packets: u64) {
 }
 
 #[test]
-fn a_message_that_grows_beyond_the_longest_ends_the_connection_though_its_receive_has_room() {
+fn a_message_that_exceeds_the_maximum_ends_the_connection() {
     let opcodes = [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST];
     let whole = MAX_MESSAGE_BYTES / 4096;
     for (packets, status) in [(whole - 1, Status::Success), (whole, Status::LocalLength)] {

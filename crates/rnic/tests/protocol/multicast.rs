@@ -68,7 +68,7 @@ impl Two {
 }
 
 #[test]
-fn who_is_attached_gets_what_is_sent_to_the_group() {
+fn attached_queue_pairs_receive_datagrams_of_the_group() {
     let mut two = Two::new();
     assert_eq!(two.hear_group(1), [false, false]);
     assert_eq!(two.attach(0, 1), Ok(true), "the link is to join");
@@ -84,7 +84,7 @@ fn who_is_attached_gets_what_is_sent_to_the_group() {
 }
 
 #[test]
-fn only_datagrams_that_are_right_reach_a_group() {
+fn only_datagrams_with_matching_keys_reach_a_group() {
     let mut two = Two::new();
     assert_eq!(two.attach(0, 1), Ok(true));
     let qkey = QKEY;
@@ -99,7 +99,7 @@ fn only_datagrams_that_are_right_reach_a_group() {
 }
 
 #[test]
-fn what_cannot_be_attached_or_detached_is_refused() {
+fn invalid_attach_and_detach_requests_are_refused() {
     let mut two = Two::new();
     let refused = |result: Result<bool, ObjectError>| matches!(result, Err(ObjectError::Group { .. }));
     let (first, connected) = (two.qpns[0], two.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End::default()));

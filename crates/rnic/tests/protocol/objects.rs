@@ -53,7 +53,7 @@ fn queues_of_one_hold_exactly_one() {
 }
 
 #[test]
-fn a_list_is_accepted_up_to_the_first_that_is_not() {
+fn a_list_is_accepted_up_to_the_first_refused_request() {
     let capacities = QpCapacities { max_send_wr: 3, max_recv_wr: 2, ..small().capacities };
     let mut script = Script::rc(&End { capacities, ..End::default() });
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
@@ -67,7 +67,7 @@ fn a_list_is_accepted_up_to_the_first_that_is_not() {
 }
 
 #[test]
-fn a_list_that_is_to_be_taken_whole_is_taken_whole_or_not_at_all() {
+fn post_all_sends_accepts_the_whole_list_or_nothing() {
     let capacities = QpCapacities { max_send_wr: 3, ..small().capacities };
     let mut script = Script::rc(&End { capacities, ..End::default() });
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
@@ -181,7 +181,7 @@ fn transports_have_their_operations() {
 }
 
 #[test]
-fn states_take_the_work_that_they_may() {
+fn each_state_accepts_only_its_allowed_work() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let end = End::default();
     script.qpn = script.world.create_qp(OWN, QpKind::Rc, &end);
@@ -349,7 +349,7 @@ fn objects_have_limits_and_owners() {
 }
 
 #[test]
-fn numbers_and_keys_are_drawn_anew_and_replay_from_the_seed() {
+fn numbers_and_keys_are_random_and_replay_from_the_seed() {
     let world = || {
         let mut world = World::new(9, 2, 4096, 16, Default::default());
         let numbers: Vec<_> = (0..100).map(|_| world.create_qp(0, QpKind::Rc, &small()).get()).collect();
@@ -367,7 +367,7 @@ fn numbers_and_keys_are_drawn_anew_and_replay_from_the_seed() {
 }
 
 #[test]
-fn a_region_that_is_registered_anew_keeps_its_keys() {
+fn a_reregistered_region_keeps_its_keys() {
     let mut script = Script::new();
     let (first, second) = (Block::new(64), Block::new(32));
     let pd = script.world.nodes[OWN].pd;

@@ -73,7 +73,7 @@ fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
 }
 
 #[test]
-fn what_peers_reach_is_refused_where_it_is_gone() {
+fn remote_access_to_missing_memory_is_refused() {
     // The READ is in order; the unreadable memory shows only when the answer is built.
     let cases = [
         (Opcode::RC_WRITE_ONLY, 248, None),
@@ -98,7 +98,7 @@ fn what_peers_reach_is_refused_where_it_is_gone() {
 }
 
 #[test]
-fn only_regions_that_are_registered_so_are_asked_for() {
+fn the_pager_is_asked_only_for_on_demand_regions() {
     let (mut script, region, present) = start();
     let other = script.region(0, LENGTH, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     for (index, (rkey, asked)) in [(other.rkey(), 0), (region.rkey(), 1)].into_iter().enumerate() {
@@ -115,7 +115,7 @@ fn only_regions_that_are_registered_so_are_asked_for() {
 }
 
 #[test]
-fn all_of_the_address_space_can_be_registered_if_it_is_paged_on_demand() {
+fn an_on_demand_region_may_span_the_address_space() {
     let (mut script, _, _) = start();
     let pd = script.world.nodes[OWN].pd;
     let nowhere = std::ptr::null_mut();
@@ -131,7 +131,7 @@ fn all_of_the_address_space_can_be_registered_if_it_is_paged_on_demand() {
 }
 
 #[test]
-fn a_region_without_memory_reads_as_zeros_and_forgets() {
+fn a_null_region_reads_zeros_and_discards_writes() {
     let mut script = Script::new();
     let pd = script.world.nodes[OWN].pd;
     let null = script.rnic().register_null(pd).expect("room for a region");
@@ -158,7 +158,7 @@ fn a_region_without_memory_reads_as_zeros_and_forgets() {
 }
 
 #[test]
-fn a_completion_tells_when_it_came_about() {
+fn a_completion_has_the_time_of_its_acknowledgement() {
     let mut script = Script::new();
     script.post(Op::Send, 8);
     assert_eq!(script.sent().len(), 1);

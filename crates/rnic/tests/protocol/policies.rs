@@ -161,7 +161,7 @@ fn a_post_is_unseen_until_its_doorbell_is_rung() {
 }
 
 #[test]
-fn sends_of_unreliable_connections_complete_when_they_have_left() {
+fn unreliable_sends_complete_when_they_have_left() {
     let (mut a, _) = pair_of(QpKind::Uc, Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
     (0..3).for_each(|_| a.post(SendOperation::Send, 5000));
     assert_eq!(a.pull(Part::Requests, 1).0.len(), 1, "of two packets of the first");
@@ -224,7 +224,7 @@ fn requests_and_answers_are_pulled_apart() {
 }
 
 #[test]
-fn a_budget_of_one_takes_one_packet_and_says_whether_there_are_more() {
+fn a_budget_of_one_takes_one_packet_and_reports_more() {
     let (mut a, _) = pair(Policy::UNBOUNDED);
     a.post(SendOperation::Send, 3 * 4096);
     let mut opcodes = Vec::new();
@@ -240,7 +240,7 @@ fn a_budget_of_one_takes_one_packet_and_says_whether_there_are_more() {
 }
 
 #[test]
-fn without_bounds_a_long_read_is_one_request_and_nothing_waits_for_a_window() {
+fn without_bounds_long_requests_are_not_split_and_do_not_wait() {
     let remote = |b: &End| (b.region.address(), b.region.rkey());
     for (policy, requests) in [(Policy::DATAGRAMS, None), (Policy::UNBOUNDED, Some(1))] {
         let (mut a, b) = pair(policy);
@@ -274,7 +274,7 @@ fn without_early_retransmission_only_the_configured_timeout_counts() {
 }
 
 #[test]
-fn an_acknowledgement_of_a_write_is_not_held_where_the_policy_says_so() {
+fn the_policy_decides_whether_a_write_ack_is_held() {
     for (policy, held) in [(Policy::DATAGRAMS, true), (Policy::UNBOUNDED, false)] {
         let (mut a, mut b) = pair(policy);
         let (remote_address, rkey) = (b.region.address(), b.region.rkey());

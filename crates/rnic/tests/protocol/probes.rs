@@ -25,7 +25,7 @@ fn is_window_open(script: &mut Script) -> bool {
 }
 
 #[test]
-fn the_oldest_and_the_newest_are_sent_again_and_nothing_between() {
+fn a_probe_resends_only_the_oldest_and_newest_packets() {
     let mut script = Script::new();
     for _ in 0..8 {
         script.post(Op::Send, 600);
@@ -63,7 +63,7 @@ fn a_gap_that_a_probe_finds_is_filled() {
 }
 
 #[test]
-fn three_probes_without_an_answer_bring_everything_again() {
+fn three_unanswered_probes_cause_full_retransmission() {
     let mut script = Script::new();
     for _ in 0..4 {
         script.post(Op::Send, 8);
@@ -95,7 +95,7 @@ fn a_single_packet_is_its_own_probe_and_an_answer_ends_probing() {
 }
 
 #[test]
-fn a_queue_pair_that_waits_for_a_window_probes_all_the_same() {
+fn a_queue_pair_that_waits_for_a_window_still_probes() {
     let mut script = Script::new();
     let mut posted = 0;
     while is_window_open(&mut script) {
@@ -128,7 +128,7 @@ fn the_window_is_as_wide_after_a_probe_as_before() {
 }
 
 #[test]
-fn of_a_read_only_what_is_missing_is_asked_for_again() {
+fn a_probe_asks_only_for_missing_read_responses() {
     let mut script = Script::new();
     let mtu = script.mtu;
     script.post_read(4 * mtu);
@@ -154,7 +154,7 @@ fn of_a_read_only_what_is_missing_is_asked_for_again() {
 }
 
 #[test]
-fn a_stall_that_was_seen_is_waited_for_and_then_forgotten() {
+fn observed_stalls_delay_probes_until_forgotten() {
     let mut script = Script::rc(&End { timeout: 20, ..End::default() });
     let mut index = 0;
     let mut round_trip = |script: &mut Script, ns: u64| {

@@ -58,7 +58,7 @@ fn a_completion_queue_of_one_works_and_overruns_at_two() {
 }
 
 #[test]
-fn destroyed_queue_pairs_take_their_completions_and_events_along() {
+fn destroying_a_queue_pair_removes_completions_and_events() {
     let mut script = Script::new();
     let qpn = script.qpn;
     script.receive(0, 8);
@@ -143,7 +143,7 @@ fn solicited_and_other_notifications() {
 }
 
 #[test]
-fn a_shared_receive_queue_serves_all_in_turn_and_tells_of_its_limit() {
+fn a_shared_receive_queue_serves_all_and_reports_its_limit() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let pd = script.world.nodes[OWN].pd;
     let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("room");

@@ -19,7 +19,7 @@ fn times(script: &mut Script) -> Vec<u64> {
 }
 
 #[test]
-fn a_lost_request_is_sent_again_early_with_doubling_delays_that_do_not_count() {
+fn early_retransmissions_back_off_and_use_no_retries() {
     let mut script = Script::rc(&End { timeout: 14, retry_count: 0, ..End::default() });
     script.post(Op::Send, 8);
     script.pass(16_000_000);
@@ -109,7 +109,7 @@ fn the_early_timeout_follows_the_round_trip() {
 }
 
 #[test]
-fn a_sequence_nak_is_answered_at_once_and_counts_for_nothing() {
+fn a_sequence_nak_retransmits_at_once_and_uses_no_retries() {
     let mut script = Script::rc(&End { retry_count: 0, ..End::default() });
     for _ in 0..4 {
         script.post(Op::Send, 8);
@@ -127,7 +127,7 @@ fn a_sequence_nak_is_answered_at_once_and_counts_for_nothing() {
 }
 
 #[test]
-fn an_acknowledgement_of_the_first_try_spares_the_second() {
+fn a_late_acknowledgement_shortens_the_retransmission() {
     let mut script = Script::new();
     for _ in 0..4 {
         script.post(Op::Send, 600);
@@ -186,7 +186,7 @@ fn rnr_retries_are_counted_and_progress_gives_them_back() {
 }
 
 #[test]
-fn seven_rnr_retries_are_without_end_and_the_timer_list_does_not_grow() {
+fn seven_rnr_retries_are_unlimited_and_timers_are_bounded() {
     let mut script = Script::rc(&End { rnr_retry: 7, timeout: 0, ..End::default() });
     script.post(Op::Send, 8);
     // The peer is silent until tries are a second apart, and each deadline is replaced by an earlier one.
@@ -206,7 +206,7 @@ fn seven_rnr_retries_are_without_end_and_the_timer_list_does_not_grow() {
 }
 
 #[test]
-fn waiting_for_a_window_does_not_count_against_the_peer() {
+fn waiting_for_a_window_does_not_use_up_the_timeout() {
     let timeout_ns = ack_timeout_ns(8).expect("finite");
     let mut script = Script::rc(&End { timeout: 8, retry_count: 0, ..End::default() });
     let patient = script.qpn;

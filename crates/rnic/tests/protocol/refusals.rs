@@ -18,7 +18,7 @@ fn refused(end: &End, play: impl Fn(&mut Script)) -> (Option<NakCode>, Psn, Vec<
 }
 
 #[test]
-fn what_makes_no_sense_is_an_invalid_request() {
+fn malformed_requests_get_an_invalid_request_nak() {
     type Play = Box<dyn Fn(&mut Script)>;
     let one = |make: fn(&Script) -> Say| -> Play { Box::new(move |script| script.hear(&make(script))) };
     let cases: Vec<(&str, Play)> = vec![

@@ -76,7 +76,7 @@ fn every_operation_has_its_opcodes() {
 }
 
 #[test]
-fn one_acknowledgement_completes_all_before_it_and_unsignalled_ones_in_silence() {
+fn one_acknowledgement_completes_all_requests_before_it() {
     let mut script = Script::new();
     script.post(Op::Send, 8);
     script.post_flagged(Op::Send, 300, SendFlags::empty());
@@ -95,7 +95,7 @@ fn one_acknowledgement_completes_all_before_it_and_unsignalled_ones_in_silence()
 }
 
 #[test]
-fn acknowledgements_of_what_was_done_or_never_sent_change_nothing() {
+fn stale_and_premature_acknowledgements_have_no_effect() {
     let mut script = Script::new();
     script.post(Op::Send, 8);
     script.post(Op::Send, 8);
@@ -135,7 +135,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn each_nak_code_has_its_status_and_flushes_what_follows() {
+fn each_nak_code_has_its_status_and_flushes_later_requests() {
     let cases = [
         (NakCode::INVALID_REQUEST, Status::RemoteInvalidRequest),
         (NakCode::REMOTE_ACCESS_ERROR, Status::RemoteAccess),
@@ -214,7 +214,7 @@ fn a_read_that_lost_a_response_asks_for_the_rest() {
 }
 
 #[test]
-fn an_acknowledgement_past_a_read_or_atomic_shows_its_answer_to_be_lost() {
+fn an_ack_past_a_read_or_atomic_implies_a_lost_answer() {
     for (operation, opcode, length) in [(read(), Opcode::RC_READ_REQUEST, 16), (add(), Opcode::RC_FETCH_ADD, 8)] {
         let mut script = Script::new();
         script.post(operation, length);
@@ -254,7 +254,7 @@ fn a_response_of_the_wrong_length_is_a_bad_response() {
 }
 
 #[test]
-fn a_long_read_is_asked_for_in_pieces_and_repeated_within_them() {
+fn a_long_read_is_split_and_repeated_within_its_pieces() {
     // A buffer of 64 kB gives a window of 16 kB, and pieces with a cost of 4 kB: three packets.
     let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
     let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
@@ -295,7 +295,7 @@ fn a_long_read_is_asked_for_in_pieces_and_repeated_within_them() {
 }
 
 #[test]
-fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
+fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
     let mut script = Script::rc(&End { max_rd_atomic: 2, ..End::default() });
     for _ in 0..3 {
         script.post_read(16);
@@ -316,7 +316,7 @@ fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
 }
 
 #[test]
-fn a_fence_waits_for_reads_and_atomics_and_nothing_else() {
+fn a_fence_waits_only_for_reads_and_atomics() {
     let mut script = Script::new();
     script.post(Op::Send, 0);
     script.post_flagged(Op::Send, 0, SendFlags::FENCE);
@@ -374,7 +374,7 @@ fn send_from_nowhere(script: &mut Script) {
 }
 
 #[test]
-fn a_request_whose_memory_is_gone_fails_once_those_before_it_are_done() {
+fn a_request_with_missing_memory_fails_after_earlier_ones() {
     let mut script = Script::new();
     script.post(Op::Send, 64);
     script.post(read(), 256);
@@ -399,7 +399,7 @@ fn a_request_whose_memory_is_gone_fails_once_those_before_it_are_done() {
 }
 
 #[test]
-fn a_request_whose_memory_is_gone_waits_no_longer_than_the_retries_of_those_before_it() {
+fn a_request_with_missing_memory_does_not_outlast_retries() {
     let mut script = Script::rc(&End { timeout: 8, retry_count: 2, ..End::default() });
     script.post(Op::Send, 64);
     send_from_nowhere(&mut script);
@@ -411,7 +411,7 @@ fn a_request_whose_memory_is_gone_waits_no_longer_than_the_retries_of_those_befo
 }
 
 #[test]
-fn a_request_whose_memory_is_gone_fails_at_once_where_none_is_before_it() {
+fn a_first_request_with_missing_memory_fails_at_once() {
     for kind in [QpKind::Rc, QpKind::Uc] {
         let mut script = Script::with(kind, PathMtu::Mtu256, &End::default());
         send_from_nowhere(&mut script);
@@ -422,7 +422,7 @@ fn a_request_whose_memory_is_gone_fails_at_once_where_none_is_before_it() {
 }
 
 #[test]
-fn draining_finishes_what_was_begun_and_says_so() {
+fn draining_finishes_begun_requests_and_raises_an_event() {
     let mut script = Script::new();
     script.post(Op::Send, 8);
     script.post(Op::Send, 8);
@@ -451,7 +451,7 @@ fn draining_finishes_what_was_begun_and_says_so() {
 }
 
 #[test]
-fn a_new_address_while_drained_moves_what_is_left() {
+fn a_new_address_while_drained_moves_remaining_requests() {
     let mut script = Script::new();
     script.post(Op::Send, 8);
     script.sent();
@@ -474,7 +474,7 @@ fn a_new_address_while_drained_moves_what_is_left() {
 }
 
 #[test]
-fn reset_makes_what_was_posted_vanish_and_the_queue_pair_new() {
+fn reset_discards_posted_work_and_the_old_connection() {
     let end = End::default();
     let mut script = Script::rc(&end);
     script.receive(64, 8);

@@ -30,7 +30,7 @@ fn a_send_lands_in_the_oldest_receive_and_is_acknowledged() {
 }
 
 #[test]
-fn repeated_sends_and_writes_are_acknowledged_again_and_not_carried_out_again() {
+fn duplicate_sends_and_writes_are_only_acknowledged() {
     let mut script = Script::new();
     script.receive(0, 8);
     let send = script.say(Opcode::RC_SEND_ONLY).payload(&[7; 8]);
@@ -51,7 +51,7 @@ fn repeated_sends_and_writes_are_acknowledged_again_and_not_carried_out_again() 
 }
 
 #[test]
-fn a_repeated_read_is_carried_out_again_from_where_it_is_asked_for() {
+fn a_duplicate_read_is_executed_again_from_its_address() {
     let mut script = Script::new();
     script.world.nodes[OWN].memory.write(0, &[1; 600]);
     let (base, rkey) = (script.base(), script.rkey());
@@ -79,7 +79,7 @@ fn a_repeated_read_is_carried_out_again_from_where_it_is_asked_for() {
 }
 
 #[test]
-fn a_read_that_is_repeated_after_its_region_went_is_refused_and_ends_nothing() {
+fn a_duplicate_read_of_a_removed_region_ends_no_connection() {
     let mut script = Script::new();
     let region = script.region(0, 4096, Access::REMOTE_READ);
     let read = script.say(Opcode::RC_READ_REQUEST).reth(region.address(), region.rkey(), 600);
@@ -107,7 +107,7 @@ fn a_read_that_is_repeated_after_its_region_went_is_refused_and_ends_nothing() {
 }
 
 #[test]
-fn a_repeated_atomic_is_answered_from_memory_of_the_first() {
+fn a_duplicate_atomic_gets_the_stored_result() {
     let end = End { max_dest_rd_atomic: 2, ..End::default() };
     let mut script = Script::rc(&end);
     script.world.nodes[OWN].memory.set_word(0, 10);
@@ -134,7 +134,7 @@ fn a_repeated_atomic_is_answered_from_memory_of_the_first() {
 }
 
 #[test]
-fn a_repetition_leaves_the_answers_that_wait_and_their_order_alone() {
+fn duplicates_do_not_reorder_waiting_answers() {
     let mut script = Script::new();
     let (base, rkey) = (script.base(), script.rkey());
     let add =
@@ -153,7 +153,7 @@ fn a_repetition_leaves_the_answers_that_wait_and_their_order_alone() {
 }
 
 #[test]
-fn a_gap_is_told_once_and_what_follows_is_dropped_until_it_is_filled() {
+fn a_gap_is_nakked_once_and_later_packets_are_dropped() {
     let mut script = Script::new();
     for slot in 0..4 {
         script.receive(slot * 8, 8);
@@ -192,7 +192,7 @@ fn a_nak_that_has_not_left_is_withdrawn_when_the_gap_is_filled() {
 }
 
 #[test]
-fn without_a_receive_the_peer_is_told_to_come_back() {
+fn a_send_without_a_receive_gets_an_rnr_nak() {
     let mut script = Script::rc(&End { min_rnr_timer: 17, ..End::default() });
     let send = script.say(Opcode::RC_SEND_ONLY).payload(&[3; 8]);
     script.hear(&send);
@@ -280,7 +280,7 @@ fn the_last_byte_is_visible_last() {
 }
 
 #[test]
-fn the_first_packet_is_told_to_a_queue_pair_that_waits_for_it() {
+fn the_first_packet_raises_communication_established() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let end = End::default();
     script.qpn = script.world.create_qp(OWN, QpKind::Rc, &end);

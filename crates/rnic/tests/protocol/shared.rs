@@ -125,7 +125,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
 }
 
 #[test]
-fn receives_of_unfinished_messages_go_back_at_reset_and_when_the_queue_pair_is_destroyed() {
+fn reset_and_destroy_return_receives_of_unfinished_messages() {
     for (kind, first, only) in [
         (QpKind::Uc, Opcode::UC_SEND_FIRST, Opcode::UC_SEND_ONLY),
         (QpKind::Rc, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_ONLY),
@@ -164,7 +164,7 @@ fn receives_of_unfinished_messages_complete_in_error() {
 }
 
 #[test]
-fn a_write_with_immediate_that_is_refused_flushes_no_receive_of_the_shared_queue() {
+fn a_refused_write_with_immediate_flushes_no_shared_receive() {
     let mut shared = SharingQueuePairs::new(QpKind::Rc, 2);
     shared.post(0);
     let region = shared.script.region(8192, 512, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -181,7 +181,7 @@ fn a_write_with_immediate_that_is_refused_flushes_no_receive_of_the_shared_queue
 }
 
 #[test]
-fn a_receive_whose_memory_is_gone_completes_with_an_error_and_does_not_starve_the_others() {
+fn a_receive_without_memory_fails_and_starves_no_others() {
     for (kind, only) in [(QpKind::Ud, Opcode::UD_SEND_ONLY), (QpKind::Uc, Opcode::UC_SEND_ONLY)] {
         let mut shared = SharingQueuePairs::new(kind, 2);
         let region = shared.script.region(8192, LENGTH, Access::LOCAL_WRITE);
@@ -201,7 +201,7 @@ fn a_receive_whose_memory_is_gone_completes_with_an_error_and_does_not_starve_th
 }
 
 #[test]
-fn a_receive_that_goes_back_finds_its_place_though_the_queue_was_filled_again() {
+fn a_returned_receive_goes_back_into_a_refilled_queue() {
     let mut shared = SharingQueuePairs::new(QpKind::Uc, 2);
     for number in 0..DEPTH as u64 {
         shared.post(number);

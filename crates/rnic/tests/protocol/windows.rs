@@ -142,7 +142,7 @@ fn reads_and_atomics_go_through_windows_too() {
 }
 
 #[test]
-fn type_1_is_reached_through_all_queue_pairs_of_its_domain_and_type_2_through_one() {
+fn type_1_serves_all_queue_pairs_of_a_domain_and_type_2_one() {
     for (kind, reached) in [(WindowKind::Type1, true), (WindowKind::Type2, false)] {
         let mut own = Windows::new(kind);
         let bound = own.binding();
@@ -153,7 +153,7 @@ fn type_1_is_reached_through_all_queue_pairs_of_its_domain_and_type_2_through_on
 }
 
 #[test]
-fn type_1_is_bound_anew_at_any_time_and_to_nothing() {
+fn type_1_can_be_rebound_and_unbound_at_any_time() {
     let mut own = Windows::new(WindowKind::Type1);
     let first = own.binding();
     assert_eq!(own.bind(first), Status::Success);
@@ -170,7 +170,7 @@ fn type_1_is_bound_anew_at_any_time_and_to_nothing() {
 }
 
 #[test]
-fn type_2_is_bound_anew_only_after_its_key_was_taken_back() {
+fn type_2_can_be_rebound_only_after_invalidation() {
     let mut own = Windows::new(WindowKind::Type2);
     let bound = own.binding();
     assert_eq!(own.bind(bound), Status::Success);
@@ -190,7 +190,7 @@ fn type_2_is_bound_anew_only_after_its_key_was_taken_back() {
 }
 
 #[test]
-fn only_the_queue_pair_that_bound_a_window_of_type_2_takes_its_key_back() {
+fn only_the_binding_queue_pair_invalidates_a_type_2_window() {
     let mut own = Windows::new(WindowKind::Type2);
     let bound = own.binding();
     assert_eq!(own.bind(bound), Status::Success);
@@ -205,7 +205,7 @@ fn only_the_queue_pair_that_bound_a_window_of_type_2_takes_its_key_back() {
 }
 
 #[test]
-fn bindings_that_are_not_allowed_fail_and_so_does_the_connection() {
+fn invalid_bindings_fail_and_end_the_connection() {
     use WindowKind::{Type1, Type2};
     type Change = fn(&mut Windows, WindowBinding) -> WindowBinding;
     let cases: &[(WindowKind, &str, Change)] = &[
@@ -281,7 +281,7 @@ fn a_zero_based_window_counts_from_its_own_start() {
 }
 
 #[test]
-fn windows_wait_for_what_is_before_them_and_hold_up_what_is_behind() {
+fn window_operations_take_effect_in_order() {
     let mut own = Windows::new(WindowKind::Type2);
     let bound = own.binding();
     let before = own.script.post(Op::Send, 8);
@@ -311,7 +311,7 @@ fn windows_wait_for_what_is_before_them_and_hold_up_what_is_behind() {
 }
 
 #[test]
-fn windows_are_of_connections_and_move_no_bytes() {
+fn window_operations_need_a_connection_and_take_no_payload() {
     let mut script = Script::new();
     let key = RKey::new(0x100);
     let error = script.try_post(Op::LocalInvalidate(key), 8, SendFlags::empty()).expect_err("one element");
@@ -352,7 +352,7 @@ fn a_window_has_no_local_key() {
 }
 
 #[test]
-fn what_windows_need_stays_while_they_are_there() {
+fn objects_that_windows_use_cannot_be_destroyed() {
     let mut own = Windows::new(WindowKind::Type1);
     let bound = own.binding();
     assert_eq!(own.bind(bound), Status::Success);
@@ -378,7 +378,7 @@ fn what_windows_need_stays_while_they_are_there() {
 }
 
 #[test]
-fn memory_is_let_go_with_its_region_though_a_window_to_it_was_used() {
+fn deregistration_releases_memory_after_window_use() {
     // Both ways to end the window: its owner invalidates or destroys it.
     for is_destroyed in [false, true] {
         let mut own = Windows::new(WindowKind::Type2);

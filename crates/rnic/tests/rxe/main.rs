@@ -29,14 +29,14 @@ fn replayed(connection: &Connection) -> Replay<'_> {
 }
 
 #[test]
-fn what_we_send_to_rxe_is_what_was_captured() {
+fn replayed_packets_to_rxe_match_the_capture() {
     for connection in &connections(read(CAPTURE)) {
         replayed(connection);
     }
 }
 
 #[test]
-fn what_is_lost_between_us_and_rxe_is_sent_again() {
+fn packets_lost_to_or_from_rxe_are_retransmitted() {
     let (mut naks_heeded, mut naks_sent) = (0, 0);
     for connection in &connections(read(WITH_LOSS)) {
         naks_heeded += replayed(connection).naks_heeded;

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_gid_fits_those_that_are_there_are_listed() {
+    fn an_error_lists_existing_gids_when_none_fits() {
         let said = |gids: &[_], index| choose_gid("mlx5_0", &port(gids), index).unwrap_err().to_string();
         let none =
             "port 1 of the device mlx5_0 has no GID for RoCE v2; it has: none: give its network interface an address";

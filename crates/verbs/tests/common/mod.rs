@@ -80,7 +80,7 @@ pub fn as_it_is(test: impl FnOnce()) {
 
 /// Checks that a device reports no event for the last action, within a time in which others report it.
 #[track_caller]
-pub fn tells_nothing(device: &Device) {
+pub fn assert_no_event(device: &Device) {
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(device.poll_event(), None, "this device tells what it was said not to tell");
 }

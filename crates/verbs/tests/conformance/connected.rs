@@ -137,7 +137,7 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
 }
 
 /// A peer may invalidate only a window of type 2, and only through the queue pair that bound it.
-pub(crate) fn what_is_not_lent_to_a_peer_is_not_the_peers_to_invalidate(open: Open<'_>) {
+pub(crate) fn a_peer_invalidates_only_windows_bound_for_it(open: Open<'_>) {
     let devices = open();
     let (c, d) = Plan::with_an_end().connect(&devices);
     if d.device.attributes().provider == "system" {
@@ -167,7 +167,7 @@ pub(crate) fn what_is_not_lent_to_a_peer_is_not_the_peers_to_invalidate(open: Op
     }
 }
 
-pub(crate) fn atomics_change_memory_and_return_what_was_there(open: Open<'_>) {
+pub(crate) fn atomics_change_memory_and_return_the_old_value(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (old, word) = (a.memory(64), b.memory(64));
     word.store_release_u64(16, u64::MAX - 1);
@@ -315,7 +315,7 @@ pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
 }
 
 /// A retransmitted request waits at a fence for the READs before it, and for no others.
-pub(crate) fn a_fence_knows_what_came_before_it(open: Open<'_>) {
+pub(crate) fn a_fence_waits_only_for_earlier_reads(open: Open<'_>) {
     const LISTS: u64 = 300;
     let (devices, plan) = (open(), Plan::with_an_end());
     for (pairs, read_flags) in [(1, SendFlags::empty()), (1, SendFlags::FENCE), (4, SendFlags::empty())] {

@@ -7,7 +7,7 @@ use doorbell_verbs::{Completion, QpState, RecvRequest, SendOperation, Status};
 use crate::Open;
 use crate::common::*;
 
-pub(crate) fn handles_keep_what_they_need(open: Open<'_>) {
+pub(crate) fn handles_keep_their_dependencies(open: Open<'_>) {
     let plan = Plan::rc();
     let (a, b) = plan.connect(&open());
     let (from, to) = (a.patterned(100, 1), b.memory(100));

@@ -81,7 +81,7 @@ pub(crate) fn files_are_written_through(open: Open<'_>) {
     assert!(content[..500].iter().chain(&content[9_500..]).all(|&byte| byte == 0));
 }
 
-pub(crate) fn kinds_that_cannot_be(open: Open<'_>) {
+pub(crate) fn invalid_sizes_of_memory_are_refused(open: Open<'_>) {
     let pd = open().0.create_pd().unwrap();
     let file = temporary_file(100);
     let error = pd.allocate(101, ALL_ACCESS, MemoryKind::File(&file)).unwrap_err();
@@ -95,7 +95,7 @@ pub(crate) fn kinds_that_cannot_be(open: Open<'_>) {
     assert!(!error.to_string().is_empty());
 }
 
-pub(crate) fn accessors_refuse_what_is_outside(open: Open<'_>) {
+pub(crate) fn accessors_panic_outside_the_region(open: Open<'_>) {
     let side = Plan::rc().side(&open().0);
     let region = side.memory(64);
     let panics = |what: &str, access: &dyn Fn(&Region)| {

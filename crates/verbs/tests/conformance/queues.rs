@@ -58,7 +58,7 @@ pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     // In error, the queue pair leaves the shared receives to the others, and says when it took its last.
     pairs[1].1.to_error();
     if rxe_departs(&other, "no event when a queue pair in error has taken its last shared receive") {
-        return tells_nothing(&other);
+        return assert_no_event(&other);
     }
     eventually("the last was reached", || {
         other.poll_event() == Some(AsyncEvent::QpLastWqeReached(pairs[1].1.qp.qpn()))
@@ -91,7 +91,7 @@ pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
     assert!(srq.posted().is_none_or(|posted| posted == 3));
     srq.arm_limit(4); // already below
     if rxe_departs(&other, "no limit event until another receive is taken, where fewer are left when it is armed") {
-        return tells_nothing(&other);
+        return assert_no_event(&other);
     }
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::SrqLimitReached(srq.id().0)));
@@ -192,7 +192,7 @@ pub(crate) fn notifications_of_several_queues(open: Open<'_>) {
     assert!(!is_readable(channel.as_fd()));
 }
 
-pub(crate) fn notifications_go_with_their_queue(open: Open<'_>) {
+pub(crate) fn notifications_are_removed_with_their_queue(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (a, (b, channel)) = (plan.side(&one), notifying(&plan, &other));
@@ -242,7 +242,7 @@ pub(crate) fn a_completion_queue_of_one_works(open: Open<'_>) {
     }
 }
 
-pub(crate) fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
+pub(crate) fn a_completion_queue_reports_its_overrun(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let (a, b) = Plan { cq_depth: 2, ..plan }.connect(&(one.clone(), other.clone()));
@@ -270,7 +270,7 @@ pub(crate) fn a_completion_queue_that_overruns_says_so(open: Open<'_>) {
     b.expect(1);
 }
 
-pub(crate) fn whoever_polls_learns_of_an_overrun(open: Open<'_>) {
+pub(crate) fn poll_reports_an_overrun(open: Open<'_>) {
     let devices = open();
     let plan = Plan { cq_depth: 2, ..Plan::rc() };
     let (a, _b) = plan.connect(&devices);
@@ -303,7 +303,7 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     b.post_recv(1, &[]);
     a.post(1, SendOperation::Send, &[]);
     if rxe_departs(&other, "no event when the first packet comes to a queue pair in RTR") {
-        tells_nothing(&other);
+        assert_no_event(&other);
     } else {
         wait_readable(other.event_fd());
         assert_eq!(other.poll_event(), Some(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
@@ -315,7 +315,7 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     a.post(2, refused, &[mine.sge(0, 8)]);
     if rxe_departs(&other, "no event when a peer is refused access") {
         a.expect_refusal(2, Status::RemoteAccess);
-        return tells_nothing(&other);
+        return assert_no_event(&other);
     }
     wait_readable(other.event_fd());
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
@@ -331,7 +331,7 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     assert!(!is_readable(other.event_fd()));
 }
 
-pub(crate) fn events_go_with_their_objects(open: Open<'_>) {
+pub(crate) fn events_are_removed_with_their_objects(open: Open<'_>) {
     let (one, other) = open();
     let plan = Plan::rc();
     let pd = other.create_pd().unwrap();

@@ -175,7 +175,7 @@ fn used_again_after_reset(open: Open<'_>, kind: QpKind) {
     assert_eq!((a.cq.poll(&mut out), b.cq.poll(&mut out)), (Ok(0), Ok(0)));
 }
 
-pub(crate) fn draining_finishes_what_was_started(open: Open<'_>) {
+pub(crate) fn draining_finishes_started_requests(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (from, to) = (a.patterned(1 << 20, 1), b.memory(1 << 20));
     a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
@@ -266,7 +266,7 @@ pub(crate) fn rnr_retries_wait_for_a_receive(open: Open<'_>) {
     b.expect(2);
 }
 
-pub(crate) fn queries_show_what_was_set(open: Open<'_>) {
+pub(crate) fn queries_return_the_set_attributes(open: Open<'_>) {
     let plan = Plan { mtu: doorbell_verbs::PathMtu::Mtu512, depth: 7, inline: 13, signal_all: true, ..Plan::rc() };
     let (a, b) = plan.connect(&open());
     let info = a.qp.query();

@@ -43,7 +43,7 @@ pub(crate) fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
     }
 }
 
-pub(crate) fn unreliable_connections_drop_what_has_no_receive(open: Open<'_>) {
+pub(crate) fn unreliable_connections_drop_messages_without_a_receive(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Uc).connect(&open());
     let (from, to) = (a.patterned(4096, 1), b.memory(4096));
     let before = b.device.counters().unwrap_or_default();
@@ -134,7 +134,7 @@ pub(crate) fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
     assert_bytes(&to, GRH_BYTES, b"public", "the only datagram that was accepted");
 }
 
-pub(crate) fn a_qkey_with_its_highest_bit_set_is_the_senders_own(open: Open<'_>) {
+pub(crate) fn a_qkey_with_the_high_bit_selects_the_senders_qkey(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     if rxe_departs(&a.device, "a Q_Key with its highest bit set is sent as it is") {
         return;

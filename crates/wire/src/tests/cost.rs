@@ -99,7 +99,7 @@ fn reads_and_atomics_have_exact_responses() {
 }
 
 #[test]
-fn what_cannot_be() {
+fn unsupported_messages_have_no_cost() {
     let cost = |kind, transport, bytes| message_cost(kind, transport, bytes, PathMtu::Mtu256, OuterKind::IPV6);
     let refused = cost(MessageKind::FetchAdd, Transport::Rc, 4);
     assert_eq!(refused, Err(CostError::AtomicLength(4)));
@@ -129,7 +129,7 @@ fn what_cannot_be() {
 
 /// 512 bytes are 594 on the line. A link of 100 Gb/s therefore carries 21.0 M messages/s.
 #[test]
-fn what_a_link_allows() {
+fn link_limit_follows_from_line_bytes() {
     let link = 100e9;
     let send = rc_ipv4(MessageKind::Send, 512).link_limit(link);
     assert!((send.messages_per_s / 21.04e6 - 1.0).abs() < 1e-3);
@@ -181,7 +181,7 @@ fn cut(mut bytes: u64, mtu: u64, outer: OuterKind, (first, last, every): (u64, u
 
 proptest! {
     #[test]
-    fn same_as_cutting_packet_by_packet(
+    fn cost_equals_the_sum_over_packets(
         kind in prop::sample::select(&MessageKind::ALL[..]),
         transport in prop::sample::select(&[Transport::Rc, Transport::Uc, Transport::Ud][..]),
         bytes in prop_oneof![0..600_u64, 0..100_000_u64],

@@ -260,7 +260,7 @@ const AFTER_PORTS: usize = 4;
 
 /// A capture may cut a packet anywhere. The parser reads the rest if the UDP ports are complete.
 #[test]
-fn a_cut_packet_is_read_as_far_as_it_goes() {
+fn a_cut_packet_is_parsed_up_to_the_cut() {
     for bytes in golden::frames() {
         let frame = parse_frame(&bytes).unwrap();
         let packet = &bytes[14..];

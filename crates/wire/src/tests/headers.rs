@@ -178,7 +178,7 @@ golden! {
 }
 
 #[test]
-fn payload_is_what_follows() {
+fn payload_follows_the_header() {
     let bytes = [0xa1, 0xb2, 0xc3, 0xd4, 5, 6];
     assert_eq!(IethPacket::new_unchecked(&bytes).payload(), [5, 6]);
 }

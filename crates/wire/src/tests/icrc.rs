@@ -94,7 +94,7 @@ fn golden_frames() {
 }
 
 #[test]
-fn what_routers_change_does_not_count() {
+fn icrc_ignores_fields_that_routers_change() {
     let flow = ipv4_flow();
     let packet = [7; 32];
     let icrc = flow.icrc(1, true, &packet);
@@ -179,7 +179,7 @@ fn no_explanation_beyond_an_ip_packet() {
 }
 
 #[test]
-fn ipv6_has_nothing_to_explain() {
+fn icrc_over_ipv6_ignores_the_identification() {
     let flow = Flow::new(IpAddr::from([1; 16]), IpAddr::from([2; 16]), 1, 2);
     assert_eq!(flow.icrc(1, true, &[0; 16]), flow.icrc(2, false, &[0; 16]));
     let mut sealed = with_icrc(&flow, 0, true, &[3; 16]);
@@ -228,7 +228,7 @@ proptest! {
     }
 
     #[test]
-    fn same_as_the_slow_way_over_ipv4(
+    fn icrc_matches_the_slow_reference_over_ipv4(
         src: [u8; 4],
         dst: [u8; 4],
         ports: (u16, u16),
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn same_as_the_slow_way_over_ipv6(
+    fn icrc_matches_the_slow_reference_over_ipv6(
         mut src: [u8; 16],
         dst: [u8; 16],
         ports: (u16, u16),
@@ -258,7 +258,7 @@ proptest! {
 
     /// Parts of any size, also parts that split the BTH.
     #[test]
-    fn in_parts(
+    fn icrc_in_parts_equals_icrc_at_once(
         packet in prop::collection::vec(any::<u8>(), 0..200),
         cuts in prop::collection::vec(0..40_usize, 0..8),
     ) {

@@ -44,7 +44,7 @@ fn display() {
 }
 
 #[test]
-fn the_highest_bit_of_a_queue_key_means_the_senders_own() {
+fn the_high_bit_of_a_queue_key_selects_the_senders_key() {
     assert!(QKey::new(0x8000_0000).means_senders_own() && QKey::new(u32::MAX).means_senders_own());
     assert!(!QKey::new(0x7fff_ffff).means_senders_own());
 }

@@ -33,7 +33,7 @@ fn twice(change: impl Fn(&mut Vec<u8>)) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_packet_that_one_point_sees_again_was_sent_again() {
+fn a_repeated_packet_at_one_point_is_a_retransmission() {
     check(&read(&pcap(&talk())), 0, "one interface");
 }
 
@@ -90,7 +90,7 @@ fn a_packet_of_another_interface_or_direction_is_a_copy() {
 }
 
 #[test]
-fn points_may_be_many_and_late_and_miss_packets() {
+fn many_capture_points_may_be_late_and_miss_packets() {
     // The second point's frames come after all of the first one's; a third point lost the retransmission.
     let other = |number: u8| talk().into_iter().map(move |frame| [&[number; 12], &frame[12..]].concat());
     let frames: Vec<_> = talk().into_iter().chain(other(1)).chain(other(2).take(3)).collect();
@@ -117,7 +117,7 @@ fn points_may_be_many_and_late_and_miss_packets() {
 }
 
 #[test]
-fn packets_without_a_number_of_their_own_are_counted_per_point() {
+fn packets_without_a_psn_are_counted_per_capture_point() {
     let cnp = frame(A, B, Opcode::CNP, 0xb, 0, &[0; 16], &[]);
     let other = [&[9; 12], &cnp[12..]].concat();
     let summary = read(&pcap(&[cnp.clone(), other.clone(), cnp.clone(), cnp, other.clone(), other]));
@@ -145,7 +145,7 @@ fn noted(frame: &[u8], flags: u32, comment: &str) -> Vec<u8> {
 }
 
 #[test]
-fn dropped_frames_have_not_arrived_and_duplicates_are_no_retransmissions() {
+fn frames_are_counted_by_their_fault_marks() {
     let (first, second) = (send(Opcode::RC_SEND_ONLY, 0, 64), send(Opcode::RC_SEND_ONLY, 1, 64));
     let mut corrupted = second.clone();
     corrupted[60] ^= 1;

@@ -101,7 +101,7 @@ fn a_read_whose_reth_is_cut_has_an_unknown_length() {
 }
 
 #[test]
-fn an_acknowledgement_whose_aeth_is_cut_is_neither_ack_nor_nak() {
+fn an_ack_with_a_cut_aeth_is_neither_ack_nor_nak() {
     let mut frames = vec![send(Opcode::RC_SEND_ONLY, 0, 64), ack(0), send(Opcode::RC_SEND_ONLY, 1, 64)];
     frames.push(answer(1, Syndrome::nak(NakCode::REMOTE_ACCESS_ERROR)));
     let headers = 14 + 20 + 8 + 12;

@@ -144,7 +144,7 @@ fn malformed_packets_have_reasons() {
 }
 
 #[test]
-fn notes_say_where_frames_go_if_none_goes_to_the_port() {
+fn a_note_names_other_ports_if_no_frame_matches() {
     let frames = [send(Opcode::RC_SEND_ONLY, 0, 4), send(Opcode::RC_SEND_ONLY, 1, 4)];
     let options = Options { udp_port: 4792, ..Options::default() };
     let summary = decode(&pcap(&frames)[..], &options).unwrap();
@@ -154,7 +154,7 @@ fn notes_say_where_frames_go_if_none_goes_to_the_port() {
 }
 
 #[test]
-fn packets_without_a_conversation_are_told_apart() {
+fn packets_without_a_conversation_are_counted_separately() {
     let mut damaged = send(Opcode::RC_SEND_ONLY, 0, 64);
     damaged[80] ^= 1;
     let summary = read(&pcap(&[damaged]));

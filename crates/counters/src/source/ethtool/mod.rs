@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_asked() {
+    fn kernel_statistics_are_empty_or_an_error() {
         assert_eq!(KernelEthtool.statistics("lo").unwrap(), [], "the loopback interface has none");
         let error = KernelEthtool.statistics("no-such-netdev").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
@@ -95,7 +95,7 @@ mod tests {
 
     /// On all interfaces of this machine, the names of statistics are unique and not empty.
     #[test]
-    fn what_interfaces_have_is_understood() {
+    fn interface_statistics_have_unique_names() {
         for entry in std::fs::read_dir("/sys/class/net").unwrap() {
             let netdev = entry.unwrap().file_name().into_string().unwrap();
             let Ok(statistics) = KernelEthtool.statistics(&netdev) else { continue };

@@ -76,7 +76,7 @@ fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
 /// Strangers send no bytes, half a line, many bytes, or a valid beginning, and stay connected. Between two steps of an
 /// honest client, the lobby handles at most one of them.
 #[test]
-fn an_honest_client_waits_for_one_stranger_at_most_between_two_of_its_steps() {
+fn an_honest_client_waits_for_at_most_one_stranger_per_step() {
     let mut lobby = lobby(Limits::default());
     let kinds: [&[u8]; 4] = [b"", b"half a", &[b'x'; 60 << 10], b"token\nhalf"];
     let mut strangers: Vec<TcpStream> = (0..48).map(|number| said(kinds[number % 4], &lobby)).collect();
@@ -107,7 +107,7 @@ fn an_honest_client_waits_for_one_stranger_at_most_between_two_of_its_steps() {
 }
 
 #[test]
-fn a_crowd_is_passed_and_the_longest_silent_is_evicted_first() {
+fn the_lobby_evicts_the_longest_silent_strangers_first() {
     let mut lobby = lobby(Limits { visitors: 8, patience: Duration::from_millis(1), ..Limits::default() });
     let strangers: Vec<TcpStream> = (0..40).map(|_| connect(&lobby)).collect();
     let mut honest = said(b"token\n", &lobby);
@@ -133,7 +133,7 @@ fn a_crowd_is_passed_and_the_longest_silent_is_evicted_first() {
 }
 
 #[test]
-fn a_visitor_that_drips_has_no_more_than_its_total_time() {
+fn a_dripping_visitor_is_refused_in_bounded_time() {
     let mut lobby = lobby(Limits { total: Duration::from_millis(200), ..Limits::default() });
     let mut dripping = connect(&lobby);
     let from = dripping.local_addr().unwrap();
@@ -147,7 +147,7 @@ fn a_visitor_that_drips_has_no_more_than_its_total_time() {
 }
 
 #[test]
-fn a_refused_visitor_reads_why_although_it_goes_on_speaking() {
+fn a_refused_visitor_reads_the_reason_while_still_sending() {
     let mut lobby = lobby(Limits::default());
     let mut refused = said(b"GET / HTTP/1.0\r\nHost: none\r\n\r\n", &lobby);
     match lobby.next(Some(Instant::now() + PATIENCE)).unwrap() {
@@ -188,7 +188,7 @@ fn silent_visitors_with_much_unfinished_input_are_not_handled() {
 }
 
 #[test]
-fn greetings_come_in_any_pieces_and_nothing_else_is_one() {
+fn greetings_are_parsed_in_pieces_and_others_rejected() {
     let greeting = hello(&[]);
     for cut in 0..greeting.len() {
         let mut opening = Hello::new(0);

@@ -138,7 +138,7 @@ fn longest(waits: &[u64]) -> u64 {
 }
 
 #[test]
-fn a_program_that_spins_on_memory_gets_each_packet_at_once_from_the_thread() {
+fn the_thread_serves_a_memory_spinning_program_at_once() {
     let world = run(100 * MS, 10_000, |_| {});
     assert_eq!(world.waits_of_thread_ns.len(), 10_000);
     assert_eq!(longest(&world.waits_of_thread_ns), 0);
@@ -146,7 +146,7 @@ fn a_program_that_spins_on_memory_gets_each_packet_at_once_from_the_thread() {
 }
 
 #[test]
-fn a_program_that_polls_all_the_time_takes_the_packets_itself_and_the_thread_hardly_wakes() {
+fn the_thread_sleeps_while_a_program_polls_constantly() {
     let world = run(100 * MS, 10_000, |world| {
         world.poll();
     });
@@ -201,7 +201,7 @@ fn a_program_that_sleeps_until_notified_is_woken_at_once() {
 }
 
 #[test]
-fn a_program_that_arms_one_queue_and_polls_another_takes_the_packets_itself() {
+fn a_program_that_arms_and_polls_receives_its_own_packets() {
     let world = run(100 * MS, 10_000, |world| {
         if world.now_ns == 5 * MS {
             world.sleep_until_notified();
@@ -213,7 +213,7 @@ fn a_program_that_arms_one_queue_and_polls_another_takes_the_packets_itself() {
 }
 
 #[test]
-fn what_was_posted_by_a_program_that_never_comes_back_leaves_in_time() {
+fn posts_of_a_program_that_never_returns_leave_in_time() {
     for every_ns in [3 * MS, 7 * MS, 500 * MS] {
         let mut posts = 0;
         let world = run(2000 * MS, NEVER - 1, |world| {
@@ -228,7 +228,7 @@ fn what_was_posted_by_a_program_that_never_comes_back_leaves_in_time() {
 }
 
 #[test]
-fn a_program_that_answers_what_it_sees_in_memory_takes_acknowledgements_along() {
+fn answers_of_a_memory_spinning_program_carry_acks() {
     // The program polls at times, so the thread has learned not to nap. It posts an answer 5 us after each packet.
     let world = run(1000 * MS, 20_000, |world| {
         if world.now_ns % MS < 40_000 {
@@ -243,7 +243,7 @@ fn a_program_that_answers_what_it_sees_in_memory_takes_acknowledgements_along() 
 }
 
 #[test]
-fn two_programs_that_share_a_processor_are_served_in_their_turns() {
+fn programs_on_one_processor_receive_their_own_packets() {
     // Each program has the processor for 2 ms and polls meanwhile, and both share the device. Then neither has it for
     // 2 ms.
     let world = run(1000 * MS, 5_000, |world| {
@@ -259,7 +259,7 @@ fn two_programs_that_share_a_processor_are_served_in_their_turns() {
 }
 
 #[test]
-fn a_device_that_nobody_uses_costs_nothing() {
+fn an_unused_device_causes_no_wake_ups() {
     let world = run(10_000 * MS, NEVER - 1, |_| {});
     assert!(world.wake_ups <= 1, "the thread woke up {} times", world.wake_ups);
 }

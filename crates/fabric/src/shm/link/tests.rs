@@ -110,7 +110,7 @@ fn packets_of_all_lengths_go_through_memory_without_an_icrc() {
 }
 
 #[test]
-fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
+fn a_sink_that_wants_icrcs_gets_socket_icrcs() {
     let (mut a, mut b) = acquainted();
     let lengths = [64, 64, 64, 20];
     send(&mut a, &mut b, &lengths);
@@ -129,7 +129,7 @@ fn a_sink_that_wants_icrcs_gets_those_of_a_socket() {
 }
 
 #[test]
-fn a_device_whose_name_is_taken_counts_that_asks_others_itself_and_has_its_name_as_soon_as_it_is_free() {
+fn a_device_with_a_taken_name_invites_others_and_retries() {
     // An address that no other test uses by chance, since this test binds it twice.
     let address: IpAddr = [127, 77, 42, 1].into();
     let open = || bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
@@ -163,7 +163,7 @@ fn a_device_whose_name_is_taken_counts_that_asks_others_itself_and_has_its_name_
 }
 
 #[test]
-fn devices_without_shared_memory_are_reached_over_udp_and_only_if_that_is_allowed() {
+fn udp_reaches_devices_without_shared_memory_if_allowed() {
     let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let destination = plain.local_address();
     for (choice, arrives) in [(LinkChoice::Auto, true), (LinkChoice::Shm, false)] {
@@ -218,7 +218,7 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
 }
 
 #[test]
-fn packets_to_others_do_not_wait_for_long_behind_a_device_that_is_silent() {
+fn a_silent_device_delays_packets_to_others_only_briefly() {
     // The device has a name, but no thread serves it, as if its process were stopped.
     let mut silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let name = crate::shm::meet::silent_host(silent.local_socket_address());
@@ -309,7 +309,7 @@ fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
 
 /// Tests a caller that reads the socket before the thread that sleeps on it has seen that the socket is readable.
 #[test]
-fn a_sleeper_whose_wake_up_another_look_has_taken_is_not_woken_by_what_comes_then() {
+fn a_sleeper_with_a_consumed_wake_up_is_not_woken_again() {
     let (mut a, mut b) = acquainted();
     let mut seen = Plain::default();
     fall_asleep(&mut b, &mut seen);
@@ -325,7 +325,7 @@ fn a_sleeper_whose_wake_up_another_look_has_taken_is_not_woken_by_what_comes_the
 
 /// Tests an inviter that learns later than its peer that memory is shared, and sends over UDP until then.
 #[test]
-fn what_went_over_udp_before_the_first_record_is_not_overtaken() {
+fn the_first_record_does_not_overtake_udp_packets() {
     let (mut a, mut b) = (link(), link());
     let to = b.udp.local_address();
     let sealed = |lengths: &[usize], from: &SharedMemoryLink| {
@@ -370,7 +370,7 @@ fn a_sleeper_that_could_not_be_woken_is_woken_by_the_next_packet() {
 }
 
 #[test]
-fn a_device_sends_to_itself_without_waiting_and_then_through_memory() {
+fn a_device_sends_to_itself_over_udp_until_memory_is_ready() {
     let mut a = link();
     let destination = a.udp.local_address();
     let mut batch = batch_of(destination, &[32, 64]);
@@ -420,7 +420,7 @@ fn fill(ring: &Ring) {
 }
 
 #[test]
-fn a_ring_that_claims_to_be_full_for_ever_ends_with_its_writer_and_keeps_nobody_out() {
+fn an_endlessly_full_ring_ends_with_its_writer() {
     let (mut a, mut b) = acquainted();
     let ring = in_our_hands(&mut a, [127, 77, 42, 3].into());
     fill(&ring);
@@ -443,7 +443,7 @@ fn a_ring_that_claims_to_be_full_for_ever_ends_with_its_writer_and_keeps_nobody_
 
 /// Tests peers that leave a full ring behind, one after the other, as fast as they can connect.
 #[test]
-fn peers_that_fill_a_ring_and_go_take_a_bounded_number_of_mappings() {
+fn departed_peers_with_full_rings_keep_bounded_mappings() {
     let (mut a, mut b) = acquainted();
     let mut seen = 0;
     for id in 0..20 * DEPARTED_MAX as u64 {
@@ -505,7 +505,7 @@ fn packets_without_an_icrc_never_go_over_udp() {
 
 /// Tests separate batches: a driver has no second batch while the first one waits.
 #[test]
-fn packets_to_others_that_are_not_in_the_same_batch_do_not_wait_for_long_either() {
+fn a_silent_device_delays_later_batches_only_briefly() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let name = crate::shm::meet::silent_host(silent.local_socket_address());
     let mut a = link();
@@ -526,7 +526,7 @@ fn packets_to_others_that_are_not_in_the_same_batch_do_not_wait_for_long_either(
 
 /// Tests a peer that shares memory and departs, while its name stays and never answers.
 #[test]
-fn a_peer_that_has_gone_delays_nobody_although_its_name_is_silent() {
+fn a_departed_peer_with_a_silent_name_delays_no_packets() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let mut a = link();
     drop(in_our_hands(&mut a, silent.local_address()));
@@ -541,7 +541,7 @@ fn a_peer_that_has_gone_delays_nobody_although_its_name_is_silent() {
 }
 
 #[test]
-fn whoever_has_an_address_now_gets_its_packets_though_somebody_else_still_holds_a_ring() {
+fn the_current_owner_of_an_address_gets_its_packets() {
     let address: IpAddr = [127, 77, 42, 7].into();
     let mut a = link();
     let (_, ring) = both_in_our_hands(&mut a, address);
@@ -564,7 +564,7 @@ fn whoever_has_an_address_now_gets_its_packets_though_somebody_else_still_holds_
 /// Tests two pairs of rings, which exist because both devices asked the other at the same time. Then the first ones
 /// end.
 #[test]
-fn packets_through_a_second_ring_do_not_overtake_those_of_the_first() {
+fn a_second_ring_does_not_overtake_the_first() {
     let address: IpAddr = [127, 77, 42, 8].into();
     for first_is_read_before in [true, false] {
         let mut a = link();
@@ -663,7 +663,7 @@ fn two_rings_of_one_address_never_wait_for_each_other() {
 }
 
 #[test]
-fn what_a_peer_sent_over_udp_before_its_ring_goes_first_though_the_peer_has_gone() {
+fn udp_packets_precede_the_ring_of_a_departed_peer() {
     let mut a = link();
     let other = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let address = other.local_address();
@@ -680,7 +680,7 @@ fn what_a_peer_sent_over_udp_before_its_ring_goes_first_though_the_peer_has_gone
 }
 
 #[test]
-fn what_a_hostile_ring_holds_keeps_the_next_one_of_its_address_closed_for_a_while_only() {
+fn a_hostile_ring_delays_the_next_ring_only_briefly() {
     let address: IpAddr = [127, 77, 42, 9].into();
     let mut a = link();
     let endless = in_our_hands_as(&mut a, 1 << 40, address).0;
@@ -719,7 +719,7 @@ fn a_second_ring_takes_over_in_the_midst_of_a_batch() {
 }
 
 #[test]
-fn a_ring_in_which_nothing_moves_gives_its_memory_back_and_goes_on() {
+fn an_idle_ring_releases_its_memory_and_still_works() {
     const SECOND: u64 = 1_000_000_000;
     let (mut a, mut b) = acquainted();
     assert_eq!(a.poll_timeout(), None, "a few packets leave little behind");
@@ -788,7 +788,7 @@ fn a_flood_over_udp_keeps_no_ring_closed() {
 }
 
 #[test]
-fn words_of_strangers_change_nothing() {
+fn datagrams_of_strangers_have_no_effect() {
     let (mut a, _b) = acquainted();
     let nothing = &mut |_: ReceivedRun<'_>| {};
     eventually("it is quiet", || a.receive(now_ns(), nothing).unwrap() == 0);
@@ -869,7 +869,7 @@ fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
 }
 
 #[test]
-fn a_file_that_is_not_as_it_must_be_is_refused() {
+fn unsuitable_files_are_refused_as_rings() {
     let refused = |file: &std::fs::File| Mapping::adopt(std::os::fd::AsFd::as_fd(file)).unwrap_err().to_string();
     // Files on disk, without seals, or of another size.
     let disk = std::fs::File::open("/proc/self/exe").unwrap();

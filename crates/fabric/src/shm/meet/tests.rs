@@ -27,7 +27,7 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
 
 /// Tests a program that closes descriptors which it did not open, and opens a file of its own under such a number.
 #[test]
-fn a_device_that_closes_does_not_write_into_a_file_that_has_its_number() {
+fn a_closing_device_does_not_write_to_a_reused_descriptor() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let socket = udp.readable().unwrap();
     let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
@@ -84,7 +84,7 @@ fn file_in_memory(name: &std::ffi::CStr, bytes: u64, seals: SealFlag) -> File {
 
 /// Tests that the host closes descriptors beyond the expected one, and each file that holds no rings.
 #[test]
-fn a_guest_leaves_no_descriptor_behind_whatever_it_sends() {
+fn the_host_closes_every_descriptor_that_a_guest_sends() {
     let host = link();
     let marked = file_in_memory(c"doorbell-test-marked", 4096, SealFlag::empty());
     for count in [0, 1, 2, 3, 4, 100, 253] {
@@ -104,7 +104,7 @@ fn a_guest_leaves_no_descriptor_behind_whatever_it_sends() {
 }
 
 #[test]
-fn what_is_no_ring_is_refused_and_the_host_goes_on() {
+fn the_host_refuses_files_that_are_no_rings() {
     let mut host = link();
     let (_, ring) = Mapping::create().unwrap();
     let bytes = File::from(ring.try_clone().unwrap()).metadata().unwrap().len();
@@ -202,7 +202,7 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
 
 /// Tests more guests than there are places for, most of which send nothing.
 #[test]
-fn guests_who_are_silent_keep_nobody_out_for_long() {
+fn silent_guests_do_not_block_others() {
     let mut host = link();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(4096)), hard).unwrap();
@@ -287,7 +287,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
 }
 
 #[test]
-fn a_challenge_of_a_stranger_is_no_work_for_the_thread() {
+fn a_strangers_challenge_causes_no_work() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let socket = udp.readable().unwrap();
     let (meeting, _) = Meeting::start(udp.local_socket_address(), socket, Duration::from_secs(1), true).unwrap();
@@ -300,7 +300,7 @@ fn a_challenge_of_a_stranger_is_no_work_for_the_thread() {
 }
 
 #[test]
-fn a_listener_that_is_closed_under_the_thread_is_made_anew() {
+fn a_closed_listener_is_recreated() {
     let mut host = link_at(Some([127, 77, 43, 10].into()), LinkChoice::Auto);
     let name = format!("doorbell-link/{}", std::fs::read_link("/proc/thread-self/ns/net").unwrap().display());
     let name = format!("@{name}/127.77.43.10/{PORT}");
