@@ -360,9 +360,10 @@ mod tests {
         let number = own.as_fd().as_raw_fd();
         drop(own);
         assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(20)), "another file was closed");
-        drop(child);
         // SAFETY: the number is a duplicate of `theirs`.
         drop(unsafe { std::fs::File::from_raw_fd(number) });
+        assert!(!ends(reader.try_clone().unwrap(), Duration::from_millis(100)), "the child closed another file");
+        drop(child);
         assert!(ends(reader, LONG));
     }
 
