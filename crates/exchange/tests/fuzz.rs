@@ -8,7 +8,7 @@ use common::fuzz::{fuzz_descriptions, fuzz_messages};
 use runner::run;
 
 #[test]
-fn words() {
+fn messages() {
     run("messages", fuzz_messages);
 }
 

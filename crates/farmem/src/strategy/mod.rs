@@ -50,9 +50,9 @@ pub enum Strategy {
     /// The memory node's CPU carries out requests that clients send in messages. It has a table of its own, whose
     /// contents no client of another strategy sees.
     Server,
-    /// A middlebox sends READs and CASes to the newest node of their key, whichever node a client names ([`Behind`]).
+    /// A middlebox sends READs and CASes to the newest node of their key, whichever node a client names ([`StoreControl`]).
     ///
-    /// [`Behind`]: crate::Behind
+    /// [`StoreControl`]: crate::StoreControl
     Steered,
     /// The same of CASes alone; readers follow chains and shortcuts.
     SteeredWrite,
