@@ -1,11 +1,13 @@
-//! How many messages of Send-Receive a core simulates in a second, both ends' code and RNICs included:
-//! `cargo run --release -p doorbell-sim --example speed`. Seconds are those of the core, where the kernel tells them (Linux):
-//! other programs that run at the same time do not count. `speed batched 100000` has one of the runs, of so many messages:
-//! under `valgrind --tool=callgrind`, what two lengths differ by are the instructions of the messages.
+//! Measures the simulator: Send-Receive messages simulated per second on one core, with the code and RNICs of both
+//! ends.
+//!
+//! Run it with `cargo run --release -p doorbell-sim --example speed`. On Linux, the seconds are the CPU time of the
+//! core, so other programs do not count. `speed batched 100000` makes only that run, with 100000 messages. To count
+//! the instructions per message, run two lengths under `valgrind --tool=callgrind` and take the difference.
 
 use std::time::{Duration, Instant};
 
-/// How long this thread has had a core.
+/// Returns the CPU time of this thread, or `None` if the kernel does not report it.
 fn on_core() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)

@@ -1,24 +1,24 @@
-//! What binds a run: the station that was busy longest.
+//! Bottleneck of a run: the station that was busy longest.
 
 use std::fmt;
 
 use crate::simulation::{NodeTimes, Summary};
 use crate::time::Ps;
 
-/// What may be busy.
+/// A station of a simulated testbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Station {
-    /// A thread, its empty looks not counted.
+    /// A thread, without the time of polls that found nothing.
     Thread,
     /// A processing unit of a NIC.
     Unit,
-    /// What all units of a NIC share when they send.
+    /// The send stage that all units of a NIC share.
     Send,
-    /// What handles packets that arrive at a NIC.
+    /// The stage of a NIC that handles arriving packets.
     Receive,
-    /// PCIe, with what a NIC fetches from memory.
+    /// PCIe towards the NIC: data that the NIC fetches from memory.
     Fetch,
-    /// PCIe, with what a NIC writes to memory.
+    /// PCIe towards memory: data that the NIC writes.
     Write,
     /// A node's port.
     Port,
@@ -27,7 +27,7 @@ pub enum Station {
 }
 
 impl Station {
-    /// Its name.
+    /// Returns the name of the station.
     pub fn name(self) -> &'static str {
         match self {
             Self::Thread => "thread",
@@ -44,23 +44,23 @@ impl Station {
 
 /// The station that was busy longest, and the share of the run for which it was.
 ///
-/// A station that was busy nearly all the time is what binds. Where none was, everything waited for answers: the
-/// window or the latency binds.
+/// A station that was busy nearly all the time limits the run. If no station was, all of them waited for answers: the
+/// window or the latency limits the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bottleneck {
-    /// Which.
+    /// The station.
     pub station: Station,
-    /// Whose; none is the switch's.
+    /// The node of the station; `None` for a port of the switch.
     pub node: Option<usize>,
-    /// Its share of the run, from 0 to 1.
+    /// Busy share of the run, from 0 to 1.
     pub share: f64,
 }
 
-/// A station that was busy for this share of a run, which has a beginning and an end without load, binds it.
+/// Least busy share of a station that limits a run. It is below 1 because a run begins and ends without load.
 const BINDS: f64 = 0.9;
 
 impl Bottleneck {
-    /// That of a run.
+    /// Returns the bottleneck of a run.
     pub fn of(summary: &Summary) -> Self {
         let most = |of: fn(&NodeTimes) -> Ps| {
             let busy = summary.nodes.iter().map(of).enumerate().map(|(node, busy)| (busy, Some(node)));
@@ -74,8 +74,8 @@ impl Bottleneck {
             (Station::Receive, most(|node| node.receive)),
             (Station::Fetch, most(|node| node.fetch)),
             (Station::Write, most(|node| node.write)),
-            // Of stations that were busy equally long the last is taken: a full line fills the ports on both sides of a
-            // switch, and the node's is where messages wait.
+            // Among stations that were busy equally long, `max_by_key` takes the last. A full line fills the ports on
+            // both sides of a switch, and messages wait at the node's port.
             (Station::SwitchPort, (summary.switch_port, None)),
             (Station::Port, most(|node| node.port)),
         ];
@@ -84,7 +84,7 @@ impl Bottleneck {
         Self { station, node, share: busy.0 as f64 / summary.ended.0.max(1) as f64 }
     }
 
-    /// Was it busy nearly all the time?
+    /// Returns whether the station was busy nearly all the time.
     pub fn binds(self) -> bool {
         self.share >= BINDS
     }

@@ -1,34 +1,34 @@
-//! How much memory a run needs, before it begins.
+//! Estimate of the memory of a run, made before the run begins.
 
 use doorbell_study::parameters::{Kind, Parameters, ParametersError, stride};
 
 use crate::topology::Topology;
 
-/// The program itself, with its tables.
+/// Bytes of the program with its tables.
 const PROGRAM: u64 = 4 << 20;
-/// A node: its RNIC, stations and tables.
+/// Bytes of a node: RNIC, stations and tables.
 const NODE: u64 = 64 << 10;
-/// A connection at one end, without queues and buffers: connection, thread, queue pair.
+/// Bytes of one end of a connection without queues and buffers: connection, thread and queue pair.
 const END: u64 = 32 << 10;
-/// A place in a queue: the work request, its completion, and what the connection knows of it.
+/// Bytes of a queue entry: work request, completion, and the connection's record of both.
 const PLACE: u64 = 512;
-/// A port of a switch.
+/// Bytes of a switch port.
 const PORT: u64 = 256;
-/// A frame on its way, without its packet.
+/// Bytes of a frame in flight, without its packet.
 const FRAME: u64 = 256;
 
-/// A run would need more memory than it may.
+/// Error of a run that would exceed its memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the run would need about {needed_mib} MiB of memory, allowed are {allowed_mib} MiB")]
 pub struct MemoryError {
-    /// How much, estimated.
+    /// Estimated memory in MiB.
     pub needed_mib: u64,
-    /// How much it may need.
+    /// Memory limit in MiB.
     pub allowed_mib: u64,
 }
 
 impl MemoryError {
-    /// Are so many bytes allowed?
+    /// Checks `needed` bytes against the limit.
     pub(crate) fn check(needed: u64, allowed: u64) -> Result<(), Self> {
         match needed > allowed {
             true => Err(Self { needed_mib: needed.div_ceil(1 << 20), allowed_mib: allowed >> 20 }),
@@ -37,7 +37,7 @@ impl MemoryError {
     }
 }
 
-/// Bytes of memory that a run needs, about: messages of so many bytes over so many connections.
+/// Estimates the bytes of memory of a run with `connections` connections and messages of `message` bytes.
 pub(crate) fn bytes(
     topology: Topology,
     parameters: &Parameters,
@@ -48,7 +48,7 @@ pub(crate) fn bytes(
     let (window, depth) = (fitted.window as u64, fitted.depth as u64);
     let stride = stride(message + 64) as u64;
     let places = 2 * (window + depth) * (PLACE + parameters.inline as u64);
-    // Both ends can send and receive.
+    // Each end has buffers to send from and to receive into.
     let buffers = 2 * (fitted.send_buffers as u64 + depth) * stride;
     let is_latency = parameters.kind == Kind::Latency;
     let in_flight = if is_latency { 1 } else { window } * (message as u64 + FRAME);

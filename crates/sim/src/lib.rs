@@ -1,26 +1,25 @@
 //! RDMA testbeds in virtual time.
 //!
-//! A [`Testbed`] says what each part of a testbed needs, from the CPU's store to the switch's queue: one file,
-//! `testbeds/*.toml`, each value with its unit and its source. [`testbed::all`] has those that are part of the
-//! program.
+//! A [`Testbed`] states the costs of each part of a testbed, from the CPU's store to the switch's queue. It is one
+//! file, `testbeds/*.toml`, with the unit and source of each value. [`testbed::all`] returns the built-in testbeds.
 //!
-//! Time is in whole picoseconds ([`Ps`]). Nothing here uses floating-point arithmetic, the order of a hash table or
-//! the address of anything, so a simulation gives the same result on every machine.
+//! Virtual time is in whole picoseconds ([`Ps`]). It does not depend on floating-point arithmetic, the order of a
+//! hash table or an address, so a simulation gives the same result on each machine.
 //!
 //! ```
 //! use doorbell_sim::{Ps, testbed};
 //!
 //! let t1 = testbed::by_name("connectx5-100g").ok_or("a testbed of the program")?;
-//! // A SEND of 16 B is 98 bytes on the line.
+//! // A SEND of 16 B takes 98 bytes on the line.
 //! assert_eq!(t1.link.rate.time_of(98), Ps(7840));
-//! // The same testbed with another link: one value replaced, under the same checks.
+//! // Replace one value; it has to pass the checks of the file.
 //! let faster = t1.with("link.rate", "400 Gb/s")?;
 //! assert_eq!(faster.link.rate.time_of(98), Ps(1960));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Simulation`] runs programs over verbs on nodes of such a testbed. Their code is that of any program: connections
-//! of the crate `doorbell-exchange`, on the same RNIC as the software device's. Only how threads wait is virtual.
+//! A [`Simulation`] runs programs over verbs on the nodes of such a testbed. They are normal programs: they use
+//! connections of the crate `doorbell-exchange` on the RNIC of the software device. Only waiting is virtual.
 //!
 //! ```
 //! use doorbell_exchange::asynchronous::Async;

@@ -1,4 +1,4 @@
-//! A workload on a simulated testbed: what came out.
+//! Measurement of a workload on a simulated testbed.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -21,42 +21,42 @@ use crate::threads::VirtualWaiter;
 use crate::time::Ps;
 use crate::topology::Topology;
 
-/// What is measured.
+/// A workload to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// How.
+    /// Parameters of the workload.
     pub parameters: Parameters,
-    /// Bytes of each message.
+    /// Size of each message in bytes.
     pub bytes: usize,
-    /// Threads of the host that answers, if not as many as of the one that asks.
+    /// Threads of the answering host, if their number differs from that of the asking host.
     pub receiver_threads: Option<usize>,
 }
 
 impl Load {
-    /// The same with messages of another size.
+    /// Sets the size of the messages.
     pub fn resize(&mut self, bytes: usize) {
         self.bytes = bytes;
         self.parameters.sizes = vec![bytes];
     }
 }
 
-/// Why there is no result.
+/// Error of a measurement.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// What is to be measured cannot be.
+    /// The parameters of the workload are not allowed.
     #[error(transparent)]
     Parameters(#[from] ParametersError),
-    /// A verbs object could not be made.
+    /// A verbs object could not be created.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),
-    /// The ends do not connect.
+    /// The ends could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A connection broke.
     #[error("a connection broke: {0}")]
     Connection(#[from] ConnectionError),
-    /// The simulation did not come to its end.
+    /// The simulation did not reach its end.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
     /// The workload has a part that simulations of two hosts do not have.
@@ -67,42 +67,43 @@ pub enum MeasureError {
     Unfinished,
 }
 
-/// What came out.
+/// Result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Messages or operations per second, of all connections.
     pub messages_per_s: f64,
-    /// Of a latency: its median in nanoseconds, by what [`Timed`] says.
+    /// For a latency, its median in nanoseconds, as [`Timed`] defines it.
     pub latency_ns: Option<u64>,
-    /// Messages per second that were offered, if not as many as go.
+    /// Offered rate in messages per second, if limited.
     pub offered: Option<f64>,
     /// RNR NAKs that the target sent.
     pub rnr_naks: u64,
-    /// What both devices counted.
+    /// Counters of both devices.
     pub counted: [Option<Counters>; 2],
-    /// Virtual time in which messages were sent.
+    /// Virtual time from the first message to the end of the last.
     pub lasted: Ps,
-    /// Messages, those of warming up not counted.
+    /// Number of messages, without those of the warm-up.
     pub messages: u64,
-    /// How the run went.
+    /// Summary of the simulation.
     pub summary: Summary,
 }
 
-/// The host that asks, and the one that answers.
+/// Node of the asking host.
 pub(crate) const ASKING: usize = 0;
+/// Node of the answering host.
 pub(crate) const ANSWERING: usize = 1;
 
-/// The two hosts of a published testbed, and the switch between them.
+/// Topology of a published testbed: two hosts and the switch between them.
 pub(crate) const HOSTS: Topology = Topology::Star { nodes: 2 };
 
 type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
 
-/// What ends a run.
+/// Condition that ends a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// All messages are delivered.
     AtEnd,
-    /// The target has sent an RNR NAK: then there is no result.
+    /// The target has sent an RNR NAK. The run then has no result.
     AtRnrNak,
 }
 
@@ -110,12 +111,12 @@ pub(crate) enum Stop {
 ///
 /// # Errors
 ///
-/// The parameters do not fit together, or a connection breaks.
+/// Returns an error if the parameters do not fit together, or a connection breaks.
 pub fn measure(testbed: &Testbed, load: &Load, seed: u64) -> Result<Measured, MeasureError> {
     measure_until(testbed, load, seed, Stop::AtEnd)?.ok_or(MeasureError::Unfinished)
 }
 
-/// As [`measure`]; `None` if the run was stopped before its end.
+/// Works as [`measure`], but returns `None` if the run was stopped before its end.
 pub(crate) fn measure_until(
     testbed: &Testbed,
     load: &Load,
@@ -125,7 +126,7 @@ pub(crate) fn measure_until(
     run(testbed, load, seed, stop, None)
 }
 
-/// As [`measure`], with all packets in a pcap file.
+/// Works as [`measure`], and writes all packets to a pcap file.
 pub(crate) fn measure_captured(
     testbed: &Testbed,
     load: &Load,
@@ -220,7 +221,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Deals items to threads in turn.
+/// Distributes items over threads in turn.
 fn deal<T>(items: Vec<T>, threads: usize) -> Vec<Vec<T>> {
     let mut hands: Vec<Vec<T>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
     for (index, item) in items.into_iter().enumerate() {
@@ -229,7 +230,7 @@ fn deal<T>(items: Vec<T>, threads: usize) -> Vec<Vec<T>> {
     hands
 }
 
-/// Runs tasks of one simulated thread in turns.
+/// Runs the tasks of one simulated thread in turns.
 async fn in_turns<T, F: Future<Output = Result<T, ConnectionError>>>(
     waiter: VirtualWaiter,
     tasks: Vec<F>,
@@ -322,7 +323,7 @@ fn shared_receives(
     Ok(Some(SharedReceives::new(pd, options)?))
 }
 
-/// Spawns the threads of the end that answers.
+/// Spawns the threads of the answering end.
 fn answer<C: Connector + 'static>(
     bench: &mut Bench<'_>,
     answering: Answering<C>,
@@ -386,10 +387,10 @@ fn answer<C: Connector + 'static>(
     }
 }
 
-/// How long a reposting thread with nothing to do lets pass.
+/// Time between the polls of a reposting thread that finds no work.
 const IDLE_NS: u64 = 100;
 
-/// Spawns the threads of the end that asks, and runs the simulation.
+/// Spawns the threads of the asking end, and runs the simulation.
 fn ask<C>(
     mut bench: Bench<'_>,
     connections: Vec<(C, SendMemory)>,

@@ -1,38 +1,40 @@
-//! The highest rate at which a receiver without credits keeps up: one that provokes no RNR NAK.
+//! Search for the highest rate at which a receiver without credits keeps up: no RNR NAK occurs.
 
 use crate::measure::{Load, MeasureError, Measured, Stop, measure, measure_until};
 use crate::testbed::Testbed;
 
-/// The factor from one rate to the next, until one is too high and one is not.
+/// Factor between rates, until one is too high and one is not.
 const FACTOR: f64 = 1.5;
-/// Of a search that begins near the rate.
+/// First factor of a search that begins near the rate.
 const NEAR: f64 = 1.06;
-/// The most such steps: from a message per second to more than any link carries.
+/// Maximum number of steps: from one message per second to more than any link carries.
 const MOST: u32 = 64;
-/// The search ends once a rate that is too high is this much higher than one that is not.
+/// Ratio of a rate that is too high to one that is not, at which the search ends.
 const CLOSE: f64 = 1.03;
-/// An offered rate of which less than this share is sent is more than the senders can.
+/// If the senders send less than this share of the offered rate, the rate is beyond their limit.
 const REACHED: f64 = 0.95;
 
-/// What a rate turned out to be.
+/// Result of a run with an offered rate.
 enum Tried {
     /// The receiver ran out of receives.
     TooHigh,
     /// The receiver kept up with senders that sent at this rate.
     Kept(Box<Measured>),
-    /// The senders cannot send at this rate, and the receiver kept up with what they can.
+    /// The senders cannot reach this rate, and the receiver kept up with the rate that they reached.
     BeyondSenders(Box<Measured>),
 }
 
-/// Looks for the highest rate that provokes no RNR NAK, to a few percent. If senders that are not slowed down provoke none,
-/// it is theirs. `guess` is a rate that is likely to be near; without one, the search begins at the rate to which RNR NAKs
-/// slow senders down. `None` if all rates provoke some.
+/// Searches for the highest rate without RNR NAKs, to a few percent. If senders without a rate limit cause none, this
+/// is their rate.
 ///
-/// A run that has provoked one is not simulated to its end.
+/// `guess` is a rate that is probably near. Without it, the search begins at the rate to which RNR NAKs slow the
+/// senders. Returns `None` if all rates cause RNR NAKs.
+///
+/// Runs with an offered rate stop at their first RNR NAK.
 ///
 /// # Errors
 ///
-/// As [`measure`].
+/// Returns the errors of [`measure`].
 pub(crate) fn highest_without_rnr(
     testbed: &Testbed,
     load: &Load,
@@ -76,7 +78,7 @@ pub(crate) fn highest_without_rnr(
             (None, Some(high)) => high / factor,
             (None, None) => break,
         };
-        // A guess that is far off is left in longer steps.
+        // A guess that is far off needs longer steps.
         factor = (factor * factor).min(FACTOR);
     }
     Ok(best)

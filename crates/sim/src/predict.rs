@@ -1,9 +1,10 @@
-//! Predictions of experiments of which no number is known here, with intervals: *blind rows*.
+//! Predictions, with intervals, of experiments whose results are not known here: *blind rows*.
 //!
-//! An interval says how far the number moves when values of the testbed's file do. Each value of [`doubts`] is set to the
-//! least and to the greatest that it may have, one at a time: fitted values no further than the rows that they were fitted on
-//! stay within their tolerance, assumed ones as far as anybody may assume. Another seed is one more such change. Changes
-//! to one side are added as independent ones are, by the root of the sum of their squares.
+//! An interval states how far the number moves when values of the testbed's file change.
+//!
+//! Each value of [`doubts`] is set to its minimum and to its maximum, one at a time. Fitted values move as far as
+//! their rows stay within tolerance. Assumed values move over their plausible range. Another seed is one more change.
+//! Changes to one side are treated as independent: the root of the sum of their squares.
 
 mod page;
 
@@ -20,21 +21,21 @@ use crate::testbed::{self, Testbed, TestbedError};
 
 pub use page::{cells, digits, heading, page, revision};
 
-/// What a blind row counts.
+/// Quantity of a blind row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Millions of messages or operations per second.
     MillionsPerS,
     /// Microseconds of half a round trip.
     Microseconds,
-    /// Microseconds that 99 % of a store's puts take at most.
+    /// 99th percentile of a store's puts, in microseconds.
     MicrosecondsOfPuts,
-    /// Packets per operation, to the end that answers.
+    /// Packets per operation to the answering end.
     PacketsPerOperation,
 }
 
 impl Unit {
-    /// As tables have it.
+    /// Returns the name for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MillionsPerS => "M/s",
@@ -45,63 +46,63 @@ impl Unit {
     }
 }
 
-/// An experiment of which no number is known here.
+/// An experiment whose result is not known here.
 #[derive(Clone, Debug)]
 pub struct BlindRow {
     /// The testbed's name.
     pub testbed: &'static str,
-    /// What is measured, in words.
+    /// Name of the experiment.
     pub experiment: &'static str,
     /// The protocol or operation.
     pub subject: &'static str,
-    /// Bytes of each message.
+    /// Size of each message in bytes.
     pub bytes: usize,
-    /// What is varied, and its value.
+    /// Name and value of the varied parameter.
     pub at: (&'static str, f64),
-    /// What is counted.
+    /// Quantity of the result.
     pub unit: Unit,
-    what: What,
-    /// The rate is the highest that provokes no RNR NAK.
+    workload: RowWorkload,
+    /// Whether the rate is the highest without RNR NAKs.
     is_paced: bool,
 }
 
-/// What is simulated.
+/// Workload of a blind row.
 #[derive(Clone, Debug)]
-enum What {
+enum RowWorkload {
     Load(Box<Load>),
     Far(FarPoint),
 }
 
-/// A blind row with what the simulation says.
+/// A blind row with its simulated result.
 #[derive(Clone, Debug)]
 pub struct Predicted {
     /// The row.
     pub row: BlindRow,
-    /// What comes out, or what the simulation lacks to say something.
+    /// The estimate, or the reason why there is none.
     pub outcome: Result<Estimate, Lack>,
-    /// Changes of values with which the simulation lacks something: the interval does without them.
+    /// Changes of values without a result. The interval leaves them out.
     pub lacks: Vec<(String, Lack)>,
 }
 
 /// A number with its interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// What comes out with the testbed's values.
+    /// Result with the values of the testbed's file.
     pub value: f64,
-    /// What may come out, from the least to the greatest.
+    /// Minimum and maximum of the result.
     pub interval: (f64, f64),
 }
 
-/// A value of a testbed that may be another one.
+/// An uncertain value of a testbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doubt {
-    /// The parameter.
+    /// Path of the parameter.
     pub path: &'static str,
-    /// The least that it may be.
+    /// Minimum of the value.
     pub least: &'static str,
-    /// The greatest that it may be.
+    /// Maximum of the value.
     pub greatest: &'static str,
-    /// Why.
+    /// Reason for this range.
     pub why: &'static str,
 }
 
@@ -161,7 +162,7 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
     ),
 ];
 
-/// The values of a testbed that intervals are made with.
+/// Returns the uncertain values of a testbed, from which intervals are computed.
 pub fn doubts(testbed: &str) -> &'static [Doubt] {
     DOUBTS.iter().find(|(name, _)| *name == testbed).map_or(&[], |(_, doubts)| *doubts)
 }
@@ -173,12 +174,12 @@ const STORE_PUTS: &str = "store, by the share of puts";
 const STORE_SKEW: &str = "store, by skew";
 const ONE_ADDRESS: &str = "CAS on one address";
 
-/// Seeds beside that of all runs.
+/// Additional seeds for the intervals.
 const SEEDS: [u64; 2] = [2, 3];
 const SIZES: [usize; 3] = [16, 512, 8192];
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const LATENCY_SIZES: [usize; 7] = [16, 64, 256, 512, 1024, 4096, 8192];
-/// Of each protocol the variants that differ in what they post for a message.
+/// Variants of each protocol that post different operations for a message.
 const PROTOCOLS: [Protocol; 9] = [
     Protocol::SendReceive,
     Protocol::DirectRead,
@@ -201,7 +202,8 @@ const LATENCIES: [Protocol; 8] = [
     Protocol::BufferedRead,
 ];
 
-/// Messages of a protocol, as published: nothing in lists, no credits where the protocol can do without.
+/// Returns the parameters of published message experiments: lists of one entry, and no credits if the protocol works
+/// without.
 fn messages(protocol: Protocol, bytes: usize) -> Parameters {
     let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
     parameters.protocol = protocol;
@@ -222,7 +224,7 @@ fn operations(operation: Operation, bytes: usize, window: usize, inline: usize) 
     parameters
 }
 
-/// All blind rows.
+/// Returns all blind rows.
 pub fn rows() -> Vec<BlindRow> {
     let mut rows = Vec::new();
     let plain = |parameters: Parameters, bytes| Load { parameters, bytes, receiver_threads: None };
@@ -243,7 +245,7 @@ pub fn rows() -> Vec<BlindRow> {
                         bytes,
                         at: (if is_single { "senders" } else { "threads on each side" }, count as f64),
                         unit: Unit::MillionsPerS,
-                        what: What::Load(Box::new(load)),
+                        workload: RowWorkload::Load(Box::new(load)),
                         is_paced: is_single,
                     });
                 }
@@ -262,7 +264,7 @@ pub fn rows() -> Vec<BlindRow> {
                 bytes,
                 at: ("window", 1.0),
                 unit: Unit::Microseconds,
-                what: What::Load(Box::new(load)),
+                workload: RowWorkload::Load(Box::new(load)),
                 is_paced: false,
             });
         }
@@ -278,7 +280,7 @@ pub fn rows() -> Vec<BlindRow> {
                 bytes: 1,
                 at: ("requests outstanding", window as f64),
                 unit,
-                what: What::Load(Box::new(plain(parameters, 1))),
+                workload: RowWorkload::Load(Box::new(plain(parameters, 1))),
                 is_paced: false,
             });
         }
@@ -298,7 +300,7 @@ pub fn rows() -> Vec<BlindRow> {
                 bytes: 8,
                 at: ("queue pairs", count as f64),
                 unit: Unit::MillionsPerS,
-                what: What::Load(Box::new(plain(parameters, 8))),
+                workload: RowWorkload::Load(Box::new(plain(parameters, 8))),
                 is_paced: false,
             });
         }
@@ -307,20 +309,21 @@ pub fn rows() -> Vec<BlindRow> {
     rows
 }
 
-/// Clients of the store where their number is not varied, and what each does between two operations: fitted on the
-/// published share of CASes that succeed, at half puts and Zipf 0.99.
+/// Number of clients of the store, unless varied.
 const CLIENTS: usize = 64;
+/// Pause of a client between two operations. It is fitted on the published share of CASes that succeed, at half puts
+/// and Zipf 0.99.
 const CLIENT_US: f64 = 15.0;
-/// How late they write shortcuts: fitted on the published share of READs that succeed.
+/// Delay of shortcut writes. It is fitted on the published share of READs that succeed.
 const SHORTCUT_US: f64 = 7.1;
-/// Bytes of a value: assumed.
+/// Assumed size of a value in bytes.
 const VALUE: usize = 1024;
-/// How long operations of the store are counted.
+/// Time in which operations of the store are counted.
 const MEASURE_US: f64 = 4000.0;
-/// CASes on one address, of all clients together.
+/// Number of CASes on one address, of all clients together.
 const ON_ONE_ADDRESS: u64 = 4000;
 
-/// Rows about memory that clients share.
+/// Returns the rows about memory that clients share.
 fn far_rows() -> Vec<BlindRow> {
     let row = |experiment, subject, bytes, at, unit, far| BlindRow {
         testbed: T3,
@@ -329,7 +332,7 @@ fn far_rows() -> Vec<BlindRow> {
         bytes,
         at,
         unit,
-        what: What::Far(far),
+        workload: RowWorkload::Far(far),
         is_paced: false,
     };
     let base = |strategy| StorePoint {
@@ -371,15 +374,16 @@ fn far_rows() -> Vec<BlindRow> {
 }
 
 impl BlindRow {
-    /// What comes out in these runs, in [`Self::unit`]. A rate that has to be looked for is likely to be near `guess`.
+    /// Returns the result of these runs, in [`Self::unit`]. If a rate has to be searched, it is probably near
+    /// `guess`.
     ///
     /// # Errors
     ///
-    /// The run fails.
+    /// Returns an error if the run fails.
     pub fn simulate(&self, runs: &mut Runs<'_>, guess: Option<f64>) -> Result<f64, Lack> {
-        let load = match &self.what {
-            What::Load(load) => load,
-            What::Far(point) => {
+        let load = match &self.workload {
+            RowWorkload::Load(load) => load,
+            RowWorkload::Far(point) => {
                 let result = runs.far(point)?;
                 return match self.unit {
                     Unit::MillionsPerS => Ok(result.messages_per_s / 1e6),
@@ -405,8 +409,8 @@ impl BlindRow {
         }
     }
 
-    /// Is it one of those that are simulated where time is short? These are latencies of a small and of a large message,
-    /// and rates of few threads.
+    /// Returns whether quick checks simulate the row: latencies of a small and a large message, and rates of few
+    /// threads.
     pub fn is_quick(&self) -> bool {
         match self.experiment {
             BASE_LATENCY => [16, 8192].contains(&self.bytes),
@@ -422,13 +426,13 @@ impl BlindRow {
 struct Variant {
     testbed: Testbed,
     seed: Option<u64>,
-    /// What is changed.
+    /// Description of the change.
     name: String,
-    /// Of two variants that differ in one value the number of that value.
+    /// Number of the changed value. The two variants of one value share it.
     doubt: usize,
 }
 
-/// A testbed as it is, then with each change.
+/// Returns the unchanged testbed, followed by one variant for each change.
 fn variants(testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
     let own = |seed: Option<u64>, name: String, doubt| Variant { testbed: testbed.clone(), seed, name, doubt };
     let mut variants = vec![own(None, String::new(), 0)];
@@ -443,17 +447,18 @@ fn variants(testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
     Ok(variants)
 }
 
-/// How many simulations [`predict`] makes of so many rows of a testbed.
+/// Returns the number of simulations that [`predict`] makes for `rows` rows of a testbed.
 pub fn simulations(testbed: &Testbed, rows: usize) -> usize {
     rows * (1 + 2 * doubts(&testbed.name).len() + SEEDS.len())
 }
 
-/// Simulates these rows of one testbed, with all changes, on so many threads of this machine. Their number and the order
-/// in which they come to the rows decide nothing. `done` hears of each simulation's end.
+/// Simulates these rows of one testbed with all changes, on `threads` threads of this machine. The result does not
+/// depend on the number of threads or on the order in which they take rows. `done` is called at the end of each
+/// simulation.
 ///
 /// # Errors
 ///
-/// The testbed's file has no value of a name that is to be changed, or does not allow it to be changed so far.
+/// Returns an error if the testbed has no value of a changed name, or does not allow the changed value.
 pub fn predict(
     rows: Vec<BlindRow>,
     testbed: &Testbed,
@@ -468,7 +473,8 @@ pub fn predict(
         done();
         found
     };
-    // The longest last would keep one thread busy while the others have nothing left: those with most threads come first.
+    // Begin with the rows of the most threads, which take longest. Otherwise one thread would still work while the
+    // others are idle.
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by(|&a, &b| {
         let [a, b] = [a, b].map(|index| &rows[index]);
@@ -490,7 +496,7 @@ pub fn predict(
     Ok(rows.map(|((row, own), changed)| estimate(row, own, changed, &variants)).collect())
 }
 
-/// What comes of a row's value, and of those with changes, by the numbers of their variants.
+/// Combines the value of a row with the results of its changes, given by the numbers of their variants.
 fn estimate(
     row: BlindRow,
     own: Result<f64, Lack>,
@@ -503,7 +509,7 @@ fn estimate(
         Err(lack) => return Predicted { row, outcome: Err(lack), lacks: Vec::new() },
     };
     let doubts = variants.iter().map(|variant| variant.doubt).max().unwrap_or(0);
-    // How far each value moves the number down, and up.
+    // Largest move of the number by each value, down and up.
     let mut moves = vec![(0.0_f64, 0.0_f64); doubts + 1];
     let mut lacks = Vec::new();
     for (variant, outcome) in changed {
@@ -522,7 +528,7 @@ fn estimate(
     Predicted { row, outcome: Ok(Estimate { value, interval }), lacks }
 }
 
-/// What comes of each item, in any order, on so many threads.
+/// Runs `work` for each item on `threads` threads. Returns the results in any order.
 fn in_parallel<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
     std::thread::scope(|scope| {
@@ -538,7 +544,7 @@ fn in_parallel<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) 
     found.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The testbeds that blind rows are about.
+/// Returns the testbeds of the blind rows.
 pub fn testbeds() -> impl Iterator<Item = &'static Testbed> {
     [T1, T2, T3].into_iter().filter_map(testbed::by_name)
 }

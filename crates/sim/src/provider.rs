@@ -1,8 +1,9 @@
-//! The third provider of verbs: a simulated host's RNIC. A call adds what it costs to the clock of the thread whose turn
-//! it is, and posts become doorbells at that clock.
+//! The third provider of verbs: the RNIC of a simulated host.
 //!
-//! This is the only module of the crate with `unsafe` code: the trait asks for it, and passing the caller's promise on to
-//! the RNIC is all that is done here.
+//! A call adds its cost to the clock of the running thread, and a post becomes a doorbell at that clock.
+//!
+//! This is the only module of the crate with `unsafe` code. The trait requires it: the module only passes the promise
+//! of the caller on to the RNIC.
 
 use std::any::Any;
 use std::io;
@@ -27,13 +28,13 @@ use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Watch, lock};
 use crate::time::Ps;
 
-/// What the attributes of a simulated device name as the provider.
+/// Name of the provider in the attributes of a simulated device.
 pub const PROVIDER: &str = "sim";
 
-/// What all that belongs to one simulation shares.
+/// State that all objects of one simulation share.
 pub(crate) struct SharedWorld {
     pub(crate) world: Mutex<World>,
-    /// Never readable: the descriptor of a device for which the machine gives none.
+    /// Descriptor that is never readable, for a device without an event descriptor of its own.
     no_events: Notices<()>,
 }
 
@@ -47,12 +48,12 @@ fn no_eventfd(error: impl Into<io::Error>) -> Error {
     Error::Os { what: "an eventfd could not be created", error: error.into() }
 }
 
-/// Memory of a simulated host: who looks at it, and what reading and writing it costs.
+/// Memory region of a simulated host: its lookers, and the cost of reading and writing it.
 struct Memory {
     shared: Arc<SharedWorld>,
     watch: Watch,
     base: usize,
-    /// After so many bytes the same bytes come again, in mirrored memory; else its length.
+    /// Length after which mirrored memory repeats; otherwise the length of the region.
     period: usize,
 }
 
@@ -75,14 +76,14 @@ impl Pager for Memory {
     #[inline]
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
         if written {
-            // How far from the start of its own region, which no address of the process decides.
+            // Offset in the region, which does not depend on addresses of the process.
             self.changed((base as usize).wrapping_sub(self.base), length);
         }
         true
     }
 }
 
-/// Copies of so few bytes are looks, too.
+/// Longest copy that counts as a look.
 const WORD: usize = 8;
 
 impl MemoryObserver for Memory {
@@ -121,7 +122,7 @@ pub(crate) struct SimDevice {
     events: Arc<EventQueue>,
     event_signal: Arc<OnceLock<EventSignal>>,
     regions: Mutex<FxHashMap<LKey, Arc<Region>>>,
-    /// Memory that was given an address and is about to be registered under it.
+    /// Memory that has an address and is not registered yet.
     placed: Mutex<FxHashMap<u64, Arc<Memory>>>,
 }
 
@@ -202,7 +203,7 @@ impl Provider for SimDevice {
             let mut world = lock(&self.shared.world);
             let node = &mut world.nodes[self.node];
             node.region_bytes += length as u64;
-            // SAFETY: passed on to our caller.
+            // SAFETY: the caller of this function gives the same guarantee.
             unsafe { node.rnic.register_paged(pd, base, length, address, access, owner, pager) }?
         };
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
@@ -221,7 +222,7 @@ impl Provider for SimDevice {
     ) -> Result<(), Error> {
         let mut regions = lock(&self.regions);
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        // SAFETY: passed on to our caller.
+        // SAFETY: the caller of this function gives the same guarantee.
         *region = self.with(|rnic| unsafe { rnic.reregister(region, pd, base, length, address, access) })?;
         Ok(())
     }
@@ -322,7 +323,7 @@ impl Provider for SimDevice {
         if self.event_signal.get().is_none() {
             let Ok(signal) = EventSignal::new() else { return self.shared.no_events.fd() };
             (0..self.events.waiting()).for_each(|_| signal.signal());
-            // The world is locked, so no event comes in between.
+            // The world is locked, so no event arrives meanwhile.
             self.event_signal.get_or_init(|| signal);
         }
         self.event_signal.get().map_or(self.shared.no_events.fd(), AsFd::as_fd)
@@ -336,7 +337,7 @@ impl Provider for SimDevice {
     }
 }
 
-/// What a channel and the queues that notify on it share.
+/// State that a channel shares with the queues that notify on it.
 struct Notified {
     notices: Notices<CqId>,
     watch: Watch,
@@ -349,7 +350,7 @@ pub(crate) struct SimChannel {
 
 impl raw::Channel for SimChannel {
     fn fd(&self) -> BorrowedFd<'_> {
-        // A thread that is about to sleep names its channel so.
+        // A thread that asks for the descriptor is about to sleep on this channel.
         let mut world = lock(&self.shared.world);
         match world.looker() {
             Some((thread, turn)) => self.inner.watch.look(thread, turn, 0, 1),
@@ -370,7 +371,7 @@ impl raw::Channel for SimChannel {
             if !self.inner.notices.lock().is_empty() {
                 return Ok(true);
             }
-            // Within a turn time stands still, and only a waiter lets it pass.
+            // Time does not advance within a turn; only a waiter advances it.
             if world.current.is_some() || deadline.is_some_and(|deadline| world.now() >= deadline) {
                 return Ok(false);
             }
@@ -448,12 +449,12 @@ impl raw::Cq for SimCq {
 
 impl Drop for SimCq {
     fn drop(&mut self) {
-        // While the world is locked nothing notifies of it any more, and its number is not given to another.
+        // While the world is locked, no queue notifies of this number, and no other queue gets it.
         let mut world = lock(&self.shared.world);
         if let Some(notified) = &self.notified {
             notified.notices.lock().remove(|&id| id == self.id);
         }
-        // Handles keep it alive while a queue pair uses it, so it is not busy.
+        // The handles of queue pairs keep the queue alive, so it is not busy here.
         let _ = world.nodes[self.node].rnic.destroy_cq(self.id);
     }
 }
@@ -533,7 +534,7 @@ impl SimQp {
         let inline: u64 = inline.sum();
         let (cpu, nic) = (&world.testbed.cpu, &world.testbed.nic);
         let cost = cpu.post_list + cpu.post_wr.times(list.len() as u64) + cpu.inline_per_byte.time_of(inline);
-        // The address of a datagram takes a block of its own.
+        // The address of a datagram takes a separate block.
         let blocks: u64 = list.iter().map(|request| 1 + u64::from(request.destination.is_some())).sum();
         let request_bytes = nic.request * blocks + inline;
         let is_stored = list.len() == 1 && request_bytes <= nic.stored_request;
@@ -545,7 +546,7 @@ impl SimQp {
         if accepted(&result, list.len()) > 0 {
             world.ring(self.node, self.qpn, fetch);
         }
-        // A queue pair in error completes at once what is posted.
+        // A queue pair in the error state completes posted requests at once.
         world.wake();
         result
     }
@@ -559,7 +560,7 @@ impl raw::Qp for SimQp {
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         let mut world = lock(&self.shared.world);
         let node = &mut world.nodes[self.node];
-        // What was posted before is not to be lost by being unseen.
+        // Let the RNIC see the requests that were posted before, so that they complete.
         if matches!(attributes.state, Some(QpState::Error | QpState::Reset)) {
             node.rnic.release_acks();
         }

@@ -1,6 +1,7 @@
-//! What was published, simulated in its configuration as published.
+//! Simulations of published results in their published configurations.
 //!
-//! [`Runs`] are a [`Predictor`], as the model is: `doorbell_model::check` reads the rows and judges the shapes of both.
+//! [`Runs`] implement [`Predictor`], as the model does. `doorbell_model::check` reads the rows and judges the shapes
+//! of both.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -24,49 +25,49 @@ use crate::measure::{ANSWERING, ASKING, HOSTS, Load, Measured, measure, measure_
 use crate::paced::highest_without_rnr;
 use crate::testbed::Testbed;
 
-/// A row of T1 is within, if it deviates by this share at most.
+/// Largest relative deviation of a row of T1 within tolerance.
 pub const TOLERANCE: f64 = 0.15;
-/// A rate of operations or packets of T2 or T3 is within, if it deviates by this share at most.
+/// Largest relative deviation of a rate of operations or packets of T2 or T3 within tolerance.
 pub const RATE_TOLERANCE: f64 = 0.10;
-/// Bytes and packets that were counted exactly may differ by what counters round.
+/// Largest relative deviation of exactly counted bytes and packets: the rounding of counters.
 const EXACT: f64 = 1e-4;
-/// Receives of a connection at least.
+/// Minimum number of receives of a connection.
 const LEAST_DEPTH: usize = 128;
 
-/// How long runs are.
+/// Length of the runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Messages of a run, of all its connections.
+    /// Messages of a run, over all connections.
     pub messages: u64,
-    /// Messages of each connection at least.
+    /// Minimum number of messages of each connection.
     pub least_each: u64,
-    /// Rounds of a latency.
+    /// Rounds of a latency run.
     pub rounds: u64,
 }
 
 impl Effort {
-    /// All rows within minutes.
+    /// Length with which all rows take minutes.
     pub const USUAL: Self = Self { messages: 40_000, least_each: 1000, rounds: 500 };
-    /// All rows within a minute.
+    /// Length with which all rows take less than a minute.
     pub const QUICK: Self = Self { messages: 8000, least_each: 300, rounds: 100 };
-    /// For curves without the unevenness of short runs.
+    /// Length for smooth curves.
     pub const FULL: Self = Self { messages: 200_000, least_each: 2000, rounds: 2000 };
 
-    /// How long a run of messages of this size is.
+    /// Returns the extent of a run with messages of this size.
     pub fn extent(self, parameters: &Parameters, bytes: usize) -> Extent {
         let each = match parameters.kind {
             Kind::Latency => self.rounds,
             Kind::Bandwidth => (self.messages / parameters.connections.max(1) as u64).max(self.least_each),
         };
-        // Long messages take as long as many short ones.
+        // One long message takes as much time as many short ones.
         Extent::Messages(each.min((LONG_BYTES / bytes.max(1) as u64).max(SHORTEST)))
     }
 }
 
-/// Opens a place for the packets of a run.
+/// Opens a destination for the packets of a run.
 type Captures = Box<dyn FnMut() -> io::Result<Box<dyn Write + Send>>>;
 
-/// The runs of a testbed. A run that several rows need is made once.
+/// Runs of a testbed. A run that several rows need is made once.
 pub struct Runs<'a> {
     testbed: &'a Testbed,
     effort: Effort,
@@ -86,38 +87,38 @@ impl std::fmt::Debug for Runs<'_> {
     }
 }
 
-/// Why a prediction has no number though nothing is missing in the simulator.
+/// Converts the error of a run into the reason why a prediction has no number.
 fn failed(error: impl std::fmt::Display) -> Lack {
     Lack::Failed(error.to_string())
 }
 
 impl<'a> Runs<'a> {
-    /// No runs yet.
+    /// Creates an empty set of runs.
     pub fn new(testbed: &'a Testbed, effort: Effort) -> Self {
         let (captures, done, far) = (None, BTreeMap::new(), BTreeMap::new());
         Self { testbed, effort, seed: SEED, memory: u64::MAX, captures, done, far }
     }
 
-    /// The same with another seed, if one is given.
+    /// Sets the seed, if one is given.
     pub fn with_seed(mut self, seed: Option<u64>) -> Self {
         self.seed = seed.unwrap_or(SEED);
         self
     }
 
-    /// No run may need more bytes of memory, by an estimate before it begins.
+    /// Limits the estimated memory of each run, in bytes.
     pub fn with_memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// The packets of each run that a number comes from go to a pcap file, which `open` opens. Of
-    /// runs that look for the highest rate without RNR NAKs it is the one with that rate.
+    /// Captures the packets of each run that gives a number in a pcap file, which `open` opens. For a search of the
+    /// highest rate without RNR NAKs, this is the run with that rate.
     pub fn with_captures(mut self, open: impl FnMut() -> io::Result<Box<dyn Write + Send>> + 'static) -> Self {
         self.captures = Some(Box::new(open));
         self
     }
 
-    /// What came of a point of shared memory, simulated now or before.
+    /// Returns the result of a shared-memory point, from an earlier run if possible.
     pub(crate) fn far(&mut self, point: &FarPoint) -> Result<PointResult, Lack> {
         let key = format!("{point:?}");
         if let Some(result) = self.far.get(&key) {
@@ -128,12 +129,13 @@ impl<'a> Runs<'a> {
         Ok(result)
     }
 
-    /// A run of this load, made now or before. Its rate is the highest without RNR NAKs, if `is_paced`.
+    /// Returns the result of a load, from an earlier run if possible. If `is_paced`, its rate is the highest without
+    /// RNR NAKs.
     pub(crate) fn run(&mut self, load: &Load, is_paced: bool) -> Result<Measured, Lack> {
         self.run_near(load, is_paced, None)
     }
 
-    /// As [`Self::run`]. A rate to be looked for is likely to be near `guess`.
+    /// Works as [`Self::run`]. If a rate has to be searched, it is probably near `guess`.
     pub(crate) fn run_near(&mut self, load: &Load, is_paced: bool, guess: Option<f64>) -> Result<Measured, Lack> {
         let load = self.with_extent(load, is_paced);
         let key = format!("{load:?} {is_paced}");
@@ -162,7 +164,7 @@ impl<'a> Runs<'a> {
     fn with_extent(&self, load: &Load, is_paced: bool) -> Load {
         let mut load = load.clone();
         let extent = self.effort.extent(&load.parameters, load.bytes);
-        // A receiver that is too slow shows only once it has no receives left.
+        // A receiver that is too slow is visible only once it has no receives left.
         load.parameters.extent = match extent {
             Extent::Messages(each) if is_paced => Extent::Messages(each.max(DEPTHS * load.parameters.depth as u64)),
             extent => extent,
@@ -178,8 +180,8 @@ impl<'a> Runs<'a> {
         measured.latency_ns.map(|ns| ns as f64).ok_or(Lack::Quantity("a latency of this"))
     }
 
-    /// A workload as it is published: one completion for each message, one receive and one work request per list unless the
-    /// workload says otherwise.
+    /// Converts a workload as published: one completion for each message, and lists of one receive and one work
+    /// request unless the workload states otherwise.
     fn load(&self, workload: &Workload, manner: Manner) -> Load {
         let bytes = workload.bytes as usize;
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
@@ -187,13 +189,13 @@ impl<'a> Runs<'a> {
         parameters.protocol = workload.protocol;
         parameters.window = workload.window as usize;
         parameters.batch = workload.batch as usize;
-        // A receiver that never runs out of receives while its sender waits for acknowledgements.
+        // The receiver does not run out of receives while its sender waits for acknowledgements.
         parameters.depth = (2 * parameters.window).max(LEAST_DEPTH);
         parameters.inline = workload.inline_bytes as usize;
         parameters.credits = workload.credits || !workload.protocol.is_possible_without_credits();
         parameters.connections = workload.peers.connections as usize;
         parameters.mtu = workload.path_mtu.map(doorbell_wire::PathMtu::bytes);
-        // No source says that it leaves out completions.
+        // No source states that it leaves out completions.
         parameters.signal_each = true;
         let serving = &mut parameters.serving;
         serving.threads = workload.peers.senders as usize;
@@ -208,7 +210,7 @@ impl<'a> Runs<'a> {
         Load { parameters, bytes, receiver_threads: differ.then_some(receivers as usize) }
     }
 
-    /// Operations of bare queue pairs.
+    /// Converts operations on bare queue pairs.
     fn posted(&self, posted: &Posted) -> Result<Load, Lack> {
         let bytes = posted.bytes as usize;
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
@@ -226,7 +228,8 @@ impl<'a> Runs<'a> {
         parameters.window = posted.window as usize;
         parameters.depth = (2 * parameters.window).max(LEAST_DEPTH);
         parameters.mtu = posted.path_mtu.map(doorbell_wire::PathMtu::bytes);
-        // Messages of T2 have immediate data where the publication's bytes say so, and ours have it with credits.
+        // Messages of T2 have immediate data if the published byte counts include them. Here, messages have immediate
+        // data if credits are on.
         parameters.credits = posted.immediate;
         parameters.inline = 0;
         parameters.addresses =
@@ -261,7 +264,7 @@ impl Predictor for Runs<'_> {
         self.run(&self.load(workload, manner), manner.is_paced).map(|measured| Self::rated(&measured))
     }
 
-    /// That of the direction with the payload.
+    /// Returns the rate of the direction with the payload.
     fn line_rate(&mut self, workload: &Workload) -> Result<f64, Lack> {
         let reads = workload.protocol.release() == Release::Receiver;
         let kind = if reads { MessageKind::Read } else { MessageKind::Send };
@@ -302,7 +305,7 @@ impl Predictor for Runs<'_> {
         })
     }
 
-    /// Of WRITEs as many as the source's most, of READs and atomics as many as a queue pair may have in flight.
+    /// Returns 8 for WRITEs, the maximum of the source. For READs and atomics, returns 16, the limit of a queue pair.
     fn unstated_window(&self, operation: Asked) -> Result<u32, Lack> {
         Ok(if operation == Asked::Write { 8 } else { 16 })
     }
@@ -325,7 +328,7 @@ impl Predictor for Runs<'_> {
     }
 }
 
-/// What binds a run, in the words of the model where it has them.
+/// Returns the bottleneck of a run, with the name that the model uses if it has one.
 fn binding(measured: &Measured) -> Binding {
     let bottleneck = Bottleneck::of(&measured.summary);
     let answers = bottleneck.node == Some(ANSWERING);
@@ -345,15 +348,16 @@ fn binding(measured: &Measured) -> Binding {
     Binding { name, is_receiving_cpu }
 }
 
-/// Unless another one is given all runs have the same seed: results are those of everybody.
+/// Default seed of all runs, so that each user gets the same results.
 pub const SEED: u64 = 1;
-/// Bytes that a run of long messages carries per connection at most, if that is no fewer than [`SHORTEST`] messages.
+/// Maximum bytes of a connection in a run of long messages, but at least [`SHORTEST`] messages.
 const LONG_BYTES: u64 = 64 << 20;
+/// Minimum number of messages of a connection in such a run.
 const SHORTEST: u64 = 64;
-/// Of a run that looks for the highest rate without RNR NAKs: messages per receive buffer.
+/// Messages per receive buffer in a search of the highest rate without RNR NAKs.
 const DEPTHS: u64 = 20;
 
-/// Does a sentence name a row, by its whole id or by its beginning and a star?
+/// Returns whether a sentence names a row, by its whole id or by a prefix and a star.
 fn names(sentence: &str, id: &str) -> bool {
     sentence.split([' ', ',', '(', ')', ';']).map(|word| word.trim_end_matches('.')).any(|word| {
         match word.strip_suffix('*') {

@@ -1,5 +1,7 @@
-//! Sessions of the study in virtual time: two hosts of a testbed, an end of the session on each, and one thread for each end,
-//! which makes others where connections are dealt out to several.
+//! Sessions of the study in virtual time.
+//!
+//! Each of two hosts of a testbed has an end of the session with one thread. If connections are distributed over
+//! several threads, this thread creates the others.
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
@@ -16,17 +18,17 @@ use crate::testbed::Testbed;
 use crate::threads::VirtualWaiter;
 use crate::topology::Topology;
 
-/// The other end of a session in the same simulation. It says `S` and hears `H`.
+/// The other end of a session in the same simulation. It sends `S` and receives `H`.
 ///
-/// What is said is heard by whoever comes to that time or later: not while the clock of a thread that lags behind is
-/// earlier. Otherwise it takes no time, but that of waking who sleeps: sessions set up what is measured.
+/// A thread receives a message once its clock has reached the time of the send. Apart from the wake-up of a sleeping
+/// thread, messages take no time, since sessions only set up the measurement.
 #[derive(Debug)]
 pub struct VirtualPeer<S, H> {
     peer: LocalPeer<S, H>,
     waiter: VirtualWaiter,
 }
 
-/// Two ends of a session in one simulation: that of the end that asks, and that of the other.
+/// Creates two ends of a session in one simulation: the connection of the asking end, and that of the answering end.
 pub fn virtual_pair(
     simulation: &Simulation<'_>,
 ) -> (VirtualPeer<ToServer, FromServer>, VirtualPeer<FromServer, ToServer>) {
@@ -66,24 +68,25 @@ impl<S: Send, H: Send> Peer for VirtualPeer<S, H> {
     }
 }
 
-/// The host that asks, and the one that answers.
+/// Node of the asking host.
 const ASKING: usize = 0;
+/// Node of the answering host.
 const ANSWERING: usize = 1;
 
-/// The two hosts of a testbed, and the switch between them.
+/// Topology: two hosts and the switch between them.
 const HOSTS: Topology = Topology::Star { nodes: 2 };
 
-/// Why a point could not be simulated.
+/// Error of a simulated point.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PointError {
     /// An end of the session failed.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The simulation did not come to its end.
+    /// The simulation did not reach its end.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
-    /// The end that asked has no result, though nothing failed.
+    /// The asking end has no result, though nothing failed.
     #[error("a simulated session ended without a result")]
     Unfinished,
 }
@@ -91,18 +94,19 @@ pub enum PointError {
 /// A simulated point.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// What a measurement would have recorded.
+    /// Result in the form of a measurement's record.
     pub result: PointResult,
-    /// How the run went.
+    /// Summary of the simulation.
     pub summary: Summary,
 }
 
-/// Simulates messages of one size between two hosts of a testbed: the session that would measure them between two
-/// processes. All that is random comes from `seed`.
+/// Simulates messages of one size between two hosts of a testbed. It runs the session that would measure them between
+/// two processes. `seed` determines all random choices.
 ///
 /// # Errors
 ///
-/// The parameters are not allowed, or a connection breaks, as it may without credits; or the simulation ends early.
+/// Returns an error if the parameters are not allowed, a connection breaks (as may happen without credits), or the
+/// simulation ends early.
 pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: u64) -> Result<Point, PointError> {
     parameters.check().map_err(SessionError::from)?;
     let mut simulation = Simulation::new(testbed, HOSTS, seed)?;
@@ -121,17 +125,17 @@ pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: 
         answer(&device, client, &threads, &Terms::open(memory_bytes)).await
     });
     let summary = simulation.run()?;
-    // The end that asks has the reasons of both.
+    // The asking end has the errors of both ends.
     let result = measured.take().ok_or(PointError::Unfinished)??;
     answered.take().ok_or(PointError::Unfinished)??;
     Ok(Point { result, summary })
 }
 
-/// Where points of this testbed are simulated, as records have it.
+/// Returns the environment of simulated points for records.
 ///
 /// # Errors
 ///
-/// As [`Simulation::new`].
+/// Returns the errors of [`Simulation::new`].
 pub fn environment(testbed: &Testbed) -> Result<Environment, SimulationError> {
     let simulation = Simulation::new(testbed, HOSTS, 0)?;
     Ok(Environment {
@@ -144,5 +148,6 @@ pub fn environment(testbed: &Testbed) -> Result<Environment, SimulationError> {
     })
 }
 
-/// More than threads that both ends may have: each simulated thread has a processor.
+/// Number of processors, above the maximum number of threads of both ends: each simulated thread has its own
+/// processor.
 const PROCESSORS: usize = 1024;

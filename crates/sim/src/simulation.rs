@@ -1,4 +1,4 @@
-//! A simulation: nodes, threads whose code is that of any program over verbs, and virtual time.
+//! A simulation: nodes, threads that run normal verbs code, and virtual time.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -21,51 +21,51 @@ use crate::threads::{VirtualThreads, VirtualWaiter};
 use crate::time::Ps;
 use crate::topology::{Topology, TopologyError};
 
-/// Why a simulation did not come to its end.
+/// Error of a simulation that did not reach its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulationError {
-    /// Threads wait, and nothing can happen any more.
+    /// Deadlock: threads wait, and no event is left.
     #[error("nothing can happen any more at {at}, and {waiting} of {threads} threads wait\n{report}")]
     Deadlock {
-        /// When.
+        /// Virtual time of the error.
         at: Ps,
-        /// Threads that wait.
+        /// Number of waiting threads.
         waiting: usize,
-        /// All threads.
+        /// Number of threads.
         threads: usize,
-        /// What each thread does and each queue pair has outstanding.
+        /// State of each thread and outstanding work of each queue pair.
         report: String,
     },
-    /// Nothing but timers has happened for long.
+    /// For a long time, only timers have expired.
     #[error("no packet has arrived for {silence}, until {at}, and {waiting} of {threads} threads wait\n{report}")]
     Silence {
-        /// When.
+        /// Virtual time of the error.
         at: Ps,
-        /// Since the last packet.
+        /// Time since the last packet.
         silence: Ps,
-        /// Threads that wait.
+        /// Number of waiting threads.
         waiting: usize,
-        /// All threads.
+        /// Number of threads.
         threads: usize,
-        /// What each thread does and each queue pair has outstanding.
+        /// State of each thread and outstanding work of each queue pair.
         report: String,
     },
-    /// There cannot be such a topology.
+    /// The topology is impossible.
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// The capture of the wire cannot be written.
     #[error("the capture cannot be written: {0}")]
     Capture(#[source] io::Error),
-    /// The machine that simulates lacks something.
+    /// The machine of the simulator lacks a resource.
     #[error(transparent)]
     Verbs(#[from] Error),
 }
 
-/// After so long without a packet a simulation is given up: longer than any retry takes.
+/// Time without a packet after which a simulation is given up. It is longer than any retry.
 const SILENCE: Ps = Ps(60_000_000_000_000);
 
-/// Wakes a simulated thread.
+/// Waker of a simulated thread.
 struct Poke {
     thread: ThreadId,
     changes: Arc<Changes>,
@@ -81,72 +81,72 @@ impl Wake for Poke {
     }
 }
 
-/// The future of a thread that was spawned, with those of the threads that it makes in it.
+/// The future of a spawned thread, which contains the futures of the threads that it creates.
 struct Task<'a> {
     thread: ThreadId,
     future: Option<Pin<Box<dyn Future<Output = ()> + 'a>>>,
 }
 
-/// What a thread spent.
+/// Times of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadTimes {
-    /// Its name.
+    /// Name of the thread.
     pub name: String,
-    /// The node that it ran on.
+    /// Node of the thread.
     pub node: usize,
-    /// On posting, copying, taking completions: all that was not in vain.
+    /// Time of useful work, such as posting, copying and taking completions.
     pub worked: Ps,
-    /// On looking for something that was not there.
+    /// Time of polls that found nothing.
     pub polled: Ps,
-    /// Asleep on a completion channel.
+    /// Time asleep on a completion channel.
     pub slept: Ps,
 }
 
-/// What the stations of a node did.
+/// Busy times of the stations of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeTimes {
-    /// How long its port sent.
+    /// Busy time of the port.
     pub port: Ps,
-    /// How long its NIC was busy with packets to send, at what all its units share.
+    /// Busy time of the send stage that all units of the NIC share.
     pub send: Ps,
-    /// How long its NIC was busy with packets that arrived.
+    /// Busy time of the NIC with arriving packets.
     pub receive: Ps,
-    /// How long the busiest of its processing units was busy.
+    /// Busy time of the busiest processing unit.
     pub unit: Ps,
-    /// How long PCIe carried what its NIC fetched from memory.
+    /// Busy time of PCIe with data that the NIC fetched from memory.
     pub fetch: Ps,
-    /// How long PCIe carried what its NIC wrote to memory.
+    /// Busy time of PCIe with data that the NIC wrote to memory.
     pub write: Ps,
 }
 
-/// How a run went.
+/// Summary of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// When the last thread had ended.
+    /// Time at which the last thread ended.
     pub ended: Ps,
-    /// The same for the same testbed, topology, seed and programs, on every machine; another one wherever any packet or
-    /// turn was at another time.
+    /// Digest of all events. It is equal on each machine for the same testbed, topology, seed and programs. It
+    /// differs if a packet or turn had another time.
     pub digest: u64,
-    /// What was counted.
+    /// Counters of the run.
     pub counts: Counts,
-    /// The least time in which what one thread does reaches another one over the network.
+    /// Least latency over the network between two threads.
     pub least_latency: Ps,
-    /// What each thread spent, in the order of their making.
+    /// Times of each thread, in the order of their creation.
     pub threads: Vec<ThreadTimes>,
-    /// What the stations of each node did, in the order of nodes. A station that was busy all the time is what binds.
+    /// Busy times of each node's stations, in the order of nodes. A station that was always busy is the bottleneck.
     pub nodes: Vec<NodeTimes>,
-    /// How long the busiest port of all switches sent.
+    /// Busy time of the busiest port of all switches.
     pub switch_port: Ps,
 }
 
 impl Summary {
-    /// A sentence about turns that took longer than the least latency, if any did.
+    /// Returns a sentence about turns that took longer than the least latency, if there are any.
     pub fn long_turns(&self) -> Option<String> {
         let Counts { long_turns, turns, longest_turn_ps, .. } = self.counts;
         (long_turns > 0).then(|| {
             format!(
-                "{long_turns} of {turns} turns of threads took longer than {}, the least latency between two threads, and \
-                 the longest took {}: another thread may have learnt too late of what was done in them",
+                "{long_turns} of {turns} turns of threads took longer than {}, the least latency between two threads; \
+                 the longest took {}. Other threads may have seen their effects too late",
                 self.least_latency,
                 Ps(longest_turn_ps)
             )
@@ -154,18 +154,18 @@ impl Summary {
     }
 }
 
-/// What a thread returns once it has ended.
+/// Return value of a thread, available once the thread has ended.
 #[derive(Debug)]
 pub struct Returned<T>(Rc<RefCell<Option<T>>>);
 
 impl<T> Returned<T> {
-    /// Takes it; `None` before the thread has ended, and after it was taken.
+    /// Takes the value. Returns `None` before the thread has ended, and after the value was taken.
     pub fn take(&self) -> Option<T> {
         self.0.borrow_mut().take()
     }
 }
 
-/// The control plane of a simulation's middlebox. It takes no virtual time.
+/// Control plane of a simulation's middlebox. Its calls take no virtual time.
 #[derive(Clone)]
 pub struct SwitchBox {
     shared: Arc<SharedWorld>,
@@ -179,20 +179,21 @@ impl std::fmt::Debug for SwitchBox {
 }
 
 impl SwitchBox {
-    /// The box's address: nodes send packets there.
+    /// Returns the address of the middlebox, to which nodes send packets.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Does something with the box: connects the node and clients, looks at its counters, or puts another one in its
-    /// place. What it has to send then leaves at once. `act` may use devices of the simulation, but nothing of it may
-    /// call this again.
+    /// Runs `act` on the middlebox, for example to connect the node and clients, to read its counters, or to replace
+    /// it. The packets that it then has to send leave at once. `act` may use devices of the simulation, but must not
+    /// call this function.
     ///
     /// # Panics
     ///
-    /// If `act` of a call calls this.
+    /// Panics if `act` calls this function.
     pub fn with<R>(&self, act: impl FnOnce(&mut Steer) -> R) -> R {
-        let mut middlebox = lock(&self.shared.world).middlebox.take().expect("nobody else has the box");
+        let mut middlebox =
+            lock(&self.shared.world).middlebox.take().expect("only one caller uses the middlebox at a time");
         let result = act(&mut middlebox.steer);
         let mut world = lock(&self.shared.world);
         world.middlebox = Some(middlebox);
@@ -201,15 +202,15 @@ impl SwitchBox {
     }
 }
 
-/// Nodes, threads, and the time that is theirs alone.
+/// A simulation: nodes and threads in virtual time of their own.
 ///
-/// Make devices and connections first, which takes no virtual time; [`spawn`](Self::spawn) threads that use them; then
-/// [`run`](Self::run).
+/// Create devices and connections first, which takes no virtual time. Then [`spawn`](Self::spawn) threads that use
+/// them, and [`run`](Self::run) the simulation.
 pub struct Simulation<'a> {
     shared: Arc<SharedWorld>,
     devices: Vec<Device>,
     tasks: Vec<Task<'a>>,
-    /// One for each thread.
+    /// Wakers, one for each thread.
     wakers: Vec<Waker>,
 }
 
@@ -220,11 +221,12 @@ impl std::fmt::Debug for Simulation<'_> {
 }
 
 impl<'a> Simulation<'a> {
-    /// Nodes of a testbed. All that is random comes from `seed`: keys, numbers of queue pairs and packets.
+    /// Creates a simulation of a testbed. `seed` determines all random values: keys, and numbers of queue pairs and
+    /// packets.
     ///
     /// # Errors
     ///
-    /// There cannot be such a topology, or this machine gives no event descriptor.
+    /// Returns an error if the topology is impossible, or this machine gives no event descriptor.
     pub fn new(testbed: &Testbed, topology: Topology, seed: u64) -> Result<Self, SimulationError> {
         topology.check()?;
         let nodes = topology.nodes();
@@ -236,24 +238,26 @@ impl<'a> Simulation<'a> {
         Ok(Self { shared, devices, tasks: Vec::new(), wakers: Vec::new() })
     }
 
-    /// Writes every packet that arrives at a node to a pcap file, with the virtual time, since 1970, at which its last
-    /// bit is there. Packets that a switch drops are not in it.
+    /// Captures each packet that arrives at a node in a pcap file. Its time stamp is the virtual time, since 1970, at
+    /// which its last bit arrives. The capture does not contain packets that a switch drops.
     ///
     /// # Errors
     ///
-    /// The file's header cannot be written.
+    /// Returns an error if the header of the file cannot be written.
     pub fn capture(&mut self, to: impl io::Write + Send + 'static) -> io::Result<()> {
         lock(&self.shared.world).capture = Some(Capture::new(to)?);
         Ok(())
     }
 
-    /// Puts a middlebox into the switch, as a function of it: what is sent to its address takes the way through the box,
-    /// and each packet costs what the testbed's `switch.middlebox` and `switch.middlebox_packet` say. `make` is given
-    /// the address. A box that was there before is gone, with all that it knew.
+    /// Adds a middlebox to the switch.
+    ///
+    /// Packets to its address pass the middlebox. Each packet costs the times `switch.middlebox` and
+    /// `switch.middlebox_packet` of the testbed. `make` receives the address. An earlier middlebox is dropped with
+    /// its state.
     ///
     /// # Errors
     ///
-    /// There is not exactly one switch.
+    /// Returns an error if there is not exactly one switch.
     pub fn put_middlebox(&mut self, make: impl FnOnce(IpAddr) -> Steer) -> Result<SwitchBox, TopologyError> {
         let mut world = lock(&self.shared.world);
         let switches = world.switches();
@@ -265,41 +269,41 @@ impl<'a> Simulation<'a> {
         Ok(SwitchBox { shared: Arc::clone(&self.shared), address })
     }
 
-    /// The RNIC of a node.
+    /// Returns the RNIC of a node.
     ///
     /// # Panics
     ///
-    /// If there is no such node.
+    /// Panics if there is no such node.
     pub fn device(&self, node: usize) -> &Device {
         assert!(node < self.devices.len(), "there is no node {node}");
         &self.devices[node]
     }
 
-    /// How threads wait: by polling.
+    /// Returns a waiter that polls.
     pub fn polling(&self) -> VirtualWaiter {
         VirtualWaiter::new(&self.shared, false)
     }
 
-    /// How threads wait: asleep, on completion channels.
+    /// Returns a waiter that sleeps on completion channels.
     pub fn sleeping(&self) -> VirtualWaiter {
         VirtualWaiter::new(&self.shared, true)
     }
 
-    /// What runs the tasks of programs of a node: threads that threads make.
+    /// Returns an executor of programs on a node, whose threads can create threads.
     ///
     /// # Panics
     ///
-    /// If there is no such node.
+    /// Panics if there is no such node.
     pub fn threads(&self, node: usize) -> VirtualThreads {
         assert!(node < self.devices.len(), "there is no node {node}");
         VirtualThreads::new(&self.shared, node)
     }
 
-    /// A thread on a node. Its first turn is when [`run`](Self::run) is called.
+    /// Spawns a thread on a node. Its first turn is when [`run`](Self::run) is called.
     ///
     /// # Panics
     ///
-    /// If there is no such node.
+    /// Panics if there is no such node.
     pub fn spawn<T: 'a>(
         &mut self,
         node: usize,
@@ -324,21 +328,21 @@ impl<'a> Simulation<'a> {
     ///
     /// # Errors
     ///
-    /// Threads wait and nothing can happen any more, or nothing but timers has happened for a minute of virtual time; or
-    /// the capture cannot be written.
+    /// Returns an error in three cases: threads wait and no event is left; only timers have expired for a minute of
+    /// virtual time; or the capture cannot be written.
     pub fn run(&mut self) -> Result<Summary, SimulationError> {
         let ended = self.turns(|_| false)?;
         self.summary(ended)
     }
 
-    /// As [`run`](Self::run), but gives up once a node has sent an RNR NAK. Then there is no summary.
+    /// Works as [`run`](Self::run), but stops once a node has sent an RNR NAK. In this case, there is no summary.
     pub(crate) fn run_until_rnr_nak(&mut self, node: usize) -> Result<Option<Summary>, SimulationError> {
         let has_sent_one = |world: &World| world.nodes[node].rnic.counters().rnr_nak_sent > 0;
         let ended = self.turns(has_sent_one)?;
         if has_sent_one(&lock(&self.shared.world)) { Ok(None) } else { self.summary(ended).map(Some) }
     }
 
-    /// Turns of threads, until all have ended or `is_enough` says so, and when that was.
+    /// Runs turns of threads until all have ended or `is_enough` returns true. Returns the time of the end.
     fn turns(&mut self, is_enough: impl Fn(&World) -> bool) -> Result<Ps, SimulationError> {
         let mut left = self.tasks.iter().filter(|task| task.future.is_some()).count();
         let mut ended = lock(&self.shared.world).now();
@@ -386,8 +390,8 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Lets the hardware act until the turn of a thread comes.
-    /// Returns that thread, and the spawned one whose future has that of it in it.
+    /// Lets the hardware act until a thread has its turn. Returns that thread, and the spawned thread whose future
+    /// contains its future.
     fn next_turn(&mut self) -> Result<(ThreadId, ThreadId), SimulationError> {
         let mut world = lock(&self.shared.world);
         loop {

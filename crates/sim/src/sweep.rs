@@ -1,4 +1,4 @@
-//! The same traffic again and again, with other values of a testbed's parameters and of the traffic itself.
+//! Sweeps: the same traffic with different parameters of the testbed and of the traffic.
 //!
 //! ```
 //! use doorbell_sim::sweep::{Axis, Base, Sweep};
@@ -10,7 +10,7 @@
 //! let sweep = Sweep::new(&base, axes.to_vec(), 1 << 30)?;
 //! let rates = sweep.points().iter().map(|point| Ok(point.run(1, 1 << 30, None, None)?.messages_per_s));
 //! let rates: Vec<f64> = rates.collect::<Result<_, Box<dyn std::error::Error>>>()?;
-//! // Messages of 4096 B fill a line of 25 Gb/s, and those of 16 B none.
+//! // Messages of 4096 B fill a line of 25 Gb/s. Messages of 16 B do not.
 //! assert!(rates[1] * 3.0 < rates[3] && rates[0] * 1.1 > rates[2]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -25,10 +25,10 @@ use crate::testbed::{Testbed, TestbedError, nearest};
 use crate::topology::{MAX_NODES, Topology, TopologyError};
 use crate::traffic::{Carried, Pattern, Run, Traffic, TrafficError};
 
-/// The most points of a sweep.
+/// Maximum number of points of a sweep.
 pub const MAX_POINTS: usize = 1000;
 
-/// What lies between nodes.
+/// Kind of network between the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Between {
     Cable,
@@ -36,7 +36,7 @@ enum Between {
     Clos,
 }
 
-/// What all points of a sweep have in common: a testbed, traffic, and what lies between the nodes.
+/// Common settings of all points of a sweep: testbed, traffic and network.
 #[derive(Clone, Debug)]
 pub struct Base {
     testbed: Testbed,
@@ -55,7 +55,7 @@ struct Knob {
     get: fn(&Base) -> u64,
 }
 
-/// What a setting may be.
+/// Allowed values of a setting.
 enum Values {
     Numbers(u64, u64),
     Words(fn() -> Vec<&'static str>),
@@ -69,7 +69,7 @@ impl Knob {
         }
     }
 
-    /// A value as a number: of a word its place.
+    /// Parses a value. A word becomes its index.
     fn parse(&self, value: &str) -> Option<u64> {
         match self.values {
             Values::Numbers(least, most) => value.parse().ok().filter(|number| (least..=most).contains(number)),
@@ -103,7 +103,7 @@ const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud]
 const KNOBS: [Knob; 14] = [
     Knob {
         name: "pattern",
-        about: "who sends to whom, where N is `senders`",
+        about: "pattern of senders and receivers, with N from `senders`",
         values: Values::Words(|| Pattern::ALL.map(Pattern::name).to_vec()),
         set: |base, value| base.traffic.pattern = Pattern::ALL[value as usize],
         get: |base| place(&Pattern::ALL, &base.traffic.pattern),
@@ -117,21 +117,21 @@ const KNOBS: [Knob; 14] = [
     },
     Knob {
         name: "measure",
-        about: "as many messages as go, or how long each takes (1:1)",
+        about: "the maximum rate of messages, or their latency (1:1 only)",
         values: Values::Words(|| vec!["bandwidth", "latency"]),
         set: |base, value| base.traffic.parameters.kind = KINDS[value as usize],
         get: |base| place(&KINDS, &base.traffic.parameters.kind),
     },
     Knob {
         name: "protocol",
-        about: "how messages travel",
+        about: "protocol of the messages",
         values: Values::Words(protocols),
         set: |base, value| base.traffic.parameters.protocol = Protocol::ALL[value as usize],
         get: |base| place(&Protocol::ALL, &base.traffic.parameters.protocol),
     },
     Knob {
         name: "transport",
-        about: "what carries messages; over UC and UD nobody acknowledges them, and they are bare SENDs of no protocol",
+        about: "transport of the messages; over UC and UD they are unacknowledged SENDs without a protocol",
         values: Values::Words(|| vec!["rc", "uc", "ud"]),
         set: |base, value| base.traffic.parameters.transport = TRANSPORTS[value as usize],
         get: |base| place(&TRANSPORTS, &base.traffic.parameters.transport),
@@ -148,7 +148,7 @@ const KNOBS: [Knob; 14] = [
     },
     Knob {
         name: "window",
-        about: "messages unacknowledged at most, per connection",
+        about: "maximum unacknowledged messages per connection",
         values: Values::Numbers(1, 1 << 16),
         set: |base, value| base.traffic.parameters.window = value as usize,
         get: |base| base.traffic.parameters.window as u64,
@@ -162,14 +162,14 @@ const KNOBS: [Knob; 14] = [
     },
     Knob {
         name: "depth",
-        about: "receive buffers of each connection, or what the protocol has in their place",
+        about: "receive buffers of each connection, or their equivalent in the protocol",
         values: Values::Numbers(1, 1 << 16),
         set: |base, value| base.traffic.parameters.depth = value as usize,
         get: |base| base.traffic.parameters.depth as u64,
     },
     Knob {
         name: "inline",
-        about: "messages of up to so many bytes are in the work request",
+        about: "largest message in bytes that is inline in the work request",
         values: Values::Numbers(0, 1 << 10),
         set: |base, value| base.traffic.parameters.inline = value as usize,
         get: |base| base.traffic.parameters.inline as u64,
@@ -186,7 +186,7 @@ const KNOBS: [Knob; 14] = [
     },
     Knob {
         name: "network",
-        about: "what lies between nodes: a cable between two, one switch, or a two-level Clos network",
+        about: "network between nodes: a cable between two, one switch, or a two-level Clos network",
         values: Values::Words(|| vec!["cable", "switch", "clos"]),
         set: |base, value| base.between = BETWEEN[value as usize],
         get: |base| place(&BETWEEN, &base.between),
@@ -200,86 +200,86 @@ const KNOBS: [Knob; 14] = [
     },
     Knob {
         name: "oversubscription",
-        about: "how many times what a leaf's cables to spines carry its nodes can send; a divisor of `leaf_nodes`",
+        about: "rate of a leaf's nodes divided by the rate of its cables to spines; a divisor of `leaf_nodes`",
         values: Values::Numbers(1, MAX_NODES as u64),
         set: |base, value| base.oversubscription = value as usize,
         get: |base| base.oversubscription as u64,
     },
 ];
 
-/// A setting with its value.
+/// A setting and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name.
+    /// Name of the setting.
     pub name: &'static str,
-    /// What it is, in words.
+    /// Description of the setting.
     pub about: &'static str,
-    /// Its value.
+    /// Value of the setting.
     pub value: String,
-    /// What is allowed, in words.
+    /// Description of the allowed values.
     pub allowed: String,
 }
 
-/// Why there is no such sweep.
+/// Error of an invalid sweep.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SweepError {
-    /// A name that nothing has.
+    /// Unknown parameter name.
     #[error("{name}: there is no such parameter; {known}")]
     Unknown {
-        /// The name.
+        /// Name given.
         name: String,
-        /// The nearest, or what there is.
+        /// The nearest known name, or all of them.
         known: String,
     },
-    /// A value that is not allowed.
+    /// Value that is not allowed.
     #[error("{name}: it is {value}, allowed is {allowed}")]
     Value {
-        /// Of what.
+        /// Name of the parameter.
         name: String,
-        /// What was given.
+        /// Value given.
         value: String,
-        /// What is allowed, in words.
+        /// Description of the allowed values.
         allowed: String,
     },
-    /// A value of the testbed that is not allowed.
+    /// Testbed value that is not allowed.
     #[error(transparent)]
     Testbed(#[from] TestbedError),
-    /// An axis without a name or without values.
+    /// Axis without a name or without values.
     #[error("{0}: a parameter and its values are allowed, as in link.rate_gbps=25,100,400")]
     Axis(String),
-    /// Two axes vary the same.
+    /// Two axes that vary the same parameter.
     #[error("{0} is varied twice: give all its values at once")]
     Twice(String),
     /// Too many points.
     #[error("the sweep has {points} points, allowed are {MAX_POINTS}")]
     Points {
-        /// How many.
+        /// Number of points.
         points: usize,
     },
     /// A point that cannot be simulated.
     #[error("at {at}: {error}")]
     Point {
-        /// Its values.
+        /// Values of the point.
         at: String,
-        /// Why not.
+        /// Reason.
         error: TrafficError,
     },
-    /// A point whose nodes cannot be connected so.
+    /// A point with an impossible topology.
     #[error("at {at}: {error}")]
     Topology {
-        /// Its values.
+        /// Values of the point.
         at: String,
-        /// Why not.
+        /// Reason.
         error: TopologyError,
     },
 }
 
 impl Base {
-    /// Send-Receive of 16 B between two nodes on one switch, 20,000 messages.
+    /// Creates the default settings: 20,000 Send-Receive messages of 16 B between two nodes on one switch.
     pub fn new(testbed: &Testbed) -> Self {
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, 16);
-        // A sweep says what its window and depth are, also where nobody has set them.
+        // Show window and depth of the sweep, even if the user has not set them.
         parameters.depths_are_defaults = false;
         parameters.extent = Extent::Messages(20_000);
         let traffic = Traffic { pattern: Pattern::OneToOne, n: 1, parameters, bytes: 16 };
@@ -287,12 +287,12 @@ impl Base {
         Self { testbed: testbed.clone(), traffic, between, leaf_nodes, oversubscription }
     }
 
-    /// The testbed.
+    /// Returns the testbed.
     pub fn testbed(&self) -> &Testbed {
         &self.testbed
     }
 
-    /// The settings of traffic and network.
+    /// Returns the settings of traffic and network.
     pub fn settings(&self) -> Vec<Setting> {
         let setting = |knob: &Knob| Setting {
             name: knob.name,
@@ -303,11 +303,11 @@ impl Base {
         KNOBS.iter().map(setting).collect()
     }
 
-    /// Gives a parameter of the testbed (as [`Testbed::with`]), of the traffic or of the network another value.
+    /// Sets a parameter of the testbed (as [`Testbed::with`]), of the traffic or of the network.
     ///
     /// # Errors
     ///
-    /// There is no such parameter, or the value is not allowed.
+    /// Returns an error if there is no such parameter, or the value is not allowed.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), SweepError> {
         let value = value.trim();
         if name.contains('.') {
@@ -328,7 +328,7 @@ impl Base {
         Ok(())
     }
 
-    /// A value as a number of its axis; `None` for a word.
+    /// Returns a value as a number with its unit; `None` for a word.
     fn number(&self, name: &str) -> Option<(f64, &'static str)> {
         if let Some(knob) = KNOBS.iter().find(|knob| knob.name == name) {
             let unit = if matches!(name, "size" | "inline") { "B" } else { "" };
@@ -350,12 +350,12 @@ impl Base {
     }
 }
 
-/// A parameter and the values that it takes: `link.rate_gbps=25,100,400`.
+/// A parameter and its values: `link.rate_gbps=25,100,400`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// As [`Base::set`] has it.
+    /// Name, as in [`Base::set`].
     pub name: String,
-    /// As [`Base::set`] has them.
+    /// Values, as in [`Base::set`].
     pub values: Vec<String>,
 }
 
@@ -376,9 +376,9 @@ impl FromStr for Axis {
 /// One point of a sweep.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Its value on each axis, in their order, as it was given.
+    /// Value on each axis, in the order of the axes, as given.
     pub values: Vec<String>,
-    /// The same as numbers with their units, where they are numbers.
+    /// The values as numbers with units; `None` for words.
     pub numbers: Vec<Option<(f64, &'static str)>>,
     base: Base,
     topology: Topology,
@@ -386,12 +386,12 @@ pub struct Point {
 }
 
 impl Point {
-    /// Bytes of memory that it needs, about.
+    /// Returns the estimated memory of the point in bytes.
     pub fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// How many messages it sends.
+    /// Returns the number of messages.
     pub fn messages(&self) -> u64 {
         let Traffic { pattern, n, parameters, .. } = &self.base.traffic;
         match parameters.extent {
@@ -400,21 +400,21 @@ impl Point {
         }
     }
 
-    /// Bytes of each message.
+    /// Returns the size of each message in bytes.
     pub fn bytes(&self) -> usize {
         self.base.traffic.bytes
     }
 
-    /// Nodes and what lies between them.
+    /// Returns the nodes and the network between them.
     pub fn topology(&self) -> Topology {
         self.topology
     }
 
-    /// Simulates it.
+    /// Simulates the point.
     ///
     /// # Errors
     ///
-    /// As [`Traffic::run`].
+    /// Returns the errors of [`Traffic::run`].
     pub fn run(
         &self,
         seed: u64,
@@ -427,7 +427,7 @@ impl Point {
     }
 }
 
-/// All combinations of the values of some axes.
+/// A sweep: all combinations of the values of some axes.
 #[derive(Clone, Debug)]
 pub struct Sweep {
     axes: Vec<Axis>,
@@ -435,12 +435,12 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Checks every point before any is simulated. None may need more than `memory` bytes.
+    /// Creates a sweep and checks each point before any is simulated. No point may need more than `memory` bytes.
     ///
     /// # Errors
     ///
-    /// A name is unknown or given twice, a value is not allowed, values do not go together, a point needs too much memory,
-    /// or there are too many points.
+    /// Returns an error for an unknown or repeated name, a value that is not allowed, contradicting values, a point
+    /// above the memory limit, or too many points.
     pub fn new(base: &Base, axes: Vec<Axis>, memory: u64) -> Result<Self, SweepError> {
         let count = axes.iter().map(|axis| axis.values.len()).try_fold(1_usize, usize::checked_mul);
         let count = count.unwrap_or(usize::MAX);
@@ -456,12 +456,12 @@ impl Sweep {
         Ok(Self { axes, points })
     }
 
-    /// What is varied.
+    /// Returns the axes.
     pub fn axes(&self) -> &[Axis] {
         &self.axes
     }
 
-    /// The points; the last axis changes first.
+    /// Returns the points. The last axis changes first.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_varied_is_named_with_what_is_allowed() {
+    fn errors_name_the_parameter_and_the_allowed_values() {
         for (axes, words) in [
             (&["link.rat=1"][..], "link.rat: there is no such field; the nearest is link.rate"),
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn points_are_all_combinations_and_the_last_axis_changes_first() {
+    fn a_sweep_has_all_combinations_of_axis_values() {
         let axes =
             ["link.rate=25Gb/s,100Gb/s", "pattern=N:1,N:N", "senders=3"].map(|axis| axis.parse().expect("an axis"));
         let sweep = Sweep::new(&base(), axes.to_vec(), 1 << 30).expect("a sweep");
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_has_a_value_that_it_takes_back() {
+    fn each_setting_accepts_its_default_value() {
         let mut base = base();
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,4 @@
-//! How simulated threads wait, and threads that simulated threads make.
+//! Waiters of simulated threads, and threads that simulated threads create.
 
 use std::future::{Future, poll_fn};
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use crate::kernel::watch::{Change, ThreadId, lock};
 use crate::provider::SharedWorld;
 use crate::time::Ps;
 
-/// Waits in virtual time.
+/// Waiter in virtual time.
 #[derive(Clone)]
 pub struct VirtualWaiter {
     shared: Arc<SharedWorld>,
@@ -36,18 +36,18 @@ impl VirtualWaiter {
         Self { shared: Arc::clone(shared), sleeps }
     }
 
-    /// The clock of the thread whose turn it is.
+    /// Returns the clock of the running thread.
     pub fn now(&self) -> Ps {
         lock(&self.shared.world).clock()
     }
 
-    /// Is no packet on its way, between any nodes?
+    /// Returns whether no packet is in flight between any nodes.
     pub(crate) fn is_network_quiet(&self) -> bool {
         lock(&self.shared.world).is_quiet()
     }
 
-    /// Waits until a thread of the same host has done something: what it looks for is left in memory that no device
-    /// knows, so that no more can be told of it.
+    /// Waits until another thread of the same host has done something. The result is in memory that no device knows,
+    /// so the kernel cannot report the change itself.
     async fn follow(&self) {
         let mut has_waited = false;
         poll_fn(|_| {
@@ -71,7 +71,7 @@ impl Waiter for VirtualWaiter {
             if std::mem::replace(&mut has_waited, true) {
                 return Poll::Ready(());
             }
-            // To name its descriptor is to look at a channel.
+            // Asking for the descriptor counts as looking at the channel.
             let sleeps = channel.is_some_and(|channel| {
                 channel.as_fd();
                 true
@@ -108,7 +108,7 @@ impl Waiter for VirtualWaiter {
     }
 }
 
-/// The lock of a connection in two halves, which threads with clocks of their own take.
+/// Observer of the lock of a connection in two halves, which threads with separate clocks take.
 struct SharedConnection {
     shared: Arc<SharedWorld>,
     lock: Lock,
@@ -130,11 +130,11 @@ impl LockObserver for SharedConnection {
     }
 }
 
-/// What runs the tasks of a program on a node, in virtual time: [`deal`](Threads::deal) and [`beside`](Threads::beside) make
-/// threads with clocks of their own. Each has a processor.
+/// Executor of a program's tasks on a node, in virtual time. [`deal`](Threads::deal) and [`beside`](Threads::beside)
+/// create threads with separate clocks and processors.
 ///
-/// Only simulated threads make threads, so its futures are to be polled by one that was
-/// [spawned](crate::Simulation::spawn).
+/// Only simulated threads can create threads, so a thread that was [spawned](crate::Simulation::spawn) must poll the
+/// futures.
 #[derive(Clone)]
 pub struct VirtualThreads {
     shared: Arc<SharedWorld>,
@@ -152,7 +152,7 @@ impl VirtualThreads {
         Self { shared: Arc::clone(shared), node }
     }
 
-    /// Runs tasks of the running thread.
+    /// Runs tasks on the running thread.
     async fn run_here<T, E>(
         &self,
         waiter: &VirtualWaiter,
@@ -168,29 +168,29 @@ impl VirtualThreads {
         results
     }
 
-    /// Makes a thread beside the running one.
-    fn born<'a, T>(&self, what: &str, future: impl Future<Output = T> + 'a) -> Born<'a, T> {
+    /// Creates a thread whose parent is the running one.
+    fn create_child<'a, T>(&self, what: &str, future: impl Future<Output = T> + 'a) -> ChildThread<'a, T> {
         let mut world = lock(&self.shared.world);
         let parent = world.current.map_or("", |parent| world.threads[parent].name.as_str());
         let name = format!("{parent}, {what}");
         let thread = world.add_thread(self.node, name);
         drop(world);
-        Born { shared: Arc::clone(&self.shared), thread, future: Some(Box::pin(future)) }
+        ChildThread { shared: Arc::clone(&self.shared), thread, future: Some(Box::pin(future)) }
     }
 }
 
-/// A thread that another has made. Its future lies in that of the thread that made it, and is polled when its own turn
-/// has come.
-struct Born<'a, T> {
+/// A thread that another thread has created. The parent's future contains its future and polls it when this thread
+/// has its turn.
+struct ChildThread<'a, T> {
     shared: Arc<SharedWorld>,
     thread: ThreadId,
-    /// `None` once it has ended.
+    /// Future of the thread; `None` once the thread has ended.
     future: Option<Pin<Box<dyn Future<Output = T> + 'a>>>,
 }
 
-impl<T> Born<'_, T> {
-    /// Polls it, if the turn is its own, or that of a thread that it has made. What it returns once it ends: then the
-    /// thread that made it has a turn.
+impl<T> ChildThread<'_, T> {
+    /// Polls the future if the turn belongs to this thread or one of its descendants. Returns the value once the
+    /// thread ends; then the parent has a turn.
     fn poll(&mut self, context: &mut Context<'_>) -> Option<T> {
         let future = self.future.as_mut()?;
         {
@@ -215,7 +215,7 @@ impl<T> Born<'_, T> {
     }
 }
 
-impl<T> Drop for Born<'_, T> {
+impl<T> Drop for ChildThread<'_, T> {
     fn drop(&mut self) {
         if self.future.is_some() {
             self.end();
@@ -226,7 +226,7 @@ impl<T> Drop for Born<'_, T> {
 impl Threads for VirtualThreads {
     type Waiter = VirtualWaiter;
 
-    /// That of all threads of the node.
+    /// Returns the CPU time of all threads of the node.
     fn cpu_time(&self) -> CpuTime {
         let (all, empty) = lock(&self.shared.world).cpu_time(self.node);
         CpuTime { all_ns: Some(all.as_ns()), empty_ns: Some(empty.as_ns()) }
@@ -253,25 +253,25 @@ impl Threads for VirtualThreads {
         check: impl Fn() -> C + Sync,
     ) -> Result<Vec<T>, E> {
         let (task, check) = (&task, &check);
-        let mut born = Vec::new();
+        let mut children = Vec::new();
         for (number, hand) in executor::hands(threads, items).into_iter().enumerate() {
             let waiter = self.waiter(None);
             let played = async move {
                 let tasks = hand.into_iter().map(|item| task(item, waiter.clone()));
                 self.run_here(&waiter, tasks, check()).await
             };
-            born.push(self.born(&format!("thread {number}"), played));
+            children.push(self.create_child(&format!("thread {number}"), played));
         }
-        let mut results: Vec<Option<Result<Vec<T>, E>>> = born.iter().map(|_| None).collect();
+        let mut results: Vec<Option<Result<Vec<T>, E>>> = children.iter().map(|_| None).collect();
         poll_fn(|context| {
-            for (thread, result) in born.iter_mut().zip(&mut results) {
+            for (thread, result) in children.iter_mut().zip(&mut results) {
                 if let Some(value) = thread.poll(context) {
                     *result = Some(value);
                 }
             }
-            // Its own turn, once all have ended.
+            // The parent continues in its own turn, once all threads have ended.
             let is_own =
-                lock(&self.shared.world).current.is_none_or(|running| born.iter().all(|it| it.thread != running));
+                lock(&self.shared.world).current.is_none_or(|running| children.iter().all(|it| it.thread != running));
             if is_own && results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -293,7 +293,7 @@ impl Threads for VirtualThreads {
                 }
             }
         };
-        let mut helper = self.born("beside", over_and_over);
+        let mut helper = self.create_child("beside", over_and_over);
         let (mut body, mut failed) = (pin!(body), None);
         let value = poll_fn(|context: &mut Context<'_>| {
             if lock(&self.shared.world).current == Some(helper.thread) {

@@ -3,36 +3,35 @@
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
-/// Picoseconds: a point in virtual time, or how long something takes.
+/// Picoseconds: a point in virtual time, or a duration.
 ///
-/// 2^64 of them are 213 days. Arithmetic that would leave that range stops there, so a duration of
-/// [`Ps::MAX`] means never.
+/// The range is 2^64 ps, or 213 days. Arithmetic saturates, so a duration of [`Ps::MAX`] means never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ps(pub u64);
 
 impl Ps {
-    /// Nothing, or the beginning of time.
+    /// Zero duration, or the beginning of time.
     pub const ZERO: Self = Self(0);
     /// Never.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// Whole nanoseconds, rounded down.
+    /// Returns the whole nanoseconds, rounded down.
     pub const fn as_ns(self) -> u64 {
         self.0 / 1000
     }
 
-    /// This many nanoseconds.
+    /// Creates a duration from nanoseconds.
     pub const fn from_ns(ns: u64) -> Self {
         Self(ns.saturating_mul(1000))
     }
 
-    /// This many times as long.
+    /// Returns the duration multiplied by `times`.
     #[must_use]
     pub const fn times(self, times: u64) -> Self {
         Self(self.0.saturating_mul(times))
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
@@ -56,7 +55,7 @@ impl AddAssign for Ps {
 impl Sub for Ps {
     type Output = Self;
 
-    /// As [`Ps::since`].
+    /// Works as [`Ps::since`].
     fn sub(self, other: Self) -> Self {
         self.since(other)
     }
@@ -68,7 +67,7 @@ impl std::iter::Sum for Ps {
     }
 }
 
-/// In nanoseconds, without trailing zeros: 7840 ps are `7.84 ns`.
+/// Prints nanoseconds without trailing zeros: 7840 ps are `7.84 ns`.
 impl fmt::Display for Ps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ns, ps) = (self.0 / 1000, self.0 % 1000);
@@ -80,12 +79,12 @@ impl fmt::Display for Ps {
     }
 }
 
-/// Bits per second, of a link or a bus. Never zero.
+/// Rate of a link or bus in bits per second, never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate(std::num::NonZeroU64);
 
 impl Rate {
-    /// This many bits per second; `None` for zero.
+    /// Creates a rate from bits per second; `None` for zero.
     pub const fn from_bits_per_s(bits: u64) -> Option<Self> {
         match std::num::NonZeroU64::new(bits) {
             Some(bits) => Some(Self(bits)),
@@ -93,12 +92,12 @@ impl Rate {
         }
     }
 
-    /// Bits per second.
+    /// Returns the bits per second.
     pub const fn bits_per_s(self) -> u64 {
         self.0.get()
     }
 
-    /// How long it takes to carry `bytes`, rounded up to a picosecond.
+    /// Returns the time to carry `bytes`, rounded up to a picosecond.
     pub fn time_of(self, bytes: u64) -> Ps {
         let ps = (u128::from(bytes) * 8 * 1_000_000_000_000).div_ceil(u128::from(self.0.get()));
         Ps(u64::try_from(ps).unwrap_or(u64::MAX))
@@ -106,26 +105,26 @@ impl Rate {
 }
 
 impl Rate {
-    /// How many whole bytes it carries in a time.
+    /// Returns the number of whole bytes that the rate carries in a time.
     pub fn bytes_in(self, time: Ps) -> u64 {
         const BIT_PS_PER_BYTE: u64 = 8_000_000_000_000;
         if let Some(bits) = time.0.checked_mul(self.0.get()) {
-            return bits / BIT_PS_PER_BYTE; // nearly always, and a division of 128 bits takes long
+            return bits / BIT_PS_PER_BYTE; // the usual case, without a slow division of 128 bits
         }
         let bytes = u128::from(time.0) * u128::from(self.0.get()) / u128::from(BIT_PS_PER_BYTE);
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 }
 
-/// Femtoseconds per byte: what copying costs.
+/// Cost of copying, in femtoseconds per byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PerByte(pub u64);
 
 impl PerByte {
-    /// What `bytes` cost, rounded up to a picosecond.
+    /// Returns the cost of `bytes`, rounded up to a picosecond.
     pub fn time_of(self, bytes: u64) -> Ps {
         match bytes.checked_mul(self.0) {
-            Some(fs) => Ps(fs.div_ceil(1000)), // nearly always, and a division of 128 bits takes long
+            Some(fs) => Ps(fs.div_ceil(1000)), // the usual case, without a slow division of 128 bits
             None => Ps(u64::try_from((u128::from(bytes) * u128::from(self.0)).div_ceil(1000)).unwrap_or(u64::MAX)),
         }
     }

@@ -1,27 +1,27 @@
-//! Which nodes there are, and what lies between them.
+//! Topology: the nodes and the network between them.
 
 use std::fmt;
 
-/// The most nodes of a simulation.
+/// Maximum number of nodes of a simulation.
 pub const MAX_NODES: usize = 1024;
 
-/// Nodes and what lies between them. All cables have one rate, that of the testbed's `link.rate`.
+/// Nodes and the network between them. All cables have the rate `link.rate` of the testbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// Two nodes and a cable.
     Pair,
     /// Two nodes or more, each on a port of one switch.
     Star {
-        /// How many, from 2 to [`MAX_NODES`].
+        /// Number of nodes, from 2 to [`MAX_NODES`].
         nodes: usize,
     },
-    /// A two-level Clos network: each node on a leaf, each leaf with one cable to each spine. Frames between leaves
-    /// take the spine that a hash of their addresses, ports and queue pairs names, so packets of one connection stay in
-    /// order.
+    /// A two-level Clos network: each node is on a leaf, and each leaf has one cable to each spine. A hash of
+    /// addresses, ports and queue pairs selects the spine of a frame between leaves. Packets of one connection
+    /// therefore stay in order.
     ///
-    /// A leaf's nodes ask for up to `hosts / spines` times what its cables upward carry: the oversubscription.
+    /// The nodes of a leaf send up to `hosts / spines` times the capacity of its cables upward: the oversubscription.
     Clos {
-        /// How many, from 2 to [`MAX_NODES`]. They fill one leaf after the other.
+        /// Number of nodes, from 2 to [`MAX_NODES`].
         nodes: usize,
         /// Nodes per leaf, at least 1.
         hosts: usize,
@@ -30,37 +30,37 @@ pub enum Topology {
     },
 }
 
-/// A topology that there cannot be.
+/// Error of an impossible topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
     /// Too few nodes or too many.
     #[error("the topology has {nodes} nodes, allowed are 2 to {MAX_NODES}")]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         nodes: usize,
     },
     /// A leaf has no nodes.
     #[error("a leaf has 0 nodes, allowed are 1 to {MAX_NODES}")]
     Hosts,
-    /// A Clos network has no spine, or more than its leaves have nodes.
+    /// A Clos network has no spine, or more spines than nodes per leaf.
     #[error("the topology has {spines} spines, allowed are 1 to {hosts}, the nodes per leaf")]
     Spines {
-        /// How many.
+        /// Number of spines.
         spines: usize,
         /// Nodes per leaf.
         hosts: usize,
     },
-    /// A middlebox is a function of one switch, through which everything goes.
+    /// A middlebox belongs to one switch, which all packets pass.
     #[error("the topology has {switches} switches; a middlebox needs exactly one")]
     Middlebox {
-        /// How many.
+        /// Number of switches.
         switches: usize,
     },
-    /// An oversubscription that no whole number of spines gives.
+    /// The oversubscription does not give a whole number of spines.
     #[error("the oversubscription is {oversubscription}, allowed are divisors of {hosts}, the nodes per leaf")]
     Oversubscription {
-        /// What was asked for.
+        /// Requested oversubscription.
         oversubscription: usize,
         /// Nodes per leaf.
         hosts: usize,
@@ -68,11 +68,11 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// A Clos network whose leaves carry 1/`oversubscription` of what their nodes can send.
+    /// Creates a Clos network whose leaves carry 1/`oversubscription` of the rate of their nodes.
     ///
     /// # Errors
     ///
-    /// There is no such network.
+    /// Returns an error if there is no such network.
     pub fn clos(nodes: usize, hosts: usize, oversubscription: usize) -> Result<Self, TopologyError> {
         if hosts == 0 {
             return Err(TopologyError::Hosts);
@@ -85,11 +85,11 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Can there be such a topology?
+    /// Checks that the topology is possible.
     ///
     /// # Errors
     ///
-    /// Which number is not allowed, and what is.
+    /// Returns the number that is not allowed, and the allowed range.
     pub fn check(self) -> Result<(), TopologyError> {
         let nodes = self.nodes();
         if !(2..=MAX_NODES).contains(&nodes) {
@@ -104,7 +104,7 @@ impl Topology {
         }
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn nodes(self) -> usize {
         match self {
             Self::Pair => 2,
@@ -112,7 +112,7 @@ impl Topology {
         }
     }
 
-    /// How many switches there are.
+    /// Returns the number of switches.
     pub fn switches(self) -> usize {
         match self {
             Self::Pair => 0,
@@ -121,7 +121,7 @@ impl Topology {
         }
     }
 
-    /// How many switches have nodes.
+    /// Returns the number of switches with nodes.
     pub(crate) fn leaves(self) -> usize {
         match self {
             Self::Pair => 0,
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_is_allowed() {
+    fn check_refuses_impossible_topologies() {
         let clos = |nodes, hosts, spines| Topology::Clos { nodes, hosts, spines }.check().map_err(|it| it.to_string());
         assert_eq!(clos(64, 16, 4), Ok(()));
         assert_eq!(clos(1025, 16, 4), Err("the topology has 1025 nodes, allowed are 2 to 1024".to_owned()));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_that_is_not_full_is_a_leaf() {
+    fn a_partly_filled_leaf_counts_as_a_leaf() {
         let topology = Topology::Clos { nodes: 17, hosts: 8, spines: 2 };
         assert_eq!((topology.leaves(), topology.switches()), (3, 5));
     }

@@ -1,4 +1,4 @@
-//! Streams of messages between the nodes of any topology: who sends to whom, and what came out.
+//! Streams of messages between the nodes of any topology, and their results.
 
 mod streams;
 
@@ -16,7 +16,7 @@ use crate::time::Ps;
 use crate::topology::Topology;
 use streams::Streams;
 
-/// Who sends to whom.
+/// Pattern of senders and receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// One node to another.
@@ -25,15 +25,15 @@ pub enum Pattern {
     ManyToOne,
     /// One node to N.
     OneToMany,
-    /// N nodes, each to another one of its own.
+    /// N nodes, each to a separate receiver.
     ManyToMany,
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Self; 4] = [Self::OneToOne, Self::ManyToOne, Self::OneToMany, Self::ManyToMany];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::OneToOne => "1:1",
@@ -43,12 +43,12 @@ impl Pattern {
         }
     }
 
-    /// The pattern of this name.
+    /// Returns the pattern with this name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|pattern| pattern.name().eq_ignore_ascii_case(name))
     }
 
-    /// How many nodes it takes with this N.
+    /// Returns the number of nodes that the pattern needs with this N.
     pub fn nodes(self, n: usize) -> usize {
         match self {
             Self::OneToOne => 2,
@@ -57,7 +57,7 @@ impl Pattern {
         }
     }
 
-    /// The nodes of each connection: sender and receiver.
+    /// Returns the sender and receiver nodes of each connection.
     pub fn pairs(self, n: usize) -> Vec<(usize, usize)> {
         match self {
             Self::OneToOne => vec![(0, 1)],
@@ -68,63 +68,63 @@ impl Pattern {
     }
 }
 
-/// Messages of one size over connections, each with a thread of its own at both ends.
+/// Messages of one size over connections. Each connection has a separate thread at both ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    /// Who sends to whom.
+    /// Pattern of senders and receivers.
     pub pattern: Pattern,
-    /// The N of the pattern.
+    /// N of the pattern.
     pub n: usize,
-    /// Each connection: protocol or transport, window, batch, how many messages. The numbers of connections and threads
-    /// are those of the pattern.
+    /// Parameters of each connection: protocol or transport, window, batch, number of messages. The pattern
+    /// determines the numbers of connections and threads.
     pub parameters: Parameters,
-    /// Bytes of each message.
+    /// Size of each message in bytes.
     pub bytes: usize,
 }
 
-/// Why there is no result.
+/// Error of a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrafficError {
     /// The run failed.
     #[error(transparent)]
     Measure(#[from] MeasureError),
-    /// The run would need more memory than it may.
+    /// The run would exceed its memory limit.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The topology has fewer nodes than the pattern.
     #[error("{pattern} with {n} nodes takes {needed} nodes, and the topology has {nodes}")]
     Nodes {
-        /// The pattern's name.
+        /// Name of the pattern.
         pattern: &'static str,
-        /// Its N.
+        /// N of the pattern.
         n: usize,
-        /// How many nodes it takes.
+        /// Number of nodes that the pattern needs.
         needed: usize,
-        /// How many there are.
+        /// Number of nodes of the topology.
         nodes: usize,
     },
-    /// Latencies are those of one connection.
+    /// A latency is measured on one connection only.
     #[error("a latency is that of one connection: the pattern is {0}, allowed is 1:1")]
     Latency(&'static str),
-    /// The capture's file cannot be written.
+    /// The capture file cannot be written.
     #[error("the capture cannot be written: {0}")]
     Capture(#[from] std::io::Error),
 }
 
-/// What a run is beside its traffic.
+/// Options of a run, apart from its traffic.
 pub struct Run<'a> {
-    /// What each part needs.
+    /// Costs of each part.
     pub testbed: &'a Testbed,
-    /// Nodes and what lies between them.
+    /// Nodes and the network between them.
     pub topology: Topology,
-    /// Of all that is random.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Bytes of memory that the run may need, as [`Traffic::memory`] estimates it.
+    /// Memory limit in bytes for the estimate of [`Traffic::memory`].
     pub memory: u64,
-    /// Where all packets go, as a pcap file.
+    /// Destination of a pcap file with all packets.
     pub capture: Option<Box<dyn Write + Send>>,
-    /// Called now and then with the messages that have arrived on all connections.
+    /// Callback that is sometimes called with the number of messages received on all connections.
     pub progress: Option<&'a dyn Fn(u64)>,
 }
 
@@ -135,37 +135,38 @@ impl std::fmt::Debug for Run<'_> {
     }
 }
 
-/// What came out.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Carried {
     /// Messages per second, of all connections.
     pub messages_per_s: f64,
-    /// Of a latency: its median in nanoseconds, half a round trip.
+    /// For a latency, its median in nanoseconds: half a round trip.
     pub latency_ns: Option<u64>,
     /// RNR NAKs that receivers sent.
     pub rnr_naks: u64,
-    /// Packets that were sent again.
+    /// Retransmitted packets.
     pub retransmitted: u64,
-    /// Virtual time in which messages were sent.
+    /// Virtual time from the first message to the end of the last.
     pub lasted: Ps,
-    /// Messages sent, or, over transports that acknowledge nothing, those that arrived.
+    /// Number of messages sent. Over unacknowledged transports, the number of messages that arrived.
     pub messages: u64,
-    /// Messages that did not arrive, over transports that acknowledge nothing. Of a latency: rounds without an answer.
+    /// Number of messages lost over unacknowledged transports. For a latency, the number of rounds without an answer.
     pub lost: u64,
-    /// Messages that did not arrive as they were sent, if that was checked.
+    /// Number of messages that arrived damaged, if verified.
     pub damaged: u64,
-    /// What was busy longest.
+    /// Station that was busy longest.
     pub bottleneck: Bottleneck,
-    /// How the run went.
+    /// Summary of the simulation.
     pub summary: Summary,
 }
 
 impl Traffic {
-    /// Runs it.
+    /// Runs the traffic.
     ///
     /// # Errors
     ///
-    /// The run would need more memory than it may, parameters or topology do not fit, or a connection breaks.
+    /// Returns an error if the run would exceed its memory limit, parameters or topology do not fit, or a connection
+    /// breaks.
     pub fn run(&self, run: Run<'_>) -> Result<Carried, TrafficError> {
         self.check(run.topology, run.memory)?;
         if self.parameters.transport != Transport::Rc {
@@ -174,11 +175,11 @@ impl Traffic {
         with_connector!(self.parameters.protocol, connector => self.run_over(run, &connector))
     }
 
-    /// Can it run on these nodes, within so many bytes of memory?
+    /// Checks that the traffic can run on these nodes within `memory` bytes.
     ///
     /// # Errors
     ///
-    /// The run would need more memory than it may, or parameters or topology do not fit.
+    /// Returns an error if the run would exceed its memory limit, or parameters or topology do not fit.
     pub fn check(&self, topology: Topology, memory: u64) -> Result<(), TrafficError> {
         let Self { pattern, n, parameters, .. } = self;
         parameters.check().map_err(MeasureError::from)?;
@@ -193,11 +194,11 @@ impl Traffic {
         Ok(MemoryError::check(self.memory(topology)?, memory)?)
     }
 
-    /// Bytes of memory that a run needs, about: from nodes, ports, queue pairs, queues, buffers and packets in flight.
+    /// Estimates the memory of a run in bytes, from nodes, ports, queue pairs, queues, buffers and packets in flight.
     ///
     /// # Errors
     ///
-    /// The messages do not fit into the memory that the parameters allow each connection.
+    /// Returns an error if the messages do not fit into the memory that the parameters allow each connection.
     pub fn memory(&self, topology: Topology) -> Result<u64, TrafficError> {
         let connections = self.pattern.pairs(self.n).len();
         let needed = estimate::bytes(topology, &self.parameters, self.bytes, connections);

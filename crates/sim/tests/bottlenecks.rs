@@ -1,10 +1,11 @@
-//! One value of the testbed is made much worse, or what binds is made much better: the right station binds then.
+//! Worsening one value of the testbed makes its station the bottleneck. Improving the value of the bottleneck moves
+//! it elsewhere.
 
 use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::traffic::Carried;
 use doorbell_sim::{Station, testbed};
 
-/// Runs of one sender and one receiver, unless the settings say otherwise.
+/// Runs one sender and one receiver, unless the settings state otherwise.
 fn run(settings: &[&str]) -> Carried {
     let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
     for setting in settings {
@@ -19,7 +20,7 @@ const SMALL: [&str; 5] = ["size=16", "batch=8", "window=256", "depth=512", "mess
 const LARGE: [&str; 2] = ["size=4096", "messages=3000"];
 
 #[test]
-fn what_is_made_slow_binds_and_nothing_else() {
+fn a_slowed_station_is_the_bottleneck() {
     let cases: [(&[&str], &str, Station); 9] = [
         (&SMALL, "nic.unit_request=500ns", Station::Unit),
         (&SMALL, "nic.send_packet=500ns", Station::Send),
@@ -30,7 +31,7 @@ fn what_is_made_slow_binds_and_nothing_else() {
         (&LARGE, "link.rate=10Gb/s", Station::Port),
         // Receives cost more bytes than fetches: headers of writes are longer, and completions are written.
         (&LARGE, "pcie.rate=20Gb/s", Station::Write),
-        // Completions of reads with headers longer than what they carry.
+        // The headers of read completions are longer than their payload.
         (&LARGE, "pcie.completion_header=4096B", Station::Fetch),
     ];
     for (traffic, change, station) in cases {
@@ -38,13 +39,13 @@ fn what_is_made_slow_binds_and_nothing_else() {
         let after = run(&[traffic, &[change][..]].concat());
         let (was, is) = (before.bottleneck, after.bottleneck);
         assert!(is.station == station && is.binds(), "{change}: {is}, before {was}");
-        assert!(after.messages_per_s * 1.5 < before.messages_per_s, "{change}: it binds, so it costs");
+        assert!(after.messages_per_s * 1.5 < before.messages_per_s, "{change}: the bottleneck must cost throughput");
         assert!(was.station != station || was.share < 1.0, "{change}: {was}");
     }
 }
 
 #[test]
-fn what_binds_is_no_bottleneck_once_it_is_fast() {
+fn a_sped_up_station_is_no_longer_the_bottleneck() {
     let (unit, line) = (run(&SMALL), run(&LARGE));
     assert_eq!((unit.bottleneck.station, unit.bottleneck.binds()), (Station::Unit, true), "{}", unit.bottleneck);
     assert_eq!((line.bottleneck.station, line.bottleneck.binds()), (Station::Port, true), "{}", line.bottleneck);
@@ -53,14 +54,14 @@ fn what_binds_is_no_bottleneck_once_it_is_fast() {
     assert!(faster.messages_per_s > 1.1 * unit.messages_per_s);
     let faster = run(&[&LARGE[..], &["link.rate=400Gb/s"]].concat());
     assert!(matches!(faster.bottleneck.station, Station::Fetch | Station::Write), "{}", faster.bottleneck);
-    // What does not bind changes nothing, or hardly anything.
+    // Values of stations that are not the bottleneck change nothing.
     for change in ["nic.units=16", "pcie.reads_in_flight=128", "nic.cached_queue_pairs=2048"] {
         assert_eq!(run(&[&SMALL[..], &[change]].concat()).messages_per_s, unit.messages_per_s, "{change}");
     }
 }
 
 #[test]
-fn where_nothing_is_busy_the_latency_binds() {
+fn latency_limits_a_run_without_busy_stations() {
     let carried = run(&["size=16", "window=1", "messages=500"]);
     assert!(!carried.bottleneck.binds(), "{}", carried.bottleneck);
     assert!(carried.bottleneck.to_string().starts_with("latency ("), "{}", carried.bottleneck);
@@ -69,7 +70,7 @@ fn where_nothing_is_busy_the_latency_binds() {
 }
 
 #[test]
-fn the_switch_port_of_the_receiver_binds_many_senders() {
+fn the_receivers_switch_port_limits_many_senders() {
     let carried = run(&["pattern=N:1", "senders=4", "size=4096", "messages=1000"]);
     assert!(carried.bottleneck.station == Station::SwitchPort && carried.bottleneck.binds(), "{}", carried.bottleneck);
 }

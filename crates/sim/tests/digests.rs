@@ -1,9 +1,9 @@
-//! The same seed gives the same result, bit for bit, on any machine, whatever ran before and with any build: when every
-//! packet was delivered and every turn began.
+//! The same seed gives the same result on each machine and with each build, regardless of earlier runs. The digest
+//! covers the time of each delivery of a packet and of each turn.
 //!
-//! `tests/digests.txt` has the digests. `cargo xtask test` has the release build of the command find the same. Whoever
-//! changes the simulator or a testbed on purpose writes them anew: `DOORBELL_UPDATE_DIGESTS=1 cargo test -p doorbell-sim
-//! --test digests`.
+//! `tests/digests.txt` stores the digests. `cargo xtask test` checks that the release build of the command finds the
+//! same. After an intended change of the simulator or of a testbed, update the file: `DOORBELL_UPDATE_DIGESTS=1 cargo
+//! test -p doorbell-sim --test digests`.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use doorbell_protocols::Protocol;
 use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::testbed;
 
-/// Beside all protocols: lists, latencies, pauses, drops, and a network of several switches.
+/// Runs in addition to one per protocol: lists, latencies, pauses, drops, and a network of several switches.
 const RUNS: [&str; 5] = [
     "batch=8 messages=2000",
     "measure=latency window=1 size=4096 messages=200",
@@ -21,7 +21,7 @@ const RUNS: [&str; 5] = [
     "network=clos leaf_nodes=4 oversubscription=2 pattern=N:N senders=8 size=1000 messages=100",
 ];
 
-/// A line of digest and settings.
+/// Returns a line with the digest and the settings.
 fn digest(settings: &str, seed: u64) -> String {
     let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
     for setting in settings.split_whitespace() {
@@ -35,16 +35,16 @@ fn digest(settings: &str, seed: u64) -> String {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_digest_and_another_seed_another() {
+fn equal_seeds_give_equal_digests() {
     let mut runs: Vec<String> = Protocol::ALL.iter().map(|it| format!("protocol={} messages=300", it.name())).collect();
     runs.extend(RUNS.map(str::to_owned));
     let found: Vec<String> = runs.iter().map(|settings| digest(settings, 7)).collect();
-    // In another order, with other memory, at other addresses.
+    // Run again in another order, with other memory and at other addresses.
     let held = vec![1_u8; 12_345];
     let again: Vec<String> = runs.iter().rev().map(|settings| digest(settings, 7)).collect();
     drop(held);
     assert!(found.iter().eq(again.iter().rev()), "{found:#?}\n{again:#?}");
-    // Numbers of queue pairs come from the seed.
+    // Queue pair numbers depend on the seed.
     assert_ne!(digest(&runs[0], 8), found[0]);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/digests.txt");
     if std::env::var_os("DOORBELL_UPDATE_DIGESTS").is_some() {

@@ -1,4 +1,4 @@
-//! The code of every protocol, as it is, on simulated hosts.
+//! The unchanged code of each protocol on simulated hosts.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn receive_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter,
     received
 }
 
-/// One connection, or many to one node.
+/// Runs one connection, or many connections to one node.
 fn streams<P: Connector>(protocol: &P, topology: Topology, config: &Config, messages: u64, length: usize) -> Summary {
     let mut simulation = Simulation::new(&t1(), topology, 1).expect("a simulation");
     let waiter = simulation.polling();
@@ -93,10 +93,10 @@ fn many_senders_reach_one_node_through_a_switch() {
     }
 }
 
-/// A thread may wait after a poll that took one completion, as many as it asked for: those that are there already, and those
-/// that come later, have to wake it.
+/// A thread may wait after a poll that took one completion, the number that it asked for. Both present and later
+/// completions have to wake it.
 #[test]
-fn threads_that_take_completions_one_by_one_are_woken_for_the_next() {
+fn threads_that_take_single_completions_are_woken_again() {
     for protocol in Protocol::ALL {
         let config = quiet(Config::unbatched()).signal_each(true).poll_list(1);
         for (nodes, length) in [(2, 16), (5, 512), (5, 8192)] {
@@ -138,7 +138,7 @@ fn a_deadlock_is_reported_with_each_thread_and_queue_pair() {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
     let (a, b) = join(&simulation, &SendReceive, [0, 1], &quiet(Config::sequential()));
     let waiter = simulation.polling();
-    // Both wait for a message that nobody sends.
+    // Both threads wait for a message, and no thread sends one.
     simulation.spawn(0, "one", receive_all(a, waiter.clone(), 1));
     simulation.spawn(1, "other", receive_all(b, waiter, 1));
     let Err(error) = simulation.run() else { panic!("nobody sends") };

@@ -1,6 +1,7 @@
-//! The suite of doorbell-exchange on the provider in virtual time: every protocol and variant, the same cases as between
-//! software RNICs and on RNICs of the machine. Its callers are no simulated threads: each look of theirs that finds nothing
-//! lets the hardware go on.
+//! The suite of doorbell-exchange on the provider in virtual time: each protocol and variant, with the same cases as
+//! between software RNICs and on RNICs of the machine.
+//!
+//! The callers are not simulated threads: each of their polls that finds nothing lets the hardware continue.
 
 mod provider {
     use std::cell::RefCell;
@@ -8,18 +9,18 @@ mod provider {
     use doorbell_sim::{Simulation, Topology, testbed};
     use doorbell_verbs::Device;
 
-    /// More than any case needs.
+    /// Number of nodes, more than any case needs.
     const NODES: usize = 64;
 
     thread_local! {
-        /// Each test has a thread, and a simulation of its own.
+        /// Each test has a separate thread and simulation.
         static DEVICES: RefCell<Vec<Device>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Time stands still while nobody calls. That a receiver in virtual time is woken, `exchange.rs` shows.
+    /// Virtual time advances only during calls. The test of wake-ups in virtual time is in `exchange.rs`.
     pub(crate) const WORKS_WHILE_CALLERS_SLEEP: bool = false;
 
-    /// One that reaches the others.
+    /// Opens a device that reaches the others.
     pub(crate) fn device() -> Device {
         DEVICES.with_borrow_mut(|devices| {
             if devices.is_empty() {
@@ -31,7 +32,7 @@ mod provider {
         })
     }
 
-    /// None: a simulated network loses packets only where a switch has no room, and no faults are put in.
+    /// Returns `None`: a simulated network loses packets only if a switch has no room, and no faults are injected.
     pub(crate) fn lossy() -> Option<[Device; 2]> {
         None
     }

@@ -1,4 +1,4 @@
-//! The store on passive memory on the testbed of the published study (T3).
+//! The store on passive memory, on the testbed of the published study (T3).
 
 use doorbell_farmem::Strategy;
 use doorbell_farmem::workload::Load;
@@ -14,7 +14,8 @@ fn far(strategy: Strategy, clients: usize) -> Far {
     Far { strategy, clients, load, ..Far::default() }
 }
 
-/// Prints how success depends on what a client does between two operations. `FAR_CLIENT_US=0,5,10`.
+/// Prints how the success of operations depends on the pause between two operations of a client:
+/// `FAR_CLIENT_US=0,5,10`.
 #[test]
 #[ignore = "prints a table"]
 fn success_by_client_time() {
@@ -50,7 +51,7 @@ fn success_by_client_time() {
 }
 
 #[test]
-fn every_strategy_runs_a_workload_and_the_same_seed_gives_the_same_run() {
+fn each_strategy_runs_a_workload_reproducibly() {
     for strategy in Strategy::ALL {
         let mut small = far(strategy, 6);
         small.load = Load { value_bytes: 100, warm_up_ns: 50_000, measure_ns: 200_000, ..small.load };
@@ -61,8 +62,8 @@ fn every_strategy_runs_a_workload_and_the_same_seed_gives_the_same_run() {
         assert_eq!((report.absent, report.skipped), (0, 0), "{strategy:?}");
         assert!(report.fairness > 0.5 && report.fairness <= 1.0, "{strategy:?}: {}", report.fairness);
         let bytes = report.bytes_per_operation.expect("the simulated RNIC counts") / report.least_bytes_per_operation;
-        // Operations that others took part in need fewer bytes than any first try that succeeds.
-        // So do those who need no shortcuts.
+        // Operations that helped each other need fewer bytes than successful first attempts. Clients that need no
+        // shortcuts do too.
         let least = match strategy {
             Strategy::Combine => 0.3,
             Strategy::Steered => 0.6,
@@ -75,19 +76,19 @@ fn every_strategy_runs_a_workload_and_the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn without_writes_every_first_try_succeeds_and_nobody_sends_more_than_the_least() {
+fn without_writes_first_attempts_succeed_with_minimum_bytes() {
     let mut gets = far(Strategy::Optimistic, 4);
     gets.load = Load { write_percent: 0.0, measure_ns: 300_000, ..gets.load };
     let report = t3(&gets).report;
     assert_eq!(report.gets.attempts.at_once, report.gets.attempts.operations);
     assert!((report.gets.attempts_per_operation() - 1.0).abs() < 1e-9);
     let ratio = report.bytes_per_operation.expect("counted") / report.least_bytes_per_operation;
-    // An operation at either end of the time is counted in part.
+    // An operation at the begin or end of the measurement is counted in part.
     assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
 }
 
 #[test]
-fn an_open_loop_begins_as_many_operations_as_it_is_told() {
+fn an_open_loop_keeps_the_offered_rate() {
     let mut open = far(Strategy::Optimistic, 4);
     open.load.rate_per_client = Some(50_000.0);
     open.load.outstanding = 8;

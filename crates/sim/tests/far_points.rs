@@ -1,4 +1,4 @@
-//! Points of the study about shared memory, on the testbed of the published study (T3).
+//! Points of the shared-memory study, on the testbed of the published study (T3).
 
 use doorbell_sim::far::simulate;
 use doorbell_sim::testbed;
@@ -25,13 +25,13 @@ fn order(operation: Operation, queue_pairs: usize) -> OrderPoint {
 }
 
 #[test]
-fn requests_of_one_queue_pair_are_answered_in_order_and_those_of_several_need_not_be() {
+fn only_requests_of_one_queue_pair_are_answered_in_order() {
     for operation in [Operation::Read, Operation::Write, Operation::CompareSwap] {
         let one = simulated(&FarPoint::Order(order(operation, 1)));
         assert_eq!([one.far[&Figure::InOrder], one.far[&Figure::LargestGap]], [100.0, 1.0], "{operation:?}");
         assert_eq!((one.messages, one.far[&Figure::SameAddressOutOfOrder]), (2000, 0.0), "{operation:?}");
     }
-    // CASes of different words overtake those that wait for the word that most go to. More come than one word takes.
+    // CASes of other words overtake the CASes that wait for the hottest word, which receives more than it can serve.
     let many = OrderPoint { rate_per_s: 20e6, ..order(Operation::CompareSwap, 16) };
     let (result, digest) = simulated_with(&[], &FarPoint::Order(many.clone()));
     assert!(result.far[&Figure::InOrder] < 95.0 && result.far[&Figure::LargestGap] > 5.0, "{:?}", result.far);
@@ -41,7 +41,7 @@ fn requests_of_one_queue_pair_are_answered_in_order_and_those_of_several_need_no
 }
 
 #[test]
-fn requests_of_several_queue_pairs_change_places_where_memory_is_late_now_and_then() {
+fn random_memory_delays_reorder_requests_of_several_queue_pairs() {
     let found = |jitter: &str, queue_pairs| {
         let point = FarPoint::Order(order(Operation::Read, queue_pairs));
         let far = simulated_with(&[("nic.access_jitter", jitter)], &point).0.far;
@@ -50,14 +50,14 @@ fn requests_of_several_queue_pairs_change_places_where_memory_is_late_now_and_th
     assert_eq!(found("0ns", 32), [100.0, 1.0, 0.0]);
     let [in_order, gap, same_address] = found("100ns", 32);
     assert!((50.0..95.0).contains(&in_order) && gap > 1.0 && same_address > 0.0, "{in_order} {gap} {same_address}");
-    assert_eq!(found("100ns", 1), [100.0, 1.0, 0.0], "a queue pair's requests stay in order");
-    // What the testbed's value was fitted on: about 97 %.
+    assert_eq!(found("100ns", 1), [100.0, 1.0, 0.0], "requests of one queue pair stay in order");
+    // The testbed's value was fitted on about 97 %.
     let far = simulated(&FarPoint::Order(OrderPoint { requests: 20_000, ..order(Operation::Read, 32) })).far;
     assert!((95.0..99.0).contains(&far[&Figure::InOrder]), "{far:?}");
 }
 
 #[test]
-fn reads_of_several_packets_are_torn_where_a_packet_begins_and_words_never_are() {
+fn reads_are_torn_only_between_packets() {
     let torn = |bytes, mtu| {
         let result = simulated(&FarPoint::Tearing(TearingPoint { bytes, mtu, reads: 500 }));
         (result.far[&Figure::Torn], result.far.get(&Figure::TornAtPackets).copied())
@@ -69,7 +69,7 @@ fn reads_of_several_packets_are_torn_where_a_packet_begins_and_words_never_are()
 }
 
 #[test]
-fn a_cas_waits_for_those_of_its_scope_and_for_no_others() {
+fn a_cas_waits_only_for_atomics_of_its_scope() {
     let latency = |scope: &str, operation, distance, others| {
         let point = ScopePoint { operation, distance, others, outstanding: 16, operations: 100 };
         let result = simulated_with(&[("nic.atomic_lock", scope)], &FarPoint::Scope(point)).0;
@@ -79,7 +79,7 @@ fn a_cas_waits_for_those_of_its_scope_and_for_no_others() {
     assert!(latency("address", Operation::CompareSwap, 0, 7) > 5.0 * alone, "one word");
     assert!(latency("address", Operation::CompareSwap, 64, 7) < 1.2 * alone, "another word");
     assert!(latency("address", Operation::Read, 0, 7) < 1.2 * alone, "READs take no lock");
-    assert!(latency("device", Operation::CompareSwap, 64, 7) > 5.0 * alone, "where all words share one lock");
+    assert!(latency("device", Operation::CompareSwap, 64, 7) > 5.0 * alone, "all words share one lock");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_middlebox_that_turns_cases_into_writes_takes_no_lock() {
 }
 
 #[test]
-fn a_point_of_the_store_has_the_figures_of_its_operations_and_no_others() {
+fn a_store_point_has_only_the_figures_of_its_operations() {
     let store = |strategy, write_percent| {
         let point = StorePoint {
             strategy,
@@ -114,7 +114,7 @@ fn a_point_of_the_store_has_the_figures_of_its_operations_and_no_others() {
     assert_eq!(mixed.far[&Figure::MemoryCores], 0.0, "the memory node's CPU takes no part");
     let offered = StorePoint { clients: 4, outstanding: 16, rate_per_s: Some(4e5), ..StorePoint::default() };
     let open = simulated(&FarPoint::Store(StorePoint { warm_up_us: 500.0, measure_us: 4000.0, ..offered }));
-    assert!((open.messages_per_s / 4e5 - 1.0).abs() < 0.1, "they come as they are asked to: {open:?}");
+    assert!((open.messages_per_s / 4e5 - 1.0).abs() < 0.1, "an open loop keeps its rate: {open:?}");
     let over_least = open.far[&Figure::BytesOverLeast];
     assert!(over_least < 1.6, "a store that has free nodes recycles none: {over_least}");
     let gets = store(Strategy::Server, 0.0);

@@ -1,4 +1,4 @@
-//! A model fitted to what simulations say finds the values that the testbed has.
+//! A model fitted to simulated results finds the values of the testbed.
 
 use doorbell_model::fit::{Estimate, Fit, fit};
 use doorbell_model::observation::{Load, Observation};
@@ -44,7 +44,7 @@ fn fitted(testbed: &Testbed) -> Fit {
     fit(&Parameters::starting_point(RnicKind::Hardware), &observed).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What the data determines of a name: a parameter, or the shortest sum with it.
+/// Returns the range that the data determines for a parameter, or for the shortest sum with it.
 fn found(fit: &Fit, name: &str) -> (f64, f64) {
     let has = |estimate: &&Estimate| estimate.interval.is_some() && estimate.name.split(" + ").any(|part| part == name);
     let estimate = fit.estimates.iter().chain(&fit.sums).find(has);
@@ -57,7 +57,7 @@ fn finds(fit: &Fit, name: &str, put_in: f64) {
 }
 
 #[test]
-fn the_rate_of_the_link_is_found_as_it_was_put_in() {
+fn the_fit_finds_the_rate_of_the_link() {
     let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
     for gbps in [25, 100] {
         let fit = fitted(&t1.with("link.rate_gbps", &gbps.to_string()).expect("an allowed value"));
@@ -66,10 +66,10 @@ fn the_rate_of_the_link_is_found_as_it_was_put_in() {
     }
 }
 
-/// Latency and what an acknowledgement takes are sums over many stations, so what is put in is a difference: a cable that
-/// is 1 us longer makes messages over two cables 2 us later, and their acknowledgements 4 us.
+/// Latency and the time of an acknowledgement are sums over many stations, so the test uses a difference. A cable
+/// that is 1 us longer delays messages over two cables by 2 us, and their acknowledgements by 4 us.
 #[test]
-fn a_longer_cable_is_found_in_latency_and_gap() {
+fn the_fit_finds_a_longer_cable_in_latency_and_gap() {
     let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
     let longer = t1.link.propagation + Ps::from_ns(1000);
     let longer = t1.with("link.propagation", &format!("{} ps", longer.0)).expect("an allowed value");

@@ -1,4 +1,4 @@
-//! Connections in two halves, each in a simulated thread of its own: the halves wait for one another's lock.
+//! Connections in two halves, each in a separate simulated thread: the halves wait for the lock of the connection.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn simulation<'a>() -> Simulation<'a> {
     Simulation::new(t1, Topology::Pair, 1).expect("a simulation")
 }
 
-/// Waits in virtual time, and leaves the lock of halves to nobody.
+/// Waiter in virtual time without an observer of the halves' lock.
 #[derive(Clone)]
 struct Unobserved(VirtualWaiter);
 
@@ -34,7 +34,7 @@ impl Waiter for Unobserved {
     }
 }
 
-/// Sends messages in both directions. Each end is split into its two halves, and each half has a thread of its own.
+/// Sends messages in both directions. Each end is split into two halves with separate threads.
 fn both_ways<P: Connector, W: Waiter + Clone + 'static>(protocol: &P, waiter: impl Fn(VirtualWaiter) -> W) -> Summary
 where
     P::Connection: 'static,
@@ -85,17 +85,17 @@ fn halves_of_every_protocol_carry_messages_both_ways_at_once() {
 }
 
 #[test]
-fn two_halves_wait_for_one_anothers_lock() {
+fn halves_wait_for_their_shared_lock() {
     let with = both_ways(&SendReceive, |waiter| waiter);
     let without = both_ways(&SendReceive, Unobserved);
     assert!(with.ended > without.ended, "{} with the lock, {} without", with.ended, without.ended);
     let worked = |summary: &Summary| -> Ps { summary.threads.iter().map(|thread| thread.worked).sum() };
-    assert!(worked(&with) > worked(&without), "who waits for a lock spins");
+    assert!(worked(&with) > worked(&without), "a thread that waits for a lock spins");
 }
 
 #[test]
-fn a_thread_that_comes_while_another_has_the_lock_waits_until_that_lets_go_of_it() {
-    /// What one thread does under the lock: it copies so many bytes.
+fn a_thread_waits_until_the_holder_releases_the_lock() {
+    /// Bytes that each thread copies while it holds the lock.
     const BYTES: usize = 10_000;
     let mut simulation = simulation();
     let pd = simulation.device(0).create_pd().expect("room");
@@ -107,7 +107,7 @@ fn a_thread_that_comes_while_another_has_the_lock_waits_until_that_lets_go_of_it
     for (number, region) in regions.into_iter().enumerate() {
         let waiter = waiter.clone();
         held.push(simulation.spawn(0, format!("thread {number}"), async move {
-            // The third comes once the others are through.
+            // The third thread comes after the others have finished.
             let begin_ns = if number == 2 { 10_000 } else { 100 + number as u64 };
             waiter.wait(None, Some(begin_ns)).await;
             let came = waiter.now();
@@ -124,5 +124,5 @@ fn a_thread_that_comes_while_another_has_the_lock_waits_until_that_lets_go_of_it
     assert!(first.2 > second.0, "the second comes while the first has the lock: {times:?}");
     assert_eq!(second.1, first.2, "{times:?}");
     assert!(second.2 - second.1 >= first.2 - first.1, "{times:?}");
-    assert_eq!(third.0, third.1, "nobody has the lock any more: {times:?}");
+    assert_eq!(third.0, third.1, "the lock is free: {times:?}");
 }

@@ -1,9 +1,10 @@
-//! The estimate of a run's memory, against what the run takes. This file has one test, as memory is that of the process.
+//! Compares the estimated memory of runs with the memory that they take. This file has only one test, since the
+//! kernel counts memory per process.
 
 use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::testbed;
 
-/// A line of `/proc/self/status` in bytes.
+/// Returns a value of `/proc/self/status` in bytes.
 fn status(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
@@ -12,9 +13,9 @@ fn status(name: &str) -> u64 {
 }
 
 #[test]
-fn runs_take_about_as_much_memory_as_estimated_and_hardly_ever_more() {
+fn runs_take_about_the_estimated_memory() {
     let mut wrong = Vec::new();
-    // Each takes more than the one before, since the most that the process has had is all that the kernel tells.
+    // Each run takes more than the one before, since the kernel reports only the peak of the process.
     for settings in [
         "messages=2000",
         "pattern=N:1 senders=200 messages=20",

@@ -1,4 +1,5 @@
-//! A middlebox as a function of the switch: clients' queue pairs end there, and the memory node has one for all of them.
+//! A middlebox inside the switch: the queue pairs of clients end there, and one queue pair to the memory node serves
+//! all clients.
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv6Addr};
@@ -69,18 +70,18 @@ fn gid_of(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// How clients reach the memory node.
+/// Path from clients to the memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Direct,
     Box { exclusive: bool },
 }
 
-/// A memory node on node 0, and clients on as many others.
+/// A memory node on node 0, and clients on the other nodes.
 struct Rig {
     simulation: Simulation<'static>,
     switch_box: Option<SwitchBox>,
-    /// The node's ends: one, or one per client.
+    /// Ends of the memory node: one, or one per client.
     node: Vec<End>,
     clients: Vec<Rc<End>>,
     rkey: RKey,
@@ -95,7 +96,7 @@ fn rig(testbed: &Testbed, clients: usize, way: Way, seed: u64) -> Rig {
     let node_pd = pd(0);
     let ends: Vec<_> = (1..=clients).map(|node| Rc::new(End::new(&pd(node), BYTES))).collect();
     let Way::Box { exclusive } = way else {
-        // Every client's queue pair at the node reaches the memory of the first.
+        // The queue pair of each client at the node reaches the memory of the first end.
         let node: Vec<_> = ends.iter().map(|_| End::new(&node_pd, BYTES)).collect();
         for (node, client) in node.iter().zip(&ends) {
             node.connect(client.gid(), client.qp.qpn(), client.psn);
@@ -105,7 +106,7 @@ fn rig(testbed: &Testbed, clients: usize, way: Way, seed: u64) -> Rig {
         return Rig { simulation, switch_box: None, node, clients: ends, rkey };
     };
     let node = End::new(&node_pd, BYTES);
-    // No socket has to hold what is on its way here.
+    // No socket buffer limits the bytes in flight here.
     let limits = Limits { window_bytes: 1 << 40, ..Limits::default() };
     let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
     let switch_box = simulation.put_middlebox(make).expect("there is one switch");
@@ -138,7 +139,7 @@ impl End {
         self.qp.post_send(&[request]).expect("there is room");
     }
 
-    /// Takes completions, once there are any.
+    /// Waits for completions and takes them.
     async fn complete(&self, waiter: &VirtualWaiter, out: &mut [Completion]) -> usize {
         loop {
             let count = self.cq.poll(out).expect("the queue is deep enough");
@@ -152,7 +153,7 @@ impl End {
     }
 }
 
-/// Adds one to a word by CAS, so many times, trying again whenever another client was faster.
+/// Increments a word `times` times by CAS, and retries after another client was faster.
 async fn increment(end: Rc<End>, remote_address: u64, rkey: RKey, times: usize, waiter: VirtualWaiter) {
     let (mut known, mut done) = (0, 0);
     let mut out = [Completion::default(); 4];
@@ -165,7 +166,7 @@ async fn increment(end: Rc<End>, remote_address: u64, rkey: RKey, times: usize, 
     }
 }
 
-/// Runs increments of one word by all clients, and returns what was left there.
+/// Lets all clients increment one word, and returns its final value.
 fn count_together(testbed: &Testbed, way: Way, seed: u64) -> (u64, Summary, Rig) {
     let mut rig = rig(testbed, 4, way, seed);
     let address = rig.node[0].memory.address() + 64;
@@ -179,13 +180,13 @@ fn count_together(testbed: &Testbed, way: Way, seed: u64) -> (u64, Summary, Rig)
 }
 
 #[test]
-fn each_increment_happens_once_and_runs_repeat_themselves() {
+fn each_increment_happens_once_and_runs_are_reproducible() {
     for exclusive in [false, true] {
         let way = Way::Box { exclusive };
         let (value, summary, rig) = count_together(&t3(), way, 5);
         assert_eq!(value, 200);
         let counters = rig.switch_box.map(|it| it.with(|steer| *steer.counters())).expect("there is a box");
-        // The first tells what the word holds; of all others the box knows.
+        // The first CAS finds the value of the word. The box knows the results of all others.
         let converted = if exclusive { counters.requests - 1 } else { 0 };
         assert!(counters.cas_converted <= converted && (counters.cas_converted > 0) == exclusive, "{counters:?}");
         assert_eq!((counters.duplicates, counters.to_node_again, counters.unexpected), (0, 0, 0), "{counters:?}");
@@ -195,7 +196,7 @@ fn each_increment_happens_once_and_runs_repeat_themselves() {
 }
 
 #[test]
-fn frames_that_the_switch_drops_before_or_behind_the_box_are_sent_again() {
+fn dropped_frames_to_or_from_the_box_are_retransmitted() {
     let replaced = [
         ("link.rate", "1 Gb/s"),
         ("switch.resume_at", "0 B"),
@@ -214,16 +215,16 @@ fn frames_that_the_switch_drops_before_or_behind_the_box_are_sent_again() {
             lost += summary.counts.dropped;
         }
     }
-    assert!(lost > 0, "frames are to be lost");
+    assert!(lost > 0, "the switch must drop frames");
 }
 
-/// CASes on one word from clients with so many outstanding each: how many per second.
+/// Returns the rate of CASes on one word, from clients with several outstanding CASes each.
 fn cas_rate(way: Way) -> f64 {
     const EACH: usize = 2000;
     let mut rig = rig(&t3(), 4, way, 1);
     let remote_address = rig.node[0].memory.address();
     let (rkey, outstanding) = (rig.rkey, 16);
-    // What the word holds is known once one of them was answered and no other was on its way.
+    // The box knows the word once it has answered a CAS while no other was in flight.
     let first = increment(Rc::clone(&rig.clients[0]), remote_address, rkey, 1, rig.simulation.polling());
     rig.simulation.spawn(1, "the first", first);
     let from_ns = rig.simulation.run().unwrap_or_else(|error| panic!("{way:?}: {error}")).ended.as_ns();
@@ -254,9 +255,9 @@ fn cas_rate(way: Way) -> f64 {
     (4 * EACH) as f64 * 1e9 / (last.get() - from_ns) as f64
 }
 
-/// The rate on one address is the NIC's lock, which a WRITE does not take.
+/// The NIC's lock limits the rate of CASes on one address. A WRITE takes no lock.
 #[test]
-fn a_cas_that_goes_as_a_write_does_not_wait_for_the_lock_of_its_word() {
+fn a_cas_turned_into_a_write_takes_no_lock() {
     let [direct, boxed, converted] =
         [Way::Direct, Way::Box { exclusive: false }, Way::Box { exclusive: true }].map(cas_rate);
     println!("CAS on one address: {direct:.0}/s direct, {boxed:.0}/s through a box, {converted:.0}/s as WRITEs");
@@ -264,12 +265,12 @@ fn a_cas_that_goes_as_a_write_does_not_wait_for_the_lock_of_its_word() {
     for (rate, what) in [(direct, "direct"), (boxed, "through a box")] {
         assert!((0.95..=1.0).contains(&(rate / lock)), "{what}: {rate} of {lock} per second");
     }
-    // What 64 outstanding ones allow in a round trip.
+    // The limit is 64 outstanding operations per round trip.
     assert!(converted > 4.0 * lock, "{converted} of {lock} per second");
 }
 
 #[test]
-fn a_network_without_a_switch_has_no_place_for_a_box() {
+fn a_middlebox_requires_a_switch() {
     let mut simulation = Simulation::new(&t3(), Topology::Pair, 1).expect("a simulation");
     let error = simulation.put_middlebox(|address| Steer::new(Config::at(address))).map(drop).expect_err("no switch");
     assert_eq!(error.to_string(), "the topology has 0 switches; a middlebox needs exactly one");

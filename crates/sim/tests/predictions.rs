@@ -1,11 +1,11 @@
-//! The page of blind predictions has every row, and says what the simulator says.
+//! The page of blind predictions has each row, with the numbers of the simulator.
 
 use doorbell_sim::predict::{BlindRow, cells, digits, heading, predict, revision, rows, testbeds};
 use doorbell_sim::reproduce::{Effort, Runs};
 
 const PAGE: &str = include_str!("../../../docs/blind-predictions.md");
 
-/// The line of a row, behind its cells.
+/// Returns the line of a row after its cells.
 fn on_page(row: &BlindRow) -> &'static str {
     let (heading, cells) = (heading(row), cells(row));
     let section = PAGE.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no section {heading}"));
@@ -16,7 +16,7 @@ fn on_page(row: &BlindRow) -> &'static str {
     line
 }
 
-/// Predicted value and interval. `None` of a row that has no prediction.
+/// Returns the predicted value and interval; `None` for a row without a prediction.
 fn numbers(row: &BlindRow) -> Option<[f64; 3]> {
     let line = on_page(row);
     let mut numbers = line.split(['|', ' ']).filter_map(|word| word.parse().ok());
@@ -31,7 +31,7 @@ fn numbers(row: &BlindRow) -> Option<[f64; 3]> {
 }
 
 #[test]
-fn each_row_is_on_the_page_with_a_place_for_what_was_published() {
+fn each_row_is_on_the_page_with_an_empty_cell() {
     let rows = rows();
     let (mut count, mut without) = (0, 0);
     for row in &rows {
@@ -46,13 +46,13 @@ fn each_row_is_on_the_page_with_a_place_for_what_was_published() {
     }
     assert!(count > 300);
     assert_eq!(without, 0, "a row has no prediction: name it here, and why");
-    // Nothing on the page is a row of an earlier list.
+    // The page has no row of an earlier list.
     let lines = PAGE.lines().filter(|line| line.contains(" to ") && line.ends_with("| |"));
     assert_eq!(lines.count(), count);
 }
 
 #[test]
-fn the_testbeds_are_those_that_the_page_was_made_with() {
+fn the_page_names_the_current_testbeds() {
     for testbed in testbeds() {
         assert!(
             PAGE.contains(&revision(testbed)),
@@ -62,10 +62,10 @@ fn the_testbeds_are_those_that_the_page_was_made_with() {
     }
 }
 
-/// A page that was made before the simulator changed is noticed. Simulations are the same on every machine, so a number that
-/// is a hundredth off has another cause.
+/// Detects a page that is older than the simulator. Simulations are the same on each machine, so a number that is 1 %
+/// off has another cause.
 #[test]
-fn quick_rows_come_out_as_on_the_page() {
+fn quick_rows_equal_the_numbers_on_the_page() {
     for testbed in testbeds() {
         let mut runs = Runs::new(testbed, Effort::QUICK);
         for row in rows().into_iter().filter(|row| row.testbed == testbed.name && row.is_quick()) {
@@ -76,9 +76,9 @@ fn quick_rows_come_out_as_on_the_page() {
     }
 }
 
-/// Neither the number of threads nor the order of the rows decides anything, and a row lies in its interval.
+/// The results depend neither on the number of threads nor on the order of rows, and each value lies in its interval.
 #[test]
-fn intervals_do_not_depend_on_the_threads_that_simulate() {
+fn intervals_do_not_depend_on_the_number_of_threads() {
     let of_t2 = || -> Vec<BlindRow> { rows().into_iter().filter(|row| row.experiment == "request-response").collect() };
     let testbed = testbeds().find(|testbed| testbed.name == of_t2()[0].testbed).expect("a testbed");
     let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
@@ -97,7 +97,7 @@ fn intervals_do_not_depend_on_the_threads_that_simulate() {
     };
     let one = found(of_t2(), 1);
     assert_eq!(one, found(of_t2().into_iter().rev().collect(), 3));
-    // Some values of the testbed move some numbers.
+    // Some values of the testbed move some results.
     assert!(one.iter().any(|line| {
         let words: Vec<&str> = line.rsplit(' ').take(3).collect();
         words[0] != words[2]

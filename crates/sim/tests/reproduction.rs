@@ -1,10 +1,10 @@
-//! Published rows on simulated testbeds: what is reproduced stays reproduced.
+//! Published rows on simulated testbeds: reproduced rows must stay reproduced.
 
 use doorbell_model::check::{Checked, CheckedShape, Status, Verdict};
 use doorbell_sim::reproduce::{Effort, Runs};
 use doorbell_sim::testbed;
 
-/// Rows that deviate by more than they may, and sentences that do not hold, which docs/reproduction.md explains.
+/// Rows beyond their tolerance, and sentences that do not hold, which docs/reproduction.md explains.
 const BEYOND: &[&str] = &[
     "send-receive/poll-gain",
     "send-receive/inline-receive-size",
@@ -17,8 +17,8 @@ const BEYOND: &[&str] = &[
     "far-memory/atomics-are-slow",
 ];
 
-/// Of the rows and sentences whose ids are chosen those that are not as published. Two tests have a part each: they run side
-/// by side, and simulations of the same configurations are made once within each.
+/// Returns the chosen rows and sentences that are not as published. Two tests check a part each: they run in
+/// parallel, and each part simulates a configuration only once.
 fn beyond(is_chosen: fn(&str) -> bool) -> Vec<&'static str> {
     let mut beyond = Vec::new();
     for testbed in testbed::all() {
@@ -47,13 +47,13 @@ fn is_of_shared_receives(id: &str) -> bool {
 }
 
 #[test]
-fn shared_receives_are_as_published_but_for_what_is_known_not_to_be() {
+fn shared_receives_match_except_for_known_deviations() {
     let known: Vec<&str> = BEYOND.iter().copied().filter(|id| is_of_shared_receives(id)).collect();
     assert_eq!(beyond(is_of_shared_receives), known);
 }
 
 #[test]
-fn all_other_rows_are_within_their_tolerance_and_shapes_hold_but_for_those_that_are_known_not_to() {
+fn all_other_rows_match_except_for_known_deviations() {
     let known: Vec<&str> = BEYOND.iter().copied().filter(|id| !is_of_shared_receives(id)).collect();
     assert_eq!(beyond(|id| !is_of_shared_receives(id)), known);
 }

@@ -1,4 +1,4 @@
-//! Sessions of the study in virtual time: both ends in one simulation, with threads that make threads.
+//! Sessions of the study in virtual time: both ends in one simulation, with threads that create threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,16 +26,16 @@ fn point(parameters: &Parameters) -> Point {
 }
 
 #[test]
-fn threads_that_threads_make_have_clocks_of_their_own() {
+fn child_threads_have_separate_clocks() {
     let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
     let (threads, waiter) = (simulation.threads(0), simulation.polling());
     let ended = simulation.spawn(0, "maker", async move {
-        // It waits for a microsecond, so that those that it makes do not begin at the beginning of time.
+        // The thread waits for a microsecond, so that its children do not begin at time zero.
         waiter.wait(None, Some(1000)).await;
         let clock = &waiter;
         let task = |ns: u64, waiter: doorbell_sim::VirtualWaiter| async move {
             let began = clock.now();
-            // Whatever else its thread does wakes it too.
+            // The other tasks of the thread wake this task too.
             while clock.now() < began + Ps::from_ns(ns) {
                 waiter.wait(None, Some(began.as_ns() + ns)).await;
             }
@@ -47,17 +47,17 @@ fn threads_that_threads_make_have_clocks_of_their_own() {
     let summary = simulation.run().expect("it ends");
     let (hands, after) = ended.take().expect("it has ended");
     let hands = hands.expect("the check does not fail");
-    // In the order of threads: the first has the first and the third.
+    // Results are in the order of threads: the first thread has the first and the third item.
     let waited: Vec<u64> = hands.iter().map(|(began, ended)| (*ended - *began).as_ns()).collect();
     assert!(hands.iter().all(|(began, _)| *began >= Ps::from_ns(1000)), "{hands:?}");
     assert!(matches!(waited[..], [100..150, 3000..3050, 5000..5050]), "{waited:?}");
-    assert!(after >= hands[2].1, "who made them waits until all have ended");
+    assert!(after >= hands[2].1, "the parent waits until all have ended");
     let names: Vec<&str> = summary.threads.iter().map(|thread| thread.name.as_str()).collect();
     assert_eq!(names, ["maker", "maker, thread 0", "maker, thread 1"]);
 }
 
 #[test]
-fn a_check_that_fails_ends_threads_that_would_not_end() {
+fn a_failed_check_ends_endless_threads() {
     let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
     let (threads, waiter) = (simulation.threads(0), simulation.polling());
     let ended = simulation.spawn(0, "maker", async move {
@@ -85,7 +85,7 @@ fn a_check_that_fails_ends_threads_that_would_not_end() {
 }
 
 #[test]
-fn the_thread_beside_works_when_another_of_its_host_has_done_something() {
+fn the_thread_beside_reacts_to_threads_of_its_host() {
     let mut simulation = Simulation::new(t1(), Topology::Pair, 1).expect("a simulation");
     let (threads, waiter) = (simulation.threads(0), simulation.polling());
     let ended = simulation.spawn(0, "worker", async move {
@@ -111,7 +111,7 @@ fn the_thread_beside_works_when_another_of_its_host_has_done_something() {
     });
     let summary = simulation.run().expect("it ends");
     assert_eq!(ended.take(), Some((Ok(10), Err("no queue"))));
-    // It does not look again and again while nothing happens.
+    // The thread does not poll while nothing happens.
     assert!(summary.counts.turns < 200, "{:?}", summary.counts);
 }
 
@@ -134,7 +134,7 @@ fn threads_that_are_dealt_connections_add_to_the_rate() {
             Parameters { window: 256, depth: 512, batch: 8, connections: threads, serving, ..stream(16, 5000) };
         let Point { result, summary } = point(&parameters);
         assert_eq!(result.messages, 5000 * threads as u64);
-        // Those of both ends, and those that they made.
+        // The threads of both ends, and their children.
         assert_eq!(summary.threads.len(), if threads == 1 { 2 } else { 2 + 2 * threads });
         result.messages_per_s
     };
@@ -143,7 +143,7 @@ fn threads_that_are_dealt_connections_add_to_the_rate() {
 }
 
 #[test]
-fn shared_receives_are_posted_under_a_lock_that_threads_wait_for_or_by_a_thread() {
+fn shared_receives_are_posted_under_a_lock_or_by_a_thread() {
     let with = |shared_receives, threads| {
         let serving = Serving { threads, shared_receives, repost_list: 1, ..Serving::default() };
         let parameters = Parameters { depth: 1024, connections: 8, serving, credits: false, ..stream(16, 2000) };
@@ -155,7 +155,8 @@ fn shared_receives_are_posted_under_a_lock_that_threads_wait_for_or_by_a_thread(
     let (locked, _) = with(Some(SharedBy::Lock), 8);
     let (_, summary) = with(Some(SharedBy::Thread), 8);
     assert!(summary.threads.iter().any(|thread| thread.name == "answering, beside" && thread.worked > Ps::ZERO));
-    // Who waits for a lock spins: the work of the receiver's threads grows, or goes to the one beside them.
+    // A thread that waits for a lock spins. So the work of the receiver's threads grows, or moves to the thread
+    // beside them.
     let work = |result: &PointResult| result.cpu.server.useful_ns().expect("virtual time is known");
     assert!(work(&locked) > work(&own), "{} {}", work(&locked), work(&own));
     let of_receivers = |summary: &Summary| -> Ps {
@@ -170,14 +171,14 @@ fn a_receiver_that_pauses_spends_its_own_time() {
     let paused = Parameters { slow_receiver_us: 10, ..stream(16, 500) };
     let result = point(&paused).result;
     let per_message_us = 1e6 / result.messages_per_s;
-    // As many as wait in the receive buffers are sent before they are received.
+    // The messages in the receive buffers at the end are sent, but not yet received.
     assert!((7.0..10.5).contains(&per_message_us), "{per_message_us}");
     let cpu = result.cpu.server;
     assert!(cpu.useful_ns().is_some_and(|ns| ns > 500 * 10_000), "{cpu:?}");
 }
 
 #[test]
-fn an_offered_rate_is_kept_without_a_turn_for_each_look() {
+fn an_offered_rate_is_kept_with_few_turns() {
     let paced = Parameters { rate: Some(1000.0), ..stream(16, 200) };
     let Point { result, summary } = point(&paced);
     assert!((990.0..1010.0).contains(&result.messages_per_s), "{}", result.messages_per_s);
@@ -185,7 +186,7 @@ fn an_offered_rate_is_kept_without_a_turn_for_each_look() {
 }
 
 #[test]
-fn what_fails_at_either_end_is_said() {
+fn errors_of_either_end_are_reported() {
     let few = Parameters { rnr_retry: 0, credits: false, depth: 4, slow_receiver_us: 50, ..stream(16, 1000) };
     let error = simulate(t1(), &few, 16, 1).expect_err("RNR NAKs are not retried");
     assert!(
@@ -200,7 +201,7 @@ fn what_fails_at_either_end_is_said() {
 #[test]
 fn every_experiment_of_the_study_is_simulated() {
     for experiment in all(Effort::Quick) {
-        // Those of several clients on shared memory take no session: `far_points.rs` has them.
+        // Points of several clients on shared memory take no session; `far_points.rs` tests them.
         for point in experiment.points.into_iter().filter(|point| point.parameters.far.is_none()) {
             let parameters = Parameters { extent: Extent::Messages(60), ..point.parameters };
             let result = simulate(t1(), &parameters, parameters.sizes[0], 1)
@@ -209,7 +210,7 @@ fn every_experiment_of_the_study_is_simulated() {
             let both_ways = if parameters.bidirectional { 2 } else { 1 };
             assert_eq!(result.messages, 60 * both_ways * parameters.connections as u64, "{}", experiment.name);
             assert_eq!((result.damaged, result.latency_ns.is_some()), (0, parameters.kind == Kind::Latency));
-            // Packet by packet as predicted.
+            // The number of packets is as predicted.
             for (counted, predicted) in
                 [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]
             {

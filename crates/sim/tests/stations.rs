@@ -1,4 +1,4 @@
-//! What one message takes is the sum of what each station takes, to the picosecond.
+//! The time of one message is the sum of the times of its stations, to the picosecond.
 
 mod common;
 
@@ -6,10 +6,11 @@ use common::{completion, connect, destination, end, post, t1};
 use doorbell_sim::{Ps, Simulation, Testbed, Topology};
 use doorbell_verbs::{Payload, QpKind, RecvRequest, SendOperation};
 
-/// Longer than anything here takes.
+/// Exponent of an acknowledgement timeout that never expires here.
 const TIMEOUT: u8 = 14;
 
-/// When a thread that looks every `period` from 0 on sees what is there `at` some time, and has taken it.
+/// Returns the time at which a thread has taken a completion that is there at `at`. The thread polls every `period`
+/// from time 0 on.
 fn seen(testbed: &Testbed, at: Ps, inline: bool) -> Ps {
     let cpu = &testbed.cpu;
     let period = cpu.poll_call;
@@ -17,15 +18,17 @@ fn seen(testbed: &Testbed, at: Ps, inline: bool) -> Ps {
     look + cpu.poll_call + cpu.poll_completion + if inline { cpu.inline_receive } else { Ps::ZERO }
 }
 
-/// The bus carries `bytes` as one packet with such a header.
+/// Returns the time for which the bus carries `bytes` as one packet with a header of this size.
 fn bus(testbed: &Testbed, bytes: u64, header: u64) -> Ps {
     testbed.pcie.rate.time_of(bytes + header)
 }
 
-/// The line of 16 B in a SEND: preamble 8, Ethernet 14, IPv4 20, UDP 8, BTH 12, payload, ICRC 4, FCS 4, gap 12.
+/// Bytes on the line of a SEND of 16 B: preamble 8, Ethernet 14, IPv4 20, UDP 8, BTH 12, payload, ICRC 4, FCS 4, gap
+/// 12.
 const LINE_BYTES: u64 = 82 + 16;
 
-/// From the doorbell's end to the last bit on the other side, for a work request that came with its doorbell.
+/// Returns the time from the end of the doorbell to the last bit on the other side, for a work request in the
+/// doorbell.
 fn flight(t: &Testbed, line_bytes: u64) -> Ps {
     t.nic.transmit + t.link.rate.time_of(line_bytes) + t.link.propagation
 }
@@ -65,7 +68,7 @@ fn an_inline_send_of_16_bytes_takes_the_sum_of_its_stations() {
 }
 
 #[test]
-fn a_send_from_memory_adds_the_fetch_of_its_payload_and_a_write_of_it() {
+fn a_send_from_memory_adds_a_fetch_and_a_write_of_its_payload() {
     let t = t1().with("nic.inline_receive", "0 B").expect("an allowed value");
     let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
     let (a, b) = (end(simulation.device(0), QpKind::Rc), end(simulation.device(1), QpKind::Rc));
@@ -95,7 +98,7 @@ fn a_send_from_memory_adds_the_fetch_of_its_payload_and_a_write_of_it() {
 }
 
 #[test]
-fn a_read_of_16_bytes_takes_the_sum_of_its_stations_and_no_cpu_at_the_target() {
+fn a_read_takes_the_sum_of_its_stations_and_no_target_cpu() {
     let t = t1();
     let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
     let (a, b) = (end(simulation.device(0), QpKind::Rc), end(simulation.device(1), QpKind::Rc));
@@ -125,14 +128,14 @@ fn a_read_of_16_bytes_takes_the_sum_of_its_stations_and_no_cpu_at_the_target() {
     let answered = asked + t.nic.read + read(16) + t.link.rate.time_of(82 + 4 + 16) + t.link.propagation;
     let payload = bus(&t, 16, t.pcie.write_header);
     let at = answered + t.nic.receive + payload + bus(&t, t.nic.completion, t.pcie.write_header) + t.pcie.write;
-    // Its first look is after the post.
+    // The thread first polls after the post.
     let period = t.cpu.poll_call;
     let look = posted + period.times((at - posted).0.div_ceil(period.0));
     assert_eq!(done, look + t.cpu.poll_call + t.cpu.poll_completion);
 }
 
 #[test]
-fn a_datagram_brings_a_header_and_its_send_completes_when_it_has_left() {
+fn a_datagram_adds_a_grh_and_completes_on_departure() {
     let t = t1();
     let mut simulation = Simulation::new(&t, Topology::Pair, 1).expect("a simulation");
     let (a, b) = (end(simulation.device(0), QpKind::Ud), end(simulation.device(1), QpKind::Ud));
@@ -149,10 +152,10 @@ fn a_datagram_brings_a_header_and_its_send_completes_when_it_has_left() {
     });
     let received = simulation.spawn(1, "receiver", completion(receiving, waiter));
     let summary = simulation.run().expect("it ends");
-    assert_eq!(summary.counts.packets, 1, "nobody acknowledges");
+    assert_eq!(summary.counts.packets, 1, "datagrams are not acknowledged");
 
     let (posted, completed) = posted.take().expect("it has ended");
-    // The address takes a block of its own.
+    // The address takes a separate block.
     let request = 2 * t.nic.request + 16;
     let fetched = match request <= t.nic.stored_request {
         true => Ps::ZERO,
@@ -161,11 +164,11 @@ fn a_datagram_brings_a_header_and_its_send_completes_when_it_has_left() {
     // DETH is 8 B.
     let left = posted + t.pcie.doorbell + fetched + t.nic.transmit + t.link.rate.time_of(LINE_BYTES + 8);
     let completion = bus(&t, t.nic.completion, t.pcie.write_header) + t.pcie.write;
-    // Its first look is after the post.
+    // The thread first polls after the post.
     let period = t.cpu.poll_call;
     let look = posted + period.times((left + completion - posted).0.div_ceil(period.0));
     assert_eq!(completed, look + t.cpu.poll_call + t.cpu.poll_completion);
-    // The routing header is 40 B, and no payload lies in the completion.
+    // The GRH has 40 B, and the payload is not in the completion.
     let payload = bus(&t, 40 + 16, t.pcie.write_header);
     let at = left + t.link.propagation + t.nic.receive + payload + completion;
     assert_eq!(received.take(), Some(seen(&t, at, false)));

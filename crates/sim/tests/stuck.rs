@@ -1,4 +1,4 @@
-//! What a simulation says of itself when it cannot go on, and of turns that took too long.
+//! Reports of simulations that cannot continue, and of turns that took too long.
 
 mod common;
 
@@ -7,10 +7,10 @@ use doorbell_exchange::asynchronous::Waiter;
 use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Topology};
 use doorbell_verbs::{Payload, QpAttributes, QpKind, QpState, RKey, SendOperation};
 
-/// The acknowledgement timeout of whoever waits for ever.
+/// Timeout exponent of a requester that waits forever.
 const NEVER: u8 = 0;
 
-/// What the error of a deadlock says: as many threads wait as there are.
+/// Runs into a deadlock in which all threads wait, and returns the error text.
 #[track_caller]
 fn deadlock(simulation: &mut Simulation<'_>, all: usize) -> String {
     let error = simulation.run().expect_err("nothing can happen any more");
@@ -37,7 +37,7 @@ fn a_deadlock_over_datagrams_names_each_thread_and_queue_pair() {
     let (of_a, of_b) = (a.qp.qpn().get(), b.qp.qpn().get());
     let (waiter, receiving, to) = (simulation.polling(), b.cq.clone(), destination(&b));
     let asking = waiter.clone();
-    // The datagram finds no receive and is gone, and no answer comes.
+    // The receiver drops the datagram, since it has no receive, and sends no answer.
     let _ = simulation.spawn(0, "asking", async move {
         post(&a, SendOperation::Send, Payload::Inline(&[5; 16]), Some(to));
         completion(a.cq.clone(), asking.clone()).await;
@@ -52,12 +52,12 @@ fn a_deadlock_over_datagrams_names_each_thread_and_queue_pair() {
 }
 
 #[test]
-fn a_deadlock_over_one_sided_operations_names_what_is_outstanding() {
+fn a_one_sided_deadlock_names_outstanding_operations() {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
     let (a, b) = (end(simulation.device(0), QpKind::Rc), end(simulation.device(1), QpKind::Rc));
     connect(&a, &b, NEVER);
     connect(&b, &a, NEVER);
-    // The target answers nothing any more, and the requester waits without a timeout.
+    // The target answers no requests, and the requester has no timeout.
     b.qp.modify(&QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() }).expect("a transition");
     let (of_a, of_b, waiter) = (a.qp.qpn().get(), b.qp.qpn().get(), simulation.polling());
     let _ = simulation.spawn(0, "reader", async move {
@@ -73,7 +73,7 @@ fn a_deadlock_over_one_sided_operations_names_what_is_outstanding() {
     says(&text, &[&format!("RC queue pair {of_b} of node 1: Error, 0 sends outstanding")]);
 }
 
-/// A thread that sends lists of messages over UC, so many without a breath between, and how that went.
+/// Runs a thread that sends eight messages over UC. It lets time pass only after each `lists` messages.
 fn lists(lists: usize) -> Summary {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
     let (a, b) = (end(simulation.device(0), QpKind::Uc), end(simulation.device(1), QpKind::Uc));
@@ -93,12 +93,12 @@ fn lists(lists: usize) -> Summary {
 }
 
 #[test]
-fn turns_longer_than_the_least_latency_are_counted_and_told() {
+fn turns_longer_than_the_least_latency_are_reported() {
     let breathing = lists(1);
     assert_eq!((breathing.counts.long_turns, breathing.long_turns()), (0, None), "{breathing:?}");
     let breathless = lists(8);
     assert_eq!(breathless.counts.long_turns, 1, "{breathless:?}");
     assert!(Ps(breathless.counts.longest_turn_ps) > breathless.least_latency, "{breathless:?}");
-    let told = breathless.long_turns().expect("a sentence");
-    says(&told, &["1 of ", &breathless.least_latency.to_string(), "the longest took "]);
+    let sentence = breathless.long_turns().expect("a sentence");
+    says(&sentence, &["1 of ", &breathless.least_latency.to_string(), "the longest took "]);
 }

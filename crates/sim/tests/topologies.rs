@@ -1,4 +1,4 @@
-//! Nodes behind switches: who waits for whom, what is dropped, what pauses, and which way frames go.
+//! Nodes behind switches: waiting, drops, pauses and routes.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -14,7 +14,7 @@ fn t1() -> Testbed {
     testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
 }
 
-/// T1 with another switch.
+/// Returns T1 with other values of the switch.
 fn switch(values: &[(&str, &str)]) -> Testbed {
     let replace = |testbed: Testbed, (name, value): &(&str, &str)| {
         testbed.with(&format!("switch.{name}"), value).unwrap_or_else(|error| panic!("{error}"))
@@ -36,7 +36,7 @@ fn run(testbed: &Testbed, topology: Topology, traffic: &Traffic) -> Carried {
     carried
 }
 
-/// The rate of messages that fills a line with messages of 4096 B: 4096 + 82 B on it for each.
+/// Returns the rate at which messages of 4096 B fill a line: each takes 4096 + 82 B.
 fn line_rate(testbed: &Testbed) -> f64 {
     testbed.link.rate.bits_per_s() as f64 / 8.0 / (4096.0 + 82.0)
 }
@@ -61,12 +61,13 @@ fn pauses_hold_senders_up_and_nothing_is_dropped() {
     let counts = carried.summary.counts;
     assert!(counts.pauses > 0 && counts.paused_ps > 0, "{counts:?}");
     assert_eq!((counts.dropped, carried.retransmitted, carried.messages), (0, 0, 2400));
-    // Every sender has at most what is on its cable and in its switch when the queue is full.
+    // When the queue is full, each sender has at most the bytes in its cable and in its switch in flight.
     assert!((64 << 10..256 << 10).contains(&counts.longest_queue_bytes), "{counts:?}");
-    // Nobody loses by it: the receiver's line is as full as without.
+    // The pauses cost no throughput: the receiver's line is as full as without them.
     let share = carried.messages_per_s / line_rate(&testbed);
     assert!((0.9..=1.0).contains(&share), "{share}");
-    // In a Clos network the queue at the receiver's leaf fills those of spines, then those of leaves, then nodes wait.
+    // In a Clos network, the queue at the receiver's leaf fills the queues of spines, these fill the queues of
+    // leaves, and then nodes wait.
     let clos = Topology::Clos { nodes: 24, hosts: 8, spines: 4 };
     let carried = run(&testbed, clos, &traffic(Pattern::ManyToOne, 23, 4096, 200));
     let counts = carried.summary.counts;
@@ -85,14 +86,14 @@ fn frames_that_wait_behind_many_others_are_marked_and_counted() {
     let ((few, packets), (many, _), (none, _)) = (marked("500KiB"), marked("20KiB"), marked("16MiB"));
     assert!(few > 0 && few < many && many < packets, "{few} and {many} of {packets}");
     assert_eq!(none, 0);
-    assert_eq!(marked("0B").0, 0, "zero is never");
+    assert_eq!(marked("0B").0, 0, "zero means never");
 }
 
-/// The spines carry what they can, whatever the nodes send.
+/// The spines are used to their capacity, regardless of the load of the nodes.
 #[test]
 fn oversubscribed_leaves_carry_their_share() {
     let testbed = t1();
-    // All nodes of one leaf send to those of the other.
+    // All nodes of one leaf send to the nodes of the other.
     let across = traffic(Pattern::ManyToMany, 8, 4096, 400);
     let rate = |oversubscription| {
         let topology = Topology::clos(16, 8, oversubscription).expect("a network");
@@ -118,7 +119,7 @@ fn every_protocol_crosses_a_clos_network() {
 }
 
 #[test]
-fn a_message_between_leaves_is_later_by_two_switches_and_two_cables() {
+fn a_path_between_leaves_adds_two_switches_and_two_cables() {
     let testbed = t1();
     let mut ping = traffic(Pattern::OneToOne, 1, 16, 50);
     (ping.parameters.kind, ping.parameters.window) = (Kind::Latency, 1);
@@ -129,7 +130,7 @@ fn a_message_between_leaves_is_later_by_two_switches_and_two_cables() {
     let (within, between) = (latency(2), latency(1));
     let expected = (testbed.switch.latency + testbed.link.propagation).times(2);
     let found = Ps::from_ns(between - within);
-    // A thread that polls sees it at its next look.
+    // A polling thread sees the message at its next poll.
     let look = testbed.cpu.poll_call.times(2);
     assert!(found + look > expected && found < expected + look, "{found}, expected {expected}");
 }
@@ -142,7 +143,7 @@ fn a_thousand_nodes_exchange_messages() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_it_starts() {
+fn impossible_runs_are_rejected_before_they_start() {
     let testbed = t1();
     let refused = |topology, traffic: &Traffic, memory| {
         let run = Run { testbed: &testbed, topology, seed: 1, memory, capture: None, progress: None };
@@ -176,7 +177,7 @@ impl Write for MemoryFile {
     }
 }
 
-/// A disk that is full after so many bytes.
+/// A writer that fails after this number of bytes, as a full disk does.
 struct Full(usize);
 
 impl Write for Full {
@@ -237,8 +238,8 @@ fn a_capture_holds_every_packet_once_in_the_order_of_time() {
     }
 }
 
-/// `cargo xtask test` has tshark and scapy read this capture, where `DOORBELL_PCAP_DIR` names its directory; what they
-/// must find lies beside it.
+/// `cargo xtask test` lets tshark and scapy read this capture, if `DOORBELL_PCAP_DIR` names a directory. The expected
+/// results are stored next to the capture.
 #[test]
 fn a_capture_is_laid_out_for_other_programs() {
     let testbed = t1();
@@ -264,7 +265,7 @@ fn a_capture_is_laid_out_for_other_programs() {
             responses.push(row);
         }
     }
-    // Two packets each, and what the connection says beside.
+    // Each message has two packets; the connection adds its own messages.
     assert!(requests.len() >= 80 && !acks.is_empty(), "{} requests", requests.len());
     if let Some(directory) = std::env::var_os("DOORBELL_PCAP_DIR") {
         let capture = std::path::Path::new(&directory).join("simulated.pcap");

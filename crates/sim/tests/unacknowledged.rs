@@ -1,4 +1,4 @@
-//! UC and UD on simulated hosts, by the workloads that measure them on others.
+//! UC and UD on simulated hosts, with the workloads that measure them on real hosts.
 
 use doorbell_sim::session::{Point, simulate};
 use doorbell_sim::sweep::{Base, Sweep};
@@ -16,7 +16,7 @@ fn point(kind: Kind, transport: Transport, bytes: usize) -> Point {
 }
 
 #[test]
-fn messages_arrive_whole_in_as_many_packets_as_predicted_and_no_others() {
+fn messages_arrive_intact_in_the_predicted_packets() {
     let of_both = [0, 16, 1024].map(|bytes| [(Transport::Uc, bytes), (Transport::Ud, bytes)]);
     for (transport, bytes) in of_both.into_iter().flatten().chain([(Transport::Uc, 10_000)]) {
         let Point { result, summary } = point(Kind::Bandwidth, transport, bytes);
@@ -34,8 +34,9 @@ fn messages_arrive_whole_in_as_many_packets_as_predicted_and_no_others() {
 }
 
 #[test]
-fn a_round_trip_takes_about_as_long_with_and_without_acknowledgements() {
-    // Nobody waits for an acknowledgement in a ping-pong. What a datagram adds, `stations.rs` has to the picosecond.
+fn acknowledgements_hardly_change_a_round_trip() {
+    // A ping-pong does not wait for acknowledgements. `stations.rs` tests the additional time of a datagram to the
+    // picosecond.
     let median_ns = |transport| point(Kind::Latency, transport, 16).result.latency_ns.expect("a latency").p50;
     let rc = median_ns(Transport::Rc);
     for transport in [Transport::Uc, Transport::Ud] {
@@ -55,7 +56,7 @@ fn carried(settings: &[&str]) -> Carried {
 }
 
 #[test]
-fn traffic_goes_over_every_transport_and_what_a_switch_drops_is_lost() {
+fn each_transport_carries_traffic_and_loses_dropped_frames() {
     for transport in ["transport=uc", "transport=ud"] {
         for pattern in ["pattern=1:1", "pattern=N:1", "pattern=1:N", "pattern=N:N"] {
             let found = carried(&[transport, pattern, "senders=3", "size=1000", "messages=200"]);
@@ -66,11 +67,11 @@ fn traffic_goes_over_every_transport_and_what_a_switch_drops_is_lost() {
                 (200 * connections, 0, 0),
                 "{transport}, {pattern}"
             );
-            // Nothing but the messages: nobody acknowledges.
+            // The only packets are the messages, since there are no acknowledgements.
             assert_eq!((counts.packets, found.retransmitted), (found.messages, 0), "{transport}, {pattern}");
             assert_eq!(found.summary.long_turns(), None, "{transport}, {pattern}");
         }
-        // Each drop is one message of one packet, and the run ends when nothing is on its way any more.
+        // Each drop loses one message of one packet. The run ends when no packet is in flight.
         let drops = ["switch.when_full=drop", "switch.resume_at=0B", "switch.pause_at=64KiB", "switch.queue=64KiB"];
         let incast = [transport, "pattern=N:1", "senders=4", "size=4096", "messages=300"];
         let found = carried(&[&drops[..], &incast[..]].concat());

@@ -1,6 +1,7 @@
-//! The suite of doorbell-verbs on the provider in virtual time: the same cases as on the software RNIC and on RNICs of the
-//! machine, and none left out. Its callers are no simulated threads: each look of theirs that finds nothing lets the
-//! hardware go on.
+//! The suite of doorbell-verbs on the provider in virtual time, with all cases that run on the software RNIC and on
+//! RNICs of the machine.
+//!
+//! The callers are not simulated threads: each of their polls that finds nothing lets the hardware continue.
 
 #[path = "../../verbs/tests/common/mod.rs"]
 mod common;

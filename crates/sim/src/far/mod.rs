@@ -1,5 +1,7 @@
-//! A store on passive memory and its workload, on a simulated testbed: memory node on node 0, metadata service on node 1,
-//! clients on the hosts behind them, each a thread with a processor of its own, and a second memory node behind these.
+//! A store on passive memory and its workload, on a simulated testbed.
+//!
+//! Node 0 is the memory node, node 1 the metadata service. The following nodes are the hosts of the clients, and the
+//! last one is an optional second memory node. Each client is a thread with its own processor.
 
 mod point;
 
@@ -26,29 +28,29 @@ use crate::topology::Topology;
 const MEMORY: usize = 0;
 const METADATA: usize = 1;
 const FIRST_HOST: usize = 2;
-/// The most keys that a box remembers: some 400 MB.
+/// Maximum number of keys that a middlebox remembers: about 400 MB.
 const MOST_STEERED_KEYS: usize = 1 << 20;
-/// How often those look who would otherwise not notice that the clients have ended.
+/// Interval at which the servers check whether the clients have ended.
 const LOOK_NS: u64 = 1_000_000;
-/// How often it is looked whether requests of a client that is shut out are answered.
+/// Interval at which the metadata service checks whether all requests of a fenced client were answered.
 const FENCE_NS: u64 = 1_000;
 
-/// What is run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Far {
-    /// What clients do about each other.
+    /// Concurrency control between the clients.
     pub strategy: Strategy,
-    /// What each client does.
+    /// Workload of each client.
     pub load: Load,
-    /// Clients: at least 1.
+    /// Number of clients, at least 1.
     pub clients: usize,
-    /// Hosts that they are dealt out to, at least 1. The clients of a host share a cache.
+    /// Number of hosts, at least 1. Clients are distributed over them in turn. The clients of a host share a cache.
     pub hosts: usize,
-    /// Memory nodes that hold the same: 1 or 2 ([`ClientOptions::replicas`]).
+    /// Number of memory nodes that hold the same data: 1 or 2 ([`ClientOptions::replicas`]).
     pub replicas: usize,
-    /// After so long a lock is broken ([`ClientOptions::lease_ns`]).
+    /// Time after which a client breaks a lock ([`ClientOptions::lease_ns`]).
     pub lease_ns: u64,
-    /// Shortcuts are written so much later ([`ClientOptions::shortcut_delay_ns`]).
+    /// Delay before a client writes a shortcut ([`ClientOptions::shortcut_delay_ns`]).
     pub shortcut_delay_ns: u64,
 }
 
@@ -67,20 +69,20 @@ impl Default for Far {
     }
 }
 
-/// Why there is no result.
+/// Error of a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FarError {
-    /// A part of the store cannot be made.
+    /// A part of the store cannot be created.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A verbs object could not be made.
+    /// A verbs object could not be created.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),
     /// An operation failed.
     #[error("an operation of a client failed: {0}")]
     Store(#[from] StoreError),
-    /// The simulation did not come to its end.
+    /// The simulation did not reach its end.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
     /// A thread ended without a result.
@@ -88,31 +90,32 @@ pub enum FarError {
     Unfinished,
 }
 
-/// What came out.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct FarRun {
-    /// What clients did and saw.
+    /// Report of all clients.
     pub report: Report,
-    /// The share of the time until the last client's workload ended in which the memory node's CPU was busy, looks in
-    /// vain not counted: 1 is a core.
+    /// Average number of cores that the memory node kept busy until the last client finished. Polls that found
+    /// nothing do not count.
     pub memory_cpu: f64,
-    /// The same of a client, on average.
+    /// Average share of a core that a client kept busy, over the same time.
     pub client_cpu: f64,
-    /// How the run went.
+    /// Summary of the simulation.
     pub summary: Summary,
 }
 
-/// How clients reach the memory node.
+/// Memory nodes, with the middlebox in front of them if there is one.
 struct FarServer {
     memory: MemoryNode,
-    /// The second one that holds the same.
+    /// The second memory node, which holds the same data.
     replica: Option<MemoryNode>,
-    /// Through a middlebox, for strategies that rely on one.
+    /// The middlebox and its control, for strategies that rely on one.
     through: Option<(SwitchBox, StoreControl)>,
 }
 
 impl FarServer {
-    /// Everything passes the box, the metadata service's requests too, so it may turn CASes into WRITEs.
+    /// Attaches a middlebox if the strategy needs one. All requests pass it, including those of the metadata service,
+    /// so it may turn CASes into WRITEs.
     fn new(
         simulation: &mut Simulation<'_>,
         (mut memory, replica): (MemoryNode, Option<MemoryNode>),
@@ -122,7 +125,7 @@ impl FarServer {
         if !far.strategy.is_steered() {
             return Ok(Self { memory, replica, through: None });
         }
-        // No socket has to hold what is on its way here.
+        // No socket buffer limits the bytes in flight here.
         let limits = Limits {
             window_bytes: 1 << 40,
             clients: far.clients + 1,
@@ -133,14 +136,14 @@ impl FarServer {
         let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
         let rkey = RKey::new(seed as u32);
         let steers_reads = far.strategy.steers_reads();
-        let behind = switch_box.with(|steer| StoreControl::attach(steer, &mut memory, rkey, true, steers_reads))?;
-        Ok(Self { memory, replica, through: Some((switch_box, behind)) })
+        let control = switch_box.with(|steer| StoreControl::attach(steer, &mut memory, rkey, true, steers_reads))?;
+        Ok(Self { memory, replica, through: Some((switch_box, control)) })
     }
 
     fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
         match &mut self.through {
             None => self.memory.accept(client, peer),
-            Some((switch_box, behind)) => switch_box.with(|steer| behind.accept(steer, client, peer)),
+            Some((switch_box, control)) => switch_box.with(|steer| control.accept(steer, client, peer)),
         }
     }
 
@@ -152,22 +155,22 @@ impl FarServer {
         self.replica.as_mut().zip(peer).map(|(replica, peer)| replica.accept(client, &peer)).transpose()
     }
 
-    /// A memory node that does not answer stops; on this testbed that takes no time.
+    /// Stops a memory node that does not answer. On this testbed, this takes no time.
     fn stop(&mut self, node: usize) {
         let memory = if node == 0 { Some(&mut self.memory) } else { self.replica.as_mut() };
-        // The simulated device refuses no transition to the error state.
+        // The simulated device accepts each transition to the error state.
         let _ = memory.map(MemoryNode::stop);
     }
 
-    /// Shuts a client out. False if that is to be asked again.
+    /// Fences a client. Returns false if the caller has to try again.
     fn fence(&mut self, client: u32) -> bool {
         match &mut self.through {
-            // The simulated device refuses no transition to the error state.
+            // The simulated device accepts each transition to the error state.
             None => {
                 let of_replica = self.replica.as_mut().is_none_or(|replica| replica.fence(client).is_ok());
                 self.memory.fence(client).is_ok() && of_replica
             }
-            Some((switch_box, behind)) => switch_box.with(|steer| behind.fence(steer, client)),
+            Some((switch_box, control)) => switch_box.with(|steer| control.fence(steer, client)),
         }
     }
 }
@@ -178,7 +181,7 @@ type Tallies = Vec<Vec<Returned<Result<Tally, StoreError>>>>;
 ///
 /// # Errors
 ///
-/// The store cannot be made, or an operation fails.
+/// Returns an error if the store cannot be created, or an operation fails.
 pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> {
     let Far { strategy, load, clients, hosts, replicas, lease_ns, shortcut_delay_ns } = far;
     let second = FIRST_HOST + hosts;
@@ -192,9 +195,9 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let (first, replica) = (memory(MEMORY)?, (*replicas > 1).then(|| memory(second)).transpose()?);
     let options = MetadataOptions { replicas: *replicas, ..MetadataOptions::default() };
     let mut end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, options)?;
-    let mut way = FarServer::new(&mut simulation, (first, replica), far, seed)?;
-    let of_memory = way.accept(0, &end.to_memory())?;
-    if let Some(of_replica) = way.accept_replica(0, end.to_replica())? {
+    let mut server = FarServer::new(&mut simulation, (first, replica), far, seed)?;
+    let of_memory = server.accept(0, &end.to_memory())?;
+    if let Some(of_replica) = server.accept_replica(0, end.to_replica())? {
         end.set_replica(of_replica);
     }
     let mut metadata = end.connect(&of_memory)?;
@@ -221,8 +224,8 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
             ..ClientOptions::default()
         };
         let mut end = ClientEnd::new(&pds[host], geometry, options)?;
-        let of_memory = way.accept(number, &end.to_memory())?;
-        if let Some(of_replica) = way.accept_replica(number, end.to_replica())? {
+        let of_memory = server.accept(number, &end.to_memory())?;
+        if let Some(of_replica) = server.accept_replica(number, end.to_replica())? {
             end.set_replica(of_replica);
         }
         let of_metadata = metadata.accept(number, &end.to_metadata())?;
@@ -240,11 +243,11 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
             tally
         }));
     }
-    let way = Rc::new(RefCell::new(way));
+    let server = Rc::new(RefCell::new(server));
     if *strategy == Strategy::Server {
-        serve_memory(&mut simulation, &way, &working);
+        serve_memory(&mut simulation, &server, &working);
     }
-    serve_metadata(&mut simulation, metadata, &way, (&working, load.drains));
+    serve_metadata(&mut simulation, metadata, &server, (&working, load.drains));
     let summary = simulation.run()?;
     let mut by_host: Vec<Vec<Tally>> = Vec::new();
     for host in tallies {
@@ -255,22 +258,22 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let report = Report::new(load, path_mtu, *strategy == Strategy::Server, &by_host);
     let share = |worked: Ps| worked.0 as f64 / ended.get().0.max(1) as f64;
     let of_node = |node| summary.threads.iter().filter(move |thread| thread.node == node);
-    // A sum of nothing would be less than nothing by its sign.
+    // `sum` of an empty iterator is -0.0, so fold from 0.0.
     let memory_cpu = of_node(MEMORY).fold(0.0, |sum, thread| sum + share(thread.worked));
     let of_clients = summary.threads.iter().filter(|thread| thread.node >= FIRST_HOST);
     let client_cpu = of_clients.map(|thread| share(thread.worked)).sum::<f64>() / *clients as f64;
     Ok(FarRun { report, memory_cpu, client_cpu, summary })
 }
 
-fn serve_memory(simulation: &mut Simulation<'_>, way: &Rc<RefCell<FarServer>>, working: &Rc<Cell<usize>>) {
-    let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());
+fn serve_memory(simulation: &mut Simulation<'_>, server: &Rc<RefCell<FarServer>>, working: &Rc<Cell<usize>>) {
+    let (server, working, waiter) = (Rc::clone(server), Rc::clone(working), simulation.polling());
     simulation.spawn(MEMORY, "memory", async move {
         while working.get() > 0 {
-            let happened = way.borrow_mut().memory.poll();
+            let happened = server.borrow_mut().memory.poll();
             if happened {
                 waiter.breathe().await;
             } else {
-                let deadline = way.borrow().memory.deadline_ns();
+                let deadline = server.borrow().memory.deadline_ns();
                 let look = waiter.now().as_ns() + LOOK_NS;
                 waiter.wait(None, deadline.into_iter().chain([look]).min()).await;
             }
@@ -281,10 +284,10 @@ fn serve_memory(simulation: &mut Simulation<'_>, way: &Rc<RefCell<FarServer>>, w
 fn serve_metadata(
     simulation: &mut Simulation<'_>,
     mut metadata: Metadata,
-    way: &Rc<RefCell<FarServer>>,
+    server: &Rc<RefCell<FarServer>>,
     (working, says_goodbye): (&Rc<Cell<usize>>, bool),
 ) {
-    let (way, working, waiter) = (Rc::clone(way), Rc::clone(working), simulation.polling());
+    let (server, working, waiter) = (Rc::clone(server), Rc::clone(working), simulation.polling());
     simulation.spawn(METADATA, "metadata", async move {
         let mut fencing: Vec<u32> = Vec::new();
         while working.get() > 0 || (says_goodbye && metadata.clients() > 0) {
@@ -294,11 +297,11 @@ fn serve_metadata(
                 happened = true;
             }
             if let Some(node) = metadata.next_stop() {
-                way.borrow_mut().stop(node);
+                server.borrow_mut().stop(node);
                 metadata.stopped(node);
             }
             fencing.retain(|&client| {
-                let is_out = way.borrow_mut().fence(client);
+                let is_out = server.borrow_mut().fence(client);
                 if is_out {
                     metadata.fenced(client);
                 }

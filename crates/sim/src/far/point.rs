@@ -1,4 +1,4 @@
-//! Points of the study about shared memory, in virtual time.
+//! Simulated points of the shared-memory study.
 
 use std::cell::Cell;
 use std::io;
@@ -22,25 +22,26 @@ use crate::simulation::{Returned, Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
 use crate::topology::Topology;
 
-/// The memory node, and the host of all queue pairs to it: where one host is enough.
+/// Node of the memory.
 const MEMORY: usize = 0;
+/// Node of all queue pairs to the memory, or of the first client in `hot`.
 const HOST: usize = 1;
 const TWO: Topology = Topology::Star { nodes: 2 };
 
-/// Why a point could not be simulated.
+/// Error of a simulated point.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PointError {
-    /// The store could not be run.
+    /// The run of the store failed.
     #[error(transparent)]
     Store(#[from] FarError),
-    /// The simulation did not come to its end.
+    /// The simulation did not reach its end.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
-    /// A verbs object could not be made.
+    /// A verbs object could not be created.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),
-    /// Two ends do not connect.
+    /// Two ends could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A connection broke.
@@ -49,7 +50,7 @@ pub enum PointError {
     /// The middlebox has no room.
     #[error("the middlebox cannot be set up: {0}")]
     Box(#[from] SetupError),
-    /// The packets of the run cannot be read.
+    /// The captured packets of the run cannot be read.
     #[error("the capture of the run cannot be read: {0}")]
     Capture(#[from] CaptureError),
     /// A thread ended without a result.
@@ -60,17 +61,17 @@ pub enum PointError {
 /// A simulated point.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// What a measurement would have recorded.
+    /// Result in the form of a measurement's record.
     pub result: PointResult,
-    /// How the run went.
+    /// Summary of the simulation.
     pub summary: Summary,
 }
 
-/// Simulates a point. All that is random comes from `seed`.
+/// Simulates a point. `seed` determines all random choices.
 ///
 /// # Errors
 ///
-/// A part of it cannot be made, or fails.
+/// Returns an error if a part of the simulation cannot be created, or fails.
 pub fn simulate(testbed: &Testbed, point: &FarPoint, seed: u64) -> Result<Point, PointError> {
     match point {
         FarPoint::Store(point) => store(testbed, point, seed),
@@ -90,11 +91,11 @@ fn store(testbed: &Testbed, point: &StorePoint, seed: u64) -> Result<Point, Poin
     Ok(Point { result, summary: run.summary })
 }
 
-/// Two nodes, memory on one of them, and queue pairs to it.
+/// Two nodes: one with memory, and one with queue pairs to it.
 struct Bench {
     simulation: Simulation<'static>,
     memory: Region,
-    /// Each the end of a client and that of the memory node.
+    /// For each queue pair, the end of the client and the end of the memory node.
     pairs: Vec<(words::Pair, words::Pair)>,
 }
 
@@ -115,7 +116,7 @@ impl Bench {
         Ok(Self { simulation, memory, pairs })
     }
 
-    /// Runs a thread for each queue pair. What they return, in order.
+    /// Runs a thread for each queue pair and returns the results in order.
     fn run<T: 'static, F: Future<Output = Result<T, ConnectionError>> + 'static>(
         mut self,
         mut work: impl FnMut(usize, words::Pair, &mut Simulation<'static>) -> F,
@@ -135,7 +136,7 @@ impl Bench {
     }
 }
 
-/// A capture in memory.
+/// Capture of packets in memory.
 #[derive(Clone, Default)]
 struct Captured(Arc<Mutex<Vec<u8>>>);
 
@@ -150,15 +151,15 @@ impl io::Write for Captured {
     }
 }
 
-/// Bytes of a captured frame before its BTH: Ethernet, IPv4 and UDP.
+/// Bytes of a captured frame in front of its BTH: Ethernet, IPv4 and UDP.
 const BEFORE_BTH: usize = 14 + 20 + 8;
 
 fn order(testbed: &Testbed, point: &OrderPoint, seed: u64) -> Result<Point, PointError> {
     let memory_bytes = point.addresses as usize * words::WORD_STRIDE;
     let slots = vec![point.outstanding; point.queue_pairs];
     let mut bench = Bench::new(testbed, seed, memory_bytes, slots, (8, None))?;
-    // All packets to the memory node leave the switch by one port, and those to the host by another, each in the order in
-    // which they arrive. So their order there is that of passing the switch.
+    // All packets to the memory node leave the switch by one port, and all packets to the host by another. Each port
+    // keeps the order of arrival, so the captured order is the order at the switch.
     let captured = Captured::default();
     bench.simulation.capture(captured.clone()).map_err(SimulationError::Capture)?;
     let mut tap = Tap::new(bench.pairs.iter().map(|(own, other)| (own.qpn(), other.qpn())));
@@ -212,10 +213,10 @@ fn scope(testbed: &Testbed, point: &ScopePoint, seed: u64) -> Result<Point, Poin
     Ok(Point { result: words::scope_result(&all[0], &all[1..]), summary })
 }
 
-/// The key that a middlebox gives to clients.
+/// RKey that the middlebox gives to clients.
 const BOX_KEY: u32 = 0x77;
 
-/// Clients on hosts of their own, and memory that they reach straight or through a middlebox.
+/// Simulates clients on separate hosts that access one word directly or through a middlebox.
 fn hot(testbed: &Testbed, point: &HotPoint, seed: u64) -> Result<Point, PointError> {
     let mut simulation = Simulation::new(testbed, Topology::Star { nodes: 1 + point.clients }, seed)?;
     let of_memory = simulation.device(MEMORY).create_pd()?;
@@ -258,8 +259,8 @@ fn hot(testbed: &Testbed, point: &HotPoint, seed: u64) -> Result<Point, PointErr
     Ok(Point { result: words::result(8, &all?, Figures::new()), summary })
 }
 
-/// Puts a middlebox between clients and memory. Nothing reaches the memory but through it, so where the point says so it
-/// turns CASes into WRITEs.
+/// Puts a middlebox between clients and memory. All requests to the memory pass it, so it may turn CASes into WRITEs
+/// if the point asks for that.
 fn through_box(
     simulation: &mut Simulation<'_>,
     point: &HotPoint,
@@ -267,7 +268,7 @@ fn through_box(
     (end, region): (&words::Pair, &Region),
     clients: &[words::Pair],
 ) -> Result<RemoteMemory, PointError> {
-    // No socket has to hold what is on its way here.
+    // No socket buffer limits the bytes in flight here.
     let limits = Limits { window_bytes: 1 << 40, clients: clients.len() + 1, ..Limits::default() };
     let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
     let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
@@ -295,7 +296,7 @@ fn through_box(
             let EndpointDescription { gid: from, qpn, psn, path_mtu, udp_port, .. } = client.description();
             let peer = ClientEnd { address: from.to_canonical(), qpn, first_psn: psn, path_mtu };
             let qpn = steer.connect(peer)?;
-            // The node sends no requests, so the first number does not matter.
+            // The node sends no requests, so its first PSN is arbitrary.
             client.connect(&EndpointDescription::one_sided(gid, qpn, Psn::new(0), path_mtu, udp_port))?;
         }
         Ok(RemoteMemory { rkey: BOX_KEY, ..memory })

@@ -1,4 +1,4 @@
-//! What threads have in their cores' caches: queues that they take messages from push each other out.
+//! Model of the caches of cores: queues from which one thread takes messages evict each other.
 
 use doorbell_verbs_core::SrqId;
 use doorbell_wire::Qpn;
@@ -9,29 +9,30 @@ use super::watch::ThreadId;
 use crate::testbed::Cpu;
 use crate::time::Ps;
 
-/// A queue of receives: of a queue pair's own, or shared.
+/// A receive queue: owned by a queue pair, or shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Receives {
     Own(Qpn),
     Shared(SrqId),
 }
 
-/// Which queues each thread takes messages from.
+/// Queues from which each thread takes messages.
 #[derive(Debug, Default)]
 pub(crate) struct Caches {
-    /// Of each queue, by node, the thread that took from it last.
+    /// For each node and queue, the thread that took from it last.
     users: FxHashMap<(usize, Receives), ThreadId>,
-    /// Of each thread, how many queues those are.
+    /// For each thread, the number of its queues in `users`.
     queues: Vec<u64>,
-    /// The queue that a message was taken from last, and by whom: nearly always the next one comes from there too.
+    /// The queue of the last message and the thread that took it. Nearly always, the next message comes from the same
+    /// queue.
     last: Option<(usize, Qpn, ThreadId)>,
 }
 
 impl Caches {
-    /// A thread takes a message from a queue: what the lines cost that are not in its cache.
+    /// Records that a thread takes a message from a queue. Returns the cost of the lines that its cache lacks.
     ///
-    /// Messages come from all queues alike, so the share of lines that miss is the share of what the thread touches in
-    /// turn that the cache has no room for.
+    /// Messages come evenly from all queues. So the share of lines that miss equals the share of the working set that
+    /// exceeds the cache.
     fn take(&mut self, cpu: &Cpu, thread: ThreadId, node: usize, receives: Receives) -> Ps {
         if self.queues.len() <= thread {
             self.queues.resize(thread + 1, 0);
@@ -46,7 +47,7 @@ impl Caches {
         self.cost(cpu, thread)
     }
 
-    /// The lines that a thread waits for with each message.
+    /// Returns the time that a thread waits for cache lines with each message.
     fn cost(&self, cpu: &Cpu, thread: ThreadId) -> Ps {
         let touched = self.queues[thread].saturating_mul(cpu.queue_pair);
         let beyond = touched.saturating_sub(cpu.cache);
@@ -54,19 +55,18 @@ impl Caches {
             return Ps::ZERO;
         }
         let all = u128::from(cpu.cache_miss.times(cpu.lines_per_message).0);
-        // No more than all of them, so it fits.
+        // The result is at most `all`, so it fits.
         Ps((all * u128::from(beyond) / u128::from(touched)) as u64)
     }
 }
 
 impl World {
-    /// Queue pairs come or go on a node: a number may be another's now.
+    /// Forgets the last queue, since its number may now belong to another queue pair of the node.
     pub(crate) fn forget_last_queue(&mut self) {
         self.caches.last = None;
     }
 
-    /// The running thread takes a message that came on a queue pair: what it waits for lines that its cache does not
-    /// have.
+    /// Returns the time that the running thread waits for cache lines when it takes a message of a queue pair.
     pub(crate) fn misses(&mut self, node: usize, qpn: Qpn) -> Ps {
         let Some(thread) = self.current else { return Ps::ZERO };
         if self.caches.last == Some((node, qpn, thread)) {
@@ -85,7 +85,7 @@ mod tests {
     use crate::testbed;
 
     #[test]
-    fn lines_miss_once_a_thread_takes_from_more_queues_than_its_cache_has_room_for() {
+    fn lines_miss_once_the_queues_of_a_thread_exceed_its_cache() {
         let mut cpu = testbed::by_name("connectx5-100g").expect("a testbed").cpu.clone();
         (cpu.cache, cpu.queue_pair, cpu.lines_per_message, cpu.cache_miss) = (8192, 4096, 3, Ps(1000));
         let mut caches = Caches::default();
@@ -97,6 +97,6 @@ mod tests {
         assert_eq!(take(1, own(4)), Ps::ZERO, "a queue goes to the thread that takes from it");
         assert_eq!(take(0, own(1)), Ps(1000));
         let shared = Receives::Shared(SrqId(7));
-        assert_eq!([take(2, shared), take(2, shared)], [Ps::ZERO; 2], "one queue, whoever shares it");
+        assert_eq!([take(2, shared), take(2, shared)], [Ps::ZERO; 2], "a shared queue counts once");
     }
 }

@@ -1,4 +1,4 @@
-//! A capture of the frames that arrive at nodes.
+//! Capture of the frames that arrive at nodes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,36 +10,36 @@ use doorbell_wire::{FaultMarks, Flow, Outer, ROCE_UDP_PORT};
 use super::node::Frame;
 use crate::time::Ps;
 
-/// Frames are captured when it is decided that they arrive, which is not in the order of their arrival. One that is
-/// this much older than the present is preceded by no other that is still to come.
+/// Longest time between the capture of a frame and its arrival. The kernel captures a frame when it decides the
+/// arrival, which is not in the order of arrival. A frame older than this cannot be preceded by a later capture.
 const HORIZON: Ps = Ps(1_000_000_000);
 
-/// A frame that waits for its place in the file.
+/// A captured frame that is not yet written to the file.
 struct Captured {
     outer: Outer,
     source_port: u16,
     bytes: Vec<u8>,
 }
 
-/// A capture of all that arrives at nodes.
+/// Capture of all frames that arrive at nodes.
 pub(crate) struct Capture {
     file: PcapFile,
-    /// By the time of their arrival, then in the order of their capture.
+    /// Frames that are not yet written, by time of arrival and then by order of capture.
     waiting: BTreeMap<(Ps, u64), Captured>,
     number: u64,
-    /// What broke the file. Nothing is captured after that.
+    /// The first error of the file. No frame is captured after it.
     error: Option<io::Error>,
 }
 
 impl Capture {
     pub(crate) fn new(to: impl io::Write + Send + 'static) -> io::Result<Self> {
         let mut file = PcapFile::new(to);
-        // A file that cannot be written at all is better known now.
+        // Report an unwritable file at the start of the run.
         file.flush()?;
         Ok(Self { file, waiting: BTreeMap::new(), number: 0, error: None })
     }
 
-    /// A frame's last bit arrives `at` some time; it is `now`.
+    /// Captures a frame whose last bit arrives at the time `at`.
     pub(crate) fn arrived(&mut self, now: Ps, at: Ps, frame: &Frame) {
         if self.error.is_some() {
             return;
@@ -66,11 +66,11 @@ impl Capture {
         self.error = self.file.add(&notes, &outer, [source_port, ROCE_UDP_PORT], &bytes, &icrc).err();
     }
 
-    /// Writes all that is there.
+    /// Writes all remaining frames.
     ///
     /// # Errors
     ///
-    /// Something of it could not be written, now or before.
+    /// Returns an error if a frame could not be written, now or before.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() && self.error.is_none() {
             self.write_first();
@@ -84,7 +84,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // What a run that failed has left is worth having.
+        // The capture of a failed run is useful too.
         let _ = self.finish();
     }
 }

@@ -8,32 +8,32 @@ use doorbell_wire::Qpn;
 use super::network::Check;
 use crate::time::Ps;
 
-/// What happens at a time. It is small, since events are moved about.
+/// Kind of an event. It is small because events are moved often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
-    /// A doorbell arrives at a NIC.
+pub(super) enum EventKind {
+    /// A doorbell reaches a NIC.
     Doorbell { doorbell: u32 },
-    /// A processing unit takes the next packet.
+    /// A processing unit takes its next packet.
     Transmit { node: u32, unit: u32 },
-    /// A CPU sees that a message which nobody acknowledges has left.
+    /// A CPU sees the completion of a message that no peer acknowledges.
     Departure { departure: u32 },
-    /// A NIC answers more of a READ.
+    /// A NIC sends more responses of a READ.
     Answer { node: u32, qpn: Qpn },
-    /// A frame's last bit is at a switch.
+    /// The last bit of a frame reaches a switch.
     Switch { frame: u32 },
-    /// A port's pause is about to end.
+    /// The pause of a port is about to end.
     Pause { check: Check },
-    /// The middlebox takes a frame.
+    /// The middlebox handles a frame.
     Steer { frame: u32 },
-    /// A timer of the middlebox.
+    /// A timer of the middlebox expires.
     SteerTimeout,
-    /// A packet is where it goes to.
+    /// A packet reaches its destination.
     Delivery { frame: u32 },
-    /// A timer of an RNIC.
+    /// A timer of an RNIC expires.
     Timeout { node: u32 },
-    /// A thread's turn, unless it has had another one since.
+    /// The turn of a thread, unless the thread has had another turn since.
     Turn { thread: u32, turn: u32 },
-    /// A thread may have waited for as long as it wanted to.
+    /// The deadline of a waiting thread may have passed.
     Alarm { thread: u32 },
 }
 
@@ -42,13 +42,13 @@ const _: () = assert!(size_of::<Event>() <= 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) at: Ps,
-    /// Of two events at one time the one that was made first is first.
+    /// Sequence number: of two events at the same time, the earlier one created comes first.
     number: u64,
-    pub(super) what: What,
+    pub(super) kind: EventKind,
 }
 
 impl Event {
-    /// What orders events, as one number: they are compared more often than anything else is done.
+    /// Returns the sort key as one number, since comparisons are the most frequent operation on events.
     #[inline]
     fn key(&self) -> u128 {
         u128::from(self.at.0) << 64 | u128::from(self.number)
@@ -89,25 +89,25 @@ impl PartialOrd for Event {
     }
 }
 
-/// Lists of events that [`Events`] adds to at the end.
+/// Number of ordered lists to which [`Events`] appends.
 const LANES: usize = 6;
-/// Where the rest is.
+/// Index of the heap, which has the remaining events.
 const HEAP: usize = LANES;
 
-/// What is to happen: the earliest event comes first, and of two at one time the one that was made first.
+/// Pending events. The earliest event comes first; of two events at the same time, the one created first.
 ///
-/// Packets that come to a node are made in the order of their times, and so are doorbells, and turns of threads: a few
-/// ordered sequences hold most events. So an event goes to the end of the first of a few lists whose last event is not later;
-/// only what fits into none goes into a heap. Which list has the earliest event follows from a few numbers.
+/// Packets to one node are created in the order of their times, and so are doorbells and turns of threads. A few
+/// ordered lists therefore hold most events. An event goes to the end of the first list whose last event is not
+/// later. If there is no such list, it goes into a heap. A few keys tell which list has the earliest event.
 #[derive(Debug)]
 pub(super) struct Events {
-    /// The earliest of all. There is none only if there are no others.
+    /// The earliest event. It is `None` only if there are no other events.
     next: Option<Event>,
     lanes: [VecDeque<Event>; LANES],
     heap: BinaryHeap<Reverse<Event>>,
-    /// Of each lane and of the heap the key of its first event, or the greatest there is.
+    /// Key of the first event of each lane and of the heap, or the maximum if empty.
     firsts: [u128; LANES + 1],
-    /// Of each lane the key of its last event, or zero.
+    /// Key of the last event of each lane, or zero.
     lasts: [u128; LANES],
     number: u64,
 }
@@ -126,17 +126,17 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Something happens at a time.
+    /// Adds an event.
     #[inline]
-    pub(super) fn push(&mut self, at: Ps, what: What) {
+    pub(super) fn push(&mut self, at: Ps, kind: EventKind) {
         self.number += 1;
-        let event = Event { at, number: self.number, what };
+        let event = Event { at, number: self.number, kind };
         let Some(next) = &mut self.next else {
             self.next = Some(event);
             return;
         };
         if event < *next {
-            // It was before all others, so it is before those of any lane.
+            // `later` was the earliest event, so it precedes all events of each lane.
             let later = std::mem::replace(next, event);
             self.firsts[0] = later.key();
             self.lasts[0] = self.lasts[0].max(later.key());
@@ -155,13 +155,13 @@ impl Events {
         }
     }
 
-    /// The earliest event, which stays.
+    /// Returns the earliest event without removing it.
     #[inline]
     pub(super) fn peek(&self) -> Option<Event> {
         self.next
     }
 
-    /// Takes the earliest event.
+    /// Removes and returns the earliest event.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Event> {
         let event = self.next.take()?;
@@ -199,15 +199,15 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is pushed and popped in between: what comes is what a sorted list would give.
+        /// `Events` returns the same order as a sorted list, for all mixes of `push` and `pop`.
         #[test]
-        fn events_come_in_the_order_of_time_and_of_their_making(steps in prop::collection::vec(0..40_u64, 0..200)) {
+        fn events_come_in_the_order_of_time_and_of_creation(steps in prop::collection::vec(0..40_u64, 0..200)) {
             let (mut events, mut sorted) = (Events::default(), BTreeSet::new());
             let mut made = 0;
             for step in steps {
                 if step < 25 {
                     made += 1;
-                    events.push(Ps(step), What::SteerTimeout);
+                    events.push(Ps(step), EventKind::SteerTimeout);
                     sorted.insert((Ps(step), made));
                 } else {
                     let first = sorted.pop_first();

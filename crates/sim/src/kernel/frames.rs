@@ -1,10 +1,10 @@
-//! Frames under way.
+//! Frames in flight.
 
 use std::ops::{Index, IndexMut};
 
 use super::node::Frame;
 
-/// Frames by number. Their places, and the memory of their packets, are used again.
+/// Frames by number. The slots, and the buffers of their packets, are reused.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     all: Vec<Frame>,
@@ -12,7 +12,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// A frame for this packet, of which nothing else is true yet: its number.
+    /// Stores a packet in a frame with no other fields set. Returns the number of the frame.
     #[inline]
     pub(super) fn take(&mut self, packet: &[u8]) -> usize {
         let number = self.free.pop().unwrap_or_else(|| {
@@ -25,13 +25,13 @@ impl Frames {
         number
     }
 
-    /// A frame is nowhere any more.
+    /// Frees a frame.
     #[inline]
     pub(super) fn give_back(&mut self, number: usize) {
         self.free.push(number);
     }
 
-    /// Is none under way?
+    /// Returns whether no frame is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.all.len()
     }

@@ -1,5 +1,7 @@
-//! Locks that threads of a host share: a program's verbs take one for each queue that they work on, and the two halves of
-//! a connection take one for the connection.
+//! Locks that threads of a host share.
+//!
+//! The verbs take one lock for each queue that they work on. The two halves of a connection share one lock for the
+//! connection.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -8,23 +10,23 @@ use super::watch::{ThreadId, lock};
 use super::{ThreadState, World};
 use crate::time::Ps;
 
-/// A lock: a station with the times in which it is taken.
+/// A lock: a station with the times at which it is held.
 ///
-/// Turns of threads run one after the other, and each takes locks at times within its own, so one that is asked later
-/// may be meant earlier: it gets the lock before the others, if it is done by then.
+/// Turns of threads run one after the other, and each turn takes locks at times within the turn. So a later call may
+/// ask for an earlier time. It gets the lock before the others if it releases the lock before they take it.
 #[derive(Debug, Default)]
 pub(crate) struct Lock(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The only thread that has taken it so far: nobody waits then.
+    /// The only thread that has taken the lock so far. With one thread, no thread waits.
     owner: Option<ThreadId>,
     is_shared: bool,
-    /// From when to when it was held the last time.
+    /// Begin and end of the last hold.
     last: (Ps, Ps),
-    /// Once it is shared: all times that matter still.
+    /// Times that still matter, once several threads take the lock.
     taken: Taken,
-    /// Since when it is held, by a thread that will say when it lets go of it.
+    /// Begin of a hold whose end is not yet known.
     held_since: Option<Ps>,
 }
 
@@ -36,13 +38,13 @@ impl State {
     }
 }
 
-/// When a lock is taken: from and to, in order of time.
+/// Begin and end of each hold of a lock, in order of time.
 #[derive(Debug, Default)]
 struct Taken(VecDeque<(Ps, Ps)>);
 
 impl Taken {
-    /// When it can be taken for `service`, from `at` on at the earliest, and behind how many others. Nobody asks for a time
-    /// before `now` any more.
+    /// Finds the first time, not before `at`, at which the lock is free for `service`. Returns that time and the
+    /// number of earlier holds. Holds that end by `now` are removed, since no caller asks for a time before `now`.
     fn find(&mut self, now: Ps, at: Ps, service: Ps) -> (Ps, usize) {
         while self.0.front().is_some_and(|&(_, to)| to <= now) {
             self.0.pop_front();
@@ -58,7 +60,7 @@ impl Taken {
         (begins, place)
     }
 
-    /// Takes it for `service`, from `at` on at the earliest: when that begins.
+    /// Takes the lock for `service`, not before `at`. Returns the time at which the hold begins.
     fn take(&mut self, now: Ps, at: Ps, service: Ps) -> Ps {
         let (begins, place) = self.find(now, at, service);
         match place.checked_sub(1).and_then(|before| self.0.get_mut(before)) {
@@ -70,7 +72,7 @@ impl Taken {
 }
 
 impl World {
-    /// The running thread takes a lock for `service`, which it is about to spend: it waits until no other has it.
+    /// Makes the running thread wait for a lock that it takes for `service`. The caller charges `service` itself.
     #[inline]
     pub(crate) fn wait_for(&mut self, taken: &Lock, service: Ps) {
         let Some(thread) = self.current else { return };
@@ -82,9 +84,9 @@ impl World {
         self.charge(begins.since(clock));
     }
 
-    /// The running thread takes a lock, until it [releases](Self::release) it: it waits until no other has it. How long it
-    /// will hold it, nobody knows: it goes before one that takes the lock later if it is done by then should it hold it
-    /// as long as the last holder did.
+    /// Makes the running thread wait for a lock that it holds until it [releases](Self::release) it. The length of
+    /// the hold is not known yet, so the kernel assumes the length of the last hold. The thread goes before a later
+    /// hold if this length fits.
     pub(crate) fn hold(&mut self, held: &Lock) {
         let Some(thread) = self.current else { return };
         let mut state = lock(&held.0);
@@ -100,25 +102,25 @@ impl World {
         self.charge(begins.since(clock));
     }
 
-    /// The running thread lets go of a lock.
+    /// Releases a lock of the running thread.
     pub(crate) fn release(&mut self, held: &Lock) {
         let mut state = lock(&held.0);
         let Some(since) = state.held_since.take() else { return };
         let service = self.clock().since(since);
         let begins = state.take(self.now(), since, service);
         drop(state);
-        // If it held the lock longer than the last holder did, into the time of the next one, that one was first.
+        // If the hold reached into the time of the next holder, that holder was first.
         self.charge(begins.since(since));
     }
 
-    /// A thread takes a lock: is it the only one to do so?
+    /// Records that a thread takes the lock, and marks the lock as shared once two threads use it.
     #[inline]
     fn contend(&self, state: &mut State, thread: ThreadId) {
         if state.is_shared || state.owner == Some(thread) {
             return;
         }
         match state.owner {
-            // It has made the queue for others, and waits for them.
+            // The lock has another active user. An owner that is away only created the queue for this thread.
             Some(owner) if !self.is_away(owner) || state.last.1 > self.clock() => {
                 state.is_shared = true;
                 state.taken.0.push_back(state.last);
@@ -137,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_while_a_lock_is_taken_waits_and_who_is_done_before_does_not() {
+    fn a_lock_queues_overlapping_holds_and_lets_earlier_ones_in() {
         let mut taken = Taken::default();
         assert_eq!(taken.take(Ps(0), Ps(100), Ps(10)), Ps(100));
         assert_eq!(taken.take(Ps(0), Ps(105), Ps(10)), Ps(110));
-        assert_eq!(taken.take(Ps(0), Ps(90), Ps(10)), Ps(90), "it asks later for an earlier time");
+        assert_eq!(taken.take(Ps(0), Ps(90), Ps(10)), Ps(90), "a later call may ask for an earlier time");
         assert_eq!(taken.take(Ps(0), Ps(50), Ps(41)), Ps(120), "there is no room of 41 before");
         assert_eq!(taken.take(Ps(0), Ps(50), Ps(40)), Ps(50));
         assert_eq!(taken.take(Ps(200), Ps(200), Ps(5)), Ps(200));
-        assert_eq!(taken.0.len(), 1, "what is over is forgotten: {taken:?}");
+        assert_eq!(taken.0.len(), 1, "past holds are removed: {taken:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A middlebox as a function of the switch: its packets pass one after the other, each at a cost of its own.
+//! A middlebox inside the switch. It handles packets one after the other, each at a fixed cost.
 
 use doorbell_steer::Steer;
 use doorbell_wire::{BTH_LEN, BthPacket};
@@ -6,15 +6,15 @@ use doorbell_wire::{BTH_LEN, BthPacket};
 use super::network::Forwarded;
 use super::node::{dest_qpn, node_of, source_port};
 use super::stations::Server;
-use super::{What, World};
+use super::{EventKind, World};
 use crate::time::Ps;
 
-/// What is at the switch beside forwarding. Its address is the one behind those of the nodes.
+/// A middlebox at the switch. Its address is the one after the addresses of the nodes.
 #[derive(Debug)]
 pub(crate) struct Middlebox {
     pub(crate) steer: Steer,
     server: Server,
-    /// The kernel has an event for its timer at this time.
+    /// Time of the kernel's event for the middlebox timer.
     timeout_at: Ps,
 }
 
@@ -25,19 +25,19 @@ impl Middlebox {
 }
 
 impl World {
-    /// A frame for the middlebox is at its switch.
+    /// Handles a frame for the middlebox that has reached its switch.
     pub(super) fn enter_box(&mut self, number: usize) {
         let later = self.network.held_up_before_box(&mut self.frames[number]);
         let Some(middlebox) = &mut self.middlebox else { return self.frames.give_back(number) };
         if later > Ps::ZERO {
-            return self.push(self.now + later, What::Switch { frame: number as u32 });
+            return self.push(self.now + later, EventKind::Switch { frame: number as u32 });
         }
         let switch = &self.testbed.switch;
         let begins = middlebox.server.serve(self.now + switch.latency, switch.middlebox_packet);
-        self.push(begins + switch.middlebox, What::Steer { frame: number as u32 });
+        self.push(begins + switch.middlebox, EventKind::Steer { frame: number as u32 });
     }
 
-    /// The middlebox has a frame.
+    /// Lets the middlebox handle a frame.
     pub(super) fn steer(&mut self, number: usize) {
         let Some(mut middlebox) = self.middlebox.take() else { return self.frames.give_back(number) };
         let frame = &self.frames[number];
@@ -52,9 +52,9 @@ impl World {
         self.leave_box(middlebox);
     }
 
-    /// Somebody has done something with the middlebox: it may have something to send.
+    /// Lets the middlebox send what a control operation has left.
     pub(crate) fn poke_box(&mut self) {
-        self.push(self.clock(), What::SteerTimeout);
+        self.push(self.clock(), EventKind::SteerTimeout);
     }
 
     pub(super) fn time_out_box(&mut self) {
@@ -68,7 +68,7 @@ impl World {
         self.leave_box(middlebox);
     }
 
-    /// Sends what follows.
+    /// Sends the packets of the middlebox and sets its timer.
     fn leave_box(&mut self, mut middlebox: Box<Middlebox>) {
         let (nodes, own) = (self.nodes.len(), self.nodes.len());
         let mut leaving = std::mem::take(&mut self.from_box);
@@ -97,7 +97,7 @@ impl World {
             let at = Ps::from_ns(at_ns);
             if at < middlebox.timeout_at {
                 middlebox.timeout_at = at;
-                self.push(at, What::SteerTimeout);
+                self.push(at, EventKind::SteerTimeout);
             }
         }
         self.middlebox = Some(middlebox);

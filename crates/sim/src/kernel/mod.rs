@@ -1,5 +1,7 @@
-//! The virtual-time kernel: events in order of time, hardware as arithmetic on stations, and threads whose turns run in
-//! the order of their clocks.
+//! The virtual-time kernel.
+//!
+//! Events happen in the order of time, hardware is arithmetic on stations, and threads have their turns in the order
+//! of their clocks.
 
 mod cache;
 pub(crate) mod capture;
@@ -23,7 +25,7 @@ use slab::Slab;
 
 use cache::Caches;
 use capture::Capture;
-use events::{Event, Events, What};
+use events::{Event, EventKind, Events};
 use frames::Frames;
 pub(crate) use middlebox::Middlebox;
 use network::{Forwarded, Network, Paused};
@@ -36,7 +38,8 @@ use crate::testbed::Testbed;
 use crate::time::Ps;
 use crate::topology::Topology;
 
-/// A doorbell on its way to a NIC: the sends up to `upto`, of which the NIC must fetch so many bytes.
+/// A doorbell on its way to a NIC. It covers the sends up to `upto`; the NIC must fetch `fetch` bytes of their work
+/// requests.
 #[derive(Clone, Copy, Debug)]
 struct Doorbell {
     node: usize,
@@ -45,7 +48,7 @@ struct Doorbell {
     fetch: u64,
 }
 
-/// Sends up to `upto` have left, and nobody acknowledges them.
+/// Departure of the sends up to `upto`, which no peer acknowledges.
 #[derive(Clone, Copy, Debug)]
 struct Departure {
     node: usize,
@@ -53,70 +56,71 @@ struct Departure {
     upto: u64,
 }
 
-/// What the kernel counted.
+/// Counters of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Events: doorbells, packets taken by units, departures, arrivals at switches, deliveries, timers and turns.
     pub events: u64,
-    /// Packets that were delivered.
+    /// Delivered packets.
     pub packets: u64,
     /// Turns of threads.
     pub turns: u64,
-    /// Turns that took longer than the least latency between two threads: what they did may have come too late for
-    /// another thread's turn.
+    /// Turns that took longer than the least latency between two threads. Their effects may have come too late for
+    /// the turn of another thread.
     pub long_turns: u64,
-    /// The longest turn, in picoseconds.
+    /// Length of the longest turn, in picoseconds.
     pub longest_turn_ps: u64,
     /// Frames that a switch dropped.
     pub dropped: u64,
-    /// Frames that waited for a port longer than the switch's threshold of marking.
+    /// Frames marked because the queue had reached the switch's marking threshold.
     pub marked: u64,
-    /// Times that a switch had its senders pause.
+    /// Number of pauses that switches requested from senders.
     pub pauses: u64,
-    /// How long ports had to pause, all together, in picoseconds.
+    /// Sum of the pauses of all ports, in picoseconds.
     pub paused_ps: u64,
-    /// Most bytes that waited for one port.
+    /// Length of the longest queue of a port, in bytes.
     pub longest_queue_bytes: u64,
 }
 
-/// How many packets a unit takes at once where nobody else waits for it. Another queue pair that comes meanwhile waits for
-/// these.
+/// Packets that a unit takes at once while no other queue pair waits for it. A queue pair that comes meanwhile waits
+/// for these packets.
 const REQUESTS_AT_ONCE: usize = 4;
 
-/// How many answers of a READ are sent before others have their turn.
+/// Response packets of a READ that are sent before other queue pairs have their turn.
 const ANSWERS_AT_ONCE: usize = 8;
 
-/// Room for the packets of one pull.
+/// Buffer bytes for the packets of one pull.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// What an empty poll from outside any simulated thread lets pass: so little that one caller that plays two hosts can
-/// act for both before a timer runs out.
+/// Time that passes with an empty poll from outside all simulated threads. It is short enough that one caller can act
+/// for two hosts before a timer expires.
 const OUTSIDE_STEP: Ps = Ps(1_000_000);
 
-/// What a caller from outside lets pass at most before it sleeps on a descriptor: longer than anything takes but timers.
+/// Maximum time that passes when a caller from outside all simulated threads is about to sleep on a descriptor. It is
+/// longer than any operation, except for timers.
 const OUTSIDE_SLEEP: Ps = Ps(1_000_000_000);
 
-/// What the next step is.
+/// Result of a step of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// An event of the hardware has happened.
+    /// The kernel has handled an event of the hardware.
     Done,
-    /// The turn of a thread has come.
+    /// A thread has its turn.
     Turn(ThreadId),
-    /// Nothing can happen any more.
+    /// No event is left.
     Idle,
 }
 
-/// Everything that is simulated, but the futures of the threads.
+/// State of the whole simulation, except for the futures of the threads.
 pub(crate) struct World {
     pub(crate) testbed: Testbed,
     now: Ps,
     events: Events,
     pub(crate) nodes: Vec<Node>,
     pub(crate) threads: Vec<Thread>,
-    /// The thread whose turn it is.
+    /// The running thread: the one that has its turn.
     pub(crate) current: Option<ThreadId>,
-    /// Threads that wait for what others of their host do.
+    /// Threads that wait for other threads of their host.
     followers: Vec<ThreadId>,
     pub(crate) changes: Arc<Changes>,
     caches: Caches,
@@ -124,18 +128,18 @@ pub(crate) struct World {
     doorbells: Slab<Doorbell>,
     departures: Slab<Departure>,
     frames: Frames,
-    /// Frames that leave the middlebox, while they are counted out.
+    /// Buffer for the frames that leave the middlebox.
     from_box: Vec<usize>,
-    /// Taken while its packets are put on the line.
+    /// Reusable batch; `None` while its packets are put on the line.
     batch: Option<TransmitBatch>,
     network: Network,
     pub(crate) middlebox: Option<Box<Middlebox>>,
     pub(crate) counts: Counts,
     pub(crate) capture: Option<Capture>,
     digest: u64,
-    /// The least latency between two threads.
+    /// Least latency between two threads.
     pub(crate) least_latency: Ps,
-    /// When a packet was delivered last.
+    /// Time of the last delivery of a packet.
     pub(crate) moved_at: Ps,
 }
 
@@ -170,22 +174,22 @@ impl World {
         }
     }
 
-    /// The clock of the thread whose turn it is, or that of the hardware.
+    /// Returns the clock of the running thread, or the time of the hardware if no thread runs.
     pub(crate) fn clock(&self) -> Ps {
         self.current.map_or(self.now, |thread| self.threads[thread].clock)
     }
 
-    /// The time of the hardware.
+    /// Returns the time of the hardware.
     pub(crate) fn now(&self) -> Ps {
         self.now
     }
 
-    /// Is no packet on its way?
+    /// Returns whether no packet is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// A number that differs wherever anything happened otherwise: at another time, in another order, or to others.
+    /// Returns a digest of all events. It differs if an event had another time, order or target.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
@@ -194,19 +198,19 @@ impl World {
         self.digest = (self.digest.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 
-    fn push(&mut self, at: Ps, what: What) {
-        self.events.push(at.max(self.now), what);
+    fn push(&mut self, at: Ps, kind: EventKind) {
+        self.events.push(at.max(self.now), kind);
     }
 
-    /// A doorbell is rung at the clock of the call, for all sends that are posted.
+    /// Rings a doorbell at the clock of the caller, for all posted sends.
     pub(crate) fn ring(&mut self, node: usize, qpn: Qpn, fetch: u64) {
         let at = self.clock() + self.testbed.pcie.doorbell;
         let upto = self.nodes[node].rnic.posted_sends(qpn);
         let doorbell = self.doorbells.insert(Doorbell { node, qpn, upto, fetch }) as u32;
-        self.push(at, What::Doorbell { doorbell });
+        self.push(at, EventKind::Doorbell { doorbell });
     }
 
-    /// The next event.
+    /// Handles the next event.
     pub(crate) fn step(&mut self) -> Step {
         let Some(event) = self.events.pop() else { return Step::Idle };
         self.happen(event)
@@ -219,44 +223,44 @@ impl World {
             self.begin_turn(thread);
             return Step::Turn(thread);
         }
-        match event.what {
-            What::Turn { .. } => return Step::Done,
-            What::Alarm { thread } => {
+        match event.kind {
+            EventKind::Turn { .. } => return Step::Done,
+            EventKind::Alarm { thread } => {
                 self.set_alarm_again(thread as usize);
                 return Step::Done;
             }
-            What::Doorbell { doorbell } => self.doorbell(doorbell as usize),
-            What::Transmit { node, unit } => {
+            EventKind::Doorbell { doorbell } => self.doorbell(doorbell as usize),
+            EventKind::Transmit { node, unit } => {
                 self.nodes[node as usize].units[unit as usize].is_scheduled = false;
                 self.transmit(node as usize, unit as usize);
             }
-            What::Departure { departure } => {
+            EventKind::Departure { departure } => {
                 let Departure { node, qpn, upto } = self.departures.remove(departure as usize);
                 self.nodes[node].rnic.sends_departed(self.now.as_ns(), qpn, upto);
                 self.pump(node, self.now);
             }
-            What::Answer { node, qpn } => {
+            EventKind::Answer { node, qpn } => {
                 if let Some(slot) = self.nodes[node as usize].slot(qpn) {
                     self.nodes[node as usize].queue_pairs[slot].answers_at = None;
                     self.answer(node as usize, qpn, self.now);
                 }
             }
-            What::Switch { frame } => self.forward(frame as usize),
-            What::Pause { check } => {
+            EventKind::Switch { frame } => self.forward(frame as usize),
+            EventKind::Pause { check } => {
                 let paused = self.network.check(self.now, &self.testbed.switch, check, &mut self.counts);
                 self.pause(paused);
             }
-            What::Steer { frame } => self.steer(frame as usize),
-            What::SteerTimeout => self.time_out_box(),
-            What::Delivery { frame } => self.deliver(frame as usize),
-            What::Timeout { node } => self.time_out(node as usize),
+            EventKind::Steer { frame } => self.steer(frame as usize),
+            EventKind::SteerTimeout => self.time_out_box(),
+            EventKind::Delivery { frame } => self.deliver(frame as usize),
+            EventKind::Timeout { node } => self.time_out(node as usize),
         }
         self.counts.events += 1;
         self.wake();
         Step::Done
     }
 
-    /// A caller that is no simulated thread found nothing: the hardware goes on.
+    /// Lets the hardware run for a short time after an empty poll from outside all simulated threads.
     pub(crate) fn step_from_outside(&mut self) {
         let latest = self.now + OUTSIDE_STEP;
         if self.run_hardware(latest, || false) {
@@ -264,16 +268,16 @@ impl World {
         }
     }
 
-    /// A caller that is no simulated thread is about to sleep until a descriptor is readable. Nothing happens in virtual
-    /// time while it sleeps, so what it may be waiting for happens before.
+    /// Lets the hardware run before a caller from outside all simulated threads sleeps on a descriptor. Virtual time
+    /// stops while the caller sleeps, so events that it may wait for have to happen first.
     pub(crate) fn settle_for_outside(&mut self, is_readable: impl Fn() -> bool) {
         if self.current.is_none() {
             self.run_hardware(self.now + OUTSIDE_SLEEP, is_readable);
         }
     }
 
-    /// Events of the hardware until a time, or until something holds. False if the turn of a simulated thread is first,
-    /// which does not come as long as others call.
+    /// Handles events of the hardware until a time, or until `is_enough` returns true. Returns false if the turn of a
+    /// simulated thread comes first; such a turn does not happen during calls from outside.
     fn run_hardware(&mut self, until: Ps, is_enough: impl Fn() -> bool) -> bool {
         while let Some(event) = self.events.peek()
             && event.at <= until
@@ -287,15 +291,16 @@ impl World {
         true
     }
 
-    /// A caller looks at something that changes by itself: if it is no simulated thread, what is under way goes on.
+    /// Lets the hardware run if the caller is not a simulated thread, since the caller reads something that changes
+    /// by itself.
     pub(crate) fn go_on_for_outside(&mut self) {
         if self.current.is_none() && !self.events.is_empty() {
             self.step_from_outside();
         }
     }
 
-    /// The running thread lets the time pass that it has used. True if it may go on at once, since no other thread's
-    /// turn comes first.
+    /// Advances the hardware to the clock of the running thread. Returns true if the thread may continue at once,
+    /// since no other thread has an earlier turn.
     pub(crate) fn breathe(&mut self) -> bool {
         let Some(thread) = self.current else { return true };
         let clock = self.threads[thread].clock;
@@ -312,7 +317,8 @@ impl World {
         self.now = clock;
         self.begin_turn(thread);
         if self.threads[thread].has_tasks {
-            // What its other tasks looked at may have changed meanwhile: they look again before it waits.
+            // The things that the thread's other tasks wait for may have changed, so they poll again before the
+            // thread waits.
             self.threads[thread].poke();
         }
         true
@@ -328,7 +334,7 @@ impl World {
         self.pump(node, now);
     }
 
-    /// Takes from an RNIC what it has to send. Answers leave `answer_at` some time, which may have passed.
+    /// Sends the pending packets of an RNIC. Responses leave at `answer_at`, which may be in the past.
     pub(crate) fn pump(&mut self, node: usize, answer_at: Ps) {
         while let Some(ready) = self.nodes[node].rnic.take_ready() {
             if ready.answers {
@@ -353,12 +359,12 @@ impl World {
             let at = Ps::from_ns(at_ns);
             if at < host.timeout_at {
                 host.timeout_at = at;
-                self.push(at, What::Timeout { node: node as u32 });
+                self.push(at, EventKind::Timeout { node: node as u32 });
             }
         }
     }
 
-    /// Sends what queue pairs that were destroyed or reset have left.
+    /// Sends the last packets of queue pairs that were destroyed or reset.
     pub(crate) fn say_farewells(&mut self, node: usize) {
         let mut batch = self.take_batch();
         if self.nodes[node].rnic.pull_farewells(&mut batch) > 0 {
@@ -375,11 +381,11 @@ impl World {
         batch
     }
 
-    /// A unit takes packets, for as long as it is free.
+    /// Lets a unit take packets while it is free.
     fn transmit(&mut self, node: usize, unit: usize) {
         loop {
             let host = &mut self.nodes[node];
-            // The first that waits and whose work request the NIC has.
+            // Find the first waiting queue pair whose work request is in the NIC.
             let mut earliest = Ps::MAX;
             let mut next = None;
             for place in 0..host.units[unit].waiting.len() {
@@ -403,7 +409,7 @@ impl World {
             }
             host.units[unit].waiting.remove(place);
             let qpn = host.queue_pairs[slot].qpn;
-            // One by one where queue pairs take turns.
+            // Queue pairs that share the unit take turns with one packet each.
             let is_alone = host.units[unit].waiting.is_empty();
             let packets = if is_alone { host.fetched_sends(self.now, slot).clamp(1, REQUESTS_AT_ONCE) } else { 1 };
             let budget = Budget { packets, ..Budget::UNLIMITED };
@@ -430,27 +436,26 @@ impl World {
         }
     }
 
-    /// The last packets that a queue pair has sent have left at this time: messages of theirs that nobody acknowledges
-    /// complete.
+    /// Completes messages that no peer acknowledges; their last packet of this queue pair left at the time `left`.
     fn depart(&mut self, node: usize, qpn: Qpn, left: Ps) {
         let Some((upto, _)) = self.nodes[node].rnic.next_send(qpn) else { return };
         let seen = self.nodes[node].complete_departure(left, &self.testbed);
         let departure = self.departures.insert(Departure { node, qpn, upto }) as u32;
-        self.push(seen, What::Departure { departure });
+        self.push(seen, EventKind::Departure { departure });
     }
 
     fn schedule(&mut self, node: usize, unit: usize, at: Ps) {
         let place = &mut self.nodes[node].units[unit];
         if !place.is_scheduled {
             place.is_scheduled = true;
-            self.push(at, What::Transmit { node: node as u32, unit: unit as u32 });
+            self.push(at, EventKind::Transmit { node: node as u32, unit: unit as u32 });
         }
     }
 
     fn answer(&mut self, node: usize, qpn: Qpn, at: Ps) {
         let slot = self.nodes[node].slot(qpn);
         if slot.is_some_and(|slot| self.nodes[node].queue_pairs[slot].answers_at.is_some()) {
-            return; // behind what is being answered
+            return; // the current READ is answered first
         }
         let mut batch = self.take_batch();
         let budget = Budget { packets: ANSWERS_AT_ONCE, ..Budget::UNLIMITED };
@@ -466,11 +471,12 @@ impl World {
         {
             let free = self.nodes[node].port.free().max(self.now);
             self.nodes[node].queue_pairs[slot].answers_at = Some(free);
-            self.push(free, What::Answer { node: node as u32, qpn });
+            self.push(free, EventKind::Answer { node: node as u32, qpn });
         }
     }
 
-    /// Puts the packets of a batch on the line; `send` says when the last bit of each is there.
+    /// Puts the packets of a batch on the line. `send` returns the time at which the last bit of a packet is on the
+    /// line.
     fn send_batch(
         &mut self,
         batch: &TransmitBatch,
@@ -485,7 +491,7 @@ impl World {
                 let leaves = send(&mut self.nodes[from], &self.testbed, info, bytes.len(), at);
                 let places = self.nodes.len() + usize::from(self.middlebox.is_some());
                 let to = node_of(run.path.destination).filter(|&to| to < places);
-                let Some(to) = to else { continue }; // nobody is there: it is lost, as on any network
+                let Some(to) = to else { continue }; // no such node: the packet is lost
                 let number = self.frames.take(bytes);
                 let frame = &mut self.frames[number];
                 (frame.from, frame.to, frame.opcode) = (from, to, info.opcode);
@@ -496,20 +502,20 @@ impl World {
         }
     }
 
-    /// A frame's last bit is on the line: it goes to a switch, or straight to the other end.
+    /// Sends a frame, whose last bit is on the line, to a switch or directly to the other node.
     fn launch(&mut self, number: usize, leaves: Ps) {
         let at = leaves + self.testbed.link.propagation;
         let frame = &mut self.frames[number];
         if self.network.has_switch() && frame.from != frame.to {
             let service = self.nodes[frame.from].port.time_of(line_bytes(frame.bytes.len()));
             self.network.enter(frame, leaves.since(service));
-            self.push(at, What::Switch { frame: number as u32 });
+            self.push(at, EventKind::Switch { frame: number as u32 });
         } else {
             self.arrive(number, at);
         }
     }
 
-    /// A switch sends a frame on, or gives it to its middlebox.
+    /// Forwards a frame at a switch, or gives it to the middlebox.
     fn forward(&mut self, number: usize) {
         if self.frames[number].to == self.nodes.len() {
             return self.enter_box(number);
@@ -518,7 +524,7 @@ impl World {
         let (forwarded, paused) = self.network.forward(self.now, &self.testbed.switch, frame, &mut self.counts);
         self.pause(paused);
         match forwarded {
-            Forwarded::Later(at) | Forwarded::AtSwitch(at) => self.push(at, What::Switch { frame: number as u32 }),
+            Forwarded::Later(at) | Forwarded::AtSwitch(at) => self.push(at, EventKind::Switch { frame: number as u32 }),
             Forwarded::AtNode(at) => self.arrive(number, at),
             Forwarded::Dropped => self.frames.give_back(number),
         }
@@ -529,17 +535,17 @@ impl World {
         if let Some(node) = node {
             self.nodes[node].port.pause(from, by);
         }
-        self.push(check_at, What::Pause { check });
+        self.push(check_at, EventKind::Pause { check });
     }
 
-    /// A frame's last bit comes off the line: from here to memory it is arithmetic.
+    /// Computes the time at which an arriving frame is handled or visible in memory, and schedules its delivery.
     fn arrive(&mut self, number: usize, at: Ps) {
         let frame = &mut self.frames[number];
         if let Some(capture) = &mut self.capture {
             capture.arrived(self.now, at, frame);
         }
         let seen = self.nodes[frame.to].receive(at, &self.testbed, frame);
-        self.push(seen, What::Delivery { frame: number as u32 });
+        self.push(seen, EventKind::Delivery { frame: number as u32 });
     }
 
     fn deliver(&mut self, number: usize) {
@@ -568,17 +574,17 @@ impl World {
         self.pump(node, now);
     }
 
-    /// How many switches there are.
+    /// Returns the number of switches.
     pub(crate) fn switches(&self) -> usize {
         self.network.switches()
     }
 
-    /// How long the busiest port of a switch sent.
+    /// Returns the busy time of the busiest switch port.
     pub(crate) fn switch_port_busy(&self) -> Ps {
         self.network.busy()
     }
 
-    /// The address of a node.
+    /// Returns the address of a node.
     pub(crate) fn address(&self, node: usize) -> IpAddr {
         address_of(node)
     }

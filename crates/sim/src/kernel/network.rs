@@ -1,8 +1,8 @@
-//! What lies between nodes: switches with their ports, the way that a frame takes, and pauses.
+//! The network between nodes: switches with their ports, routes and pauses.
 //!
-//! A port is a [`Lane`]: a frame is given its time on the line when it comes to the port, with no event when it leaves.
-//! A pause (IEEE 802.1Qbb) then moves what the port has promised: each frame that had not begun to leave comes later by
-//! the pause. Such a frame's arrival is an event already, so it learns of the pause there, and comes again.
+//! A port is a [`Lane`]: a frame gets its time on the line when it reaches the port, and its departure is not an
+//! event. A pause (IEEE 802.1Qbb) then delays each frame that had not begun to leave. The arrival of such a frame is
+//! already an event. The frame learns of the pause at that event and arrives again later.
 
 use std::collections::VecDeque;
 
@@ -18,61 +18,61 @@ use crate::topology::Topology;
 /// Pauses of one port that sends to a switch.
 #[derive(Debug, Default)]
 struct Pauses {
-    /// From when, and by how much what had not begun then is later.
+    /// Begin of each pause, and the delay of the frames that had not begun to leave then.
     list: VecDeque<(Ps, Ps)>,
-    /// Pauses that are no longer in the list, since all frames that they concern have arrived.
+    /// Number of pauses removed from the list because all frames that they delay have arrived.
     past: u64,
-    /// It sends nothing before.
+    /// Time until which the port sends nothing.
     until: Ps,
 }
 
-/// What a frame needs to learn of pauses of the port that it came over.
+/// State of a frame about the pauses of the port over which it comes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hop {
-    /// The switch that it comes to.
+    /// The next switch.
     switch: u32,
-    /// The port that it comes over, among all that send to switches.
+    /// The port over which the frame comes, among all ports that send to switches.
     port: u32,
-    /// When its first bit leaves that port, as far as is known.
+    /// Time at which the first bit leaves that port, as far as known.
     begins: Ps,
-    /// Pauses that there had been when it was given its time.
+    /// Number of pauses when the frame got its time.
     made: u64,
-    /// Pauses that its time has in it.
+    /// Number of pauses that this time includes.
     seen: u64,
 }
 
-/// What becomes of a frame at a switch.
+/// Result of forwarding a frame at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forwarded {
-    /// It was held up by a pause, and comes later.
+    /// A pause delayed the frame: it comes later.
     Later(Ps),
-    /// No room: it is gone.
+    /// The queue had no room: the frame is dropped.
     Dropped,
-    /// It arrives at its node.
+    /// The frame arrives at its node.
     AtNode(Ps),
-    /// It arrives at the next switch.
+    /// The frame arrives at the next switch.
     AtSwitch(Ps),
 }
 
-/// A port pauses, and what it has promised for later moves.
+/// A pause of a port, which delays frames that it has scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Paused {
-    /// The node whose port it is; a switch's port has moved already.
+    /// The node of the port. `None` for a port of a switch, which is already updated.
     pub(crate) node: Option<usize>,
     pub(crate) from: Ps,
     pub(crate) by: Ps,
-    /// Is what it pauses for over?
+    /// The queue to check at the end of the pause.
     pub(crate) check: Check,
-    /// When that is to be looked at.
+    /// Time of that check.
     pub(crate) check_at: Ps,
 }
 
-/// A port that pauses because of a queue.
+/// A port that pauses, and the queue that caused the pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// Among all that send to switches.
+    /// Index among all ports that send to switches.
     port: u32,
-    /// Among the ports of switches.
+    /// Index among the ports of switches.
     queue: u32,
 }
 
@@ -82,10 +82,10 @@ pub(crate) struct Network {
     topology: Topology,
     rate: Rate,
     propagation: Ps,
-    /// Ports of switches: first those to nodes, in their order; then those of leaves to spines, leaf by leaf; then those
-    /// of spines to leaves, spine by spine.
+    /// Ports of switches, in three groups: ports to nodes, in the order of nodes; ports of leaves to spines, leaf by
+    /// leaf; ports of spines to leaves, spine by spine.
     ports: Vec<Lane>,
-    /// Of all ports that send to switches: first those of nodes, then [`Self::ports`].
+    /// Pauses of all ports that send to switches: first the ports of nodes, then [`Self::ports`].
     pauses: Vec<Pauses>,
 }
 
@@ -106,22 +106,22 @@ impl Network {
         }
     }
 
-    /// Is there a switch between nodes?
+    /// Returns whether there is a switch between nodes.
     pub(crate) fn has_switch(&self) -> bool {
         !self.ports.is_empty()
     }
 
-    /// How many switches there are.
+    /// Returns the number of switches.
     pub(crate) fn switches(&self) -> usize {
         self.topology.switches()
     }
 
-    /// How long the busiest port of a switch sent.
+    /// Returns the busy time of the busiest switch port.
     pub(crate) fn busy(&self) -> Ps {
         self.ports.iter().map(Lane::busy).max().unwrap_or_default()
     }
 
-    /// A frame leaves its node, its first bit at this time: it is on its way to its node's switch.
+    /// Sends a frame to the switch of its node. Its first bit leaves at `begins`.
     pub(crate) fn enter(&self, frame: &mut Frame, begins: Ps) {
         let switch = match self.topology {
             Topology::Pair | Topology::Star { .. } => 0,
@@ -136,7 +136,7 @@ impl Network {
         Hop { switch: switch as u32, port: port as u32, begins, made, seen: made }
     }
 
-    /// Which port of a switch a frame leaves by, and which switch is there; `None` is its node.
+    /// Returns the port by which a frame leaves a switch, and the next switch; `None` means its node.
     fn route(&self, switch: usize, frame: &Frame) -> (usize, Option<usize>) {
         let Topology::Clos { nodes, hosts, spines } = self.topology else { return (frame.to, None) };
         let (leaves, home) = (self.topology.leaves(), frame.to / hosts);
@@ -150,7 +150,7 @@ impl Network {
         }
     }
 
-    /// A frame's last bit is at a switch: it goes on, if there is room. The second is a port that pauses.
+    /// Forwards a frame whose last bit is at a switch. Also returns the port that has to pause, if any.
     pub(crate) fn forward(
         &mut self,
         now: Ps,
@@ -164,7 +164,7 @@ impl Network {
         }
         let (port, _) = self.route(frame.hop.switch as usize, frame);
         let header = match switch.forwarding {
-            // It was known where to when the first bits were there.
+            // The switch knew the destination from the header.
             Forwarding::CutThrough => self.ports[port].time_of(line_bytes(frame.bytes.len())),
             Forwarding::StoreAndForward => Ps::ZERO,
         };
@@ -172,20 +172,20 @@ impl Network {
         self.enter_port(now, at, switch, Some(frame.hop.port), frame, counts)
     }
 
-    /// A frame on its way to the middlebox of its switch: how much later than promised it is there.
+    /// Returns the delay by pauses of a frame that comes to the middlebox of its switch.
     pub(crate) fn held_up_before_box(&mut self, frame: &mut Frame) -> Ps {
         self.held_up(&mut frame.hop)
     }
 
-    /// A frame leaves the middlebox of a switch `at` some time. Nobody has it pause: what a queue has no room for is
-    /// lost, and the box sends it again.
+    /// Forwards a frame that leaves the middlebox of a switch at the time `at`. The middlebox does not pause: if the
+    /// queue is full, the switch drops the frame, and the middlebox retransmits it.
     pub(crate) fn leave_box(&mut self, at: Ps, switch: &Switch, frame: &mut Frame, counts: &mut Counts) -> Forwarded {
         frame.hop = Hop::default();
         self.enter_port(at, at, switch, None, frame, counts).0
     }
 
-    /// A frame comes to the port that it leaves its switch by. `from` is the port that it came over, which may have to
-    /// pause.
+    /// Puts a frame into the queue of the port by which it leaves its switch. `from` is the port over which it came,
+    /// which may have to pause.
     fn enter_port(
         &mut self,
         now: Ps,
@@ -221,24 +221,24 @@ impl Network {
         (Forwarded::AtSwitch(arrives), paused)
     }
 
-    /// Bytes that wait for a port: what it will carry until it is free, where it carries nothing in a pause.
+    /// Returns the bytes that wait for a port: the bytes that it sends until it is free, without the time of a pause.
     fn waiting(&self, at: Ps, port: usize) -> u64 {
         let begins = at.max(self.pauses[self.topology.nodes() + port].until);
         self.rate.bytes_in(self.ports[port].free().since(begins))
     }
 
-    /// A pause is about to end: it goes on if the queue that it was for is still too long.
+    /// Checks a pause that is about to end, and extends it if the queue is still too long.
     pub(crate) fn check(&mut self, now: Ps, switch: &Switch, check: Check, counts: &mut Counts) -> Option<Paused> {
         let is_last = self.pauses[check.port as usize].until == now + self.propagation;
         let is_long = self.waiting(now, check.queue as usize) > switch.resume_at;
         if is_last && is_long { self.pause(now, switch, check, counts) } else { None }
     }
 
-    /// How much later than promised a frame arrives, because of pauses that began since.
+    /// Returns the delay of a frame by pauses that began after it got its time.
     fn held_up(&mut self, hop: &mut Hop) -> Ps {
         let pauses = &mut self.pauses[hop.port as usize];
-        // Frames of a port arrive in the order in which they were given their times, so none that is to come needs to
-        // learn of pauses before that.
+        // Frames of a port arrive in the order in which they got their times. So no later frame needs the pauses
+        // before this one.
         while pauses.past < hop.made && pauses.list.pop_front().is_some() {
             pauses.past += 1;
         }
@@ -254,9 +254,10 @@ impl Network {
         later
     }
 
-    /// A port is to send nothing until a queue has gone down. It learns of both the length of a cable later.
+    /// Pauses a port until a queue has drained. Both the begin and the end of the pause reach the port after the
+    /// propagation delay.
     fn pause(&mut self, now: Ps, switch: &Switch, check: Check, counts: &mut Counts) -> Option<Paused> {
-        // What the queue's port sends from now on, unless it has to pause itself.
+        // Time at which the queue has drained, unless its port has to pause too.
         let drained = self.ports[check.queue as usize].free().since(self.rate.time_of(switch.resume_at));
         let until = drained + self.propagation;
         let pauses = &mut self.pauses[check.port as usize];
@@ -278,7 +279,7 @@ impl Network {
     }
 }
 
-/// The spine of a frame between leaves: equal-cost multipath by what identifies its flow.
+/// Returns the spine of a frame between leaves: equal-cost multipath by a hash of the flow.
 fn spine_of(frame: &Frame, spines: usize) -> usize {
     let flow = (frame.from as u64) << 32 | (frame.to as u64) << 16 | u64::from(frame.source_port);
     (scramble(flow) % spines as u64) as usize
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_between_leaves_goes_over_three_switches_and_home() {
+    fn a_frame_between_leaves_passes_three_switches() {
         let topology = Topology::Clos { nodes: 17, hosts: 8, spines: 4 };
         let (t, mut counts) = (t1(), Counts::default());
         let mut network = Network::new(topology, &t.link);
@@ -332,20 +333,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_moves_what_had_not_begun_and_nothing_else() {
+    fn a_pause_delays_only_frames_that_had_not_begun() {
         let t = t1();
         let mut network = Network::new(Topology::Star { nodes: 2 }, &t.link);
         let mut counts = Counts::default();
         let mut hops = [50, 100, 150].map(|begins| network.hop(0, 0, t.link.propagation + Ps(begins)));
         let switch = &t.with("switch.resume_at", "0B").expect("an allowed value").switch;
         let (check, cable) = (Check { port: 0, queue: 1 }, t.link.propagation);
-        // The queue is empty after 400, and the node learns of all a cable later.
+        // The queue is empty after 400. The node learns of the pause and of its end one propagation delay later.
         let queue = Ps(400) - network.ports[1].carry(Ps::ZERO, 0);
         network.ports[1].pause(Ps::ZERO, queue);
         let paused = network.pause(Ps(100), switch, check, &mut counts).expect("a pause");
         assert_eq!((paused.node, paused.from, paused.by), (Some(0), cable + Ps(100), Ps(300)));
         assert_eq!((paused.check, paused.check_at), (check, Ps(400)));
-        // By then the queue has become longer, and later it is empty.
+        // By then the queue has become longer; later it is empty.
         network.ports[1].pause(Ps(400), Ps(100));
         let more = network.check(Ps(400), switch, check, &mut counts);
         assert_eq!(more.map(|it| (it.from, it.by, it.check_at)), Some((cable + Ps(400), Ps(100), Ps(500))));
@@ -353,12 +354,12 @@ mod tests {
         assert_eq!(network.check(Ps(500), switch, check, &mut counts), None);
         assert_eq!((counts.pauses, counts.paused_ps), (1, 400));
         let after = network.hop(0, 0, t.link.propagation + Ps(600));
-        // The second comes again before the third comes at all.
+        // The second frame comes again before the third comes for the first time.
         assert_eq!([0, 1, 1, 2].map(|frame: usize| network.held_up(&mut hops[frame])), [0, 400, 0, 400].map(Ps));
         assert_eq!(hops.map(|hop| hop.begins - t.link.propagation), [Ps(50), Ps(500), Ps(550)]);
-        // They have learnt of it, one by one, and what came later knew.
+        // All three frames know the pause now, and a later frame knew it from the start.
         assert_eq!(hops.each_mut().map(|hop| network.held_up(hop)), [Ps(0); 3]);
         assert_eq!(network.held_up(&mut { after }), Ps(0));
-        assert!(network.pauses[0].list.is_empty(), "nobody will ask for these pauses");
+        assert!(network.pauses[0].list.is_empty(), "no frame needs these pauses any more");
     }
 }

@@ -1,4 +1,4 @@
-//! One host: its RNIC as a state machine, and the stations that decide when each thing happens to it.
+//! A simulated host: its RNIC as a state machine, and the stations that decide when events reach it.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,16 +19,16 @@ use crate::simulation::NodeTimes;
 use crate::testbed::{LockScope, Testbed};
 use crate::time::Ps;
 
-/// Addresses of nodes: 10.0.0.1 and up.
+/// Address of node 0: 10.0.0.1. The next nodes follow.
 const FIRST_ADDRESS: u32 = 0x0a00_0001;
 
-/// Where the memory of the first region lies, as work requests name it.
+/// Virtual address of the first memory region.
 const FIRST_REGION: u64 = 1 << 44;
 
-/// Between two regions lies at least one page that nothing is registered on.
+/// Page size. At least one unregistered page lies between two regions.
 const PAGE: u64 = 4096;
 
-/// What a frame has on the line beside the packet: preamble, Ethernet, IPv4 and UDP headers, ICRC, FCS and gap.
+/// Bytes of a frame on the line around the packet: preamble, Ethernet, IPv4 and UDP headers, ICRC, FCS and gap.
 const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + outer::ETHERNET_LEN
     + outer::IPV4_LEN
@@ -37,25 +37,27 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + outer::FCS_LEN
     + outer::GAP_LEN) as u64;
 
-/// What one access to memory is late by. Half of all accesses are not late at all, a quarter by the mean, an eighth by
-/// twice the mean, and so on: a geometric distribution, whose draw time and queue pair decide.
+/// Returns the delay of one access to memory.
+///
+/// Half of all accesses have no delay, a quarter have the mean, an eighth have twice the mean, and so on. This is a
+/// geometric distribution, drawn from the time and the queue pair.
 fn late(mean: Ps, arrived: Ps, qpn: Qpn) -> Ps {
     let drawn = scramble(arrived.0 ^ u64::from(qpn.get()) << 40);
     Ps(mean.0 * u64::from(drawn.trailing_zeros().min(32)))
 }
 
-/// Bytes on the line of a packet of so many bytes, which is never shorter than the shortest frame.
+/// Returns the bytes on the line of a packet, at least those of the shortest frame.
 pub(crate) fn line_bytes(packet: usize) -> u64 {
     let shortest = (outer::MIN_FRAME_LEN + outer::PREAMBLE_LEN + outer::FCS_LEN + outer::GAP_LEN) as u64;
     (packet as u64 + LINE_OVERHEAD).max(shortest)
 }
 
-/// The address of a node.
+/// Returns the address of a node.
 pub(crate) fn address_of(node: usize) -> IpAddr {
     Ipv4Addr::from_bits(FIRST_ADDRESS + node as u32).into()
 }
 
-/// The node of an address, if there may be one.
+/// Returns the index of the node with an address. The node need not exist.
 pub(crate) fn node_of(address: IpAddr) -> Option<usize> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_sub(FIRST_ADDRESS).map(|node| node as usize),
@@ -63,39 +65,40 @@ pub(crate) fn node_of(address: IpAddr) -> Option<usize> {
     }
 }
 
-/// Words whose locks are remembered at most. More than may be in flight, so what is forgotten was free long since.
+/// Maximum number of words whose locks are remembered. It exceeds the number of operations in flight, so forgotten
+/// locks are free.
 const MOST_WORDS: usize = 1 << 20;
 
-/// Sends that were posted together, and since when the NIC has them.
+/// Sends of one doorbell, and the time at which the NIC has them.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
     upto: u64,
     at: Ps,
 }
 
-/// What the NIC's stations know of a queue pair.
+/// State of a queue pair in the NIC's stations.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
     pub(crate) kind: QpKind,
     pub(crate) unit: usize,
     pub(super) srq: Option<SrqId>,
-    /// It stands in its unit's queue.
+    /// Whether the queue pair waits in the queue of its unit.
     pub(crate) is_queued: bool,
     fetched: VecDeque<Fetched>,
-    /// When the payloads of work requests that are being fetched are there.
+    /// Times at which the payload fetches in progress end.
     payloads: VecDeque<Ps>,
-    /// What arrives for one queue pair is handled in order.
+    /// Time of the last delivery. Packets of one queue pair are handled in order.
     last_delivery: Ps,
-    /// So are its peer's accesses to memory.
+    /// Time of the last access of the peer to memory. Accesses of one queue pair happen in order too.
     last_access: Ps,
-    /// The NIC answers more of a READ at this time.
+    /// Time at which the NIC sends more responses of a READ.
     pub(crate) answers_at: Option<Ps>,
     lock: Server,
 }
 
 impl QueuePair {
-    /// When the payload of another work request can be fetched, of so many at once.
+    /// Returns the time at which another payload fetch can begin, with at most `most` fetches at once.
     fn may_fetch_payload(&mut self, at: Ps, most: u64) -> Ps {
         let mut begins = at;
         while self.payloads.len() as u64 >= most {
@@ -116,14 +119,14 @@ pub(crate) struct Unit {
     pub(crate) is_scheduled: bool,
 }
 
-/// Receives of which the NIC learns at a time.
+/// Receive queue of posted receives that the NIC does not know yet.
 #[derive(Clone, Copy, Debug)]
 enum Posted {
     Own(Qpn),
     Shared(SrqId),
 }
 
-/// A packet on its way.
+/// A packet in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
@@ -132,16 +135,17 @@ pub(crate) struct Frame {
     pub(crate) opcode: Opcode,
     pub(crate) payload: u64,
     pub(crate) traffic_class: u8,
-    /// Its UDP source port, which is that of its queue pair.
+    /// UDP source port, which identifies the queue pair.
     pub(crate) source_port: u16,
-    /// The switch that it comes to, and how.
+    /// The next switch and the port to it.
     pub(crate) hop: Hop,
-    /// When its answer may leave: as soon as it has arrived, before it is written to memory.
+    /// Earliest time of the response. It may leave once the packet has arrived, before the packet is written to
+    /// memory.
     pub(crate) answer_at: Ps,
 }
 
 impl Frame {
-    /// What stands around the packet.
+    /// Returns the headers around the packet.
     pub(crate) fn outer(&self) -> Outer {
         Outer {
             src: address_of(self.from),
@@ -157,7 +161,7 @@ impl Frame {
 /// A host.
 pub(crate) struct Node {
     pub(crate) rnic: Rnic,
-    /// Signalled for each asynchronous event, once somebody has asked for the descriptor: a network may have more nodes
+    /// Signal of asynchronous events, created when a caller asks for the descriptor. A network may have more nodes
     /// than a process may have descriptors.
     pub(crate) event_signal: Arc<OnceLock<EventSignal>>,
     pub(crate) queue_pairs: Slab<QueuePair>,
@@ -171,12 +175,12 @@ pub(crate) struct Node {
     reads: Vec<Server>,
     next_read: usize,
     atomics: Server,
-    /// The locks of words, by address.
+    /// Locks of words, by address.
     words: FxHashMap<u64, Server>,
     contexts: ContextCache,
     last_of_shared: FxHashMap<u32, usize>,
     posted: VecDeque<(Ps, Posted, usize)>,
-    /// The kernel has an event for the RNIC's timers at this time.
+    /// Time of the kernel's event for the timers of the RNIC.
     pub(crate) timeout_at: Ps,
     next_region: u64,
     pub(crate) region_bytes: u64,
@@ -227,7 +231,7 @@ impl Node {
         }
     }
 
-    /// An address for a region of so many bytes. Addresses are not given twice.
+    /// Returns an unused address for a region of `length` bytes. Addresses are not reused.
     pub(crate) fn place(&mut self, length: usize) -> u64 {
         let address = self.next_region;
         let pages = (length as u64).div_ceil(PAGE).max(1) + 1;
@@ -266,23 +270,23 @@ impl Node {
         self.by_number.get(&qpn.get()).copied()
     }
 
-    /// Receives are posted: the NIC knows of them from `at` on.
+    /// Records receives that the NIC knows from the time `at` on.
     pub(crate) fn post_receives(&mut self, at: Ps, qpn: Qpn, count: usize) {
         self.note_posted(at, Posted::Own(qpn), count);
     }
 
-    /// The same, of a shared receive queue.
+    /// Records receives of a shared receive queue, as [`Self::post_receives`].
     pub(crate) fn post_shared_receives(&mut self, at: Ps, srq: SrqId, count: usize) {
         self.note_posted(at, Posted::Shared(srq), count);
     }
 
     fn note_posted(&mut self, at: Ps, posted: Posted, count: usize) {
-        // Nearly always the latest: threads of one host post in turn.
+        // The new entry is nearly always the latest, since threads of one host post in turn.
         let place = self.posted.iter().rposition(|(other, ..)| *other <= at).map_or(0, |last| last + 1);
         self.posted.insert(place, (at, posted, count));
     }
 
-    /// Tells the RNIC of the receives that were posted by now.
+    /// Passes the receives that were posted by `now` to the RNIC.
     #[inline]
     pub(crate) fn ring_receives(&mut self, now: Ps) {
         while let Some(&(at, posted, count)) = self.posted.front()
@@ -296,16 +300,16 @@ impl Node {
         }
     }
 
-    /// A doorbell arrives for the sends up to `upto`, of which the NIC must fetch so many bytes.
+    /// Handles a doorbell for the sends up to `upto`. The NIC must fetch `fetch` bytes of work requests.
     pub(crate) fn doorbell(&mut self, now: Ps, slot: usize, upto: u64, fetch: u64) {
         let at = if fetch > 0 { self.bus.read(now, fetch) } else { now };
         let qp = &mut self.queue_pairs[slot];
-        // Work requests of one queue pair are handled in order.
+        // The NIC handles the work requests of one queue pair in order.
         let at = qp.fetched.back().map_or(at, |before| at.max(before.at));
         qp.fetched.push_back(Fetched { upto, at });
     }
 
-    /// When the NIC has the work request that a queue pair sends from next.
+    /// Returns the time at which the NIC has the next work request of a queue pair.
     pub(crate) fn has_next_at(&mut self, slot: usize) -> Ps {
         let qp = &mut self.queue_pairs[slot];
         let Some((next, _)) = self.rnic.next_send(qp.qpn) else { return Ps::ZERO };
@@ -315,21 +319,21 @@ impl Node {
         qp.fetched.front().map_or(Ps::ZERO, |fetched| fetched.at)
     }
 
-    /// How many work requests of a queue pair the NIC has by now and has not sent.
+    /// Returns the number of work requests that the NIC has fetched by now and has not sent.
     pub(crate) fn fetched_sends(&self, now: Ps, slot: usize) -> usize {
         let qp = &self.queue_pairs[slot];
         let Some((next, _)) = self.rnic.next_send(qp.qpn) else { return 0 };
-        // Two lists are more than is taken at once.
+        // Two lists exceed the number of requests taken at once.
         let has = qp.fetched.iter().take(2).take_while(|fetched| fetched.at <= now).last();
         has.map_or(0, |fetched| fetched.upto.saturating_sub(next) as usize)
     }
 
-    /// When a unit can take the next packet.
+    /// Returns the time at which a unit can take the next packet.
     pub(crate) fn unit_free(&self, unit: usize) -> Ps {
         self.units[unit].server.free()
     }
 
-    /// A request packet goes through its unit: when its last bit is on the line.
+    /// Sends a request packet through its unit. Returns the time at which its last bit is on the line.
     pub(crate) fn send_request(
         &mut self,
         now: Ps,
@@ -360,12 +364,13 @@ impl Node {
         self.port.carry(at + nic.transmit, line_bytes(bytes))
     }
 
-    /// A message that nobody acknowledges has left: when a polling CPU sees its completion.
+    /// Completes an unacknowledged message that left at `left`. Returns the time at which a polling CPU sees the
+    /// completion.
     pub(crate) fn complete_departure(&mut self, left: Ps, testbed: &Testbed) -> Ps {
         self.bus.write(left, testbed.nic.completion)
     }
 
-    /// An answer to what arrived leaves: when its last bit is on the line.
+    /// Sends a response packet. Returns the time at which its last bit is on the line.
     pub(crate) fn send_answer(&mut self, at: Ps, testbed: &Testbed, info: &TransmitInfo, bytes: usize) -> Ps {
         let nic = &testbed.nic;
         let mut at = at;
@@ -383,8 +388,8 @@ impl Node {
         self.port.carry(at, line_bytes(bytes))
     }
 
-    /// A packet has come off the line: when it is handled, which for what goes to memory is when a polling CPU sees it
-    /// there. Sets when its answer may leave.
+    /// Handles an arrived packet and sets the earliest time of its response. Returns the time at which it is handled.
+    /// For data in memory, this is the time at which a polling CPU sees them.
     pub(crate) fn receive(&mut self, arrived: Ps, testbed: &Testbed, frame: &mut Frame) -> Ps {
         let nic = &testbed.nic;
         let slot = dest_qpn(&frame.bytes).and_then(|qpn| self.slot(qpn));
@@ -392,7 +397,8 @@ impl Node {
         let operation = opcode.operation();
         let sends = matches!(operation, Some(PacketOperation::Send));
         let takes_receive = opcode.is_last() && opcode.is_request() && (sends || opcode.has_imm());
-        // A datagram comes with a header, and both go to memory (mlx5 scatters into completions of connections alone).
+        // The GRH of a datagram goes to memory with the payload (mlx5 scatters into completions for connections
+        // only).
         let is_datagram = opcode.transport() == Transport::Ud;
         let into_completion = sends && opcode.is_only() && !is_datagram && frame.payload <= nic.inline_receive;
         let written = frame.payload + if is_datagram { outer::GRH_LEN as u64 } else { 0 };
@@ -436,7 +442,7 @@ impl Node {
             _ => begins + nic.receive,
         };
         frame.answer_at = handled;
-        // The answer leaves before the receive is taken.
+        // The response does not wait for the receive.
         let placed = if takes_receive { handled + nic.take_receive } else { handled };
         let mut seen = placed;
         if written > 0 && !into_completion {
@@ -454,14 +460,14 @@ impl Node {
         seen
     }
 
-    /// The lock that an atomic operation takes.
+    /// Returns the lock that an atomic operation takes.
     fn lock(&mut self, testbed: &Testbed, slot: Option<usize>, packet: &[u8]) -> &mut Server {
         match (testbed.nic.atomic_lock, slot) {
             (LockScope::QueuePair, Some(slot)) => &mut self.queue_pairs[slot].lock,
             (LockScope::Address, _) => {
                 let header = packet.get(BTH_LEN..).and_then(<[u8]>::first_chunk::<ATOMIC_ETH_LEN>);
                 let address = header.map_or(0, |header| AtomicEthRepr::read(header).virtual_address);
-                // So many words that are not locked are never asked for again.
+                // More words than operations in flight: their locks are free, so they can be forgotten.
                 if self.words.len() >= MOST_WORDS && !self.words.contains_key(&address) {
                     self.words.clear();
                 }
@@ -471,7 +477,7 @@ impl Node {
         }
     }
 
-    /// What its stations did.
+    /// Returns the busy times of the stations.
     pub(crate) fn times(&self) -> NodeTimes {
         let (fetch, write) = self.bus.busy();
         NodeTimes {
@@ -485,20 +491,20 @@ impl Node {
     }
 }
 
-/// The queue pair that a packet is for.
+/// Returns the destination queue pair of a packet.
 pub(crate) fn dest_qpn(packet: &[u8]) -> Option<Qpn> {
     packet.first_chunk().map(|header| doorbell_wire::BthRepr::read(header).dest_qpn)
 }
 
-/// The UDP source port of all packets between two queue pairs, as Linux computes it (`rdma_calc_flow_label` and
-/// `rdma_flow_label_to_udp_sport`): switches tell flows apart by it.
+/// Returns the UDP source port of all packets between two queue pairs, as Linux computes it (`rdma_calc_flow_label`
+/// and `rdma_flow_label_to_udp_sport`). Switches identify flows by it.
 pub(crate) fn source_port(own: Qpn, peer: Qpn) -> u16 {
     let product = u64::from(own.get()) * u64::from(peer.get());
     let label = (product ^ (product >> 20) ^ (product >> 40)) & 0xf_ffff;
     ((label & 0x3fff) ^ ((label & 0xf_c000) >> 14)) as u16 | 0xc000
 }
 
-/// A node's own randomness: the run's, with its number.
+/// Returns the seed of a node: the seed of the run, mixed with the node's index.
 fn seed_of(index: usize, mut seed: [u8; 32]) -> [u8; 32] {
     for (place, byte) in seed.iter_mut().zip((index as u64 + 1).to_le_bytes()) {
         *place ^= byte;

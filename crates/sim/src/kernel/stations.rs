@@ -1,11 +1,11 @@
-//! What serves one thing after the other: pure arithmetic on the time when it is next free.
+//! Stations that serve one request at a time: arithmetic on the time when the station is next free.
 
 use std::collections::VecDeque;
 
 use crate::testbed::{Nic, Pcie};
 use crate::time::{Ps, Rate};
 
-/// Serves one request at a time, in the order in which it is asked.
+/// A station that serves one request at a time, in the order of the calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Server {
     free: Ps,
@@ -13,7 +13,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves a request that comes `at` some time for `service`: when it begins.
+    /// Serves a request that arrives at `at` and takes `service`. Returns the time at which the service begins.
     #[inline]
     pub(crate) fn serve(&mut self, at: Ps, service: Ps) -> Ps {
         let begins = at.max(self.free);
@@ -22,12 +22,12 @@ impl Server {
         begins
     }
 
-    /// When it is next free.
+    /// Returns the time when the station is next free.
     pub(crate) fn free(&self) -> Ps {
         self.free
     }
 
-    /// How long it has served.
+    /// Returns the busy time so far.
     pub(crate) fn busy(&self) -> Ps {
         self.busy
     }
@@ -38,7 +38,7 @@ impl Server {
 pub(crate) struct Lane {
     rate: Rate,
     server: Server,
-    /// The last two lengths and what they take: traffic has few, and the division is slow.
+    /// The last two lengths and their times. Traffic has few lengths, and the division is slow.
     memo: [(u64, Ps); 2],
 }
 
@@ -47,7 +47,7 @@ impl Lane {
         Self { rate, server: Server::default(), memo: [(0, Ps::ZERO); 2] }
     }
 
-    /// How long `bytes` take.
+    /// Returns the time that `bytes` take.
     #[inline]
     pub(crate) fn time_of(&mut self, bytes: u64) -> Ps {
         if self.memo[0].0 == bytes {
@@ -60,38 +60,38 @@ impl Lane {
         self.memo[0].1
     }
 
-    /// Carries `bytes` that are there `at` some time: when the last of them is through.
+    /// Carries `bytes` that are ready at `at`. Returns the time at which the last of them has passed.
     #[inline]
     pub(crate) fn carry(&mut self, at: Ps, bytes: u64) -> Ps {
         let service = self.time_of(bytes);
         self.server.serve(at, service) + service
     }
 
-    /// When it has carried all that it was given.
+    /// Returns the time at which all bytes so far have passed.
     pub(crate) fn free(&self) -> Ps {
         self.server.free()
     }
 
-    /// How long it has carried something.
+    /// Returns the busy time so far.
     pub(crate) fn busy(&self) -> Ps {
         self.server.busy()
     }
 
-    /// Carries nothing for so long from a time on; what it has promised for later moves.
+    /// Pauses the lane for the time `by`, beginning at `from`. Scheduled bytes move accordingly.
     pub(crate) fn pause(&mut self, from: Ps, by: Ps) {
         self.server.free = self.server.free.max(from) + by;
     }
 }
 
-/// What lies between a host's memory and its NIC.
+/// The PCIe bus between the memory of a host and its NIC.
 #[derive(Clone, Debug)]
 pub(crate) struct PcieBus {
     costs: Pcie,
-    /// Towards the NIC: completions of its reads.
+    /// Direction to the NIC: completions of its reads.
     down: Lane,
-    /// Towards memory: its writes.
+    /// Direction to memory: writes of the NIC.
     up: Lane,
-    /// When the reads under way end.
+    /// End times of the reads in flight.
     reads: VecDeque<Ps>,
 }
 
@@ -100,7 +100,7 @@ impl PcieBus {
         Self { costs: costs.clone(), down: Lane::new(costs.rate), up: Lane::new(costs.rate), reads: VecDeque::new() }
     }
 
-    /// The NIC reads `bytes`, beginning `at` some time at the earliest: when it has the last of them.
+    /// Reads `bytes` for the NIC, not before `at`. Returns the time at which the NIC has the last of them.
     pub(crate) fn read(&mut self, at: Ps, bytes: u64) -> Ps {
         let (mut left, mut done) = (bytes, at);
         while left > 0 {
@@ -120,23 +120,24 @@ impl PcieBus {
         done
     }
 
-    /// How long it carried what the NIC fetched, and what it wrote.
+    /// Returns the busy times of both directions: fetches and writes of the NIC.
     pub(crate) fn busy(&self) -> (Ps, Ps) {
         (self.down.busy(), self.up.busy())
     }
 
-    /// The NIC writes `bytes` that it has `at` some time: when a polling CPU sees the last of them.
+    /// Writes `bytes` that the NIC has at the time `at`. Returns the time at which a polling CPU sees the last of
+    /// them.
     pub(crate) fn write(&mut self, at: Ps, bytes: u64) -> Ps {
         let packets = bytes.div_ceil(self.costs.max_payload).max(1);
         self.up.carry(at, bytes + packets * self.costs.write_header) + self.costs.write
     }
 }
 
-/// The queue pairs whose context the NIC keeps: those used last.
+/// Cache of queue pair contexts in the NIC, with least-recently-used eviction.
 #[derive(Clone, Debug)]
 pub(crate) struct ContextCache {
     room: usize,
-    /// The oldest first. As long as all fit nothing is looked up.
+    /// Cached queue pairs, the least recently used first. Unused while all contexts fit.
     recent: VecDeque<u32>,
 }
 
@@ -145,7 +146,8 @@ impl ContextCache {
         Self { room: usize::try_from(costs.cached_queue_pairs).unwrap_or(usize::MAX), recent: VecDeque::new() }
     }
 
-    /// A packet of a queue pair is handled, of `queue_pairs` that there are: must its context be fetched?
+    /// Returns whether the NIC must fetch the context of a queue pair to handle its packet. `queue_pairs` is the
+    /// number of queue pairs of the NIC.
     pub(crate) fn misses(&mut self, queue_pair: u32, queue_pairs: usize) -> bool {
         if queue_pairs <= self.room {
             return false;
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_serves_one_after_the_other() {
+    fn a_server_serves_one_request_at_a_time() {
         let mut server = Server::default();
         assert_eq!(server.serve(Ps(10), Ps(5)), Ps(10));
         assert_eq!(server.serve(Ps(11), Ps(5)), Ps(15));
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_remembers_two_lengths_and_none_wrongly() {
+    fn a_lane_remembers_the_times_of_two_lengths() {
         let mut line = Lane::new(rate());
         for bytes in [98, 98, 62, 98, 1000, 62, 98, 0, 1000, 0] {
             assert_eq!(line.time_of(bytes), rate().time_of(bytes), "{bytes} B");

@@ -1,57 +1,57 @@
-//! Simulated threads: their clocks, their turns, and what they wait for.
+//! Simulated threads: clocks, turns and waiting.
 
 use std::sync::Arc;
 
 use doorbell_rnic::CompletionQueue;
 
 use super::World;
-use super::events::{Event, What};
+use super::events::{Event, EventKind};
 use super::watch::{Change, ThreadId};
 use crate::time::Ps;
 
-/// The least that a turn takes: a thread that does nothing but yield does not stop time.
+/// Minimum length of a turn, so that a thread that only yields does not stop time.
 const LEAST_TURN: Ps = Ps(1_000);
 
-/// So often a thread may read its clock without doing anything between: then it waits for a time, and each reading takes
-/// some.
+/// Number of clock readings in a row that take no time. A thread that reads its clock more often waits for a time,
+/// and each further reading takes [`READING`].
 const READINGS_AT_ONCE: u32 = 8;
 
-/// What reading the clock takes: a time-stamp counter's instruction, and the call around it.
+/// Time of a clock reading: the instruction for the time-stamp counter and the call around it.
 const READING: Ps = Ps(20_000);
 
-/// Why a thread's turn ended, as its tasks say.
+/// Reason why the turn of a thread ended, combined over its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Suspension {
-    /// Until when it waits at the latest.
+    /// Deadline of the wait.
     pub(crate) deadline: Option<Ps>,
-    /// It sleeps on a channel, instead of polling.
+    /// Whether the thread sleeps on a channel instead of polling.
     pub(crate) sleeps: bool,
-    /// It polls for what other threads of its host leave in memory that is not registered.
+    /// Whether the thread polls for results of other threads of its host in memory that is not registered.
     pub(crate) follows: bool,
 }
 
 impl Suspension {
-    /// Nobody says until when: a waker ends it.
+    /// Sleep without a deadline, which only a waker ends.
     const ASLEEP: Self = Self { deadline: None, sleeps: true, follows: false };
 }
 
-/// What a thread does between turns.
+/// State of a thread between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadState {
-    /// Its next turn is an event.
+    /// The next turn of the thread is an event.
     Runnable,
-    /// It waits until something that it looked at changes, or for its deadline.
+    /// The thread waits until something that it looked at changes, or for its deadline.
     Waiting {
-        /// How long one look takes.
+        /// Time of one look.
         period: Ps,
-        /// When it has its turn at the latest.
+        /// Latest time of the next turn.
         until: Option<Ps>,
         sleeps: bool,
         follows: bool,
-        /// Its next turn is an event already, because something changed.
+        /// Whether the next turn is already an event, because something changed.
         is_woken: bool,
     },
-    /// It has ended.
+    /// The thread has ended.
     Over,
 }
 
@@ -60,34 +60,34 @@ pub(crate) enum ThreadState {
 pub(crate) struct Thread {
     pub(crate) name: String,
     pub(crate) node: usize,
-    /// The thread that made it, whose future has the future of this one in it.
+    /// The thread that created this one. The parent's future contains the future of this thread.
     pub(crate) parent: Option<ThreadId>,
     pub(crate) clock: Ps,
     pub(crate) turn: u64,
     pub(crate) state: ThreadState,
-    /// When the turn began.
+    /// Begin of the turn.
     began: Ps,
-    /// What it spent in this turn on looking into empty queues.
+    /// Time that this turn spent on polls of empty queues.
     in_vain: Ps,
-    /// What it spent on reading words of memory, which is in vain if it waits then.
+    /// Time that this turn spent on reading words of memory. It counts as polling if the thread waits afterwards.
     loading: Ps,
     pub(crate) suspension: Option<Suspension>,
-    /// Its waker was called since its future was polled.
+    /// Whether the waker was called since the future was polled.
     poked: bool,
-    /// Queues that had more completions than it asked for in this turn.
+    /// Queues that had more completions than the thread asked for in this turn.
     unread: Vec<Arc<CompletionQueue>>,
-    /// It runs several tasks in turns.
+    /// Whether the thread runs several tasks in turns.
     pub(crate) has_tasks: bool,
-    /// Its future is done, which lies in that of its parent.
+    /// Whether the future, which is part of the parent's future, has finished.
     pub(crate) is_done: bool,
-    /// When it read its clock last, and how often it did so without doing anything between.
+    /// Clock at the last reading, and the number of readings in a row without other work.
     read_at: Ps,
     readings: u32,
-    /// The earliest of its alarms.
+    /// Time of the earliest alarm.
     alarm_at: Ps,
-    /// Time that it spent on what it had to do.
+    /// Time spent on useful work.
     pub(crate) worked: Ps,
-    /// Time that it spent looking for something that was not there.
+    /// Time spent on polls that found nothing.
     pub(crate) polled: Ps,
     pub(crate) slept: Ps,
 }
@@ -120,20 +120,20 @@ impl Thread {
 }
 
 impl Thread {
-    /// It is to have another turn before it waits.
+    /// Gives the thread another turn before it waits.
     pub(super) fn poke(&mut self) {
         self.poked = true;
     }
 
-    /// It has taken as many completions as it asked for, and there are more. If it polls then, it finds them at once:
-    /// nothing has to change first.
+    /// Records a queue that has more completions than the thread took. If the thread polls next, it finds them at
+    /// once and does not wait for a change.
     pub(crate) fn left_completions_in(&mut self, queue: &Arc<CompletionQueue>) {
         if !self.unread.iter().any(|other| Arc::ptr_eq(other, queue)) {
             self.unread.push(Arc::clone(queue));
         }
     }
 
-    /// Does one of those queues still have completions? They are forgotten.
+    /// Returns whether one of these queues still has completions, and forgets the queues.
     fn take_unread(&mut self) -> bool {
         let finds = self.unread.iter().any(|queue| !queue.is_empty());
         self.unread.clear();
@@ -141,33 +141,34 @@ impl Thread {
     }
 }
 
-/// The first time from `clock` on, in steps of `period`, that is not before `at`.
+/// Returns the first time in steps of `period` from `clock` that is not before `at`.
 fn round_up(clock: Ps, period: Ps, at: Ps) -> Ps {
     clock + period.times(at.since(clock).0.div_ceil(period.0.max(1)))
 }
 
 impl World {
-    /// Enters a thread. Its first turn is when it is made: at the clock of the running thread, if that makes it.
+    /// Adds a thread. Its first turn is at the clock of the running thread, or at the time of the hardware.
     pub(crate) fn add_thread(&mut self, node: usize, name: String) -> ThreadId {
         let thread = self.threads.len();
         let at = self.clock();
         self.threads.push(Thread::new(name, node, self.current, at));
-        self.push(at, What::Turn { thread: thread as u32, turn: 0 });
+        self.push(at, EventKind::Turn { thread: thread as u32, turn: 0 });
         thread
     }
 
-    /// The running thread runs so many tasks in turns from now on. Returns which it is, and whether it ran several before.
+    /// Sets the number of tasks that the running thread runs in turns. Returns the thread, and whether it ran several
+    /// tasks before.
     pub(crate) fn set_tasks(&mut self, tasks: usize) -> Option<(ThreadId, bool)> {
         let thread = self.current?;
         Some((thread, std::mem::replace(&mut self.threads[thread].has_tasks, tasks > 1)))
     }
 
-    /// The thread at the root of those that made this one.
+    /// Returns the first ancestor of a thread, which no thread created.
     pub(crate) fn root_of(&self, thread: ThreadId) -> ThreadId {
         std::iter::successors(Some(thread), |&thread| self.threads[thread].parent).last().unwrap_or(thread)
     }
 
-    /// A thread that was made by another has nothing more to do.
+    /// Ends a thread that another thread created.
     pub(crate) fn end_thread(&mut self, thread: ThreadId) {
         self.threads[thread].is_done = true;
         if self.current != Some(thread) {
@@ -175,7 +176,7 @@ impl World {
         }
     }
 
-    /// The thread whose turn it is reads its clock. To read it again and again is to wait.
+    /// Reads the clock of the running thread. Reading it repeatedly counts as waiting.
     pub(crate) fn read_clock(&mut self) -> Ps {
         let Some(thread) = self.current else { return self.now() };
         let own = &mut self.threads[thread];
@@ -190,7 +191,7 @@ impl World {
         own.clock
     }
 
-    /// CPU time of a node's threads so far, and how much of it they spent looking for something that was not there.
+    /// Returns the CPU time of a node's threads so far, and the part of it spent on polls that found nothing.
     pub(crate) fn cpu_time(&self, node: usize) -> (Ps, Ps) {
         let mut sum = (Ps::ZERO, Ps::ZERO);
         let clock = self.clock();
@@ -209,7 +210,7 @@ impl World {
         sum
     }
 
-    /// The running thread spends time.
+    /// Charges time to the running thread.
     #[inline]
     pub(crate) fn charge(&mut self, time: Ps) {
         if let Some(thread) = self.current {
@@ -217,7 +218,7 @@ impl World {
         }
     }
 
-    /// The running thread spends time on a look that finds nothing.
+    /// Charges time for a poll that found nothing to the running thread.
     #[inline]
     pub(crate) fn charge_in_vain(&mut self, time: Ps) {
         if let Some(thread) = self.current {
@@ -227,7 +228,7 @@ impl World {
         }
     }
 
-    /// The running thread spends time on reading a word that another may write.
+    /// Charges time for reading a word that another thread may write to the running thread.
     #[inline]
     pub(crate) fn charge_load(&mut self, time: Ps) {
         if let Some(thread) = self.current {
@@ -237,7 +238,7 @@ impl World {
         }
     }
 
-    /// The running thread and its turn.
+    /// Returns the running thread and its turn.
     #[inline]
     pub(crate) fn looker(&self) -> Option<(ThreadId, u64)> {
         self.current.map(|thread| (thread, self.threads[thread].turn))
@@ -270,13 +271,13 @@ impl World {
         self.current = Some(thread);
     }
 
-    /// The future of a thread is about to be polled.
+    /// Resets the state of a thread before its future is polled.
     pub(crate) fn poll_begins(&mut self, thread: ThreadId) {
         self.threads[thread].poked = false;
         self.threads[thread].suspension = None;
     }
 
-    /// A turn is over. If it `did` something, threads of the host that poll for that see it.
+    /// Accounts for the length of a turn. If the turn `did` something, threads of the host that poll for that see it.
     pub(super) fn end_of_turn_length(&mut self, thread: ThreadId, did: bool) {
         let own = &mut self.threads[thread];
         let length = own.clock.since(own.began);
@@ -291,7 +292,7 @@ impl World {
         }
     }
 
-    /// A thread has done something, of which others of its host that poll for that see the result.
+    /// Wakes the followers of a thread: threads of the same host that poll for its results.
     fn wake_followers(&mut self, thread: ThreadId) {
         let Thread { node, clock, .. } = self.threads[thread];
         for place in 0..self.followers.len() {
@@ -303,7 +304,7 @@ impl World {
         }
     }
 
-    /// The future of the running thread was polled: it is over, or its turn is.
+    /// Ends the turn of the running thread after its future was polled, and ends the thread if `is_over`.
     pub(crate) fn end_turn(&mut self, thread: ThreadId, is_over: bool) {
         self.wake();
         if !is_over && self.threads[thread].clock == self.threads[thread].began {
@@ -315,7 +316,7 @@ impl World {
         self.current = None;
         let wake = self.testbed.cpu.wake;
         let own = &mut self.threads[thread];
-        let turn = What::Turn { thread: thread as u32, turn: own.turn as u32 };
+        let turn = EventKind::Turn { thread: thread as u32, turn: own.turn as u32 };
         let clock = own.clock;
         if is_over || own.is_done {
             own.state = ThreadState::Over;
@@ -331,7 +332,7 @@ impl World {
         }
         own.worked = own.worked.since(own.loading);
         own.polled += own.loading;
-        // What it does again and again while it waits is what it did in vain.
+        // The period is the time of the polls that found nothing, since the thread repeats them while it waits.
         let period = match own.in_vain + own.loading {
             Ps::ZERO => clock.since(own.began),
             looks => looks,
@@ -348,15 +349,16 @@ impl World {
         }
     }
 
-    /// The thread has an event at this time or before. Those who wait again and again, until much later, have one in all.
+    /// Schedules an alarm unless there is an earlier one. A thread that waits again and again until a much later time
+    /// needs only one alarm.
     fn set_alarm(&mut self, thread: ThreadId, at: Ps) {
         if at < self.threads[thread].alarm_at {
             self.threads[thread].alarm_at = at;
-            self.push(at, What::Alarm { thread: thread as u32 });
+            self.push(at, EventKind::Alarm { thread: thread as u32 });
         }
     }
 
-    /// An alarm came too early, or too late.
+    /// Schedules the next alarm of a thread after one that came too early or too late.
     pub(super) fn set_alarm_again(&mut self, thread: ThreadId) {
         let now = self.now();
         let own = &mut self.threads[thread];
@@ -369,15 +371,15 @@ impl World {
         }
     }
 
-    /// The thread whose turn an event is.
+    /// Returns the thread whose turn an event starts.
     pub(super) fn turn_of(&self, event: Event) -> Option<ThreadId> {
-        match event.what {
-            What::Turn { thread, turn } => {
+        match event.kind {
+            EventKind::Turn { thread, turn } => {
                 let thread = thread as usize;
                 let awaited = &self.threads[thread];
                 (awaited.turn as u32 == turn && awaited.state != ThreadState::Over).then_some(thread)
             }
-            What::Alarm { thread } => {
+            EventKind::Alarm { thread } => {
                 let thread = thread as usize;
                 let is_due = matches!(self.threads[thread].state, ThreadState::Waiting { until: Some(until), .. } if until <= event.at);
                 is_due.then_some(thread)
@@ -386,7 +388,7 @@ impl World {
         }
     }
 
-    /// A task of the running thread waits.
+    /// Records that a task of the running thread waits.
     pub(crate) fn suspend(&mut self, suspension: Suspension) {
         let Some(thread) = self.current else { return };
         let place = &mut self.threads[thread].suspension;
@@ -404,7 +406,7 @@ impl World {
         });
     }
 
-    /// Threads whose things changed have their turn: now, rounded up to when they look.
+    /// Wakes threads whose objects changed: now, rounded up to their next look.
     #[inline]
     pub(crate) fn wake(&mut self) {
         if self.changes.is_empty() {
@@ -430,11 +432,11 @@ impl World {
             return;
         }
         let at = if *sleeps { at.max(own.clock) + wake } else { round_up(own.clock, *period, at) };
-        let turn = What::Turn { thread: change.thread as u32, turn: own.turn as u32 };
+        let turn = EventKind::Turn { thread: change.thread as u32, turn: own.turn as u32 };
         self.push(at, turn);
     }
 
-    /// What each thread does and each queue pair has outstanding: sentences.
+    /// Describes the state of each thread and the outstanding work of each queue pair.
     pub(crate) fn report(&self) -> String {
         use std::fmt::Write;
         let mut text = String::new();
@@ -471,8 +473,10 @@ impl World {
             }
             let dropped = node.rnic.counters().rx_dropped_messages;
             if dropped > 0 {
-                let _ =
-                    writeln!(text, "node {number} dropped {dropped} messages of UC and UD, which nobody sends again");
+                let _ = writeln!(
+                    text,
+                    "node {number} dropped {dropped} messages of UC and UD, which are not retransmitted"
+                );
             }
         }
         text
@@ -484,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_looks_again_in_steps_of_its_period() {
+    fn a_thread_looks_again_at_multiples_of_its_period() {
         let round = |at| round_up(Ps(100), Ps(30), Ps(at));
         assert_eq!([0, 100, 101, 130, 131].map(round), [Ps(100), Ps(100), Ps(130), Ps(130), Ps(160)]);
     }

@@ -1,36 +1,36 @@
-//! Who looked at what, and who is to look again because it changed.
+//! Records which threads looked at which objects, and notifies those threads of changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A simulated thread, by its number.
+/// Number of a simulated thread.
 pub(crate) type ThreadId = usize;
 
-/// A mutex whose holder never panics half-way.
+/// Locks a mutex whose holders never panic with it half-changed.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something that a thread looked at has changed.
+/// Change of an object that a thread looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) thread: ThreadId,
-    /// The turn in which it looked. A thread that has had another turn since has looked again.
+    /// The turn in which the thread looked. A thread that has had another turn since has looked again.
     pub(crate) turn: u64,
-    /// It is a notification, which wakes a thread that sleeps.
+    /// Whether the change is a notification, which wakes a sleeping thread.
     pub(crate) notifies: bool,
 }
 
 impl Change {
-    /// Whatever turn the thread has had: its waker was called.
+    /// Turn number of a change that concerns each turn, since the waker of the thread was called.
     pub(crate) const ANY_TURN: u64 = u64::MAX;
 }
 
-/// Changes that the kernel has not acted on. They are collected while hardware is at work, which has the kernel's
-/// state, so they lie outside it.
+/// Changes that the kernel has not handled yet. The hardware adds to them while it borrows the kernel's state, so
+/// they lie outside that state.
 ///
-/// Hardware works under the kernel's lock, so what it changes needs no other: the first change, which is nearly always
-/// the only one, lies beside the list.
+/// The hardware works under the kernel's lock, so its changes need no other lock. The first change, nearly always the
+/// only one, lies beside the list.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     has_first: AtomicBool,
@@ -40,13 +40,13 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// A change from anywhere.
+    /// Adds a change, from any thread.
     pub(crate) fn push(&self, change: Change) {
         lock(&self.list).push(change);
         self.any.store(true, Ordering::Release);
     }
 
-    /// A change by whoever has the kernel's lock.
+    /// Adds a change. The caller holds the kernel's lock.
     fn push_locked(&self, change: Change) {
         if self.has_first.load(Ordering::Relaxed) {
             return self.push(change);
@@ -56,7 +56,7 @@ impl Changes {
         self.has_first.store(true, Ordering::Relaxed);
     }
 
-    /// Are there none?
+    /// Returns whether there are no changes.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         !self.has_first.load(Ordering::Relaxed) && !self.any.load(Ordering::Acquire)
@@ -85,7 +85,7 @@ struct Looker {
     to: usize,
 }
 
-/// A looker, or none. Whoever reads or writes it has the kernel's lock.
+/// An optional looker. Each reader and writer holds the kernel's lock.
 #[derive(Debug, Default)]
 struct OneLooker {
     is_there: AtomicBool,
@@ -118,12 +118,12 @@ impl OneLooker {
     }
 }
 
-/// One thing that threads look at: a completion queue, a channel, or a region of memory by byte ranges.
+/// An object that threads look at: a completion queue, a channel, or a region of memory by byte ranges.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The only looker, which is what nearly everything has.
+    /// The only looker. Nearly all objects have one.
     one: OneLooker,
-    /// There are several, and they are in the list.
+    /// Whether there are several lookers, in the list.
     are_several: AtomicBool,
     several: Mutex<Vec<Looker>>,
     changes: Arc<Changes>,
@@ -141,13 +141,13 @@ impl Watch {
         }
     }
 
-    /// A thread looks at bytes `from..to` in this turn. The caller has the kernel's lock.
+    /// Records that a thread looks at bytes `from..to` in this turn. The caller holds the kernel's lock.
     pub(crate) fn look(&self, thread: ThreadId, turn: u64, from: usize, to: usize) {
         let looker = Looker { thread, turn, from, to };
         if !self.are_several.load(Ordering::Relaxed) {
             match self.one.get() {
                 Some(one) if one == looker => return,
-                // What a thread looked at in an earlier turn it has forgotten.
+                // A thread forgets the objects of its earlier turns.
                 Some(one) if one.thread != thread || one.turn == turn => {}
                 _ => return self.one.set(Some(looker)),
             }
@@ -168,7 +168,7 @@ impl Watch {
         self.are_several.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes `from..to` changed. The caller has the kernel's lock.
+    /// Reports a change of bytes `from..to`. The caller holds the kernel's lock.
     #[inline]
     pub(crate) fn changed(&self, from: usize, to: usize) {
         if let Some(one) = self.one.get() {
@@ -180,7 +180,7 @@ impl Watch {
         }
     }
 
-    /// Tells a looker, if it looked there.
+    /// Notifies a looker if its range overlaps. Returns whether it does.
     #[inline]
     fn tell(&self, looker: Looker, from: usize, to: usize) -> bool {
         let concerns = from < looker.to && looker.from < to;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looked_at_the_range_is_told_once() {
+    fn each_looker_at_a_changed_range_is_notified_once() {
         let changes = Arc::new(Changes::default());
         let watch = Watch::new(&changes, false);
         watch.changed(0, 8);
@@ -219,15 +219,15 @@ mod tests {
         watch.look(1, 5, 16, 24);
         watch.look(2, 9, 4, 6);
         watch.changed(8, 16);
-        assert_eq!(taken(&changes), [], "nobody looked there");
+        assert_eq!(taken(&changes), [], "no thread looked there");
         watch.changed(5, 17);
         assert_eq!(taken(&changes), [(1, 5), (1, 5), (2, 9)]);
         watch.changed(0, 64);
-        assert_eq!(taken(&changes), [], "nobody has looked since");
+        assert_eq!(taken(&changes), [], "no thread has looked since");
     }
 
     #[test]
-    fn what_was_looked_at_in_an_earlier_turn_is_forgotten() {
+    fn a_watch_forgets_looks_of_earlier_turns() {
         let changes = Arc::new(Changes::default());
         let watch = Watch::new(&changes, false);
         watch.look(1, 5, 0, 8);

@@ -1,4 +1,4 @@
-//! The page of Markdown with all predictions.
+//! Markdown page with all predictions.
 
 use std::fmt::Write;
 
@@ -6,55 +6,57 @@ use super::{BlindRow, Doubt, Estimate, Predicted, SEEDS, doubts};
 use crate::reproduce::Lack;
 use crate::testbed::Testbed;
 
-/// How the page begins.
+/// Introduction of the page.
 const HEAD: &str = "\
 # Blind predictions
 
-The simulator predicts the results of experiments that others have published. Nobody who worked on the simulator or on the
-testbeds' files had seen these results when the page was made. The last column is empty; the published number will be entered
-there later, and compared.
+The simulator predicts the results of experiments that others have published. When this page was made, the authors of the
+simulator and of the testbeds' files had not seen these results. The last column is empty. Later, the published number is
+entered there and compared.
 
 `doorbell sim predict --out docs/blind-predictions.md` makes this page from the testbeds' files. The test
-`crates/sim/tests/predictions.rs` fails if the page lacks a row, if a file's values have changed since, or if the simulator
-now says something else.
+`crates/sim/tests/predictions.rs` fails if the page lacks a row, if values of a file have changed since, or if the simulator
+now gives another number.
 
 ## Configuration as published
 
 - T1 (`connectx5-100g`): each list has one work request, one receive and one completion, since the source does not batch
-  here. 64 messages may be unacknowledged, with Direct-Read 32. Each message is signalled.
-- Credits are off in every protocol that can do without. Then the N:1 rate is the highest that provokes no RNR NAK. The
-  search for it ends once a rate that is too high is at most 3 % above one that is not.
-- Of each protocol, the variants that post different operations for a message: of Direct-Read without a fence and with one
-  that waits for the completion of the fenced WRITE, of Buffered-Write one of each way to notify.
+  here. At most 64 messages are unacknowledged, or 32 with Direct-Read. Each message is signalled.
+- Credits are off in every protocol that works without. Then the N:1 rate is the highest without RNR NAKs. The search for
+  it ends once a rate that is too high is at most 3 % above one that is not.
+- Each protocol has the variants that post different operations for a message. Direct-Read has one variant without a fence,
+  and one that waits for the completion of the fenced WRITE. Buffered-Write has one variant for each way to notify.
 - N:1 is N threads on one host, which share its NIC, and one thread on the other host, which receives from all of them.
-  N:N is N threads on each host, one connection for each pair.
-- Latency is half a round trip, the median.
+  N:N is N threads on each host, with one connection for each pair.
+- Latency is the median of half a round trip.
 - T2 (`counters-100g`): requests and responses of 1 byte, on one queue pair.
 - T3 (`connectx5-100g-far`): 64 WRITEs of 8 bytes in flight for each queue pair, or 16 READs, which is the NIC's limit. One
   thread posts for each queue pair.
-- The store on T3: 1,024 keys, values of 1 KiB, 64 clients on two hosts in a closed loop; half puts and Zipf 0.99 where they are
-  not varied. Between two operations a client does nothing for 15 us, as fitted on the published share of CASes that succeed,
-  and shortcuts are written 7.1 us after a put, as fitted on that of READs (docs/far-memory.md).
-- CAS on one address of T3: each client on a host of its own, 16 CASes outstanding; straight over a queue pair for each client,
-  or through a middlebox that has one, with and without turning CASes into WRITEs.
+- The store on T3: 1,024 keys, values of 1 KiB, and 64 clients on two hosts in a closed loop. Half of the operations are puts
+  and the Zipf exponent is 0.99, unless varied. A client pauses for 15 us between two operations; this time is fitted on the
+  published share of CASes that succeed. Clients write shortcuts 7.1 us after a put; this time is fitted on the share of READs
+  that succeed (docs/far-memory.md).
+- CAS on one address of T3: each client is on a separate host and has 16 CASes outstanding. Clients reach the address
+  directly, with a queue pair each, or through a middlebox with one queue pair. The middlebox turns CASes into WRITEs or not.
 
-## Where the intervals come from
+## Source of the intervals
 
-An interval says how far the number moves when uncertain values of the testbed's file move. The tables below name these
-values. Each is set to its least and then to its greatest value, all others staying as they are, and the row is simulated
-again. Fitted values move no further than the rows on which they were fitted stay within their tolerance. Assumed values move
-over the range that specifications or measurements of similar hardware leave open. Two other seeds count as one more change.
-The lower end of the interval is the prediction minus the root of the sum of the squares of all moves downward, as if
-the changes were independent of each other; the upper end likewise.
+An interval states how far the number moves when uncertain values of the testbed's file move. The tables below name these
+values. Each is set to its minimum and then to its maximum, while all others stay as they are, and the row is simulated
+again. Fitted values move as far as the rows on which they were fitted stay within tolerance. Assumed values move over the
+range that specifications or measurements of similar hardware leave open. Two other seeds count as one more change.
 
-The intervals say nothing about mechanisms that the simulator does not have.
+The changes are treated as independent of each other. The lower end of the interval is the prediction minus the root of the
+sum of the squares of all moves downward. The upper end is computed the same way from the moves upward.
+
+The intervals do not cover mechanisms that the simulator does not have.
 ";
 
-/// The page of Markdown with all predictions.
+/// Renders the Markdown page with all predictions.
 pub fn page(all: &[(&Testbed, Vec<Predicted>)]) -> String {
     let mut text = HEAD.to_owned();
     for (testbed, predicted) in all {
-        // To write to a string does not fail.
+        // Writing to a string does not fail.
         let _ = section(&mut text, testbed, predicted);
     }
     text
@@ -110,17 +112,17 @@ fn section(text: &mut String, testbed: &Testbed, predicted: &[Predicted]) -> std
     Ok(())
 }
 
-/// With which values the page was made.
+/// Returns the sentence that names the testbed's file and the digest of its values.
 pub fn revision(testbed: &Testbed) -> String {
     format!("Made with `testbeds/{}.toml`, whose values have the digest `{}`.", testbed.name, testbed.digest())
 }
 
-/// The heading of the table that has this row.
+/// Returns the heading of the table that has this row.
 pub fn heading(row: &BlindRow) -> String {
     format!("### {}: {}", row.testbed, row.experiment)
 }
 
-/// A row's cells on the page, without what was predicted: by these it is found again.
+/// Returns the cells of a row without the prediction. They identify the row on the page.
 pub fn cells(row: &BlindRow) -> String {
     format!("| {} | {} | {} | {} |", row.subject, row.bytes, row.at.1, row.unit.name())
 }
@@ -129,13 +131,13 @@ fn named(row: &BlindRow) -> String {
     format!("{}, {}, {} B, {} {}, {}", row.experiment, row.subject, row.bytes, row.at.1, row.at.0, row.unit.name())
 }
 
-/// The first line of a reason. The others are the state of each thread.
+/// Returns the first line of a reason as a sentence. The other lines are the states of the threads.
 fn sentence(lack: &Lack) -> String {
     let text = lack.to_string();
     format!("{}.", text.lines().next().unwrap_or_default().trim_end_matches('.'))
 }
 
-/// A number with three digits.
+/// Formats a number with three digits.
 pub fn digits(value: f64) -> String {
     let decimals = match value {
         99.95.. => 0,

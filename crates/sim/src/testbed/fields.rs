@@ -1,10 +1,10 @@
-//! Every parameter of a testbed, once: its name, its type, its unit and its range.
+//! All parameters of a testbed: names, types, units and ranges.
 
 use doorbell_wire::PathMtu;
 
 use crate::time::{PerByte, Ps, Rate};
 
-/// What a parameter measures.
+/// Dimension of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dimension {
     /// Picoseconds.
@@ -15,20 +15,20 @@ pub enum Dimension {
     Rate,
     /// Bytes.
     Size,
-    /// A number of things.
+    /// A count.
     Count,
-    /// One of several words.
+    /// A choice of words.
     Choice,
 }
 
-/// A parameter's name, meaning and range.
+/// Name, description and range of a parameter.
 #[derive(Debug)]
 pub(crate) struct Field {
     pub(crate) group: &'static str,
     pub(crate) name: &'static str,
     pub(crate) doc: &'static str,
     pub(crate) dimension: Dimension,
-    /// Of a choice, its words; of a size that may have a few values only, those.
+    /// Allowed words of a choice, or allowed values of a size that has only a few.
     pub(crate) words: &'static [&'static str],
     pub(crate) least: u64,
     pub(crate) most: u64,
@@ -40,7 +40,7 @@ impl Field {
     }
 }
 
-/// What a number in base units (those that [`Dimension`] names) becomes.
+/// A type that can be created from a number in the base unit of its [`Dimension`].
 trait Raw: Sized {
     const WORDS: &'static [&'static str] = &[];
     fn from_raw(raw: u64) -> Option<Self>;
@@ -97,27 +97,27 @@ macro_rules! choices {
 }
 
 choices! {
-    /// What an atomic operation keeps others from while it is under way.
+    /// Scope of the lock of an atomic operation.
     LockScope {
-        /// Every other atomic operation on the device.
+        /// All atomic operations on the device.
         Device = "device",
-        /// Those of the same queue pair.
+        /// Atomic operations of the same queue pair.
         QueuePair = "queue-pair",
-        /// Those on the same address.
+        /// Atomic operations on the same address.
         Address = "address",
     }
-    /// When a switch begins to send a frame.
+    /// Time at which a switch begins to send a frame.
     Forwarding {
-        /// Once it has the frame's header.
+        /// After the header of the frame has arrived.
         CutThrough = "cut-through",
-        /// Once it has all of the frame.
+        /// After the whole frame has arrived.
         StoreAndForward = "store-and-forward",
     }
-    /// What a switch does when a queue is full.
+    /// Behaviour of a switch when a queue is full.
     WhenFull {
-        /// It drops the frame.
+        /// The switch drops the frame.
         Drop = "drop",
-        /// Before that it has those who send to the queue pause (IEEE 802.1Qbb).
+        /// The switch pauses the senders before the queue is full (IEEE 802.1Qbb).
         Pause = "pause",
     }
 }
@@ -134,7 +134,7 @@ macro_rules! groups {
             }
         )*
 
-        /// All parameters, in the order in which files and tables have them.
+        /// All parameters, in the order of files and tables.
         pub(crate) const FIELDS: &[Field] = &[$($(
             Field {
                 group: stringify!($group),
@@ -147,14 +147,15 @@ macro_rules! groups {
             },
         )*)*];
 
-        /// The parameters as what they are.
+        /// The parameters with their types.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub(crate) struct Groups {
             $(pub(crate) $group: $Group,)*
         }
 
         impl Groups {
-            /// `raw` has a number for each of [`FIELDS`]. `Err` names the field whose number is none of its type's.
+            /// Converts `raw`, which has a number for each of [`FIELDS`]. `Err` is the index of a field whose number
+            /// is invalid.
             pub(crate) fn from_raw(raw: &[u64]) -> Result<Self, usize> {
                 let mut at = 0..;
                 let mut next = || at.next().unwrap_or(raw.len());
@@ -169,60 +170,60 @@ macro_rules! groups {
     };
 }
 
-/// Ten seconds: more than any part of a testbed needs for anything.
+/// Ten seconds: longer than any time of a testbed.
 const LONG: u64 = 10_000_000_000_000;
-/// A microsecond per byte.
+/// Maximum time per byte: one microsecond.
 const SLOW: u64 = 1_000_000_000;
-/// 100 Tb/s.
+/// Maximum rate: 100 Tb/s.
 const FAST: u64 = 100_000_000_000_000;
 const TIB: u64 = 1 << 40;
 const MANY: u64 = 1 << 30;
-/// The longest work request in the sum of its segments, and more than any TLP.
+/// Maximum of small sizes: longer than any work request and any TLP.
 const SMALL: u64 = 1 << 16;
 
 groups! {
-    /// What a thread spends on verbs and memory.
+    /// CPU time of a thread for verbs and memory.
     Cpu cpu {
-        /// a list of work requests posted, however long: lock, fence, doorbell
+        /// time to post a list of work requests, of any length: lock, fence, doorbell
         post_list: Ps [Time 0, LONG],
-        /// each work request of such a list: writing it down
+        /// time to write each work request of such a list
         post_wr: Ps [Time 0, LONG],
-        /// each payload byte that is copied into a work request (inline)
+        /// time to copy each payload byte into a work request (inline)
         inline_per_byte: PerByte [TimePerByte 0, SLOW],
-        /// a look at a completion queue, whether it has something or not
+        /// time to poll a completion queue, with or without completions
         poll_call: Ps [Time 0, LONG],
-        /// each completion that a look takes
+        /// time to take each completion
         poll_completion: Ps [Time 0, LONG],
-        /// copying a payload that the NIC has put into the completion
+        /// time to copy a payload that the NIC has put into the completion
         inline_receive: Ps [Time 0, LONG],
-        /// a list of receives posted, however long
+        /// time to post a list of receives, of any length
         repost_list: Ps [Time 0, LONG],
-        /// each receive of such a list
+        /// time to write each receive of such a list
         repost_wr: Ps [Time 0, LONG],
-        /// a word of registered memory read or written
+        /// time to read or write a word of registered memory
         memory_access: Ps [Time 0, LONG],
-        /// each byte copied from or to registered memory
+        /// time to copy each byte from or to registered memory
         copy_per_byte: PerByte [TimePerByte 0, SLOW],
-        /// a lock between threads, while it is held
+        /// time for which a lock between threads is held
         lock: Ps [Time 0, LONG],
-        /// from an event to the thread that slept running
+        /// time from an event until a sleeping thread runs
         wake: Ps [Time 0, LONG],
-        /// the cache that a core has for itself
+        /// size of the private cache of a core
         cache: u64 [Size 1, TIB],
-        /// what a core touches in turn for each receive queue that a thread takes messages from
+        /// bytes that a core touches for each receive queue from which its thread takes messages
         queue_pair: u64 [Size 0, TIB],
-        /// cache lines that a message touches and that may have been pushed out
+        /// cache lines per message that may have been evicted
         lines_per_message: u64 [Count 0, SMALL],
-        /// a line that is not in the core's own cache
+        /// time to load a line that is not in the core's private cache
         cache_miss: Ps [Time 0, LONG],
     }
-    /// What lies between a host's memory and its NIC.
+    /// PCIe between the memory of a host and its NIC.
     Pcie pcie {
         /// bits per second of the link in each direction, after line coding
         rate: Rate [Rate 1_000_000, FAST],
-        /// most payload of a write, and of a completion of a read
+        /// maximum payload of a write, and of a completion of a read
         max_payload: u64 [Size 1, SMALL],
-        /// most bytes that one read asks for
+        /// maximum bytes that one read requests
         max_read_request: u64 [Size 1, SMALL],
         /// bytes around the payload of a write
         write_header: u64 [Size 0, SMALL],
@@ -230,94 +231,95 @@ groups! {
         completion_header: u64 [Size 0, SMALL],
         /// bytes of the request of a read
         request_header: u64 [Size 0, SMALL],
-        /// from the CPU's store to the NIC having it
+        /// time from the CPU's store until the NIC has it
         doorbell: Ps [Time 0, LONG],
-        /// from the NIC's write to a polling CPU seeing it
+        /// time from the NIC's write until a polling CPU sees it
         write: Ps [Time 0, LONG],
-        /// from the NIC's read request to its first byte
+        /// time from the NIC's read request to its first byte
         read: Ps [Time 0, LONG],
-        /// read requests that may wait for completions at once
+        /// maximum read requests in flight
         reads_in_flight: u64 [Count 1, SMALL],
     }
-    /// What the NIC needs for requests, packets and answers.
+    /// Costs of the NIC for requests, packets and responses.
     Nic nic {
-        /// processing units; a queue pair belongs to one of them, in turn as they are made
+        /// number of processing units; queue pairs are assigned to them in turn
         units: u64 [Count 1, SMALL],
-        /// a work request at its queue pair's unit
+        /// time of a work request at its queue pair's unit
         unit_request: Ps [Time 0, LONG],
-        /// each further packet of a work request at its unit
+        /// time of each further packet of a work request at its unit
         unit_packet: Ps [Time 0, LONG],
-        /// each packet sent, at what all units share
+        /// time of each sent packet at the stage that all units share
         send_packet: Ps [Time 0, LONG],
-        /// each packet received, at what all units share
+        /// time of each received packet at the stage that all units share
         receive_packet: Ps [Time 0, LONG],
-        /// from a work request in the NIC to its first bit on the line
+        /// time from a work request in the NIC to its first bit on the line
         transmit: Ps [Time 0, LONG],
-        /// from a packet's last bit off the line to its memory access, or to its answer
+        /// time from a packet's last bit off the line to its memory access, or to its response
         receive: Ps [Time 0, LONG],
-        /// the same for an acknowledgement, to its completion being written
+        /// time from an acknowledgement's last bit off the line until its completion is written
         receive_ack: Ps [Time 0, LONG],
-        /// packets after which a requester asks for an acknowledgement in the midst of a message
+        /// packets after which a requester asks for an acknowledgement within a message
         ack_every: u64 [Count 1, MANY],
-        /// the longest payload that the NIC puts into the completion instead of the receive's buffer
+        /// maximum payload that the NIC puts into the completion instead of the receive's buffer
         inline_receive: u64 [Size 0, SMALL],
-        /// payloads of one queue pair's work requests that are fetched at once; the next waits for the first of them
+        /// maximum payloads of one queue pair's work requests that are fetched at once
         payload_fetches: u64 [Count 1, SMALL],
-        /// the longest work request that the CPU stores to the NIC with its doorbell; 0 if the NIC fetches all
+        /// maximum size of a work request that the CPU stores to the NIC with its doorbell; 0 if the NIC fetches all
         stored_request: u64 [Size 0, SMALL],
-        /// a work request without inline data
+        /// size of a work request without inline data
         request: u64 [Size 1, SMALL],
-        /// a completion
+        /// size of a completion
         completion: u64 [Size 1, SMALL],
-        /// what a message that takes a receive is later than one that takes none
+        /// extra time of a message that takes a receive
         take_receive: Ps [Time 0, LONG],
-        /// a message too long for the completion that takes a receive of a shared queue which another queue pair took from last
+        /// extra time of a message that is not in the completion, if another queue pair took the shared queue's last
+        /// receive
         shared_receive: Ps [Time 0, LONG],
-        /// units for READs at the responder
+        /// number of units for READs at the responder
         read_units: u64 [Count 1, SMALL],
-        /// a READ at such a unit, without its data
+        /// time of a READ at such a unit, without its data
         read: Ps [Time 0, LONG],
-        /// an atomic operation, while it holds its lock
+        /// time for which an atomic operation holds its lock
         atomic: Ps [Time 0, LONG],
-        /// what the lock of an atomic operation covers
+        /// scope of the lock of an atomic operation
         atomic_lock: LockScope [Choice 0, 0],
-        /// READs and atomic operations that a queue pair has in flight at most
+        /// maximum READs and atomic operations in flight per queue pair
         max_rd_atomic: u64 [Count 1, 255],
-        /// queue pairs whose context the NIC keeps
+        /// maximum queue pairs whose context the NIC caches
         cached_queue_pairs: u64 [Count 1, MANY],
-        /// fetching the context of a queue pair that it does not keep
+        /// time to fetch the context of a queue pair that is not cached
         context_miss: Ps [Time 0, LONG],
-        /// what a peer's access to memory is late by on average, each by another time: those of one queue pair stay in order
+        /// mean random delay of a peer's memory access; accesses of one queue pair stay in order
         access_jitter: Ps [Time 0, LONG],
     }
-    /// Each cable.
+    /// Properties of each cable.
     Link link {
         /// bits per second in each direction
         rate: Rate [Rate 1_000_000, FAST],
-        /// from end to end, with what the ports add
+        /// time from end to end, including the ports
         propagation: Ps [Time 0, LONG],
         /// the path MTU of connections that do not choose one
         path_mtu: PathMtu [Size 256, 4096],
     }
-    /// Each switch.
+    /// Properties of each switch.
     Switch switch {
-        /// from a frame's header in to its first bit out, if nothing waits
+        /// time from a frame's header in to its first bit out, if the queue is empty
         latency: Ps [Time 0, LONG],
-        /// when a frame is sent on
+        /// time at which the switch begins to send a frame
         forwarding: Forwarding [Choice 0, 0],
-        /// bytes that wait for one port at most
+        /// maximum bytes that wait for one port
         queue: u64 [Size 1, TIB],
-        /// what happens when they do
+        /// behaviour when a queue is full
         when_full: WhenFull [Choice 0, 0],
-        /// bytes that wait for a port when it has its senders pause
+        /// bytes waiting for a port at which the switch pauses the senders
         pause_at: u64 [Size 1, TIB],
-        /// bytes that wait for a port when it has them go on
+        /// bytes waiting for a port at which the senders resume
         resume_at: u64 [Size 0, TIB],
-        /// bytes that wait for a port when frames begin to be marked (RFC 3168)
+        /// bytes waiting for a port at which the switch marks frames (RFC 3168); 0 means never
         mark_at: u64 [Size 0, TIB],
-        /// a packet through the middlebox at the switch, if there is one, beside the switch's own latency
+        /// time of a packet in the middlebox at the switch, in addition to the switch's latency
         middlebox: Ps [Time 0, LONG],
-        /// from one packet of the middlebox to the next, for each that comes in and each that leaves
+        /// time from one packet of the middlebox to the next, for each that arrives or leaves
         middlebox_packet: Ps [Time 0, LONG],
     }
 }

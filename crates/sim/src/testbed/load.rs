@@ -1,4 +1,5 @@
-//! From a file's text to checked values. Errors name file, line, field and what is allowed.
+//! Parser of testbed files, which checks all values. Errors name the file, the line, the field and the allowed
+//! values.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -7,25 +8,25 @@ use super::fields::{Dimension, FIELDS, Field, Groups};
 use super::unit::{self, NoNumber, Unit};
 use super::{Entry, Testbed};
 
-/// Names the layout of a file.
+/// Name of the file layout.
 pub const SCHEMA: &str = "doorbell-testbed/1";
 
-/// The longest file that is read: a hundred times what the fields need.
+/// Maximum size of a file in bytes: a hundred times the size of the fields.
 const LONGEST: usize = 1 << 20;
 
-/// Why a testbed's file, or a value given in its place, is not acceptable.
+/// Error of an invalid testbed file or replaced value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {field}: {problem}")]
 pub struct TestbedError {
-    /// File and line, or how the value was given.
+    /// File and line, or the source of the replaced value.
     pub place: String,
-    /// Which field.
+    /// Name of the field.
     pub field: String,
-    /// What is wrong with it, and what is allowed.
+    /// The problem and the allowed values.
     pub problem: String,
 }
 
-/// Fields outside the groups.
+/// Text fields outside the groups.
 const TEXTS: [&str; 4] = ["schema", "name", "about", "hardware"];
 const LISTS: [&str; 1] = ["open_points"];
 const OPTIONAL: [&str; 1] = ["published"];
@@ -70,7 +71,7 @@ pub(super) fn testbed(file: &str, text: &str) -> Result<Testbed, TestbedError> {
     Ok(Testbed::new(name, about, hardware, published, open_points, entries, groups))
 }
 
-/// The groups of these values, or which value does not go together with the others and why.
+/// Builds the groups from the values. The error is the index of a value that contradicts the others, and the reason.
 pub(super) fn build(entries: &[Entry]) -> Result<Groups, (usize, String)> {
     let raw: Vec<u64> = entries.iter().map(|entry| entry.raw).collect();
     let groups = Groups::from_raw(&raw).map_err(|index| (index, format!("allowed is {}", allowed(&FIELDS[index]))))?;
@@ -90,7 +91,7 @@ pub(super) fn build(entries: &[Entry]) -> Result<Groups, (usize, String)> {
     Ok(groups)
 }
 
-/// What a field may be, in words.
+/// Describes the allowed values of a field.
 pub(super) fn allowed(field: &Field) -> String {
     if !field.words.is_empty() {
         return match field.dimension {
@@ -102,7 +103,7 @@ pub(super) fn allowed(field: &Field) -> String {
     format!("{} to {}", words(field.least), words(field.most))
 }
 
-/// A number of a field as written, in base units, or what is wrong with it.
+/// Converts a number of a field to base units. The error states the problem.
 pub(super) fn number(field: &Field, written: &str, unit: Unit) -> Result<u64, String> {
     let shown = if field.dimension == Dimension::Count { String::new() } else { format!(" {}", unit.name) };
     let range = allowed(field);
@@ -122,22 +123,22 @@ pub(super) fn number(field: &Field, written: &str, unit: Unit) -> Result<u64, St
     Ok(raw)
 }
 
-/// A word of a choice, as its number.
+/// Converts a word of a choice to its index.
 pub(super) fn word(field: &Field, written: &str) -> Result<u64, String> {
     let found = field.words.iter().position(|word| *word == written);
     let index = found.ok_or_else(|| format!("it is \"{written}\", allowed is {}", allowed(field)))?;
     u64::try_from(index).map_err(|_| format!("allowed is {}", allowed(field)))
 }
 
-/// What is said of a name that nothing has.
+/// Returns the error text for an unknown name.
 pub(super) fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     format!("there is no such field; {}", nearest(name, known))
 }
 
-/// The name that somebody may have meant, or all that there are.
+/// Returns text with the name that the user probably meant, or with all names.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let distance = |other: &&str| strsim::damerau_levenshtein(name, other);
-    // A name that shares less than half of its letters is none that somebody meant.
+    // A name that shares less than half of its letters is not a likely intention.
     let nearest = known.clone().min_by_key(distance).filter(|other| 2 * distance(other) <= name.len().max(other.len()));
     match nearest {
         Some(nearest) => format!("the nearest is {nearest}"),
@@ -166,7 +167,7 @@ impl Reader<'_> {
 
     fn only(&self, table: &DeTable<'_>, within: &str, known: &[&str]) -> Result<(), TestbedError> {
         let is_unknown = |key: &str| !known.contains(&key);
-        // The first in the file, whatever order the table has.
+        // Take the first unknown key in the file; the table has no order.
         let strange = table.keys().filter(|key| is_unknown(key.get_ref())).min_by_key(|key| key.span().start);
         strange.map_or(Ok(()), |key| {
             let field = format!("{within}{}", key.get_ref());
@@ -210,7 +211,7 @@ impl Reader<'_> {
         Ok((value.span().start, inner))
     }
 
-    /// Where a field stands, or its group if it is not there.
+    /// Returns the position of a field, or of its group if the field is missing.
     fn at_field(&self, table: &DeTable<'_>, field: &Field) -> usize {
         let Ok((start, group)) = self.table(table, field.group) else { return 0 };
         group.get(field.name).map_or(start, |value| value.span().start)
@@ -273,7 +274,7 @@ impl Reader<'_> {
     }
 }
 
-/// A type's name with its article.
+/// Returns the name of a type with its article.
 fn a(name: &str) -> String {
     let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {name}")

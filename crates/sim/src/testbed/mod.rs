@@ -1,14 +1,14 @@
-//! What a testbed's parts need, from `testbeds/*.toml`.
+//! Costs of the parts of a testbed, read from `testbeds/*.toml`.
 //!
-//! A file has a table for each part, and in it each value with its unit, its source and whether it was fitted:
+//! A file has a table for each part. Each value in it has a unit and a source, and may be marked as fitted:
 //!
 //! ```toml
 //! [cpu]
 //! post_wr = { value = 1.143, unit = "ns", source = "..." }
 //! ```
 //!
-//! Every value is needed, and none but those that [`Testbed::parameters`] lists is allowed. Numbers are read as
-//! decimals: 0.1 ns are 100 ps, and not what a floating-point number makes of it.
+//! Each value listed by [`Testbed::parameters`] is required, and no other is allowed. Numbers are read as exact
+//! decimals: 0.1 ns are 100 ps, without rounding by floating-point arithmetic.
 
 mod fields;
 mod load;
@@ -24,73 +24,73 @@ pub(crate) use load::nearest;
 pub use load::{SCHEMA, TestbedError};
 use unit::Unit;
 
-/// A testbed: what each of its parts needs.
+/// A testbed: the costs of each of its parts.
 ///
-/// All its nodes are equal, and so are its cables and its switches.
+/// All nodes are equal, and so are all cables and all switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Testbed {
-    /// Its name on the command line: `connectx5-100g`.
+    /// Name on the command line: `connectx5-100g`.
     pub name: String,
-    /// What it is for.
+    /// Purpose of the testbed.
     pub about: String,
-    /// What it is made of.
+    /// Hardware of the testbed.
     pub hardware: String,
-    /// The published testbed that it stands for, by the name in `published/*.toml`.
+    /// Name in `published/*.toml` of the published testbed that it models.
     pub published: Option<String>,
-    /// What is assumed, unknown or contradictory: sentences.
+    /// Sentences about assumed, unknown or contradictory facts.
     pub open_points: Vec<String>,
-    /// What a thread spends on verbs and memory.
+    /// CPU time of a thread for verbs and memory.
     pub cpu: Cpu,
-    /// What lies between a host's memory and its NIC.
+    /// PCIe between the memory of a host and its NIC.
     pub pcie: Pcie,
-    /// What the NIC needs for requests, packets and answers.
+    /// Costs of the NIC for requests, packets and responses.
     pub nic: Nic,
-    /// Each cable.
+    /// Properties of each cable.
     pub link: Link,
-    /// Each switch.
+    /// Properties of each switch.
     pub switch: Switch,
     entries: Vec<Entry>,
 }
 
-/// A value as the file has it.
+/// A value from the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
-    /// In base units.
+    /// Number in base units.
     raw: u64,
-    /// `None` for a choice.
+    /// Unit in the file; `None` for a choice.
     unit: Option<Unit>,
     source: String,
     fitted: bool,
 }
 
-/// A value with what is known of it.
+/// A value with its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter<'a> {
     /// PART.NAME.
     pub path: String,
-    /// What it is, in words.
+    /// Description of the parameter.
     pub about: &'static str,
-    /// What it measures.
+    /// Dimension of the parameter.
     pub dimension: Dimension,
     /// The number, or the word of a choice.
     pub value: String,
     /// The unit of the number; empty for a count and for a choice.
     pub unit: &'static str,
-    /// What is allowed, in words.
+    /// Description of the allowed values.
     pub allowed: String,
-    /// Where it is from.
+    /// Source of the value.
     pub source: &'a str,
-    /// It was chosen so that simulated rows come out as published ones.
+    /// Whether the value was chosen so that simulated rows match published ones.
     pub is_fitted: bool,
 }
 
 impl Testbed {
-    /// Reads a file's text. `file` is how errors call it.
+    /// Parses the text of a file. `file` is its name in errors.
     ///
     /// # Errors
     ///
-    /// Something is missing, unknown, of the wrong type or unit, or out of range: the file, the line, the field and
-    /// what is allowed.
+    /// Returns an error if something is missing, unknown, of the wrong type or unit, or out of range. The error names
+    /// the file, the line, the field and the allowed values.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, TestbedError> {
         load::testbed(file, text)
     }
@@ -108,7 +108,7 @@ impl Testbed {
         Self { name, about, hardware, published, open_points, cpu, pcie, nic, link, switch, entries }
     }
 
-    /// All values, in the order of parts and fields.
+    /// Returns all values, in the order of parts and fields.
     pub fn parameters(&self) -> impl Iterator<Item = Parameter<'_>> {
         FIELDS.iter().zip(&self.entries).map(|(field, entry)| {
             let (value, unit) = match entry.unit {
@@ -132,9 +132,9 @@ impl Testbed {
         })
     }
 
-    /// A number of 16 digits that differs where any value does: of two testbeds with one name, say.
+    /// Returns a digest of all values with 16 hexadecimal digits. It distinguishes two testbeds of one name.
     pub fn digest(&self) -> String {
-        // FNV-1a, of what `parameters` prints.
+        // FNV-1a of the output of `parameters`.
         let mut digest = 0xcbf2_9ce4_8422_2325_u64;
         for parameter in self.parameters() {
             for byte in format!("{} {} {}\n", parameter.path, parameter.value, parameter.unit).bytes() {
@@ -144,14 +144,14 @@ impl Testbed {
         format!("{digest:016x}")
     }
 
-    /// The same testbed with another value, under the checks that files are under.
+    /// Returns the testbed with one value replaced, after the checks of a file.
     ///
     /// `path` is PART.NAME, with or without a unit: `link.rate`, `link.rate_gbps`. `value` is a number, with or
     /// without a unit, or the word of a choice. Without any unit the number has the one of the testbed's file.
     ///
     /// # Errors
     ///
-    /// There is no such field, or the value is not allowed.
+    /// Returns an error if there is no such field, or the value is not allowed.
     pub fn with(&self, path: &str, value: &str) -> Result<Self, TestbedError> {
         let refuse = |problem| TestbedError { place: self.name.clone(), field: path.to_owned(), problem };
         let (index, suffix) = find(path).ok_or_else(|| {
@@ -165,7 +165,7 @@ impl Testbed {
             Some(of_file) => {
                 let is_of_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_');
                 let end = value.find(|c: char| !is_of_number(c) && !matches!(c, 'e' | 'E')).unwrap_or(value.len());
-                // What does not begin as a number is none, whatever its letters would name.
+                // Text that does not begin as a number is not a number, even if its letters name a unit.
                 let (number, named) = match end {
                     0 => (value, ""),
                     _ => (value[..end].trim_end(), value[end..].trim()),
@@ -199,7 +199,7 @@ impl Testbed {
     }
 }
 
-/// The field of a path, and the unit behind its name if there is one.
+/// Finds the field of a path, and the unit after its name if there is one.
 fn find(path: &str) -> Option<(usize, Option<Unit>)> {
     let (group, name) = path.split_once('.')?;
     FIELDS.iter().enumerate().filter(|(_, field)| field.group == group).find_map(|(index, field)| {
@@ -212,7 +212,7 @@ fn find(path: &str) -> Option<(usize, Option<Unit>)> {
     })
 }
 
-/// The files, as they are built into the program.
+/// The built-in files.
 const FILES: [(&str, &str); 3] = [
     ("testbeds/connectx5-100g.toml", include_str!("../../data/connectx5-100g.toml")),
     ("testbeds/counters-100g.toml", include_str!("../../data/counters-100g.toml")),
@@ -226,12 +226,12 @@ static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {
     FILES.into_iter().map(load).collect()
 });
 
-/// The testbeds that are part of the program.
+/// Returns the built-in testbeds.
 pub fn all() -> &'static [Testbed] {
     &ALL
 }
 
-/// The testbed of this name.
+/// Returns the built-in testbed with this name.
 pub fn by_name(name: &str) -> Option<&'static Testbed> {
     all().iter().find(|testbed| testbed.name == name)
 }

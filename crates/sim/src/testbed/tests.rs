@@ -11,7 +11,7 @@ fn t1() -> &'static Testbed {
 }
 
 #[test]
-fn every_file_is_read_and_has_a_source_for_each_value() {
+fn each_value_of_a_testbed_has_a_source() {
     for testbed in all() {
         assert_eq!(testbed.parameters().count(), FIELDS.len());
         for parameter in testbed.parameters() {
@@ -22,9 +22,9 @@ fn every_file_is_read_and_has_a_source_for_each_value() {
     assert_eq!(by_name("connectx9"), None);
 }
 
-/// A value that is taken from another testbed follows it when it is fitted anew.
+/// A value copied from another testbed must follow that testbed when it is fitted again.
 #[test]
-fn what_is_as_in_another_testbed_is_the_same_there() {
+fn values_copied_from_a_testbed_equal_its_values() {
     let mut count = 0;
     for testbed in all() {
         for own in testbed.parameters() {
@@ -44,7 +44,7 @@ fn what_is_as_in_another_testbed_is_the_same_there() {
 }
 
 #[test]
-fn t1_has_eight_fitted_values_at_most() {
+fn t1_has_at_most_eight_fitted_values() {
     let fitted: Vec<String> = t1().parameters().filter(|it| it.is_fitted).map(|it| it.path).collect();
     assert!(fitted.len() <= 8, "{fitted:?}");
     assert!(fitted.contains(&"nic.unit_request".to_owned()));
@@ -62,7 +62,7 @@ fn values_are_in_base_units() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_named_with_line_field_and_what_is_allowed() {
+fn errors_name_line_field_and_allowed_values() {
     let line_of = |needle: &str| 1 + T1.lines().position(|line| line.contains(needle)).unwrap();
     for (old, new, words) in [
         (
@@ -140,7 +140,7 @@ fn what_is_wrong_in_a_file_is_named_with_line_field_and_what_is_allowed() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_the_line_of_its_group() {
+fn errors_of_missing_fields_name_the_line_of_the_group() {
     let without: String =
         T1.lines().filter(|line| !line.starts_with("post_wr ")).map(|line| format!("{line}\n")).collect();
     let at = 1 + T1.lines().position(|line| line == "[cpu]").unwrap();
@@ -200,7 +200,7 @@ proptest! {
         prop_assert!(Testbed::from_toml("my.toml", &text).is_err());
     }
 
-    /// A file with some bytes replaced is read, or refused with a line that it has.
+    /// A file with some bytes replaced is either accepted or rejected with a valid line number.
     #[test]
     fn damaged_files_are_refused_with_a_line(at in 0..T1.len(), with in "[ -~]{0,6}") {
         let mut text = T1.to_owned();

@@ -1,16 +1,16 @@
-//! Units, and decimal numbers in them.
+//! Units and exact decimal numbers.
 
 use super::fields::Dimension;
 
-/// A unit that files and the command line have.
+/// A unit of files and of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
-    /// In a file.
+    /// Name in a file.
     pub(crate) name: &'static str,
-    /// Behind a parameter's name, as in `link.rate_gbps`.
+    /// Suffix of a parameter's name, as in `link.rate_gbps`.
     pub(crate) suffix: &'static str,
     pub(crate) dimension: Dimension,
-    /// How many base units it is.
+    /// Number of base units in this unit.
     factor: u128,
 }
 
@@ -36,12 +36,12 @@ const UNITS: [Unit; 15] = [
     unit("count", "count", Dimension::Count, 1),
 ];
 
-/// The units of a dimension.
+/// Returns the units of a dimension.
 pub(crate) fn units_of(dimension: Dimension) -> impl Iterator<Item = Unit> {
     UNITS.into_iter().filter(move |unit| unit.dimension == dimension)
 }
 
-/// The names of a dimension's units, for an error.
+/// Returns the names of a dimension's units for an error.
 pub(crate) fn names_of(dimension: Dimension) -> String {
     let names: Vec<String> = units_of(dimension).map(|unit| format!("\"{}\"", unit.name)).collect();
     names.join(", ")
@@ -51,21 +51,21 @@ pub(crate) fn by_name(name: &str, dimension: Dimension) -> Option<Unit> {
     units_of(dimension).find(|unit| unit.name == name)
 }
 
-/// Why a number is none.
+/// Reason why a number is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoNumber {
     NotANumber,
     Negative,
-    /// It is no whole number of base units.
+    /// The number is not a whole number of base units.
     TooFine,
     TooLarge,
 }
 
-/// More digits than any value needs.
+/// Maximum number of digits, more than any value needs.
 const MOST_DIGITS: usize = 30;
 
 impl Unit {
-    /// A decimal number with this unit in base units, exactly: no floating-point number is in between.
+    /// Converts a decimal number of this unit to base units, without floating-point arithmetic.
     pub(crate) fn base_of(self, number: &str) -> Result<u64, NoNumber> {
         let (is_negative, digits) = match number.strip_prefix('-') {
             Some(digits) => (true, digits),
@@ -99,13 +99,13 @@ impl Unit {
         u64::try_from(base).map_err(|_| NoNumber::TooLarge)
     }
 
-    /// A number of base units in this unit, without trailing zeros.
+    /// Converts base units to a number of this unit, without trailing zeros.
     pub(crate) fn number_of(self, base: u64) -> String {
         let (whole, rest) = (u128::from(base) / self.factor, u128::from(base) % self.factor);
         if rest == 0 {
             return whole.to_string();
         }
-        // Binary units have up to 30 decimals, and every factor divides 10^30.
+        // Binary units need up to 30 decimals, and each factor divides 10^30.
         let mut decimals = String::new();
         let mut rest = rest;
         while rest != 0 && decimals.len() < MOST_DIGITS {
@@ -117,7 +117,7 @@ impl Unit {
     }
 }
 
-/// A number of base units in the largest unit of its dimension in which it is at least 1.
+/// Formats base units in the largest unit in which the number is at least 1.
 pub(crate) fn words(dimension: Dimension, base: u64) -> String {
     let fits = |unit: &Unit| u128::from(base) >= unit.factor;
     match units_of(dimension).filter(fits).last().or_else(|| units_of(dimension).next()) {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn words_take_the_unit_that_fits() {
+    fn words_use_the_largest_fitting_unit() {
         assert_eq!(words(Dimension::Time, 120_000), "120 ns");
         assert_eq!(words(Dimension::Time, 0), "0 ps");
         assert_eq!(words(Dimension::Time, 3_400_000), "3.4 us");
@@ -182,9 +182,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(base in any::<u64>(), which in 0..UNITS.len()) {
+        fn formatted_numbers_parse_to_the_same_value(base in any::<u64>(), which in 0..UNITS.len()) {
             let unit = UNITS[which];
-            // Binary units would need more decimals than are read.
+            // Binary units would need more decimals than the parser accepts.
             prop_assume!(unit.dimension != Dimension::Size || base % (1 << 20) == 0);
             prop_assert_eq!(unit.base_of(&unit.number_of(base)), Ok(base));
         }

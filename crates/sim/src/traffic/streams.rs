@@ -1,4 +1,4 @@
-//! The threads of a run: a sender and a receiver for each connection.
+//! Threads of a run: a sender and a receiver for each connection.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -21,7 +21,7 @@ use crate::time::Ps;
 
 type Tallied = Returned<Result<Tally, ConnectionError>>;
 
-/// How often a receiver looks whether anything is still on its way, once its sender is done.
+/// Interval at which a receiver checks for packets in flight after its sender has finished.
 const LOOK: Ps = Ps(1_000_000);
 
 pub(super) struct Streams<'a> {
@@ -31,9 +31,9 @@ pub(super) struct Streams<'a> {
     transport: Transport,
     is_latency: bool,
     progress: Option<&'a dyn Fn(u64)>,
-    /// Messages that have arrived, on all connections.
+    /// Number of messages received on all connections.
     arrived: Rc<Cell<u64>>,
-    /// Half a round trip in nanoseconds, and how many there were.
+    /// Median of half a round trip in nanoseconds, and the number of rounds.
     rounds: Rc<Cell<Option<(u64, u64)>>>,
     sent: Vec<Tallied>,
     received: Vec<Tallied>,
@@ -69,7 +69,8 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// What hears how many messages have arrived on one connection.
+    /// Returns a callback for the number of messages received on one connection. It reports the sum over all
+    /// connections.
     fn teller(&self) -> impl Fn(u64) + use<'a> {
         let (arrived, before, progress) = (Rc::clone(&self.arrived), Cell::new(0), self.progress);
         move |received: u64| {
@@ -80,7 +81,7 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// Connections of a protocol.
+    /// Spawns the threads of connections of a protocol.
     pub(super) fn connect<C: Connector + 'static>(
         &mut self,
         simulation: &mut Simulation<'a>,
@@ -126,7 +127,7 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// Queue pairs that acknowledge nothing.
+    /// Spawns the threads of unacknowledged queue pairs.
     pub(super) fn connect_unacknowledged(
         &mut self,
         simulation: &mut Simulation<'a>,
@@ -143,7 +144,7 @@ impl<'a> Streams<'a> {
             a.connect(&of_b)?;
             b.connect(&of_a)?;
             let (own, its, rounds) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.rounds));
-            let sent = Rc::new(Sent::default());
+            let sent = Rc::new(FinishedSender::default());
             let heard = Rc::clone(&sent);
             self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
                 let result = if is_latency {
@@ -200,14 +201,14 @@ impl<'a> Streams<'a> {
     }
 }
 
-/// How many messages a sender has sent, once all have left; its receiver is woken then.
+/// Number of messages that a finished sender has sent. Setting it wakes the receiver.
 #[derive(Default)]
-struct Sent {
+struct FinishedSender {
     messages: Cell<Option<u64>>,
     receiver: RefCell<Option<Waker>>,
 }
 
-impl Sent {
+impl FinishedSender {
     fn tell(&self, messages: u64) {
         self.messages.set(Some(messages));
         if let Some(receiver) = self.receiver.take() {
@@ -215,7 +216,7 @@ impl Sent {
         }
     }
 
-    /// The running thread is to be woken.
+    /// Registers the running thread as the receiver to wake.
     async fn subscribe(&self) {
         poll_fn(|context| {
             self.receiver.borrow_mut().get_or_insert_with(|| context.waker().clone());
@@ -225,11 +226,11 @@ impl Sent {
     }
 }
 
-/// Hears what comes, until its sender is done and nothing is on its way any more.
+/// Receives messages until the sender has finished and no packet is in flight.
 async fn listen(
     mut listener: Listener<'_>,
     waiter: &VirtualWaiter,
-    sent: &Sent,
+    sent: &FinishedSender,
     tell: impl Fn(u64),
 ) -> Result<Tally, ConnectionError> {
     sent.subscribe().await;

@@ -1,4 +1,4 @@
-//! What the tests of single work requests share: a queue pair with its memory, and a thread that polls.
+//! Helpers for tests of single work requests: a queue pair with its memory, and a thread that polls.
 #![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
 use doorbell_exchange::asynchronous::Waiter;
@@ -8,7 +8,7 @@ use doorbell_verbs::{
     QpCapacities, QpKind, QpOptions, QpState, Region, SendFlags, SendOperation, SendRequest, Status, UdDestination,
 };
 
-/// That of all datagrams here.
+/// QKey of all datagrams in these tests.
 const QKEY: QKey = QKey::new(7);
 
 pub struct End {
@@ -18,7 +18,7 @@ pub struct End {
     kind: QpKind,
 }
 
-/// A queue pair that is not connected yet.
+/// Creates a queue pair that is not yet connected, with its completion queue and memory.
 pub fn end(device: &Device, kind: QpKind) -> End {
     let pd = device.create_pd().expect("room for a domain");
     let cq = device.create_cq(16).expect("room for a queue");
@@ -29,7 +29,7 @@ pub fn end(device: &Device, kind: QpKind) -> End {
     End { qp, cq, memory, kind }
 }
 
-/// Makes an end ready to send to its peer, with an acknowledgement timeout of this exponent.
+/// Connects an end to its peer, with this exponent of the acknowledgement timeout.
 pub fn connect(own: &End, peer: &End, timeout: u8) {
     let (rc, ud) = (own.kind == QpKind::Rc, own.kind == QpKind::Ud);
     let steps = [
@@ -64,7 +64,7 @@ pub fn connect(own: &End, peer: &End, timeout: u8) {
     steps.iter().for_each(|step| own.qp.modify(step).expect("a valid transition"));
 }
 
-/// How datagrams reach an end.
+/// Returns the address of an end for datagrams.
 pub fn destination(end: &End) -> UdDestination {
     UdDestination {
         address: AddressVector::to(end.qp.pd().device().attributes().address),
@@ -78,7 +78,7 @@ pub fn post(end: &End, operation: SendOperation, payload: Payload<'_>, destinati
     end.qp.post_send(&[request]).expect("the queue has room");
 }
 
-/// Polls until a completion is there: when the poll that found it had it.
+/// Polls until a completion arrives. Returns the time at which the thread has it.
 pub async fn completion(cq: Cq, waiter: VirtualWaiter) -> Ps {
     let mut out = [Completion::default(); 1];
     while cq.poll(&mut out).expect("no overrun") == 0 {
