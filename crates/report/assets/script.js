@@ -4,7 +4,7 @@
   const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
   const HEIGHT = 360;
 
-  // Text from records only ever becomes text or attribute values, never markup.
+  // Text from records becomes only text or attribute values, never markup.
   const make = (name, attributes = {}, ...children) => {
     const node = SVG_NAMES.has(name) ? document.createElementNS(SVG, name) : document.createElement(name);
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -136,7 +136,7 @@
       const canLog = ys.every((y) => y > 0);
       const isLog = log && canLog;
       const limits = (data.limits ?? []).filter((limit) => limit.quantity === quantity);
-      // On a linear scale a line far above all curves would press them flat.
+      // On a linear scale, a line far above all curves would flatten them.
       ys.push(...limits.map((limit) => limit.value).filter((value) => isLog || value <= 4 * Math.max(...ys)));
       scale.hidden = !canLog;
       scale.textContent = isLog ? "linear scale" : "logarithmic scale";
@@ -204,7 +204,7 @@
       svg.append(guide);
       stage.replaceChildren(svg);
 
-      // Everything that was measured at the place nearest to the pointer, or chosen with arrow keys.
+      // The points at the position nearest to the pointer, or chosen with arrow keys.
       let chosen = -1;
       const choose = (index) => {
         chosen = Math.min(Math.max(index, 0), xs.length - 1);
@@ -268,7 +268,7 @@
       const rows = [...table.tBodies[0].rows].map((row) => [key(row, column), row]);
       rows.sort(([a], [b]) => {
         if (typeof a === "string" || typeof b === "string") return String(a).localeCompare(String(b), "en", { numeric: true }) * (down ? -1 : 1);
-        // What was not measured stays last.
+        // Missing values stay last.
         if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
         return a === b ? 0 : (a < b ? -1 : 1) * (down ? -1 : 1);
       });

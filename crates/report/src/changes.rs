@@ -1,4 +1,4 @@
-//! Two runs side by side, such as before and after a change: what differs, where, and whether by more than chance.
+//! Comparison of two runs, such as before and after a change: which figures differ, and whether by more than chance.
 
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
 use doorbell_study::parameters::Parameters;
@@ -9,23 +9,23 @@ use crate::format::{number, place};
 use crate::page::anchor;
 use crate::table::{self, heading, label, nothing, text, value};
 
-/// Two runs that may be compared: both measured, or both simulated.
+/// Two runs that are comparable: both measured, or both simulated.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair<'a> {
     before: &'a Run,
     after: &'a Run,
 }
 
-/// How the figures of one point differ between the runs.
+/// Difference between the figures of one point in two runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Every figure of the second run is greater than every one of the first.
+    /// Every figure of the second run is greater than every figure of the first.
     More,
-    /// Every figure of the second run is less than every one of the first.
+    /// Every figure of the second run is less than every figure of the first.
     Less,
-    /// Figures of the runs overlap.
+    /// The figures of the runs overlap.
     Within,
-    /// One repetition says nothing about chance.
+    /// A run has only one repetition, so the probability of chance is unknown.
     Unknown,
     /// The runs measured the point with different parameters.
     Other,
@@ -43,20 +43,20 @@ impl Change {
     }
 }
 
-/// What two runs have of one point and one quantity.
+/// Figures of both runs for one point and one quantity.
 struct Compared<'a> {
     record: &'a PointRecord,
     quantity: Quantity,
     before: Spread,
     after: Spread,
-    /// The second run's median as a multiple of the first one's, with the least and the most that repetitions allow.
+    /// Median of the second run divided by the median of the first, with the range that repetitions allow.
     ratio: Option<Spread>,
     change: Change,
-    /// How probable it is that the figures of two equal runs lie apart like this.
+    /// Probability that the figures of two equal runs lie apart like this.
     chance: f64,
 }
 
-/// What changed in an experiment, counted in the quantity that it is about.
+/// Changes in an experiment, counted in its main quantity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Changed {
     /// The experiment.
@@ -65,19 +65,19 @@ pub struct Changed {
     pub quantity: &'static str,
     /// Points that both runs have.
     pub points: usize,
-    /// Points where the second run has more, beyond what repetitions differ by.
+    /// Points at which the second run has more than every repetition of the first.
     pub more: usize,
-    /// Points where it has less.
+    /// Points at which the second run has less.
     pub less: usize,
-    /// How many points would lie apart by chance, if the runs were equal.
+    /// Expected number of points that lie apart by chance if the runs are equal.
     pub by_chance: f64,
-    /// The geometric mean of the second run's medians as multiples of the first one's.
+    /// Geometric mean of the ratios of medians, second run over first.
     pub ratio: Option<f64>,
-    /// Less of the quantity is better.
+    /// Whether less of the quantity is better.
     pub less_is_better: bool,
 }
 
-/// The pair, if there are two runs and both were measured or both simulated.
+/// Returns the pair if there are two runs and both were measured or both simulated.
 pub(crate) fn pair(runs: &[Run]) -> Option<Pair<'_>> {
     match runs {
         [before, after] if before.testbed().is_some() == after.testbed().is_some() => Some(Pair { before, after }),
@@ -85,21 +85,21 @@ pub(crate) fn pair(runs: &[Run]) -> Option<Pair<'_>> {
     }
 }
 
-/// Do both measure the same thing? They may differ in how long they measure and in how much memory.
+/// Returns whether both measure the same thing. They may differ in duration and in memory.
 fn are_alike(one: &Parameters, other: &Parameters) -> bool {
     let alike = |parameters: &Parameters| Parameters { extent: one.extent, memory_bytes: 0, ..parameters.clone() };
     alike(one) == alike(other)
 }
 
-/// The probability that all of `one` figures are greater, or all less, than all of `other` figures, where the order of all
-/// is as likely as any: 2 / C(one + other, one).
+/// Returns the probability that all of `one` figures are greater, or all are less, than all of `other` figures. Every
+/// order of the figures counts as equally likely: 2 / C(one + other, one).
 fn chance_to_lie_apart(one: usize, other: usize) -> f64 {
     let ways: f64 = (1..=one).map(|k| (other + k) as f64 / k as f64).product();
     (2.0 / ways).min(1.0)
 }
 
 impl<'a> Pair<'a> {
-    /// All points that both have, in the order of the experiment's table, with each quantity that both have of it.
+    /// Returns all points that both runs have, in the order of the experiment's table, with each common quantity.
     fn compared(self, experiment: &'a Experiment) -> Vec<Compared<'a>> {
         let are_simulated = self.before.testbed().is_some();
         let mut all = Vec::new();
@@ -129,7 +129,7 @@ impl<'a> Pair<'a> {
         all
     }
 
-    /// What changed in an experiment; `None` if the runs have no point in common.
+    /// Returns the changes in an experiment, or `None` if the runs have no point in common.
     pub(crate) fn changed(self, experiment: &Experiment) -> Option<Changed> {
         let compared = self.compared(experiment);
         let quantity = compared.first()?.quantity;
@@ -151,13 +151,13 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// What differs between the runs: their environments, and each experiment in a line.
+    /// Renders the differences between the environments of the runs, and one line for each experiment.
     pub(crate) fn overview(self, experiments: &[Experiment]) -> Markup {
         let (before, after) = (&self.before.name, &self.after.name);
         let differences = table::differences(self.before, self.after);
         let changed: Vec<Changed> = experiments.iter().filter_map(|experiment| self.changed(experiment)).collect();
         html! {
-            h2 #changes { "What changed from " (before) " to " (after) }
+            h2 #changes { "Changes from " (before) " to " (after) }
             @if differences.is_empty() {
                 p { "The environments of both are the same, as far as records say." }
             } @else {
@@ -205,7 +205,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The points of an experiment that both have.
+    /// Renders the points of an experiment that both runs have.
     pub(crate) fn points(self, experiment: &Experiment) -> Markup {
         let compared = self.compared(experiment);
         if compared.is_empty() {
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_equal_runs_lie_apart_as_often_as_orders_of_them_do() {
+    fn chance_matches_the_share_of_orders() {
         for (one, other, chance) in
             [(1, 1, 1.0), (2, 1, 2.0 / 3.0), (3, 3, 0.1), (4, 4, 2.0 / 70.0), (10, 3, 2.0 / 286.0)]
         {

@@ -1,4 +1,4 @@
-//! Protocols at a glance: what each reaches at the sizes that all are measured at.
+//! Protocols at a glance: figures of each protocol at the sizes at which all are measured.
 
 use doorbell_study::experiment::{COMPARED_SIZES, Experiment, PointRecord, Quantity, View};
 use doorbell_study::layout::Layout;
@@ -8,10 +8,10 @@ use crate::Run;
 use crate::format::{NOTHING, bytes, number};
 use crate::table::{heading, text, value};
 
-/// The configuration that every protocol is measured in: 64 messages unacknowledged (of Direct-Read 32), one per post.
+/// Configuration in which every protocol is measured: 64 unacknowledged messages (32 for Direct-Read), one per post.
 const COMMON: &str = "unbatched";
 
-/// All protocols in one plot each for latency and throughput.
+/// Returns one experiment for latency and one for throughput, each with all protocols in one plot.
 pub(crate) fn experiments() -> [Experiment; 2] {
     let of = |what: &str, question, setting, quantities: [Quantity; 2]| Experiment {
         name: format!("all/{what}"),
@@ -40,7 +40,7 @@ pub(crate) fn experiments() -> [Experiment; 2] {
     ]
 }
 
-/// The experiment and the curve of it that a record of a protocol's own stands in here, if it does.
+/// Returns the experiment and the curve of the comparison that a record of a single protocol belongs to, if any.
 pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
     let (family, what) = record.experiment.split_once('/')?;
     let variant = match what {
@@ -55,8 +55,7 @@ pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
     is_compared.then(|| (format!("all/{what}"), series))
 }
 
-/// The runs with the records of these experiments, which are those of the protocols' own under other
-/// names.
+/// Returns the runs with the records of the comparison. These are the records of the single protocols, renamed.
 pub(crate) fn runs(runs: &[Run]) -> Vec<Run> {
     let compared = |record: &PointRecord| {
         let (experiment, series) = name(record)?;
@@ -66,7 +65,7 @@ pub(crate) fn runs(runs: &[Run]) -> Vec<Run> {
     runs.iter().map(of).collect()
 }
 
-/// What a protocol reaches at one size in one run.
+/// Figures of a protocol at one size in one run.
 struct Row<'a> {
     run: &'a Run,
     family: &'a str,
@@ -117,7 +116,7 @@ fn rows<'a>(runs: &'a [Run]) -> Vec<Row<'a>> {
     rows
 }
 
-/// The table of them. Nothing where neither latency nor bandwidth was measured at these sizes.
+/// Renders the table of all protocols. It is empty if neither latency nor bandwidth was measured at these sizes.
 pub(crate) fn table(runs: &[Run]) -> Markup {
     let rows = rows(runs);
     if rows.is_empty() {

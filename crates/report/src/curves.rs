@@ -1,32 +1,32 @@
 //! Published sentences as curves.
 //!
-//! A sentence with an absolute number ("about 0.2 us per KB") is drawn where it was published. One that only compares
-//! ("the rate grows linearly up to 32, then it is flat") is drawn through the first point of one's own curve that it is
-//! about. A sentence that says neither is words only.
+//! A sentence with an absolute number ("about 0.2 us per KB") is drawn at the published values. A sentence that only
+//! compares ("the rate grows linearly up to 32, then it is flat") is drawn through the first point of the matching
+//! curve of the run. A sentence with neither is not drawn.
 
 use doorbell_published::{Shape, Testbed};
 use doorbell_study::experiment::{Quantity, View};
 
 use crate::Run;
 
-/// A sentence, drawn.
+/// Published sentence, drawn as a curve.
 pub(crate) struct Curve {
-    /// What the legend calls it.
+    /// Name in the legend.
     pub(crate) name: String,
     pub(crate) quantity: Quantity,
-    /// Place on the axis, and value in the quantity's unit.
+    /// Position on the axis, and value in the quantity's unit.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// What a sentence says of a curve.
+/// Form of the curve that a sentence describes.
 enum Form {
-    /// Values at places.
+    /// Values at positions.
     Absolute(Quantity, Vec<(f64, f64)>),
-    /// A function, of which one's own curve of this name has some multiple, from a place on.
+    /// Function of which the run's curve of this name is a multiple, from this position on.
     Like(Quantity, &'static str, f64, Box<dyn Fn(f64) -> f64>),
 }
 
-/// The places of a sweep that doubles.
+/// Returns the positions of a sweep that doubles.
 fn doubling(least: f64, most: f64) -> impl Iterator<Item = f64> {
     let double = move |place: &f64| (*place < most).then(|| (2.0 * place).min(most));
     std::iter::successors(Some(least), double)
@@ -40,7 +40,7 @@ fn like(quantity: Quantity, series: &'static str, of: impl Fn(f64) -> f64 + 'sta
     Form::Like(quantity, series, 0.0, Box::new(of))
 }
 
-/// The sizes of the published sweeps, and their numbers of threads or senders.
+/// Sizes of the published sweeps, and their numbers of threads or senders.
 const SIZES: (f64, f64) = (16.0, 8192.0);
 const THREADS: (f64, f64) = (1.0, 32.0);
 
@@ -96,7 +96,7 @@ fn form(testbed: &Testbed, shape: &Shape) -> Option<Form> {
     })
 }
 
-/// A sentence as a curve of this experiment's plot, beside the runs.
+/// Returns a sentence as a curve of this experiment's plot, next to the runs.
 pub(crate) fn curve(testbed: &Testbed, shape: &Shape, runs: &[Run]) -> Option<Curve> {
     curve_beside(testbed, shape, |series, quantity, from| {
         let own = |run: &Run| {
@@ -108,7 +108,8 @@ pub(crate) fn curve(testbed: &Testbed, shape: &Shape, runs: &[Run]) -> Option<Cu
     })
 }
 
-/// A sentence as a curve. `own` has the points, from a place on, of one's own curve of a name, and what legends call it.
+/// Returns a sentence as a curve. `own` returns the legend's name and the points of the run's curve with a given
+/// name, from a position on.
 pub(crate) fn curve_beside(
     testbed: &Testbed,
     shape: &Shape,

@@ -1,9 +1,8 @@
-//! The performance model, fitted to the records that it is then drawn over.
+//! Performance model, fitted to the records over which it is drawn.
 //!
-//! Parameters are fitted to every fourth point only, so that the line over the other three is a
-//! prediction, and its error says what the model is worth. Fits take the best repetition of a point:
-//! other programs only ever slow one down. Points that the model cannot tell apart are one load,
-//! of which the fastest counts.
+//! Only every fourth point is fitted, so the line over the other three is a prediction. The error of that prediction
+//! shows how good the model is. Fits use the best repetition of a point: other programs can only slow one down.
+//! Points that the model cannot tell apart count as one load, represented by the fastest.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,15 +16,15 @@ use doorbell_study::experiment::{PointRecord, Quantity};
 
 use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run, comparison};
 
-/// Of so many points one is fitted to.
+/// One of this number of points is fitted.
 const EVERY: usize = 4;
-/// The most points that are fitted to: a fit takes time that grows with them.
+/// Maximum number of points in a fit: the time of a fit grows with them.
 const MOST_FITTED: usize = 500;
 
-/// A change of throughput by more than this is one.
+/// Minimum relative difference of throughput that counts as a change.
 const CHANGES: f64 = 0.1;
 
-/// The model of each run, as far as one can be fitted.
+/// Models of the runs that could be fitted.
 #[derive(Debug, Default)]
 pub struct Fitted {
     runs: HashMap<String, Result<OfRun, String>>,
@@ -38,7 +37,7 @@ struct OfRun {
     account: Account,
 }
 
-/// A point: its experiment, its curve, its place on the axis.
+/// Key of a point: experiment, curve and position on the axis.
 type PointKey = (String, String, u64);
 
 fn place(record: &PointRecord) -> PointKey {
@@ -46,8 +45,8 @@ fn place(record: &PointRecord) -> PointKey {
 }
 
 impl Fitted {
-    /// Fits the model to each run. Of a run with too few points, or such that no parameters explain,
-    /// it says nothing.
+    /// Fits the model to each run. A run with too few points, or with points that no parameters explain, has no
+    /// model.
     pub fn new(runs: &[Run]) -> Self {
         Self { runs: runs.iter().map(|run| (run.name.clone(), OfRun::new(run))).collect() }
     }
@@ -80,7 +79,7 @@ impl Model for Fitted {
     }
 }
 
-/// What binds, and how far away the next bound is.
+/// Returns the bottleneck and the distance of the next bottleneck.
 fn bottleneck(prediction: &doorbell_model::predict::Prediction) -> String {
     let bottleneck = prediction.bottleneck();
     match bottleneck.next {
@@ -110,7 +109,7 @@ impl OfRun {
                 continue;
             }
             loads.insert(place(record), one.load);
-            // The same point stands under another name where protocols are compared.
+            // The comparison of protocols has the same point under another name.
             if let Some((experiment, series)) = comparison::name(record) {
                 loads.insert((experiment, series, record.x.to_bits()), one.load);
             }
@@ -124,7 +123,7 @@ impl OfRun {
         let base = Parameters::starting_point(rnic.unwrap_or(RnicKind::Software));
         let every = best.len().div_ceil(MOST_FITTED).max(EVERY);
         let (chosen, others): (Vec<_>, Vec<_>) =
-            // One of each four in turn: curves often have as many points.
+            // The phase shifts by one in each group, since curves often have four points.
             best.iter().cloned().enumerate().partition(|(index, _)| (index + index / every).is_multiple_of(every));
         let plain = |numbered: Vec<(usize, Observation)>| numbered.into_iter().map(|(_, one)| one).collect::<Vec<_>>();
         let (chosen, others) = (plain(chosen), plain(others));
@@ -142,11 +141,12 @@ impl OfRun {
     }
 }
 
-/// What each repetition of a point says to the model. `name` is how observations and reasons call the record.
+/// Returns the observations that the model takes from the repetitions of a point. `name` identifies the record in
+/// observations and reasons.
 ///
 /// # Errors
 ///
-/// The record holds something that no measurement gives.
+/// The record holds a value that no measurement yields.
 pub fn observed(name: &str, record: &PointRecord) -> Result<Observed, RecordError> {
     let malformed = |error: serde_json::Error| RecordError::Malformed {
         file: name.to_owned(),
@@ -156,20 +156,21 @@ pub fn observed(name: &str, record: &PointRecord) -> Result<Observed, RecordErro
     observations(name, &serde_json::to_string(record).map_err(malformed)?)
 }
 
-/// What the best repetition of a point says to the model, or why none does.
+/// Returns the observation of the best repetition of a point, or the reason why there is none.
 fn best_observed(record: &PointRecord) -> Result<(RnicKind, Observation), String> {
     let observed = observed("", record).map_err(|error| error.to_string())?;
     let reason = observed.left_out.first().and_then(|why| why.split_once("left out: ")).map(|(_, why)| why);
     let best = observed.observations.into_iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)));
     match best {
-        // Nothing takes longer than a minute or less than a picosecond; a fit would refuse all others as well.
+        // Times above a minute or below a picosecond are impossible. With such a time, a fit would reject all other
+        // points too.
         Some(one) if !(1e-3..=6e10).contains(&time_ns(&one)) => Err("no machine measures such a figure".to_owned()),
         Some(one) => Ok((observed.rnic, one)),
         None => Err(reason.unwrap_or("there is no repetition").to_owned()),
     }
 }
 
-/// How long a message took.
+/// Returns the time of one message.
 fn time_ns(one: &Observation) -> f64 {
     one.latency_ns.or(one.messages_per_s.map(|rate| 1e9 / rate)).unwrap_or(f64::MAX)
 }
@@ -189,10 +190,10 @@ fn parameters(fitted: &Fit) -> Vec<Parameter> {
     .collect()
 }
 
-/// What doubling a window or a batch did, wherever both were measured, beside what the model says
-/// that it does.
+/// Returns the effect of each doubling of a window or a batch of which both sides were measured, next to the effect
+/// that the model predicts.
 fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<Intervention> {
-    // Receive buffers grow with the window: that is part of the change.
+    // Receive buffers grow with the window: their growth is part of the change.
     let apart = |workload: &Workload| Workload { window: 1, batch: 1, depth: 1, ..*workload };
     let mut found = Vec::new();
     let messages = |one: &Observation| match one.load {

@@ -1,11 +1,11 @@
-//! Numbers for people.
+//! Formatting of numbers.
 
 use time::UtcDateTime;
 
-/// Stands where there is no number.
+/// Placeholder for a missing number.
 pub(crate) const NOTHING: &str = "\u{2013}";
 
-/// Three digits that count, without an exponent; a dash for what is no number.
+/// Formats a number with three significant digits, without an exponent. A value that is not finite becomes a dash.
 pub(crate) fn number(value: f64) -> String {
     if !value.is_finite() {
         return NOTHING.to_owned();
@@ -21,12 +21,12 @@ pub(crate) fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A number with its unit.
+/// Formats a number with its unit.
 pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     if unit.is_empty() { number(value) } else { format!("{} {unit}", number(value)) }
 }
 
-/// A size in bytes, in the unit that it is a multiple of.
+/// Formats a size in bytes, in the largest unit of which it is a multiple.
 pub(crate) fn bytes(value: f64) -> String {
     for (unit, size) in [("MiB", f64::from(1 << 20)), ("KiB", 1024.0)] {
         if value >= size && (value / size).fract() == 0.0 {
@@ -36,17 +36,17 @@ pub(crate) fn bytes(value: f64) -> String {
     format!("{value} B")
 }
 
-/// A place on the axis of a sweep.
+/// Formats a position on the axis of a sweep.
 pub(crate) fn place(sweep: &str, x: f64) -> String {
     if is_in_bytes(sweep) { bytes(x) } else { format!("{x}") }
 }
 
-/// Is what is swept a size?
+/// Returns whether the swept parameter is a size.
 pub(crate) fn is_in_bytes(sweep: &str) -> bool {
     sweep.ends_with(", B")
 }
 
-/// A day of the calendar (proleptic Gregorian, UTC).
+/// Formats a date (proleptic Gregorian, UTC).
 pub(crate) fn date(unix_time_s: u64) -> String {
     let moment = i64::try_from(unix_time_s).ok().and_then(|seconds| UtcDateTime::from_unix_timestamp(seconds).ok());
     moment.map_or(NOTHING.to_owned(), |moment| moment.date().to_string())

@@ -1,15 +1,15 @@
-//! From the records of studies to one HTML file that needs nothing else: plots, tables, verdicts.
+//! Generator of self-contained HTML reports from the records of studies: plots, tables and verdicts.
 //!
 //! ```
 //! use doorbell_report::{Fitted, Run, html};
 //!
-//! let runs = [Run { name: "this machine".to_owned(), records: Vec::new() }]; // those of `doorbell study`
-//! let page = html(&runs, Some(&Fitted::new(&runs)), None); // and nothing published beside them
+//! let runs = [Run { name: "this machine".to_owned(), records: Vec::new() }]; // the records of `doorbell study`
+//! let page = html(&runs, Some(&Fitted::new(&runs)), None); // without published figures
 //! assert!(page.starts_with("<!DOCTYPE html>"));
 //! ```
 //!
-//! [`html`] is a pure function of records, which are outside input: every text in them is escaped,
-//! and the page forbids itself to load anything.
+//! [`html`] is a pure function of records. Records are untrusted input: [`html`] escapes every text in them, and the
+//! policy of the page forbids to load anything.
 #![forbid(unsafe_code)]
 
 mod changes;
@@ -39,19 +39,18 @@ use doorbell_published::Testbed;
 use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
 use doorbell_study::layout::Layout;
 
-/// What a study left behind.
+/// Records of a study.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What it is called where several are shown together.
+    /// Name that tells the run from others on the page.
     pub name: String,
-    /// Its records.
+    /// The records.
     pub records: Vec<PointRecord>,
 }
 
 impl Run {
-    /// The run of a directory's records. What was measured and what was simulated never share a curve, a verdict or a fit:
-    /// where a directory has both, they are runs of their own, each simulated testbed too. A simulated run says so in its
-    /// name.
+    /// Splits a directory's records into runs. Measured and simulated records never share a curve, a verdict or a
+    /// fit, so each simulated testbed is a run of its own. The name of a simulated run states the testbed.
     pub fn of(name: &str, records: Vec<PointRecord>) -> Vec<Self> {
         let mut by_substrate: BTreeMap<Option<String>, Vec<PointRecord>> = BTreeMap::new();
         for record in records {
@@ -65,101 +64,101 @@ impl Run {
         by_substrate.into_iter().map(|(testbed, records)| Self { name: named(testbed), records }).collect()
     }
 
-    /// The testbed that was simulated, if it was not measured.
+    /// Returns the simulated testbed, or `None` if the run was measured.
     pub fn testbed(&self) -> Option<&str> {
         let record = self.records.first()?;
         record.environment.testbed.as_ref().map(|testbed| testbed.name.as_str())
     }
 }
 
-/// What a model says of a point, in the unit of the quantity that it was asked for.
+/// Prediction of a model for a point, in the unit of the requested quantity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// How much.
+    /// Predicted value.
     pub value: f64,
-    /// What binds.
+    /// The bottleneck.
     pub bottleneck: String,
 }
 
-/// Predicts points: drawn as a line over the measurements, and named in the tables.
+/// Predictor of points. The page draws predictions as a line over the measurements and lists them in the tables.
 pub trait Model {
-    /// What it says of this quantity at this point, if it knows of such points.
+    /// Returns the prediction of this quantity at this point, or `None` if the model does not cover such points.
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction>;
 
-    /// What it is worth for this run, or why there is none.
+    /// Returns the quality of the model for this run.
     ///
     /// # Errors
     ///
-    /// The model was not made of this run, or could not be; the text says why.
+    /// The model was not fitted to this run, or could not be. The text states the reason.
     fn account(&self, run: &Run) -> Result<&Account, &str>;
 }
 
-/// What a model of a run is made of, and how well it predicts.
+/// Parameters of a run's model, and the quality of its predictions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Account {
-    /// Of the points that its parameters were fitted to.
+    /// Errors at the points to which the parameters were fitted.
     pub fitted: Errors,
-    /// Of the others.
+    /// Errors at the other points.
     pub predicted: Errors,
-    /// Points that it does not speak of: how many for each reason.
+    /// Numbers of points that the model does not cover, by reason.
     pub left_out: BTreeMap<String, usize>,
-    /// Its parameters, and sums of them.
+    /// Parameters, and sums of parameters.
     pub parameters: Vec<Parameter>,
-    /// Does a change help exactly where the model says so?
+    /// Effects of doublings, measured and predicted.
     pub interventions: Vec<Intervention>,
 }
 
-/// How far predictions are off, as shares of what was measured.
+/// Errors of predictions, relative to measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Errors {
-    /// How many figures.
+    /// Number of figures.
     pub figures: usize,
-    /// Half of the errors are no larger.
+    /// Median of the errors.
     pub median: f64,
-    /// Nine tenths of them are no larger.
+    /// 90th percentile of the errors.
     pub p90: f64,
 }
 
 /// A fitted parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its value.
+    /// The value.
     pub value: f64,
-    /// Its unit.
+    /// The unit.
     pub unit: &'static str,
-    /// It lies within with a probability of 95 %; `None` if the data does not separate it from others.
+    /// 95 % confidence interval, or `None` if the data does not separate the parameter from others.
     pub interval: Option<(f64, f64)>,
 }
 
-/// A window or a batch that was doubled.
+/// Effect of doubling a window or a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Intervention {
-    /// What was changed where.
+    /// The changed parameter and the configuration.
     pub what: String,
-    /// What binds before, by the model.
+    /// Bottleneck before the change, by the model.
     pub bottleneck: String,
-    /// How many times the messages per second came of it.
+    /// Measured ratio of messages per second, after over before.
     pub measured: f64,
-    /// And by the model.
+    /// Ratio by the model.
     pub predicted: f64,
-    /// Both say that it helps, or both that it does not.
+    /// Whether both say that the change helps, or both say that it does not.
     pub agrees: bool,
 }
 
-/// A verdict, and of what.
+/// Verdict on an experiment of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The run.
     pub run: String,
     /// The experiment.
     pub experiment: String,
-    /// What came of it.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// The verdicts of all runs on the experiments that they have points of.
+/// Returns the verdicts of all runs on the experiments of which they have points.
 pub fn verdicts(runs: &[Run]) -> Vec<Found> {
     let mut found = Vec::new();
     for experiment in &experiment::all(Effort::Usual) {
@@ -180,23 +179,22 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
     })
 }
 
-/// What changed between two runs in each experiment that both have points of; nothing unless there are two, both measured
-/// or both simulated.
+/// Returns the changes between two runs in each experiment of which both have points. The result is empty unless
+/// there are exactly two runs, both measured or both simulated.
 pub fn changes(runs: &[Run]) -> Vec<Changed> {
     let pair = changes::pair(runs);
     pair.into_iter().flat_map(|pair| experiments(runs).into_iter().filter_map(move |it| pair.changed(&it))).collect()
 }
 
-/// The report of these runs, as one HTML document. Of two runs it says what changed.
+/// Renders the report of these runs as one HTML document. With two runs, the report lists the changes between them.
 ///
-/// With a testbed, what was published of it stands beside them: its numbers as points of the plots where they are points
-/// of a plot, its sentences as curves where they say where a curve goes, and all of both under each experiment.
+/// With a testbed, the report also shows the published figures. Numbers become points of the plots, and sentences
+/// become curves if they describe one. Each experiment lists all of them.
 pub fn html(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
     page::page(runs, model, published)
 }
 
-/// The experiments that the runs have points of: those that are known in the order of the table, then
-/// others by name.
+/// Returns the experiments of which the runs have points: known ones in the order of the table, then others by name.
 fn experiments(runs: &[Run]) -> Vec<Experiment> {
     let is_there = |name: &str| runs.iter().any(|run| View::new(&run.records).of(name).next().is_some());
     let mut all = experiment::all(Effort::Usual);

@@ -1,4 +1,4 @@
-//! Every protocol over UDP and through shared memory: one table for each run.
+//! Comparison of every protocol over UDP and through shared memory: one table for each run.
 
 use doorbell_study::experiment::{Compared, LINK_FIGURES, LinkFigure, PointRecord, View, compared};
 use doorbell_study::link::{CarriedBy, Link};
@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::format::{NOTHING, number};
 use crate::{Found, Run, page};
 
-/// The comparison of links with the verdicts on its goals, or an empty page part if no links were compared.
+/// Renders the comparison of links with the verdicts on its goals. The result is empty if no links were compared.
 pub(crate) fn section(runs: &[Run], goals: &[Found]) -> Markup {
     let all: Vec<(&Run, Vec<Compared<'_>>)> = runs.iter().map(|run| (run, compared(View::new(&run.records)))).collect();
     if all.iter().all(|(_, rows)| rows.is_empty()) {
@@ -19,7 +19,7 @@ pub(crate) fn section(runs: &[Run], goals: &[Found]) -> Markup {
         p {
             "Two processes of one machine, over " (udp) " and through " (memory) ": medians, and how many times as good "
             "shared memory is. Messages one at a time are timed: half a round trip of a ping-pong, and post to completion "
-            "of one-sided operations. The others are as many as go, one per post unless it says eight."
+            "of one-sided operations. The other columns are maximum rates, with one message per post unless it says eight."
         }
         @for (run, rows) in all.iter().filter(|(_, rows)| !rows.is_empty()) {
             @if runs.len() > 1 { h3 { (run.name) } }
@@ -63,7 +63,7 @@ fn matrix(rows: &[Compared<'_>]) -> Markup {
     }
 }
 
-/// A figure with both links, and how many times as good the second is.
+/// Renders a figure with both links, and the ratio of shared memory to UDP.
 fn cells(figure: &LinkFigure, points: [Option<&PointRecord>; 2]) -> Markup {
     let medians = points.map(|point| Some(point?.spread(figure.quantity)?.median));
     let shown = |index: usize| {
@@ -82,7 +82,7 @@ fn cells(figure: &LinkFigure, points: [Option<&PointRecord>; 2]) -> Markup {
     }
 }
 
-/// Did anything go another way than this point was to?
+/// Returns whether packets of this point used a link other than the intended one.
 fn strays_from_its_link(record: &PointRecord) -> bool {
     let own = match record.parameters.link {
         Some(Link::Udp) => CarriedBy::Udp,
@@ -92,7 +92,7 @@ fn strays_from_its_link(record: &PointRecord) -> bool {
     record.carried().by().is_some_and(|by| by != own)
 }
 
-/// What a mark in the table means.
+/// Renders the explanation of the mark in the table.
 fn strays(rows: &[Compared<'_>]) -> Markup {
     let all = rows.iter().flat_map(|row| row.points.iter().flatten().flatten());
     let found: Vec<String> = all

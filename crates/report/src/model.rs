@@ -1,4 +1,4 @@
-//! What the model is worth: its errors, its parameters, and whether changes help where it says so.
+//! Section on the model: its errors, its parameters, and whether it predicts the effect of changes.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::format::number;
 use crate::table::{heading, text, value};
 use crate::{Account, Errors, Model, Parameter, Run};
 
-/// The section on the model.
+/// Renders the section on the model.
 pub(crate) fn section(runs: &[Run], model: &dyn Model) -> Markup {
     html! {
         h2 #model { "The model" }

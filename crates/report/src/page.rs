@@ -1,4 +1,4 @@
-//! The document.
+//! The HTML document.
 
 use doorbell_published::Testbed;
 use doorbell_study::experiment::{Experiment, FAR_MEMORY, Finding, PointRecord, View};
@@ -13,11 +13,11 @@ use crate::{
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
 
-/// The policy is a second fence behind escaping: nothing is loaded, whatever the records say.
+/// Content security policy: the page loads nothing, even if the escaping of a record has a defect.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
                       form-action 'none'";
 
-/// What stands at the head of every document.
+/// Renders the head of a document.
 pub(crate) fn head(title: Markup) -> Markup {
     html! {
         head {
@@ -68,7 +68,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
         }
         "\n"
     };
-    // HTML allows no other control characters, and records may hold any.
+    // HTML allows no other control characters, but records may hold any.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
@@ -76,7 +76,7 @@ fn names(runs: &[Run]) -> String {
     runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// The name of a run, where several are shown together.
+/// Returns the name of a run as a prefix if the page shows several runs.
 fn prefix(runs: &[Run], name: &str) -> String {
     if runs.len() > 1 { format!("{name}: ") } else { String::new() }
 }
@@ -118,13 +118,13 @@ fn header(runs: &[Run], found: &[Found]) -> Markup {
     }
 }
 
-/// What the page answers.
+/// Returns the question that the page answers.
 fn question(runs: &[Run]) -> &'static str {
     let is_far = |record: &PointRecord| record.experiment.starts_with(FAR_MEMORY);
     let mut records = runs.iter().flat_map(|run| &run.records).peekable();
     let is_about_memory = records.peek().is_some() && records.all(is_far);
     if is_about_memory {
-        "What does it cost to share memory, and which way out?"
+        "How much does sharing memory cost, and which strategy avoids it?"
     } else {
         "Which protocol, with which parameters?"
     }
@@ -139,7 +139,7 @@ fn class(outcome: Finding) -> &'static str {
     }
 }
 
-/// Not by colour alone.
+/// Returns a mark that tells verdicts apart without colour.
 fn mark(outcome: Finding) -> &'static str {
     match outcome {
         Finding::Holds => "\u{2713}",
@@ -162,7 +162,7 @@ fn badge(outcome: Finding) -> Markup {
     html! { span class={ "badge " (class(outcome)) } { (mark(outcome)) " " (outcome.name()) } }
 }
 
-/// All verdicts in one table.
+/// Renders all verdicts in one table.
 fn shapes(runs: &[Run], found: &[Found]) -> Markup {
     if found.is_empty() {
         return Markup::default();
@@ -194,7 +194,7 @@ fn shapes(runs: &[Run], found: &[Found]) -> Markup {
     }
 }
 
-/// Verdicts, each with its reason.
+/// Renders verdicts, each with its reason.
 pub(crate) fn list(runs: &[Run], verdicts: &[Found]) -> Markup {
     html! {
         @if !verdicts.is_empty() {
@@ -210,7 +210,7 @@ pub(crate) fn list(runs: &[Run], verdicts: &[Found]) -> Markup {
     }
 }
 
-/// A name as part of an address: letters, digits and dashes.
+/// Returns a name as part of an address: letters, digits and dashes.
 pub(crate) fn anchor(name: &str) -> String {
     let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
@@ -255,7 +255,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
     }
 }
 
-/// The testbeds that an experiment was simulated on.
+/// Returns the testbeds on which an experiment was simulated.
 fn simulated<'a>(runs: &'a [Run], experiment: &Experiment) -> impl Iterator<Item = &'a str> {
     let is_there = |run: &&Run| View::new(&run.records).of(&experiment.name).next().is_some();
     let mut testbeds: Vec<&str> = runs.iter().filter(is_there).filter_map(Run::testbed).collect();
@@ -264,8 +264,8 @@ fn simulated<'a>(runs: &'a [Run], experiment: &Experiment) -> impl Iterator<Item
     testbeds.into_iter()
 }
 
-/// JSON as the text of a `script` element, where nothing is escaped: it can neither end the element nor begin a
-/// comment.
+/// Returns JSON as the text of a `script` element, in which HTML does not unescape anything. The text can neither end
+/// the element nor begin a comment.
 pub(crate) fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
     let text = value.to_string();
     PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))

@@ -1,4 +1,4 @@
-//! What the page's script draws, as data.
+//! Data for the script that draws the plots.
 
 use doorbell_published::Testbed;
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, View, subject_and_link};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::format::{is_in_bytes, number};
 use crate::{Model, Run, published};
 
-/// The data of one experiment's plot.
+/// Returns the data of one experiment's plot.
 pub(crate) fn data(
     runs: &[Run],
     experiment: &Experiment,
@@ -27,7 +27,7 @@ pub(crate) fn data(
             let mut of_it: Vec<&PointRecord> = records.iter().copied().filter(|record| record.series == name).collect();
             of_it.sort_by(|a, b| a.x.total_cmp(&b.x));
             let points: Vec<Value> = of_it.iter().map(|record| point(run, record, experiment, model)).collect();
-            // A protocol has one colour, and each link a way to draw it, as if they were runs.
+            // A protocol has one colour. Each link has its own line style, as if it were a run.
             let (name, index) = match of_it.first().and_then(|record| subject_and_link(record)) {
                 Some((subject, link)) => (subject, Link::ALL.len() * index + usize::from(link != Link::ALL[0])),
                 None if by_link => (name, Link::ALL.len() * index),
@@ -67,12 +67,13 @@ pub(crate) fn data(
     })
 }
 
-/// Horizontal lines: what the link of each run carries, where all of its hosts say so, for the quantity that it limits.
+/// Returns horizontal lines at the line rate of each run's link, if all of its hosts report one. The lines belong to
+/// the quantity that the link limits.
 fn limits(runs: &[Run], experiment: &Experiment) -> Vec<Value> {
     let Some(quantity) = experiment.quantities.iter().position(|quantity| *quantity == Quantity::Throughput) else {
         return Vec::new();
     };
-    // With many links at a time more goes through than one of them carries.
+    // Several links at a time carry more than one link.
     let of_one = match experiment.layout {
         Layout::Pairs | Layout::AllToAll => " of one link",
         _ => "",
@@ -88,7 +89,7 @@ fn limits(runs: &[Run], experiment: &Experiment) -> Vec<Value> {
     rates.iter().take(if are_one { 1 } else { rates.len() }).map(line).collect()
 }
 
-/// The names of an experiment's curves, in the order of its table; others follow by name.
+/// Returns the names of an experiment's curves in the order of its table, followed by unknown ones by name.
 fn curves<'a>(experiment: &Experiment, records: &[&'a PointRecord]) -> Vec<&'a str> {
     let place = |name: &str| experiment.points.iter().position(|point| point.series == name).unwrap_or(usize::MAX);
     let mut names: Vec<&str> = records.iter().map(|record| record.series.as_str()).collect();

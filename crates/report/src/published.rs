@@ -1,4 +1,4 @@
-//! Published figures beside one's own.
+//! Published figures next to those of the runs.
 
 use doorbell_published::{Amount, Configuration, Quantity as Published, Row, Shape, Testbed, Unit};
 use doorbell_study::experiment::{Experiment, Quantity};
@@ -9,12 +9,12 @@ use crate::Run;
 use crate::curves::{self, Curve};
 use crate::table::{heading, text, value};
 
-/// How a testbed is called where runs have names.
+/// Returns the name of a testbed among the names of runs.
 pub(crate) fn name(testbed: &Testbed) -> String {
     format!("{} (published)", testbed.name)
 }
 
-/// What a published number is in a plot, if it is a point of one: the quantity, and its value in that quantity's unit.
+/// Returns the quantity of a published number and its value in that quantity's unit, or `None` if no plot shows it.
 pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
     let (quantity, unit) = match row.quantity {
         Published::Latency => (Quantity::MedianLatency, Unit::Us),
@@ -29,7 +29,7 @@ pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
     Some((quantity, row.value.in_unit(unit)?))
 }
 
-/// Where a published configuration lies on an experiment's axis: what is swept, by the axis' words.
+/// Returns the position of a published configuration on an experiment's axis, given by the axis' name.
 fn place(experiment: &Experiment, configuration: &Configuration) -> Option<f64> {
     let one = |amount: Option<Amount>| match amount {
         Some(Amount::Is(number)) => Some(number),
@@ -37,7 +37,7 @@ fn place(experiment: &Experiment, configuration: &Configuration) -> Option<f64> 
     };
     match experiment.sweep {
         "message size, B" | "payload per post, B" => one(configuration.bytes),
-        // Frames are padded: the longest payload of a range stands for it.
+        // Frames are padded: the longest payload of a range represents the range.
         "payload, B" => configuration.bytes?.most(),
         "messages per post" => one(configuration.batch),
         "completions per poll at most" => one(configuration.poll_list),
@@ -62,7 +62,8 @@ fn shapes<'a>(testbed: &'a Testbed, experiment: &'a Experiment) -> impl Iterator
     testbed.shapes.iter().filter(|shape| shape.experiment == experiment.name)
 }
 
-/// For the plot of an experiment: numbers as curves of one point each, and sentences as curves, as the run behind `runs`.
+/// Returns the published curves of an experiment's plot. Numbers are curves of one point each, sentences are curves.
+/// All belong to a run with the index after the last of `runs`.
 pub(crate) fn series(testbed: &Testbed, experiment: &Experiment, runs: &[Run]) -> Vec<Value> {
     let point = |quantity: Quantity, (x, value): (f64, f64)| {
         let of = |of: &Quantity| match *of == quantity {
@@ -89,7 +90,7 @@ pub(crate) fn series(testbed: &Testbed, experiment: &Experiment, runs: &[Run]) -
         .collect()
 }
 
-/// What was published of an experiment: numbers and sentences, with what is uncertain about them.
+/// Renders the published numbers and sentences of an experiment, with their uncertainty.
 pub(crate) fn section(testbed: &Testbed, experiment: &Experiment, runs: &[Run]) -> Markup {
     let shapes: Vec<&Shape> = shapes(testbed, experiment).collect();
     let rows: Vec<&Row> = rows(testbed, experiment).collect();

@@ -1,4 +1,4 @@
-//! The page of what was published beside what was simulated.
+//! Page that compares published and simulated figures.
 
 use std::collections::BTreeSet;
 
@@ -15,24 +15,24 @@ use crate::published::drawn;
 use crate::sweep::{Sweep, SweepCurve, SweepPoint, plot};
 use crate::table::{heading, text, value};
 
-/// What was published of a testbed, and what simulations of it gave.
+/// Published figures of a testbed, and the results of simulating them.
 #[derive(Clone, Debug)]
 pub struct Reproduction<'a> {
     /// The simulated testbed.
     pub testbed: &'a str,
-    /// What it stands for.
+    /// Description of the testbed.
     pub about: &'a str,
-    /// What was published.
+    /// The published figures.
     pub published: &'a Testbed,
-    /// Its numbers.
+    /// The checked numbers.
     pub rows: Vec<&'a Checked<'a>>,
-    /// Its sentences.
+    /// The checked sentences.
     pub shapes: Vec<&'a CheckedShape<'a>>,
     /// The simulated results by which rows and shapes were judged, each with the experiment that needed it.
     pub answers: Vec<(&'a str, Answer)>,
 }
 
-/// What simulations say, in the order of their results.
+/// Quantities of a simulation, in the order of its results.
 const QUANTITIES: [(&str, &str); 3] = [("message rate", "M/s"), ("throughput", "Gb/s"), ("latency", "us")];
 
 fn place_of(quantity: Quantity) -> Option<usize> {
@@ -44,7 +44,7 @@ fn place_of(quantity: Quantity) -> Option<usize> {
     }
 }
 
-/// The axis along which an experiment was published.
+/// Returns the axis along which an experiment was published.
 fn axis(experiment: &str) -> Option<&'static str> {
     match experiment.split_once('/')?.1 {
         "latency" | "bandwidth" | "large-or-batch" => Some("size"),
@@ -57,7 +57,7 @@ fn axis(experiment: &str) -> Option<&'static str> {
     }
 }
 
-/// Where a published configuration lies on an axis.
+/// Returns the position of a published configuration on an axis.
 fn place_on(axis: &str, configuration: &Configuration) -> Option<f64> {
     let amount = match axis {
         "size" => configuration.bytes,
@@ -90,7 +90,7 @@ impl Reproduction<'_> {
             .collect()
     }
 
-    /// What was simulated for an experiment, as a sweep of all that differs.
+    /// Returns the simulated results of an experiment as a sweep over all parameters that differ.
     fn sweep(&self, experiment: &str) -> Sweep {
         let own = self.answers.iter().filter(|(of, _)| *of == experiment).map(|(_, answer)| answer);
         let mut own: Vec<&Answer> = own.collect();
@@ -127,7 +127,7 @@ impl Reproduction<'_> {
         }
     }
 
-    /// Simulated curves, and what was published as points and curves, of an experiment.
+    /// Returns the plot of an experiment: simulated curves, and published points and curves.
     fn plot(&self, experiment: &str, sweep: &Sweep) -> Option<Value> {
         let (axis_name, unit, curves) = sweep.curves(axis(experiment))?;
         let mut series: Vec<Value> = curves.iter().map(|curve| curve.series(SIMULATED)).collect();
@@ -213,7 +213,7 @@ impl Reproduction<'_> {
     }
 }
 
-/// The runs of plots.
+/// Indices of the runs in plots.
 const SIMULATED: usize = 0;
 const PUBLISHED: usize = 1;
 
@@ -281,7 +281,7 @@ fn class_of(verdict: Verdict) -> &'static str {
     }
 }
 
-/// What was published beside what was simulated, as one HTML document that needs nothing else.
+/// Renders the comparison of published and simulated figures as one self-contained HTML document.
 pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
     let rows = |wanted: Status| all.iter().flat_map(|it| &it.rows).filter(|it| it.status() == wanted).count();
     let shapes = |wanted: Verdict| all.iter().flat_map(|it| &it.shapes).filter(|it| it.verdict().0 == wanted).count();
@@ -301,7 +301,7 @@ pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
             body {
                 header {
                     p.kicker { "Doorbell, simulated" }
-                    h1 { "What was published, and what is simulated?" }
+                    h1 { "Published and simulated figures" }
                     p.where {
                         "Each published number and sentence, simulated in virtual time in the configuration as published; nothing "
                         "here was measured. " b { "Fitted" } " are those that a value of the testbed was fitted on; all others are "
@@ -321,7 +321,7 @@ pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
         }
         "\n"
     };
-    // HTML allows no other control characters, and names may hold any.
+    // HTML allows no other control characters, but names may hold any.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
@@ -332,7 +332,7 @@ mod tests {
 
     use super::*;
 
-    /// The model in the simulator's place: a predictor like any other.
+    /// Builds a reproduction with the analytic model in place of the simulator.
     fn predicted(body: impl FnOnce(&Reproduction<'_>)) {
         let published = doorbell_published::testbed("t1").expect("a testbed");
         let parameters = Parameters::t1();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn plots_have_what_was_published_beside_what_was_simulated() {
+    fn plots_show_published_and_simulated_points() {
         predicted(|reproduction| {
             let experiment = "send-receive/latency";
             let data = reproduction.plot(experiment, &reproduction.sweep(experiment)).expect("a plot");
@@ -380,12 +380,12 @@ mod tests {
             let (simulated, published) = (run(SIMULATED), run(PUBLISHED));
             let names: Vec<_> = published.iter().map(|series| series["name"].as_str().expect("a name")).collect();
             assert_eq!(names, ["send-receive/base-latency", "send-receive/latency-is-a-line (shape)"]);
-            // The published number is a point at 16 B, in microseconds; the simulated curve has one there too.
+            // The published number is a point at 16 B, in microseconds. The simulated curve has a point there too.
             assert_eq!(published[0]["points"][0]["x"], 16.0);
             assert_eq!(published[0]["points"][0]["y"][2]["median"], 2.0);
             assert!(simulated.iter().any(|series| series["points"][0]["x"] == 16.0), "{simulated:?}");
 
-            // Threads, though more sizes than numbers of threads were simulated.
+            // The axis is threads, although more sizes than numbers of threads were simulated.
             let experiment = "send-receive/n-to-1-srq";
             let data = reproduction.plot(experiment, &reproduction.sweep(experiment)).expect("a plot");
             assert_eq!(data["sweep"], "senders");

@@ -1,4 +1,4 @@
-//! What a plot shows, in sentences computed from it.
+//! Summaries of plots, in sentences computed from the data.
 
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
 use doorbell_study::link::{Carried, CarriedBy};
@@ -6,7 +6,7 @@ use doorbell_study::link::{Carried, CarriedBy};
 use crate::Run;
 use crate::format::{number, place, with_unit};
 
-/// What one run shows in one experiment.
+/// Returns the summary of one experiment in one run.
 pub(crate) fn summary(run: &Run, experiment: &Experiment) -> Option<String> {
     let records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
     let quantity =
@@ -29,7 +29,8 @@ pub(crate) fn summary(run: &Run, experiment: &Experiment) -> Option<String> {
     Some(text)
 }
 
-/// What carried the packets; where points have a link of their own, their table says it.
+/// Returns a sentence on the link that carried the packets. If points have links of their own, their table lists
+/// them.
 fn carried(records: &[&PointRecord]) -> Option<String> {
     if records.iter().any(|record| record.parameters.link.is_some()) {
         return None;
@@ -71,12 +72,12 @@ fn axis(experiment: &Experiment) -> &str {
     experiment.sweep.trim_end_matches(", B")
 }
 
-/// Where a point lies, in words.
+/// Returns the configuration and position of a point as text.
 fn here(experiment: &Experiment, record: &PointRecord) -> String {
     format!("{}; {} {}", record.series, axis(experiment), place(experiment.sweep, record.x))
 }
 
-/// The curve that changes most from its first to its last point.
+/// Returns a sentence on the curve that changes most from its first to its last point.
 fn steepest(
     run: &Run,
     experiment: &Experiment,
@@ -104,7 +105,7 @@ fn steepest(
     ))
 }
 
-/// How much repetitions differ.
+/// Returns a sentence on the spread of repetitions.
 fn widest(experiment: &Experiment, points: &[(&PointRecord, Spread)]) -> Option<String> {
     let mut several: Vec<_> = points
         .iter()

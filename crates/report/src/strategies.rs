@@ -1,4 +1,4 @@
-//! Which strategy for which workload of shared memory: one picture for each run.
+//! Comparison of strategies by workload of shared memory: one picture for each run.
 
 use doorbell_study::experiment::{COMPARING, View};
 use doorbell_study::far::Strategy;
@@ -8,18 +8,19 @@ use maud::{Markup, html};
 use crate::Run;
 use crate::format::{NOTHING, number};
 
-/// The workloads of the store in a run, grouped by the parameter that each experiment varies.
+/// Returns the store's workloads of a run, grouped by the parameter that each experiment varies.
 fn varied(run: &Run) -> Vec<(&'static str, Vec<Choice<'_>>)> {
     let view = View::new(&run.records);
     let of = |&(experiment, what): &(&str, &'static str)| {
-        // A strategy alone is no choice.
+        // With a single strategy there is no choice.
         let choices: Vec<_> = choices(view.of(experiment)).into_iter().filter(|it| it.candidates.len() > 1).collect();
         (!choices.is_empty()).then_some((what, choices))
     };
     COMPARING.iter().filter_map(of).collect()
 }
 
-/// The picture: a row for each workload, a column for each strategy. Empty without workloads of the store.
+/// Renders the picture: a row for each workload, a column for each strategy. It is empty without workloads of the
+/// store.
 pub(crate) fn picture(runs: &[Run]) -> Markup {
     let all: Vec<_> = runs.iter().map(|run| (run, varied(run))).filter(|(_, varied)| !varied.is_empty()).collect();
     html! {
@@ -71,7 +72,7 @@ fn matrix(varied: &[(&'static str, Vec<Choice<'_>>)]) -> Markup {
     }
 }
 
-/// What is not varied, in words.
+/// Returns the parameters that are not varied, as text.
 fn rest(what: &str, choice: &Choice<'_>) -> String {
     let workload = &choice.workload;
     let all = [

@@ -7,16 +7,16 @@ use crate::format::{number, with_unit};
 use crate::page::{SCRIPT, head, in_script};
 use crate::table;
 
-/// What simulations of one testbed with varied parameters gave.
+/// Results of simulations of one testbed with varied parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     /// The simulated testbed.
     pub testbed: String,
-    /// What all points have in common: sentences.
+    /// Parameters that all points share, as sentences.
     pub setting: Vec<String>,
-    /// What is varied, by name.
+    /// Names of the varied parameters.
     pub axes: Vec<String>,
-    /// What came out of each point, by name and unit; empty for what has none.
+    /// Names and units of the results. The unit is empty for a number without one.
     pub quantities: Vec<(&'static str, &'static str)>,
     /// The points.
     pub points: Vec<SweepPoint>,
@@ -25,25 +25,25 @@ pub struct Sweep {
 /// A point of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SweepPoint {
-    /// Its value on each axis, as it was given.
+    /// Value on each axis, as given.
     pub values: Vec<String>,
-    /// The same as numbers, where they are numbers, with their units.
+    /// The same values as numbers with their units, if they are numbers.
     pub numbers: Vec<Option<(f64, &'static str)>>,
-    /// What came out, in the order of quantities; `None` where there is no number.
+    /// Results, in the order of `quantities`; `None` if there is no number.
     pub results: Vec<Option<f64>>,
-    /// What was busy longest.
+    /// Component that was busy longest.
     pub bottleneck: String,
 }
 
 /// A curve of a sweep.
 pub(crate) struct SweepCurve {
     pub(crate) name: String,
-    /// Place on the axis, and what came out, in the order of quantities.
+    /// Position on the axis, and results in the order of the quantities.
     pub(crate) points: Vec<(f64, Vec<Option<f64>>)>,
 }
 
 impl SweepCurve {
-    /// As the script draws it, as a curve of this run.
+    /// Returns the data for the script, as a curve of this run.
     pub(crate) fn series(&self, run: usize) -> Value {
         let one = |result: &Option<f64>| match result {
             Some(value) => json!({ "least": value, "median": value, "most": value, "values": [] }),
@@ -54,7 +54,7 @@ impl SweepCurve {
     }
 }
 
-/// A plot as the script draws it, over an axis with its unit. Of each run it says whether it was simulated.
+/// Returns a plot for the script, over an axis with its unit. Each run carries whether it was simulated.
 pub(crate) fn plot(
     (axis, unit): (&str, &str),
     quantities: &[(&str, &str)],
@@ -73,7 +73,8 @@ pub(crate) fn plot(
 }
 
 impl Sweep {
-    /// The axis that plots have along: the preferred one, or the one with the most values that are all numbers of one unit.
+    /// Returns the axis of the plots: the preferred one, or the one with the most values among axes whose values are
+    /// all numbers of one unit.
     fn along(&self, preferred: Option<&str>) -> Option<(usize, &'static str)> {
         let axis = |index: usize| {
             let numbers: Option<Vec<_>> = self.points.iter().map(|point| *point.numbers.get(index)?).collect();
@@ -86,13 +87,13 @@ impl Sweep {
             is_axis.then_some((values.len(), index, unit))
         };
         let is_preferred = |index: usize| Some(self.axes[index].as_str()) == preferred;
-        // Of axes with equally many values the first.
+        // Of axes with equally many values, the first wins.
         let axes = (0..self.axes.len()).rev().filter_map(axis);
         let best = axes.max_by_key(|(values, index, _)| (is_preferred(*index), *values));
         best.map(|(_, index, unit)| (index, unit))
     }
 
-    /// The axis of plots, its unit, and a curve by name for each combination of values on the others.
+    /// Returns the axis of plots, its unit, and one named curve for each combination of values on the other axes.
     pub(crate) fn curves(&self, preferred: Option<&str>) -> Option<(&str, &'static str, Vec<SweepCurve>)> {
         let (along, unit) = self.along(preferred)?;
         let name_of = |point: &SweepPoint| {
@@ -156,7 +157,7 @@ impl Sweep {
     }
 }
 
-/// A sweep as one HTML document that needs nothing else. It says of itself that it is simulated.
+/// Renders a sweep as one self-contained HTML document. The document states that it is simulated.
 pub fn sweep_html(sweep: &Sweep) -> String {
     let page = html! {
         (DOCTYPE)
@@ -165,7 +166,7 @@ pub fn sweep_html(sweep: &Sweep) -> String {
             body {
                 header {
                     p.kicker { "Doorbell, simulated" }
-                    h1 { "What changes with " (sweep.axes.join(", ")) "?" }
+                    h1 { "Sweep over " (sweep.axes.join(", ")) }
                     p.where { "Simulated in virtual time on the testbed " b { (sweep.testbed) } "; nothing here was measured." }
                     ul.tiles { li { b { (with_unit(sweep.points.len() as f64, "")) } " points, simulated" } }
                 }
@@ -186,7 +187,7 @@ pub fn sweep_html(sweep: &Sweep) -> String {
         }
         "\n"
     };
-    // HTML allows no other control characters, and names may hold any.
+    // HTML allows no other control characters, but names may hold any.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn plots_go_along_the_axis_of_numbers_with_a_curve_for_each_of_the_others() {
+    fn plots_use_the_numeric_axis_and_a_curve_per_other_value() {
         let data = sweep().plot().expect("an axis of numbers");
         assert_eq!((&data["sweep"], &data["bytes"]), (&json!("size, B"), &json!(true)));
         assert_eq!((&data["runs"], &data["simulated"]), (&json!(["mine & yours"]), &json!([true])));
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_says_that_it_is_simulated_and_escapes_what_it_is_given() {
+    fn page_is_marked_as_simulated_and_escapes_input() {
         let page = sweep_html(&sweep());
         for needed in ["Doorbell, simulated", "nothing here was measured", "mine &amp; yours", "port &lt;97 %&gt;"] {
             assert!(page.contains(needed), "{needed} is missing");

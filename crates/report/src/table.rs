@@ -1,4 +1,4 @@
-//! The table under a plot, and the environment of runs.
+//! The table under a plot, and the environments of runs.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -14,22 +14,22 @@ use maud::{Markup, display, html};
 use crate::format::{NOTHING, date, number, place};
 use crate::{Model, Run};
 
-/// One heading of a table that sorts.
+/// Renders one heading of a table that sorts.
 pub(crate) fn heading(text: &str, is_number: bool) -> Markup {
     html! { th scope="col" class=[is_number.then_some("number")] { button type="button" { (text) } } }
 }
 
-/// A cell that sorts by its text.
+/// Renders a cell that sorts by its text.
 pub(crate) fn text(text: impl Display) -> Markup {
     html! { td { (display(text)) } }
 }
 
-/// A cell that sorts by a number; behind all others if it is none.
+/// Renders a cell that sorts by a number. Cells without a finite number sort last.
 pub(crate) fn value(value: f64, text: impl Display) -> Markup {
     html! { td.number data-value=(key(value)) { (display(text)) } }
 }
 
-/// What the script sorts a cell by: nothing where there is no number.
+/// Returns the key by which the script sorts a cell, or an empty text if there is no number.
 pub(crate) fn key(value: f64) -> String {
     if value.is_finite() { value.to_string() } else { String::new() }
 }
@@ -38,10 +38,10 @@ pub(crate) fn nothing() -> Markup {
     value(f64::NAN, NOTHING)
 }
 
-/// All points of an experiment.
+/// Renders all points of an experiment.
 pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
     let are_several = runs.len() > 1;
-    // Of RNICs of the machine, and in virtual time, nobody counts what carried packets.
+    // Hardware RNICs and virtual time do not count which link carried packets.
     let mut records = runs.iter().flat_map(|run| View::new(&run.records).of(&experiment.name));
     let is_counted = records.any(|record| record.carried().by().is_some());
     html! {
@@ -76,7 +76,7 @@ pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
     }
 }
 
-/// A run's points of an experiment, curve by curve, in the order of the experiment's table.
+/// Returns a run's points of an experiment, curve by curve, in the order of the experiment's table.
 pub(crate) fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
     let mut records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
     let order = |record: &PointRecord| experiment.points.iter().position(|point| point.series == record.series);
@@ -95,7 +95,7 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
     let sum = |of: fn(&PointResult) -> u64| -> u64 { record.repetitions.iter().map(of).fold(0, u64::saturating_add) };
     let counted = sum(|r| r.counted.client.data_packets.saturating_add(r.counted.server.data_packets));
     let least = sum(|r| r.predicted.client.data_packets.saturating_add(r.predicted.server.data_packets));
-    // One end may ask the other by READ, as often as it likes.
+    // One end may send READ requests to the other, with no upper bound.
     let asks = record.repetitions.iter().any(|r| r.predicted.client.asks || r.predicted.server.asks);
     let most = sum(|r| r.predicted.client.data_packets_max.saturating_add(r.predicted.server.data_packets_max));
     let most = if asks { u64::MAX } else { most };
@@ -137,10 +137,10 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
     }
 }
 
-/// What a run says of its environment: a name, and a line for the run.
+/// Line of the environment: a name, and a function from a run to its text.
 type Row = (&'static str, fn(&Run) -> String);
 
-/// Where a run was measured.
+/// Lines on the environment of a run.
 fn environment() -> [Row; 19] {
     [
         ("measured or simulated", |run| of(run, doorbell_study::environment::Environment::substrate)),
@@ -170,7 +170,7 @@ fn environment() -> [Row; 19] {
     ]
 }
 
-/// What carried packets between software RNICs: of how many points, where that differs.
+/// Returns the links that carried packets between software RNICs. If points differ, each link has a number of points.
 fn link(run: &Run) -> String {
     let all = [
         (CarriedBy::SharedMemory, "shared memory"),
@@ -185,7 +185,7 @@ fn link(run: &Run) -> String {
     }
 }
 
-/// What it says of a run beside that.
+/// Lines on the extent of a run.
 fn extent() -> [Row; 3] {
     [
         ("begun", |run| of(run, |e| date(e.unix_time_s))),
@@ -197,13 +197,13 @@ fn extent() -> [Row; 3] {
     ]
 }
 
-/// What the environments of two runs differ in: the line's name, and what each has.
+/// Returns the lines in which the environments of two runs differ: the name, and the text of each run.
 pub(crate) fn differences(one: &Run, other: &Run) -> Vec<(&'static str, [String; 2])> {
     let lines = environment().map(|(name, line)| (name, [line(one), line(other)]));
     lines.into_iter().filter(|(_, [one, other])| one != other).collect()
 }
 
-/// Where each run was measured.
+/// Renders the environment of each run.
 pub(crate) fn environments(runs: &[Run]) -> Markup {
     html! {
         div.scroll tabindex="0" { table {
@@ -223,7 +223,7 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
     }
 }
 
-/// The hosts of each run that was measured between several: what they are, and what they did in it.
+/// Renders the hosts of each run between several: their environment and their counters.
 pub(crate) fn hosts(runs: &[Run]) -> Markup {
     let runs: Vec<(&Run, Vec<HostRow<'_>>)> = runs.iter().map(|run| (run, host_rows(run))).collect();
     let whole = |count: Option<u64>| match count {
@@ -265,7 +265,7 @@ pub(crate) fn hosts(runs: &[Run]) -> Markup {
     }
 }
 
-/// What one host did in one repetition.
+/// Counters of one host in one repetition.
 struct HostPart {
     number: usize,
     role: String,
@@ -276,7 +276,7 @@ struct HostPart {
     clock_ns: Option<u64>,
 }
 
-/// The parts of all hosts in a repetition; none where all was on one machine.
+/// Returns the counters of all hosts in a repetition. The result is empty if the repetition ran on one machine.
 fn parts(record: &PointRecord, result: &PointResult) -> Vec<HostPart> {
     let of_many = |host: &HostResult| HostPart {
         number: host.number,
@@ -306,7 +306,7 @@ fn parts(record: &PointRecord, result: &PointResult) -> Vec<HostPart> {
     vec![HostPart { sent: Some(sent), ..asking }, answering]
 }
 
-/// The environment of a host by its number.
+/// Returns the environment of a host by its number.
 fn host_environment(record: &PointRecord, number: usize) -> Option<&Environment> {
     match number.checked_sub(1) {
         None => Some(&record.environment),
@@ -314,19 +314,19 @@ fn host_environment(record: &PointRecord, number: usize) -> Option<&Environment>
     }
 }
 
-/// What a host pinned, over all points of a run: each different set of CPUs once.
+/// Returns the CPUs that a host pinned in all points of a run: each different set once.
 fn host_pins(run: &Run, number: usize) -> String {
     let hosts = run.records.iter().filter_map(|record| host_environment(record, number)).map(pinned).collect();
     distinct(hosts)
 }
 
-/// One host of a run, over all points that it had a part in.
+/// Counters of one host of a run, over all points in which it took part.
 #[derive(Default)]
 struct HostRow<'a> {
     number: usize,
     environment: Option<&'a Environment>,
     repetitions: usize,
-    /// Here and below `None` if a repetition does not say.
+    /// `None`, here and below, if the count of a repetition is missing.
     sent: Option<u64>,
     received: Option<u64>,
     cpu_s: Option<f64>,
@@ -357,7 +357,7 @@ fn host_rows(run: &Run) -> Vec<HostRow<'_>> {
     rows.into_values().collect()
 }
 
-/// The CPU time of each host per message, point by point, where several hosts took part.
+/// Renders the CPU time of each host per message, point by point, if several hosts took part.
 pub(crate) fn cpu_of_hosts(runs: &[Run], experiment: &Experiment) -> Markup {
     let rows: Vec<(&Run, CpuRow<'_>)> =
         runs.iter().flat_map(|run| cpu_rows(run, experiment).into_iter().map(move |row| (run, row))).collect();
@@ -425,7 +425,7 @@ fn cpu_rows<'a>(run: &'a Run, experiment: &Experiment) -> Vec<CpuRow<'a>> {
     rows
 }
 
-/// What a host pins, in words.
+/// Returns the pinned CPUs of a host as text.
 fn pinned(environment: &Environment) -> String {
     environment.pinning.as_ref().map_or_else(|| "not said".to_owned(), ToString::to_string)
 }
@@ -434,17 +434,17 @@ fn rnic(environment: &Environment) -> String {
     environment.adapter.as_ref().map_or_else(|| environment.device.clone(), ToString::to_string)
 }
 
-/// Another machine of a run, in a line.
+/// Returns a line on another machine of a run.
 fn about(peer: &Environment) -> String {
     format!("{}: {}, {} CPUs, Linux {}, {}", peer.machine.host, peer.cpu, peer.cpus, peer.kernel, rnic(peer))
 }
 
-/// What the records of a run say of their environment, each different answer once.
+/// Returns the different values of a line in the records of a run.
 pub(crate) fn of(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     distinct(run.records.iter().map(|record| line(&record.environment)).collect())
 }
 
-/// The same of all hosts: one line where they agree, else what each says.
+/// Returns the values of a line on all hosts: one value if the hosts agree, else one for each host.
 fn of_hosts(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     of(run, |own| {
         let all: Vec<&Environment> = std::iter::once(own).chain(own.others()).collect();
@@ -460,7 +460,7 @@ fn of_hosts(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     })
 }
 
-/// How much memory a process may lock. Records of earlier releases say nothing of their machine, not even its name.
+/// Returns the amount of memory that a process may lock. Records of earlier releases lack the machine, even its name.
 fn lockable(environment: &Environment) -> String {
     match environment.machine.memlock_bytes {
         Some(bytes) => format!("{bytes} B"),
@@ -469,7 +469,7 @@ fn lockable(environment: &Environment) -> String {
     }
 }
 
-/// Each different answer once.
+/// Joins the different values, at most four.
 fn distinct(mut all: Vec<String>) -> String {
     all.sort_unstable();
     all.dedup();

@@ -1,4 +1,4 @@
-//! What a page makes of records, good ones and others.
+//! Pages of regular and irregular records.
 
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::record::observations;
@@ -34,7 +34,7 @@ fn environment() -> Environment {
     }
 }
 
-/// Three repetitions of each point of an experiment.
+/// Returns records with three repetitions of each point of an experiment.
 fn records(experiment: &Experiment) -> Vec<PointRecord> {
     let of = |point: &doorbell_study::experiment::Point| {
         let mut record = PointRecord::new(experiment, point, environment());
@@ -61,7 +61,7 @@ fn run(name: &str) -> Run {
     Run { name: name.to_owned(), records: all(Effort::Quick).iter().flat_map(records).collect() }
 }
 
-/// The data of all plots.
+/// Returns the data of all plots.
 fn plots(page: &str) -> Vec<Value> {
     let pieces = page.split("<script type=\"application/json\">").skip(1);
     pieces.map(|piece| serde_json::from_str(piece.split("</script>").next().unwrap()).unwrap()).collect()
@@ -99,7 +99,8 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     }
 }
 
-/// A strategy's operations per second are its place in the table, in millions, and its puts take as long as it has letters.
+/// Each strategy gets its position in the table as millions of operations per second, and the length of its name as
+/// the 99th percentile of puts in microseconds.
 #[test]
 fn one_picture_says_which_strategy_is_best_for_a_workload() {
     let mut run = run("here");
@@ -113,7 +114,7 @@ fn one_picture_says_which_strategy_is_best_for_a_workload() {
     }
     let page = html(&[run.clone()], None, None);
     let picture = page.split("id=\"strategies\"").nth(1).expect("a picture").split("</table>").next().unwrap();
-    // Steered-write is the last of them, and lock has the shortest name.
+    // The strategy steered-write is last in the table, and lock has the shortest name.
     assert!(picture.contains("\u{2605} 9.00") && picture.contains("\u{25c6} 4.00 us"), "{picture}");
     let picture = picture.split("<table>").nth(1).unwrap();
     let rows = picture.matches("scope=\"row\"").count() - 1;
@@ -140,7 +141,7 @@ fn published_figures_stand_beside_the_measurements() {
     assert!(drawn.len() >= 6, "{drawn:?}");
     let ceiling = drawn.iter().find(|series| series["name"] == "send-receive/batch-ceiling-messages").unwrap();
     let [point] = ceiling["points"].as_array().unwrap().as_slice() else { panic!("{ceiling}") };
-    // 14 M messages/s with eight per post, drawn as the last run.
+    // The rate is 14 M messages/s with eight per post. It is drawn as the last run.
     assert_eq!((&point["x"], &point["y"][0]["median"], &ceiling["run"]), (&8.0.into(), &14.0.into(), &1.into()));
     assert!(point["y"].as_array().unwrap()[1..].iter().all(Value::is_null), "{point}");
     for plot in &plots {
@@ -150,7 +151,7 @@ fn published_figures_stand_beside_the_measurements() {
     for shape in &testbed.shapes {
         assert!(page.contains(&shape.says), "{}", shape.id);
     }
-    // Sentences are curves: where they were published, or through one's own first point.
+    // Sentences are curves at published values, or through the first point of the run's own curve.
     let curve = |name: &str| -> Vec<(f64, f64)> {
         let all = || plots.iter().flat_map(|plot| plot["series"].as_array().unwrap());
         let of_it = all().find(|series| series["run"] == 1 && series["name"].as_str().unwrap().starts_with(name));
@@ -174,7 +175,7 @@ fn published_figures_stand_beside_the_measurements() {
     assert!(!without.contains("(published)") && !without.contains("a little over 1.7"));
 }
 
-/// A run of a few experiments.
+/// Returns a run of a few experiments.
 fn small(name: &str) -> Run {
     let experiments =
         ["send-receive/latency", "send-receive/bandwidth", "send-receive/window", "send-receive/batch", "hosts/pairs"];
@@ -183,7 +184,7 @@ fn small(name: &str) -> Run {
     run
 }
 
-/// A run whose messages of one experiment are so many times as fast.
+/// Returns a run whose message rates of one experiment are multiplied by a factor.
 fn faster(name: &str, experiment: &str, times: f64) -> Run {
     let mut run = small(name);
     for result in run.records.iter_mut().filter(|it| it.experiment == experiment).flat_map(|it| &mut it.repetitions) {
@@ -192,21 +193,21 @@ fn faster(name: &str, experiment: &str, times: f64) -> Run {
     run
 }
 
-/// The part of a page between two texts.
+/// Returns the part of a page between two texts.
 fn between<'a>(page: &'a str, from: &str, to: &str) -> &'a str {
     let rest = page.split_once(from).unwrap_or_else(|| panic!("{from} is missing")).1;
     rest.split_once(to).unwrap_or_else(|| panic!("{to} is missing behind {from}")).0
 }
 
 #[test]
-fn two_runs_are_held_against_each_other_point_by_point() {
+fn two_runs_are_compared_point_by_point() {
     let (before, mut after) = (small("before"), faster("after", "send-receive/window", 10.0));
     for record in &mut after.records {
         record.environment.active_mtu = 1024;
         let link = |packets: u64| [("tx_shared_memory_packets".to_owned(), packets)].into();
         record.repetitions.iter_mut().for_each(|result| result.link.client = link(result.messages));
     }
-    // One point is measured otherwise, another one once, and a third one not at all.
+    // One point has other parameters, another has one repetition, and a third is missing.
     let window = |run: &mut Run, x: f64| -> usize {
         run.records.iter().position(|it| it.experiment == "send-receive/window" && it.x == x).unwrap()
     };
@@ -229,7 +230,7 @@ fn two_runs_are_held_against_each_other_point_by_point() {
     let changed = of("send-receive/window");
     let points = before.records.iter().filter(|it| it.experiment == "send-receive/window").count() - 2;
     assert_eq!((changed.points, changed.more, changed.less), (points, points - 1, 0), "{changed:?}");
-    // One of the two orders of six figures in twenty, for each point with three and three.
+    // Two of the twenty orders of six figures lie apart. Each point has three and three.
     assert!((changed.by_chance - 0.1 * (points - 1) as f64).abs() < 1e-9, "{changed:?}");
     let ratio = changed.ratio.unwrap();
     assert!((5.0..=10.0).contains(&ratio), "{changed:?}");
@@ -241,7 +242,8 @@ fn two_runs_are_held_against_each_other_point_by_point() {
         let is_there = section.contains(words);
         assert_eq!(is_there, words != "the least", "{words}");
     }
-    // Two to four thousand a second against twenty to forty: by medians ten times, at least five, at most twenty.
+    // The first run has 2,000 to 4,000 messages/s, the second 20,000 to 40,000. The ratio of medians is 10, within 5
+    // and 20.
     let row = |x: &str| {
         section.split("<tr>").find(|row| row.contains(&format!("data-value=\"{x}\"")) && row.contains("10.0"))
     };
@@ -250,7 +252,7 @@ fn two_runs_are_held_against_each_other_point_by_point() {
     let untouched = between(&page, "id=\"x-send-receive-batch\"", "</section>");
     assert!(untouched.contains("within the spread") && !untouched.contains(">more<"));
 
-    // Runs of which nothing is known but the name are alike, and three runs are no before and after.
+    // Runs of which only the name is known are alike, and three runs have no before and after.
     let alike = html(&[before.clone(), small("after")], None, None);
     assert!(alike.contains("The environments of both are the same") && !alike.contains("id=\"differences\""));
     let three = [before.clone(), small("after"), small("later")];
@@ -259,12 +261,12 @@ fn two_runs_are_held_against_each_other_point_by_point() {
 }
 
 #[test]
-fn both_links_stand_beside_each_other_and_each_point_says_what_carried_it() {
+fn table_compares_links_and_names_stray_packets() {
     let mut run = run("here");
     run.records.retain(|record| record.parameters.link.is_some() || record.experiment == "send-receive/window");
     for (index, record) in run.records.iter_mut().enumerate() {
         let is_shared = record.series.ends_with(", shared memory");
-        // One point of shared memory has lost one packet to UDP.
+        // One point of shared memory has sent one packet over UDP.
         let udp = if is_shared { u64::from(record.series.starts_with("READ") && record.x == 1.0) } else { 7 };
         for result in &mut record.repetitions {
             let ns = if is_shared { 700 } else { 3500 };
@@ -287,7 +289,7 @@ fn both_links_stand_beside_each_other_and_each_point_says_what_carried_it() {
     }
     let stray = "READ, shared memory (links/rate, 1): shared memory (27 packets) and UDP (3 packets)";
     assert!(section.contains(stray), "{section}");
-    // Goals are judged beside the table, and are no published shapes.
+    // Goals are judged next to the table, and are not published shapes.
     assert!(section.contains("at most half as long") && section.contains("5.00 times (send-receive)"), "{section}");
     assert!(!between(&page, "id=\"verdicts\"", "</table>").contains("half as long"));
     let rate = between(&page, "id=\"x-links-rate\"", "</section>");
@@ -308,7 +310,7 @@ fn both_links_stand_beside_each_other_and_each_point_says_what_carried_it() {
 }
 
 #[test]
-fn what_links_carry_is_a_line_in_plots_of_throughput() {
+fn plots_of_throughput_show_the_line_rate() {
     let with_rate = |name: &str, gbps: u64| {
         let mut run = small(name);
         for record in &mut run.records {
@@ -344,7 +346,7 @@ fn what_links_carry_is_a_line_in_plots_of_throughput() {
 }
 
 #[test]
-fn what_machines_of_a_run_differ_in_is_told_of_each_host() {
+fn environment_names_hosts_that_differ() {
     let mut run = small("here");
     let machine = |host: &str, governor: &str, memlock_bytes| Machine {
         host: host.to_owned(),
@@ -364,7 +366,7 @@ fn what_machines_of_a_run_differ_in_is_told_of_each_host() {
         "host 0 (node6): performance; host 1 (node7): powersave",
         "host 0 (node6): without limit; host 1 (node7): 65536 B",
         "host 0 (node6): 4096 B; host 1 (node7): 1024 B",
-        // They agree.
+        // The hosts agree.
         "<td>212992 B</td>",
     ] {
         assert!(page.contains(told), "{told} is missing");
@@ -391,7 +393,7 @@ fn the_cpu_time_of_each_host_is_shown_for_each_point() {
             result.hosts = vec![host(0, "sender", 3_000_000), host(1, "receiver", 4_000_000)];
         }
     }
-    // Two machines, of which records have no list of hosts.
+    // Records of two machines have no list of hosts.
     for record in run.records.iter_mut().filter(|it| it.experiment == "send-receive/batch") {
         record.environment.peer = Some(Box::new(Environment {
             machine: Machine { host: "node8".to_owned(), ..Machine::default() },
@@ -431,7 +433,7 @@ fn the_page_needs_nothing_from_elsewhere() {
     for load in ["src=", "@import", "url(", "fetch(", "XMLHttpRequest", "<link", "<iframe"] {
         assert!(!page.contains(load), "{load}");
     }
-    // A namespace is a name, not an address.
+    // The address of a namespace is not loaded.
     assert_eq!(page.matches("http").count(), 1 + page.matches("http-equiv").count());
     assert!(page.contains("default-src 'none'"));
 }
@@ -485,7 +487,7 @@ fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
     assert!(!html(&run, None, None).contains("bottleneck</button>"));
 }
 
-/// A run that the model could have measured.
+/// Returns a run with the figures that the model predicts.
 fn modelled() -> Run {
     let truth = Parameters::starting_point(RnicKind::Software);
     let mut run = run("made by a model");
@@ -511,7 +513,7 @@ fn modelled() -> Run {
 }
 
 #[test]
-fn a_quarter_of_what_a_model_made_predicts_the_rest() {
+fn fit_to_a_quarter_predicts_the_rest() {
     let runs = [modelled(), run("too slow to be true")];
     let fitted = Fitted::new(&runs);
     let account = fitted.account(&runs[0]).unwrap();
@@ -530,7 +532,7 @@ fn a_quarter_of_what_a_model_made_predicts_the_rest() {
 }
 
 #[test]
-fn odd_numbers_draw_nothing_that_is_none() {
+fn odd_numbers_yield_no_nan_or_infinity() {
     let mut run = run("odd");
     for (index, record) in run.records.iter_mut().enumerate() {
         for result in &mut record.repetitions {
@@ -552,7 +554,7 @@ fn odd_numbers_draw_nothing_that_is_none() {
 }
 
 #[test]
-fn only_what_was_measured_is_judged() {
+fn verdicts_cover_measured_experiments_only() {
     let mut run = run("here");
     run.records.retain(|record| record.experiment == "send-receive/window");
     let found = verdicts(&[run]);

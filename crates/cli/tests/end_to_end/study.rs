@@ -118,7 +118,7 @@ fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
     assert_eq!(report(&after).expect_status(0).stdout.trim(), both.display().to_string());
     let page = fs::read_to_string(&both).unwrap();
     assert!(page.contains("send-receive/receive-batching") && page.contains("within the spread"));
-    assert!(page.contains("What changed from ") && page.contains("largest path MTU"), "no differences");
+    assert!(page.contains("Changes from ") && page.contains("largest path MTU"), "no differences");
     let json = run(&format!("report {} {} --out {} --json", scratch.path(), after.path(), both.display()));
     let changed = json.expect_status(0).json()["changes"].clone();
     assert_eq!((&changed[0]["points"], &changed[0]["more"], &changed[0]["less"]), (&6.into(), &0.into(), &0.into()));
