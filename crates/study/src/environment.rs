@@ -1,4 +1,4 @@
-//! Where something was measured.
+//! Environment of a measurement: machine, device and options.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,64 +9,65 @@ use crate::parameters::Parameters;
 use crate::pinning::Pinning;
 use crate::session::Parties;
 
-/// The machine and the device.
+/// Machine and device of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Environment {
     /// Version of Doorbell.
     pub doorbell: String,
     /// Kernel release.
     pub kernel: String,
-    /// Processor.
+    /// Model of the processor.
     pub cpu: String,
-    /// Processors that may be used.
+    /// Number of processors that the process may use.
     pub cpus: usize,
-    /// Seconds since 1970 when it was measured.
+    /// Time of the measurement, in seconds since 1970.
     pub unix_time_s: u64,
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// Its provider: `soft` is the embedded software RNIC.
+    /// Provider of the device: `soft` is the embedded software RNIC.
     pub provider: String,
-    /// Its UDP port. Anything but 4791 is not RoCE's.
+    /// UDP port of the device. RoCE v2 uses 4791.
     pub udp_port: u16,
-    /// Largest path MTU that its port carries.
+    /// Largest path MTU of the device's port.
     pub active_mtu: usize,
-    /// Receive buffer that the kernel granted, in its bytes.
+    /// Receive buffer that the kernel granted, in bytes as the kernel counts them.
     pub receive_buffer_bytes: usize,
-    /// The rest of what the machine says of itself. Records of earlier releases have none.
+    /// Further properties of the machine. Records of earlier releases have none.
     #[serde(default)]
     pub machine: Machine,
-    /// The device's hardware, if it has some.
+    /// Hardware of the device, if there is any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<Adapter>,
-    /// The options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have none.
+    /// Options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_options: Option<String>,
-    /// The CPUs that threads which poll were pinned to. Records of earlier releases do not say.
+    /// CPUs to which polling threads were pinned. Records of earlier releases lack them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinning: Option<Pinning>,
-    /// The other end, if it is another machine.
+    /// Environment of the other end, if that is another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Box<Environment>>,
-    /// The other hosts, where there are more than two or a launcher started them, in the order of their numbers.
+    /// Environments of the other hosts in the order of their numbers, if there are more than two or a launcher
+    /// started them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Environment>,
-    /// The testbed whose parts were simulated, in virtual time. Then kernel, processor and processors are its own, and
-    /// nothing was measured.
+    /// Testbed that was simulated in virtual time. Then kernel and processors are those of the testbed, and nothing
+    /// was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub testbed: Option<SimulatedTestbed>,
 }
 
-/// A testbed in virtual time.
+/// Testbed in virtual time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulatedTestbed {
-    /// Its name.
+    /// Name of the testbed.
     pub name: String,
-    /// A digest of all its values, which differs where one of them does.
+    /// Digest of all values of the testbed.
     pub values: String,
 }
 
 impl Environment {
-    /// This machine, now.
+    /// Returns the environment of this machine, now.
     pub fn of(device: &DeviceAttributes) -> Self {
         let root = Root::default();
         let is_of_machine = device.provider != doorbell_verbs::soft::PROVIDER;
@@ -91,7 +92,7 @@ impl Environment {
         }
     }
 
-    /// The same while this is measured: every host pins as many threads as it has then.
+    /// Returns the environment while a point is measured: each host pins as many threads as the point uses.
     #[must_use]
     pub fn of_point(&self, parameters: &Parameters) -> Self {
         let hosts = 1 + self.others().count();
@@ -110,7 +111,8 @@ impl Environment {
         }
     }
 
-    /// The same with what `pinned` makes of each host's number and of what that host pins at most.
+    /// Returns the environment with the pinning of each host replaced by the result of `pinned`. `pinned` takes the
+    /// host's number and its largest pinning.
     fn pinned_by(&self, pinned: impl Fn(usize, &Pinning) -> Pinning) -> Self {
         let of = |number, host: &Self| Self {
             pinning: host.pinning.as_ref().map(|pinning| pinned(number, pinning)),
@@ -123,12 +125,12 @@ impl Environment {
         }
     }
 
-    /// The other hosts.
+    /// Returns the environments of the other hosts.
     pub fn others(&self) -> impl Iterator<Item = &Environment> {
         self.peer.as_deref().into_iter().chain(&self.hosts)
     }
 
-    /// Was it measured, or where was it simulated: in words.
+    /// Returns as text whether the record was measured or on which testbed it was simulated.
     pub fn substrate(&self) -> String {
         match &self.testbed {
             None => format!("measured, provider {}", self.provider),
@@ -136,7 +138,7 @@ impl Environment {
         }
     }
 
-    /// Seconds since 1970.
+    /// Returns the time in seconds since 1970.
     #[expect(clippy::disallowed_methods, reason = "the date of a record is the calendar's, which no device has")]
     pub fn now_s() -> u64 {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())

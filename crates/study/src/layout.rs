@@ -1,50 +1,50 @@
-//! Which hosts the ends of an experiment are dealt to.
+//! Distribution of an experiment's ends over hosts.
 //!
-//! An experiment says by its [`Layout`] how its connections lie between its ends. Between two hosts, in one process and in
-//! virtual time there are two ends, whatever the layout: then it makes no difference.
+//! The [`Layout`] of an experiment states how its connections lie between its ends. With two hosts, in one process
+//! and in virtual time there are two ends, and the layout makes no difference.
 
-/// How the connections of a point lie between the hosts of a study.
+/// Distribution of a point's connections over the hosts of a study.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// Between two ends: the first host asks, the second answers, and others have no part.
+    /// Two ends: the first host asks, the second answers, and other hosts have no part.
     #[default]
     TwoEnds,
-    /// The first host receives, and the senders are dealt to all others.
+    /// The first host receives, and the senders are distributed over all others.
     ManyToOne,
-    /// The first host sends, and the readers are dealt to all others.
+    /// The first host sends, and the readers are distributed over all others.
     OneToMany,
-    /// Every second host sends to the one after it. Of an odd number of hosts the last has no part.
+    /// Every second host sends to the next one. With an odd number of hosts, the last has no part.
     Pairs,
-    /// Every host with every other, both ways.
+    /// Every host exchanges messages with every other, both ways.
     AllToAll,
 }
 
-/// A connection between two hosts, by their numbers.
+/// Connection between two hosts, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// The host with the asking end.
+    /// Host with the asking end.
     pub asks: usize,
-    /// The host with the answering end.
+    /// Host with the answering end.
     pub answers: usize,
 }
 
-/// The share of one host.
+/// Share of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The host's number.
+    /// Number of the host.
     pub host: usize,
-    /// It performs the asking part. Where every host both sends and receives, all do.
+    /// Whether the host performs the asking part. All do if every host both sends and receives.
     pub asks: bool,
-    /// The connections that it has an end of, in order: indices of [`Layout::deal`].
+    /// Connections with an end on this host, in order: indices of [`Layout::deal`].
     pub lanes: Vec<usize>,
 }
 
 impl Layout {
-    /// Deals so many connections to so many hosts, two at least: as evenly as their number allows.
+    /// Distributes connections over at least two hosts as evenly as possible.
     ///
-    /// Where both ways are used ([`AllToAll`](Self::AllToAll)), connections are those between `n` ends, each with each, and
-    /// end `i` is on host `i` modulo the number of hosts. Two ends of one host would meet without a network: their
-    /// connection goes to the next host instead.
+    /// With [`AllToAll`](Self::AllToAll), the connections join `n` ends, each with each. End `i` is on host `i`
+    /// modulo the number of hosts. A connection between two ends of one host would need no network, so it goes to the
+    /// next host instead.
     pub fn deal(self, connections: usize, hosts: usize) -> Vec<Lane> {
         let others = hosts.saturating_sub(1).max(1);
         let lane = |asks, answers| Lane { asks, answers };
@@ -67,7 +67,7 @@ impl Layout {
         }
     }
 
-    /// The shares of the hosts that have one, in the order of hosts.
+    /// Returns the shares of the hosts that have one, in the order of hosts.
     pub fn shares(self, lanes: &[Lane], hosts: usize) -> Vec<Share> {
         let share = |host| {
             let own = |(_, lane): &(usize, &Lane)| lane.asks == host || lane.answers == host;
@@ -83,7 +83,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    /// How many connections each host has an end of.
+    /// Returns the number of connections with an end on each host.
     fn counts(layout: Layout, connections: usize, hosts: usize) -> Vec<(usize, bool, usize)> {
         let lanes = layout.deal(connections, hosts);
         assert_eq!(lanes.len(), connections);
@@ -92,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn ends_share_hosts_evenly_and_no_host_has_both_parts_of_a_layout_with_two() {
+    fn ends_share_hosts_evenly_with_one_part_each() {
         assert_eq!(counts(Layout::TwoEnds, 3, 4), [(0, true, 3), (1, false, 3)]);
         assert_eq!(counts(Layout::ManyToOne, 16, 4), [(0, false, 16), (1, true, 6), (2, true, 5), (3, true, 5)]);
         assert_eq!(counts(Layout::ManyToOne, 1, 4), [(0, false, 1), (1, true, 1)]);
         assert_eq!(counts(Layout::OneToMany, 4, 3), [(0, true, 4), (1, false, 2), (2, false, 2)]);
         assert_eq!(counts(Layout::Pairs, 4, 4), [(0, true, 2), (1, false, 2), (2, true, 2), (3, false, 2)]);
         assert_eq!(counts(Layout::Pairs, 2, 3), [(0, true, 2), (1, false, 2)]);
-        // Between two hosts every layout is one of two ends.
+        // Between two hosts every layout has two ends.
         for layout in [Layout::ManyToOne, Layout::OneToMany, Layout::Pairs, Layout::AllToAll] {
             assert_eq!(counts(layout, 6, 2).iter().map(|count| count.2).collect::<Vec<_>>(), [6, 6], "{layout:?}");
         }
@@ -116,7 +116,7 @@ mod tests {
             pairs.dedup();
             assert_eq!(pairs.len(), connections);
         }
-        // Fewer hosts than ends, and fewer ends than hosts.
+        // There are fewer hosts than ends, then fewer ends than hosts.
         assert_eq!(counts(Layout::AllToAll, 28, 4).iter().map(|count| count.2).sum::<usize>(), 56);
         assert_eq!(counts(Layout::AllToAll, 1, 4), [(0, true, 1), (1, true, 1)]);
     }

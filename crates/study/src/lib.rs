@@ -1,4 +1,4 @@
-//! Workloads, measurement, and the records of what was measured.
+//! Workloads, their measurement, and the records of the results.
 //!
 //! ```
 //! use doorbell_study::executor::block_on;
@@ -8,7 +8,7 @@
 //! use doorbell_verbs::soft::{self, SoftOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Both ends in this process, each on a software RNIC of its own; `Client` and `serve` do the same over TCP.
+//! // Both ends run in this process, each on its own software RNIC; `Client` and `serve` do the same over TCP.
 //! let memory_bytes = 64 << 20;
 //! let parameters = Parameters {
 //!     memory_bytes,
@@ -33,14 +33,15 @@
 //! # }
 //! ```
 //!
-//! [`workload`] holds the workloads as `async fn` over connections, written once, and
-//! [`one_sided`] and [`unacknowledged`] those over verbs alone; [`executor`] runs them on a thread that polls. [`session`]
-//! coordinates two ends, point by point: processes joined by TCP, or both in one process; [`record`] is what comes out.
-//! [`pinning`] says on which CPUs threads poll. [`far`] is what has more parties than two: memory that several clients
-//! share.
-//! [`link`] says what carried packets between two processes of one machine.
-//! [`measure`] times the parameters of the performance model, one call at a time, and [`limit`] what
-//! this machine's kernel gives without an RNIC.
+//! [`workload`] holds the workloads as `async fn` over connections, written once. [`one_sided`] and
+//! [`unacknowledged`] hold those over verbs alone. [`executor`] runs them on a polling thread.
+//!
+//! [`session`] coordinates two ends, point by point: processes joined by TCP, or both in one process. [`record`]
+//! holds the results. [`far`] has workloads with more than two parties: several clients share memory.
+//!
+//! [`pinning`] selects the CPUs of polling threads. [`link`] states which link carried the packets between two
+//! processes of one machine. [`measure`] times the parameters of the performance model, one call at a time. [`limit`]
+//! measures the limits of this machine's kernel without an RNIC.
 #![forbid(unsafe_code)]
 
 pub mod cpu;

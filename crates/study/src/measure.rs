@@ -1,17 +1,20 @@
-//! What the parameters of the model cost here, timed one call at a time.
+//! Measurement of the model's parameters on this machine, one call at a time.
 //!
-//! Two devices of this process exchange small messages. One thread makes every call of both, so
-//! that each is timed by itself: a post that only queues (something is in flight, so a software
-//! RNIC waits for company), a post that transmits at once, the RNIC's turn when packets have
-//! arrived, a poll that finds completions waiting, a list of receives. Several cheap calls are
-//! timed together, and the time that the clock takes is subtracted. A sample counts only if the
-//! device's counters say that the packets moved when they should: its own thread may have come
-//! first.
+//! Two devices of this process exchange small messages. One thread makes every call of both, so each call is timed by
+//! itself:
 //!
-//! `g` alone is timed against a second thread that receives, since a round trip needs a peer that
-//! polls.
+//! - a post that only queues: a message is in flight, so a software RNIC defers the post,
+//! - a post that transmits at once,
+//! - the processing of arrived packets by the RNIC,
+//! - a poll that finds waiting completions,
+//! - a post of a list of receives.
 //!
-//! Names are those of the model's parameters, and sums of them where calls do both.
+//! Several cheap calls are timed together, and the time of the clock is subtracted. A sample counts only if the
+//! device's counters show that the packets moved during the call: the device's own thread may have come first.
+//!
+//! Only `g` is timed against a second thread that receives, since a round trip needs a peer that polls.
+//!
+//! Names are those of the model's parameters. If one call covers several parameters, the name is their sum.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,65 +30,65 @@ use smallvec::SmallVec;
 
 use crate::environment::Environment;
 
-/// Names the layout of a [`Measurement`].
+/// Schema of a [`Measurement`].
 pub const SCHEMA: &str = "doorbell-measure/1";
 
-/// Bytes of the messages whose calls are timed.
+/// Bytes of each timed message.
 const BYTES: usize = 16;
-/// Sizes for which `g` is timed, and how many of the rounds each takes.
+/// Sizes for which `g` is timed. Each takes an equal part of the rounds.
 const GAP_BYTES: [usize; 5] = [16, 1024, 4096, 16_384, 65_536];
-/// Messages per list where batched values are timed.
+/// Messages per list for batched values.
 const BATCH: usize = 8;
-/// Cheap calls are timed so many at a time.
+/// Number of cheap calls that are timed together.
 const CHUNK: usize = 8;
-/// Receives that are posted, and places in each queue.
+/// Number of posted receives, and capacity of each queue.
 const DEPTH: usize = 128;
-/// The most that is ever queued at once: one in flight, a chunk of singles, two lists.
+/// Maximum number of queued requests: one in flight, a chunk of singles, two lists.
 const MOST_QUEUED: usize = 1 + CHUNK + 2 * BATCH;
 const _: () = assert!(MOST_QUEUED < 64 && 2 * MOST_QUEUED < DEPTH, "more would be transmitted, or find no receive");
-/// The fewest and the most rounds.
+/// Allowed numbers of rounds.
 pub const ROUNDS: std::ops::RangeInclusive<usize> = 10..=1_000_000;
-/// Times as many rounds at most, where samples are spoilt: after a long round trip a software RNIC defers
-/// no post for a while.
+/// Maximum factor on the number of rounds if samples are unusable: after a long round trip, a software RNIC defers no
+/// post for some time.
 const MOST_ROUNDS: usize = 100;
-/// Nothing here takes so long, however busy the machine.
+/// Maximum time of any step, even on a busy machine.
 const PATIENCE_NS: u64 = 20_000_000_000;
-/// The device's clock is read so often to know what that takes.
+/// Number of reads of the device's clock from which the time of one is determined.
 const CLOCK_READS: usize = 1000;
 
-/// What was timed.
+/// Result of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measurement {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Where it was measured.
+    /// Machine and device.
     pub environment: Environment,
-    /// Messages per list of the batched values.
+    /// Messages per list for batched values.
     pub batch: usize,
-    /// What was timed, by the names of parameters.
+    /// Timed parameters by name.
     pub quantities: Vec<Quantity>,
-    /// `g` by size, from which `g_fix_ns` and `g_var_ns_per_byte` follow.
+    /// `g` by size, from which `g_fix_ns` and `g_var_ns_per_byte` are derived.
     pub gaps: Vec<Gap>,
 }
 
-/// A parameter, or a sum of some, as it was timed.
+/// Measured parameter, or measured sum of parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantity {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// What was timed.
+    /// Description of the timed call.
     pub what: String,
-    /// The median; nanoseconds, or nanoseconds per byte where the name says so.
+    /// Median in nanoseconds, or in nanoseconds per byte if the name says so.
     pub median: f64,
-    /// A tenth of the samples are no larger. None where the value follows from several medians.
+    /// 10th percentile of the samples. `None` for a value derived from several medians.
     pub p10: Option<f64>,
-    /// Nine tenths are no larger.
+    /// 90th percentile.
     pub p90: Option<f64>,
-    /// Samples.
+    /// Number of samples.
     pub samples: usize,
 }
 
-/// The time until a sender can reuse what a message holds.
+/// Time until a sender can reuse the resources of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gap {
     /// Bytes of the message.
@@ -94,20 +97,20 @@ pub struct Gap {
     pub median_ns: f64,
 }
 
-/// Why nothing was measured.
+/// Reason for a failed measurement.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// There are to be too few or too many rounds.
+    /// The number of rounds is outside [`ROUNDS`].
     #[error("the number of rounds is {given}, allowed is {} to {}", ROUNDS.start(), ROUNDS.end())]
     Rounds {
-        /// How many.
+        /// Requested number.
         given: usize,
     },
     /// The devices could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A request was not taken.
+    /// A queue rejected a request.
     #[error(transparent)]
     Post(#[from] PostError),
     /// A completion queue overran.
@@ -116,13 +119,13 @@ pub enum MeasureError {
     /// A message failed.
     #[error("a message ended with {0:?}")]
     Failed(Status),
-    /// Messages do not arrive.
+    /// No message arrived within the time limit.
     #[error("nothing arrived for {} s", PATIENCE_NS / 1_000_000_000)]
     Stalled,
     /// The receiving thread panicked.
     #[error("the receiving thread ended")]
     Receiver,
-    /// Of something there was no sample.
+    /// A parameter has no sample.
     #[error("no sample of {0} is of use: the machine is too busy")]
     NoSample(&'static str),
 }
@@ -133,13 +136,12 @@ impl From<doorbell_verbs::Error> for MeasureError {
     }
 }
 
-/// Times the calls of a sender and a receiver: two devices of this machine, which nothing else uses
-/// meanwhile.
+/// Times the calls of a sender and a receiver: two devices of this machine that nothing else uses during the
+/// measurement.
 ///
 /// # Errors
 ///
-/// The devices cannot be connected, messages fail, or the machine is so busy that nothing could be
-/// timed.
+/// The devices cannot be connected, messages fail, or the machine is too busy to time anything.
 pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Measurement, MeasureError> {
     if !ROUNDS.contains(&rounds) {
         return Err(MeasureError::Rounds { given: rounds });
@@ -175,7 +177,7 @@ pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Meas
     Ok(Measurement { schema: SCHEMA.to_owned(), environment, batch: BATCH, quantities, gaps })
 }
 
-/// The line through gaps by size whose relative errors are smallest.
+/// Returns intercept and slope of the line through gaps by size with the smallest relative errors.
 fn line_through(gaps: &[Gap]) -> (f64, f64) {
     let (mut s, mut sx, mut sy, mut sxx, mut sxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for gap in gaps {
@@ -188,7 +190,7 @@ fn line_through(gaps: &[Gap]) -> (f64, f64) {
     (((sy - slope * sx) / s).max(0.0), slope)
 }
 
-/// Times in nanoseconds per message, by quantity.
+/// Times per message in nanoseconds, by quantity.
 #[derive(Default)]
 struct Samples {
     post_queued: Vec<f64>,
@@ -204,13 +206,13 @@ struct Samples {
 }
 
 impl Samples {
-    /// Is there something of all that others may have spoilt?
+    /// Returns whether each quantity that other threads may disturb has a sample.
     fn is_complete(&self) -> bool {
         let spoilt = [&self.post_queued, &self.post_sent, &self.list_sent, &self.receive_one, &self.receive_run];
         spoilt.iter().all(|samples| !samples.is_empty()) && !self.poll_one.is_empty()
     }
 
-    /// `o_snd_ns.single` is the first.
+    /// Summarizes the samples. The first quantity is `o_snd_ns.single`.
     fn quantities(self) -> Result<Vec<Quantity>, MeasureError> {
         [
             ("o_snd_ns.single", "a post while another message is in flight, which only queues", self.post_queued),
@@ -267,7 +269,7 @@ impl End {
             },
             signal_all: false,
         })?;
-        // One place for all: nobody looks at what arrives.
+        // All messages share one buffer: no code reads the received bytes.
         let region = pd.allocate(GAP_BYTES[GAP_BYTES.len() - 1], Access::LOCAL_WRITE, MemoryKind::Plain)?;
         rc::initialise(&qp, Access::empty()).map_err(ConnectError::from)?;
         Ok(Self { device: device.clone(), qp, cq, region, psn: device.random_psn() })
@@ -290,7 +292,7 @@ impl End {
         Ok(self.qp.post_recv(&list)?)
     }
 
-    /// Takes completions; how many.
+    /// Takes completions and returns their number.
     fn poll(&self, list: &mut [Completion]) -> Result<usize, MeasureError> {
         let count = self.cq.poll(list)?;
         match list[..count].iter().find(|completion| completion.status != Status::Success) {
@@ -299,23 +301,23 @@ impl End {
         }
     }
 
-    /// Requests that it has sent, and those that it has received.
+    /// Returns the numbers of sent and of received requests.
     fn packets(&self) -> (u64, u64) {
-        // Software RNICs count, and nothing else is driven by its callers so that this can be timed.
+        // Only software RNICs are timed here, since only their calls do the work; they count packets.
         let counters = self.device.counters().unwrap_or_default();
         (counters.tx_data_packets, counters.rx_vport_rdma_unicast_packets)
     }
 }
 
-/// Both ends.
+/// Both ends of the connection.
 struct Pair {
     sender: End,
     receiver: End,
-    /// What reading the clock takes.
+    /// Time of a clock read.
     clock_ns: f64,
-    /// Messages whose completion was not seen.
+    /// Messages without a completion so far.
     unfinished: usize,
-    /// Receives that have to be posted again.
+    /// Receives to post again.
     taken: usize,
 }
 
@@ -333,7 +335,7 @@ impl Pair {
         Ok(Self { sender, receiver, clock_ns, unfinished: 0, taken: 0 })
     }
 
-    /// Posts `count` small messages as one list, each of which is signalled.
+    /// Posts `count` small, signalled messages as one list.
     fn post(&mut self, count: usize) -> Result<(), MeasureError> {
         let request = SendRequest {
             wr_id: 0,
@@ -347,7 +349,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The time of a call, per message.
+    /// Times a call and returns the time per message.
     fn time(
         &mut self,
         messages: usize,
@@ -359,8 +361,8 @@ impl Pair {
         Ok((ns - self.clock_ns).max(0.0) / messages as f64)
     }
 
-    /// Polls both ends until all that was sent is complete, and both have found nothing: a thread
-    /// of theirs that is woken then leaves what comes next to us.
+    /// Polls both ends until all sent messages are complete and both polls find nothing. A thread of a device that is
+    /// awake then leaves the following packets to this thread.
     fn quiet(&mut self) -> Result<(), MeasureError> {
         let until_ns = self.sender.device.now_ns() + PATIENCE_NS;
         let mut list = [Completion::default(); 32];
@@ -378,7 +380,7 @@ impl Pair {
         }
     }
 
-    /// Posts again what was taken, and times that.
+    /// Posts the consumed receives again and times the posts.
     fn repost(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
         while self.taken >= CHUNK + BATCH {
             let one_by_one = self.time(CHUNK, |pair| (0..CHUNK).try_for_each(|_| pair.receiver.post_receives(1)))?;
@@ -389,7 +391,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Posts with nothing in flight, and what arrives from them.
+    /// Times posts with nothing in flight, and the processing of their packets.
     fn sending_at_once(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
         for count in [1, BATCH] {
             self.quiet()?;
@@ -419,10 +421,10 @@ impl Pair {
         Ok(())
     }
 
-    /// Posts that only queue, since a message is in flight, and polls that find all of them.
+    /// Times posts that only queue since a message is in flight, and polls that find all of them.
     fn queueing(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
         self.quiet()?;
-        // Before the first post: a thread may receive it at once.
+        // The counter is read before the first post: a thread may receive the message at once.
         let (_, received_before) = self.receiver.packets();
         self.post(1)?;
         let (sent_before, _) = self.sender.packets();
@@ -440,7 +442,7 @@ impl Pair {
                 return Err(MeasureError::Stalled);
             }
         }
-        // The completions are in their queue, and taking them from there drives nothing.
+        // The completions are in their queue, so taking them drives nothing.
         let mut list = [Completion::default(); BATCH];
         let mut found = 0;
         let mut take = |pair: &mut Self, most: usize| -> Result<(), MeasureError> {
@@ -458,7 +460,7 @@ impl Pair {
         self.repost(samples)
     }
 
-    /// `g` by size, and that of a list, against a thread that receives.
+    /// Times `g` by size, and `g` of a list, against a receiving thread.
     fn gaps(&mut self, rounds: usize, o_snd_ns: f64) -> Result<(Vec<Gap>, Quantity), MeasureError> {
         self.quiet()?;
         let over = AtomicBool::new(false);
@@ -468,7 +470,7 @@ impl Pair {
             let receiving = scope.spawn(|| receive_until(receiver, again, &over));
             let timed = time_gaps(sender, rounds, o_snd_ns);
             over.store(true, Ordering::Relaxed);
-            // Why the receiver ended explains why the sender got no answer.
+            // The receiver's error explains why the sender got no answer.
             receiving.join().map_err(|_| MeasureError::Receiver)??;
             timed
         })
@@ -516,7 +518,7 @@ fn time_gaps(sender: &End, rounds: usize, o_snd_ns: f64) -> Result<(Vec<Gap>, Qu
     Ok((gaps, batched))
 }
 
-/// Receives and posts again until all is over.
+/// Receives messages and posts the receives again until `over` is set.
 fn receive_until(receiver: &End, again: usize, over: &AtomicBool) -> Result<(), MeasureError> {
     receiver.post_receives(again)?;
     let mut list = [Completion::default(); 32];
@@ -554,7 +556,7 @@ mod tests {
         assert_eq!(measurement.gaps.len(), GAP_BYTES.len());
         measure(&receiver, &sender, 100).expect("both are in a state to be used again");
         let text = serde_json::to_string(&measurement).unwrap();
-        // A number may come back another in its last bit.
+        // A number read from JSON may differ in its last bit.
         for (read, written) in
             serde_json::from_str::<Measurement>(&text).unwrap().quantities.iter().zip(&measurement.quantities)
         {

@@ -1,16 +1,16 @@
-//! How much memory a protocol's connections take.
+//! Memory use of a protocol's connections.
 
 use doorbell_exchange::{Connector, send_receive, with_connector};
 use doorbell_protocols::{Protocol, Store};
 
 use crate::parameters::stride;
 
-/// Bytes behind a message that belong to it where it is sent from.
+/// Returns the number of bytes after a message that belong to it in its send buffer.
 pub(crate) fn bytes_behind(protocol: Protocol) -> usize {
     with_connector!(protocol, connector => connector.bytes_behind())
 }
 
-/// Bytes that receiving takes, at most: of any connection, and for each message that may wait.
+/// Returns the maximum number of bytes for receiving: of a connection, and of each message that may wait.
 pub(crate) fn receiving_bytes(protocol: Protocol, bytes: usize, window: usize) -> (usize, usize) {
     const REQUEST: usize = 128;
     let description = protocol.description();
@@ -18,11 +18,11 @@ pub(crate) fn receiving_bytes(protocol: Protocol, bytes: usize, window: usize) -
         Store::Slots if protocol.properties().receiver_sleeps => {
             (send_receive::CREDIT_RECEIVES * stride(bytes), stride(bytes))
         }
-        // The grants of the peer; a word behind each message.
+        // The grants of the peer, and a word after each message.
         Store::Slots => (64 + 32 * window, stride(bytes + 8)),
         Store::Announcements => (REQUEST * (window + 1), stride(bytes) + REQUEST),
-        // A ring of whole pages, of which an eighth may be free without the sender's knowing,
-        // and the offsets beside it.
+        // A ring of whole pages, and the offsets next to it. An eighth of the ring may be free without the sender's
+        // knowledge.
         Store::Ring => {
             let slot = (bytes + 8).next_multiple_of(16);
             let rings = if description.sent_from == Store::Ring { 2 } else { 1 };

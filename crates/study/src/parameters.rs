@@ -1,4 +1,4 @@
-//! What is to be measured, and what of it fits.
+//! Parameters of a measurement, and the fitted sizes of its queues and buffers.
 
 mod check;
 mod fit;
@@ -17,17 +17,17 @@ use crate::serving::Serving;
 pub(crate) use setting::within;
 pub use setting::{ParametersError, Setting};
 
-/// What is measured.
+/// Kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// One message at a time, and how long each takes: see [`Timed`].
+    /// Latency of one message at a time: see [`Timed`].
     Latency,
-    /// As many messages as go.
+    /// Maximum rate of messages.
     Bandwidth,
 }
 
-/// What a message is.
+/// Operation that a message consists of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
@@ -47,17 +47,17 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The other end's processor has no part in it.
+    /// Returns whether the operation does not involve the other end's processor.
     pub fn is_one_sided(self) -> bool {
         matches!(self, Self::Write | Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// It is about one word of eight bytes.
+    /// Returns whether the operation works on a single word of eight bytes.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// What a latency of it is the time of.
+    /// Returns the interval that a latency of the operation measures.
     pub fn timed(self) -> Timed {
         match self {
             Self::Send => Timed::HalfRoundTrip,
@@ -67,21 +67,21 @@ impl Operation {
     }
 }
 
-/// The kind of queue pair that carries messages.
+/// Kind of queue pair that carries messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
     /// Reliable connection.
     #[default]
     Rc,
-    /// Unreliable connection: nothing is acknowledged, and what is lost stays lost.
+    /// Unreliable connection: messages are not acknowledged, and lost messages are not retransmitted.
     Uc,
-    /// Unreliable datagram: the same, and a message is one packet.
+    /// Unreliable datagram: like UC, but a message is one packet.
     Ud,
 }
 
 impl Transport {
-    /// As packets have it.
+    /// Returns the transport as used in packets.
     pub fn of_packets(self) -> doorbell_wire::Transport {
         match self {
             Self::Rc => doorbell_wire::Transport::Rc,
@@ -90,7 +90,7 @@ impl Transport {
         }
     }
 
-    /// Bytes in front of a received message.
+    /// Returns the number of bytes in front of a received message.
     pub(crate) fn bytes_before(self) -> usize {
         if self == Self::Ud { doorbell_wire::GRH_LEN } else { 0 }
     }
@@ -106,127 +106,127 @@ impl std::fmt::Display for Transport {
     }
 }
 
-/// What a latency is the time of.
+/// Interval that a latency measures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Timed {
     /// Half a round trip of a ping-pong.
     #[default]
     HalfRoundTrip,
-    /// From a request to its answer.
+    /// Time from a request to its answer.
     RoundTrip,
-    /// From the post of a one-sided operation to its completion, which is a round trip as well.
+    /// Time from the post of a one-sided operation to its completion, which is also a round trip.
     Completion,
 }
 
-/// How long one point lasts.
+/// Extent of one point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
-    /// So many messages (round trips), per connection.
+    /// Number of messages (round trips) per connection.
     Messages(u64),
-    /// So many seconds.
+    /// Number of seconds.
     Seconds(f64),
 }
 
-/// What one run measures. Both ends have the same.
+/// Parameters of one run. Both ends have the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Parameters {
-    /// What is measured.
+    /// Kind of measurement.
     pub kind: Kind,
-    /// What a message is.
+    /// Operation that a message consists of.
     #[serde(default)]
     pub operation: Operation,
-    /// How messages travel. One-sided operations are none.
+    /// Protocol that carries messages. One-sided operations use none.
     #[serde(default)]
     pub protocol: Protocol,
-    /// What carries messages. Protocols need the reliable kind: over others messages are bare SENDs.
+    /// Transport that carries messages. Protocols need the reliable transport: on others, messages are bare SENDs.
     #[serde(default)]
     pub transport: Transport,
-    /// Every message goes to all connections from one place: one source, many readers.
+    /// Whether every message goes to all connections from one buffer: one source, many readers.
     #[serde(default)]
     pub replicate: bool,
     /// Message sizes, one point each.
     pub sizes: Vec<usize>,
-    /// How long each point lasts.
+    /// Extent of each point.
     pub extent: Extent,
-    /// Messages unacknowledged at most, per connection; requests not answered, operations not
-    /// complete.
+    /// Maximum number of unacknowledged messages, unanswered requests or incomplete operations per connection.
     pub window: usize,
-    /// Messages per connection that may wait at the receiver: receive buffers, grants, space of a ring.
+    /// Maximum number of messages per connection that wait at the receiver: receive buffers, grants, or space of a
+    /// ring.
     pub depth: usize,
-    /// Nobody asked for this window and depth: they may shrink for large messages.
+    /// Whether window and depth are defaults. Defaults may shrink for large messages.
     pub depths_are_defaults: bool,
     /// Messages per post.
     pub batch: usize,
-    /// Messages up to this size go inline.
+    /// Maximum size of inline messages.
     pub inline: usize,
-    /// Connections.
+    /// Number of connections.
     pub connections: usize,
-    /// Both sides send.
+    /// Whether both sides send.
     pub bidirectional: bool,
-    /// Sleep on completion events instead of polling.
+    /// Whether ends sleep on completion events instead of polling.
     pub events: bool,
-    /// Flow control by credits, of Send-Receive. Other protocols cannot do without theirs.
+    /// Whether Send-Receive uses flow control by credits. Other protocols always have flow control.
     pub credits: bool,
-    /// Path MTU to ask for.
+    /// Requested path MTU.
     pub mtu: Option<usize>,
-    /// Messages per second offered, over all connections; `None` is as many as go.
+    /// Offered messages per second over all connections. `None` means the maximum rate.
     pub rate: Option<f64>,
     /// Pause of the receiver before it frees a message, in microseconds.
     pub slow_receiver_us: u64,
-    /// Acknowledgement timeout exponent.
+    /// Exponent of the acknowledgement timeout.
     pub timeout: u8,
     /// Retry count.
     pub retry_count: u8,
     /// RNR retry count.
     pub rnr_retry: u8,
-    /// Every payload is checked.
+    /// Whether every payload is checked.
     pub verify: bool,
-    /// Bytes of message memory per process at most.
+    /// Maximum bytes of message memory per process.
     pub memory_bytes: usize,
-    /// Every message has a completion of its own, as published evaluations have it.
+    /// Whether every message has its own completion, as in published evaluations.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub signal_each: bool,
-    /// Who serves the connections.
+    /// Threads and receive buffers that serve the connections.
     #[serde(default)]
     pub serving: Serving,
-    /// Different words that atomic operations go to: connection `n` uses that of connection `n % addresses`. `None` is
-    /// one for each.
+    /// Number of different words for atomic operations: connection `n` uses word `n % addresses`. `None` means one
+    /// word for each connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<usize>,
-    /// The link that both ends open their devices with for this, where it is a matter of what is measured: of two
-    /// processes of one machine. `None` leaves it to them.
+    /// Link with which both ends open their devices, if the point compares links between two processes of one
+    /// machine. `None` leaves the choice to the ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
-    /// What is measured instead, of memory that several clients share: then nothing else here counts but the size.
+    /// Measurement of memory that several clients share. With it, only the size of the other parameters counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Box<FarPoint>>,
 }
 
-/// What one point uses, after everything was made to fit.
+/// Sizes of queues and buffers of one point, after fitting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fitted {
-    /// Messages unacknowledged at most.
+    /// Maximum number of unacknowledged messages.
     pub window: usize,
     /// Messages per post.
     pub batch: usize,
-    /// Receive buffers; of one-sided operations none, of shared ones each connection's part.
+    /// Receive buffers. One-sided operations have none; with shared buffers, this is the part of each connection.
     pub depth: usize,
-    /// Send buffers, shared between window slots if fewer than the window. Of one-sided operations
-    /// there are as many at the other end, where messages go to or come from.
+    /// Send buffers, shared between window slots if there are fewer than the window. One-sided operations have the
+    /// same number at the other end as source or target.
     pub send_buffers: usize,
-    /// What was cut to fit, for people.
+    /// Notes for the user on reduced values.
     pub notes: Vec<String>,
 }
 
-/// Windows of all connections together, and likewise their receive buffers: each takes a place in a
-/// queue, however small the messages.
+/// Maximum sum of the windows of all connections, and of their receive buffers. Each takes a slot of a queue, however
+/// small the messages.
 const MAX_QUEUED: usize = 1 << 20;
 
 impl Parameters {
-    /// One connection of Send-Receive without anything special, for a second and messages of one size. Whoever
-    /// measures something else changes what differs.
+    /// Returns parameters of one plain Send-Receive connection, for one second and one message size. The caller
+    /// changes the fields that differ.
     pub fn plain(kind: Kind, operation: Operation, bytes: usize) -> Self {
         Self {
             kind,
@@ -261,17 +261,17 @@ impl Parameters {
         }
     }
 
-    /// Bytes from one send buffer to the next.
+    /// Returns the distance in bytes from one send buffer to the next.
     pub(crate) fn stride(&self, size: usize) -> usize {
         stride(size + bytes_behind(self.protocol) + self.transport.bytes_before())
     }
 
-    /// The path MTU to ask for.
+    /// Returns the requested path MTU.
     pub fn path_mtu(&self) -> Option<PathMtu> {
         self.mtu.and_then(PathMtu::from_bytes)
     }
 
-    /// The configuration of the connections of one point.
+    /// Returns the configuration of the connections of one point.
     pub fn config(&self, size: usize, fitted: &Fitted) -> Config {
         Config::default()
             .window(fitted.window)
@@ -291,12 +291,12 @@ impl Parameters {
     }
 }
 
-/// Bytes from one buffer to the next.
+/// Returns the distance in bytes from one buffer to the next.
 pub fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(64).max(64)
 }
 
-/// The largest window and the greatest depth that each of so many connections may have.
+/// Returns the maximum window and depth of each of `connections` connections.
 pub fn most_queued(connections: usize) -> usize {
     MAX_WINDOW.min(MAX_QUEUED / connections.max(1))
 }

@@ -1,7 +1,7 @@
-//! Payloads that can be checked: every byte follows from the message's number.
+//! Payloads for verification: the message's number determines every byte.
 
 fn word(number: u64, index: u64) -> u64 {
-    // Every bit depends on every other.
+    // Every bit of the result depends on every bit of the input.
     let z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
     doorbell_wire::scramble(z)
 }
@@ -13,7 +13,7 @@ pub fn fill(number: u64, out: &mut [u8]) {
     }
 }
 
-/// Is this the payload of message `number`?
+/// Returns whether the bytes are the payload of message `number`.
 pub fn is_intact(number: u64, bytes: &[u8]) -> bool {
     bytes.chunks(8).enumerate().all(|(index, chunk)| *chunk == word(number, index as u64).to_le_bytes()[..chunk.len()])
 }

@@ -1,16 +1,17 @@
-//! Which CPUs the threads of an end are pinned to.
+//! Selection of CPUs for the threads of an end.
 //!
-//! A thread that polls keeps a CPU busy. Unpinned, it is moved now and then, also to a CPU that another one of the study
-//! polls on or that is far from the device. So an end pins the threads that poll, while they do: to the CPUs of the
-//! device's NUMA node first, and to one hardware thread of each core before any core gets a second one.
+//! A polling thread keeps a CPU busy. The scheduler may move an unpinned thread to a CPU that another polling thread
+//! uses, or to one that is far from the device. An end therefore pins its threads while they poll. It uses the CPUs
+//! of the device's NUMA node first, and one hardware thread of each core before the second of any core.
 //!
-//! The thread of a software RNIC is left to the scheduler. It was started before anything was pinned, so it shares the CPU
-//! of a thread that polls only where no other is idle.
+//! The thread of a software RNIC stays unpinned. It started before any thread was pinned, so it shares the CPU of a
+//! polling thread only if no other CPU is idle.
 //!
-//! A point about shared memory has more parties than two, each with a thread that polls, and a store with one for each client.
+//! A point on shared memory has more than two parties, each with a polling thread. A store has one polling thread for
+//! each client.
 //!
-//! Where more threads poll than there are CPUs for them, none is pinned: two that are pinned to one CPU wait for each
-//! other while another CPU may be idle.
+//! If more threads poll than there are CPUs, none is pinned. Two threads pinned to one CPU would wait for each other
+//! while another CPU may be idle.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,25 +28,25 @@ use crate::parameters::Parameters;
 use crate::roles::Part;
 use crate::serving::SharedBy;
 
-/// Which CPUs threads are to be pinned to.
+/// Choice of CPUs for pinning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CpuChoice {
-    /// Those that this module chooses.
+    /// CPUs selected by this module.
     #[default]
     Sensible,
-    /// None: the scheduler moves threads as it likes.
+    /// No CPU: the scheduler moves threads freely.
     Unpinned,
-    /// These, in this order.
+    /// These CPUs, in this order.
     Listed(Vec<usize>),
 }
 
-/// Why CPUs cannot be used.
+/// Reason why CPUs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuError {
-    /// The text names no CPUs.
+    /// The text is not a list of CPUs.
     #[error("`{0}` is no list of CPUs: allowed are numbers and ranges with commas between, such as 0,2,4-7, or none")]
     NoList(String),
-    /// A CPU stands in the list more than once.
+    /// The list contains a CPU more than once.
     #[error("CPU {0} is named twice: name each CPU once")]
     Twice(usize),
     /// The machine has no such CPU.
@@ -53,15 +54,15 @@ pub enum CpuError {
     Absent {
         /// The CPU.
         cpu: usize,
-        /// All that are there.
+        /// All online CPUs.
         online: Vec<usize>,
     },
-    /// A cgroup, `taskset` or a launcher keeps the process from it.
+    /// A cgroup, `taskset` or a launcher excludes the CPU.
     #[error("CPU {cpu} is not among those that this process may use: {}", list(.allowed))]
     Forbidden {
         /// The CPU.
         cpu: usize,
-        /// All that it may use.
+        /// All CPUs that the process may use.
         allowed: Vec<usize>,
     },
     /// There are fewer CPUs than processes.
@@ -69,9 +70,9 @@ pub enum CpuError {
         "--cpus names {cpus} CPU(s), and {processes} processes measure on this machine: name a CPU for each, or say none"
     )]
     TooFew {
-        /// CPUs.
+        /// Number of CPUs.
         cpus: usize,
-        /// Processes.
+        /// Number of processes.
         processes: usize,
     },
 }
@@ -97,7 +98,7 @@ impl FromStr for CpuChoice {
     }
 }
 
-/// As it is written on a command line.
+/// Formats the choice as on a command line.
 impl fmt::Display for CpuChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -108,7 +109,7 @@ impl fmt::Display for CpuChoice {
     }
 }
 
-/// CPUs in their order, as [`CpuChoice`] reads them: those that follow one another as a range.
+/// Formats CPUs in their order, as [`CpuChoice`] parses them. Consecutive CPUs become a range.
 pub fn list(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
     let text = |run: &[usize]| match run {
@@ -118,13 +119,13 @@ pub fn list(cpus: &[usize]) -> String {
     runs.map(text).collect::<Vec<_>>().join(",")
 }
 
-/// The place of a process among those of a study that share the CPUs of a machine.
+/// Index of a process among those of a study that share the CPUs of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessPosition {
-    /// Its number, from 0 on.
+    /// Number of the process, from 0.
     pub number: usize,
-    /// How many there are.
+    /// Number of processes.
     pub of: usize,
 }
 
@@ -135,8 +136,9 @@ impl Default for ProcessPosition {
 }
 
 impl ProcessPosition {
-    /// The places of the processes of a study, in the order of their environments. Those share CPUs that run below one
-    /// kernel and may use the same CPUs; a launcher that gives each process CPUs of its own has dealt them already.
+    /// Returns the positions of the processes of a study, in the order of their environments. Processes share CPUs if
+    /// they run on one kernel and may use the same CPUs. A launcher that gives each process its own CPUs has already
+    /// distributed them.
     pub fn among(environments: &[&Environment]) -> Vec<Self> {
         let shares = |one: &Environment, other: &Environment| {
             one.machine.boot.is_some()
@@ -150,46 +152,47 @@ impl ProcessPosition {
     }
 }
 
-/// The CPUs that threads are pinned to, or why they are not.
+/// CPUs to which threads are pinned, or the reason why they are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pinning {
-    /// The CPUs, in the order in which threads take them; none if nothing is pinned.
+    /// The CPUs in the order in which threads take them; empty if no thread is pinned.
     pub cpus: Vec<usize>,
-    /// Both ends are processes of this machine, and take them in turn: the end that asks the first, the other the second.
+    /// Whether both ends are processes of this machine. Then they take the CPUs in turn: the asking end the first,
+    /// the other end the second.
     pub both_ends: bool,
-    /// Why these, or why none.
+    /// Reason for these CPUs, or for none.
     pub because: String,
 }
 
 impl Pinning {
-    /// Nothing is pinned, and why.
+    /// Returns a pinning without CPUs, with the reason.
     pub fn none(because: impl Into<String>) -> Self {
         Self { because: because.into(), ..Self::default() }
     }
 
-    /// For processes that use this device.
+    /// Selects CPUs for processes that use this device.
     ///
     /// # Errors
     ///
-    /// A CPU was asked for that this process cannot use.
+    /// A listed CPU is not available to this process.
     pub fn of(choice: &CpuChoice, device: &DeviceAttributes) -> Result<Self, CpuError> {
         let root = Root::default();
         let is_of_machine = device.provider != doorbell_verbs::soft::PROVIDER;
         let adapter = is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten();
         let pinning = Self::choose(&root, choice, adapter.and_then(|adapter| adapter.node))?;
-        // What nobody asked for must not fail where a sandbox forbids it.
+        // If the user requested no CPUs, a sandbox that forbids pinning must not cause an error.
         match (choice, pinning.cpus.first().map(|&cpu| Pinned::to(cpu))) {
             (CpuChoice::Sensible, Some(Err(error))) => Ok(Self::none(error.to_string())),
             _ => Ok(pinning),
         }
     }
 
-    /// For processes that use a device next to a NUMA node, if it is next to one.
+    /// Selects CPUs for processes that use a device next to the NUMA node `near`, if there is one.
     ///
     /// # Errors
     ///
-    /// A CPU was asked for that this process cannot use.
+    /// A listed CPU is not available to this process.
     pub fn choose(root: &Root, choice: &CpuChoice, near: Option<usize>) -> Result<Self, CpuError> {
         let (allowed, online) = (machine::allowed_cpus(root), machine::online_cpus(root));
         match choice {
@@ -212,7 +215,7 @@ impl Pinning {
         }
     }
 
-    /// Both ends are processes of this machine.
+    /// Marks both ends as processes of this machine.
     ///
     /// # Errors
     ///
@@ -225,7 +228,7 @@ impl Pinning {
         Ok(Self { both_ends: true, ..self })
     }
 
-    /// The part of one process of several that share the CPUs. All get equally many.
+    /// Returns the part of one of several processes that share the CPUs. All parts have the same size.
     #[must_use]
     pub fn share(&self, place: ProcessPosition) -> Self {
         let processes = place.of.max(1);
@@ -238,8 +241,8 @@ impl Pinning {
         Self { cpus: cpus.copied().collect(), both_ends: false, because: self.because.clone() }
     }
 
-    /// What is pinned while this is measured. Of a point about shared memory, by one process that has all parties; hosts
-    /// that parties are dealt to are asked by [`Environment::of_point`].
+    /// Returns the CPUs that are pinned while a point is measured. For a point on shared memory, this covers one
+    /// process with all parties. [`Environment::of_point`] covers parties on several hosts.
     #[must_use]
     pub fn of_point(&self, parameters: &Parameters) -> Self {
         if let Some(point) = &parameters.far {
@@ -249,7 +252,7 @@ impl Pinning {
         self.of_threads(if self.both_ends { 2 * threads } else { threads })
     }
 
-    /// What is pinned while so many threads poll.
+    /// Returns the pinning while this number of threads polls.
     #[must_use]
     pub(crate) fn of_threads(&self, threads: usize) -> Self {
         if threads > self.cpus.len() && !self.cpus.is_empty() {
@@ -259,22 +262,23 @@ impl Pinning {
         Self { cpus: self.cpus.iter().take(threads).copied().collect(), ..self.clone() }
     }
 
-    /// Finds out whether threads can be pinned to all of the CPUs.
+    /// Checks whether threads can be pinned to each of the CPUs.
     ///
     /// # Errors
     ///
-    /// The operating system refuses one of them.
+    /// The operating system refuses a CPU.
     pub fn try_all(&self) -> Result<(), PinError> {
         try_all(&self.cpus)
     }
 
-    /// Pins the calling thread to the CPU of this number until the result is dropped, if there are so many.
+    /// Pins the calling thread to the CPU at index `number` until the result is dropped. An index out of range pins
+    /// nothing.
     pub fn pin(&self, number: usize) -> Pinned {
         Pinned::to_one_of(&self.cpus, number)
     }
 }
 
-/// Finds out whether a thread can be pinned to each of these CPUs. It runs where it could before then.
+/// Checks whether a thread can be pinned to each of these CPUs. The calling thread keeps its affinity.
 pub(crate) fn try_all(cpus: &[usize]) -> Result<(), PinError> {
     cpus.iter().try_for_each(|&cpu| Pinned::to(cpu).map(drop))
 }
@@ -293,15 +297,16 @@ impl fmt::Display for Pinning {
     }
 }
 
-/// Threads that poll at the end that has more of them.
+/// Returns the number of polling threads at the end that has more of them.
 fn threads(parameters: &Parameters) -> usize {
     let cast = parameters.cast();
     let of = |part: Part| part.threads + usize::from(part.shared_receives == Some(SharedBy::Thread));
     of(cast.asking).max(of(cast.answering))
 }
 
-/// CPUs in the order in which threads take them: one of each core before any second one, those of the device's NUMA node
-/// before others, near nodes before far ones. Where no node is the device's, it is the one that has most of these CPUs.
+/// Returns the CPUs in the order in which threads take them. One CPU of each core comes before the second of any
+/// core, the device's NUMA node before others, and near nodes before far ones. If the device has no node, the node
+/// with most of these CPUs replaces it.
 fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize> {
     let nodes = machine::nodes(root);
     let node_of = |cpu: usize| nodes.iter().position(|node| node.cpus.contains(&cpu));
@@ -310,7 +315,7 @@ fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize>
     let home = home.or_else(|| (0..nodes.len()).rev().max_by_key(|&index| has(index)));
     let distance = |cpu: usize| {
         let (home, node) = (home?, node_of(cpu)?);
-        // Where the kernel does not say how far nodes are apart, others are farther than the own one.
+        // If the kernel does not report distances, all other nodes count as equally far.
         let known = nodes[home].distances.get(node).copied();
         Some((known.unwrap_or(if node == home { 10 } else { u32::MAX }), node))
     };
@@ -326,7 +331,7 @@ fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize>
     ranked.into_iter().map(|(.., cpu)| cpu).collect()
 }
 
-/// A CPU that a thread could not be pinned to.
+/// Failure to pin a thread to a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a thread cannot be pinned to CPU {cpu}: {error}; --cpus says which to use, or none")]
 pub struct PinError {
@@ -334,7 +339,7 @@ pub struct PinError {
     error: Errno,
 }
 
-/// While this lives, the thread that made it is pinned. Then it may run again where it could before.
+/// Guard that keeps a thread pinned. Dropping the guard restores the previous affinity of the thread.
 #[derive(Debug, Default)]
 #[must_use = "dropping it lets the thread go"]
 pub struct Pinned(Option<CpuSet>);
@@ -343,11 +348,11 @@ pub struct Pinned(Option<CpuSet>);
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
 impl Pinned {
-    /// Pins the calling thread, and all that it starts meanwhile.
+    /// Pins the calling thread, and all threads that it starts until the guard is dropped.
     ///
     /// # Errors
     ///
-    /// The operating system refuses.
+    /// The operating system refuses the CPU.
     pub fn to(cpu: usize) -> Result<Self, PinError> {
         let failed = |error| PinError { cpu, error };
         let before = sched_getaffinity(THIS_THREAD).map_err(failed)?;
@@ -356,8 +361,8 @@ impl Pinned {
         Ok(Self(Some(before)))
     }
 
-    /// Pins the calling thread to one of several CPUs that have been tried, if there are so many. One that cannot be had any
-    /// more has just gone offline: then the thread runs where it can.
+    /// Pins the calling thread to the CPU at index `number` of several tested CPUs. If the index is out of range, or
+    /// the CPU has gone offline since the test, the thread stays unpinned.
     pub(crate) fn to_one_of(cpus: &[usize], number: usize) -> Self {
         cpus.get(number).and_then(|&cpu| Self::to(cpu).ok()).unwrap_or_default()
     }
@@ -366,7 +371,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // The kernel has removed a CPU meanwhile, if it refuses: then the thread stays where it is.
+            // The kernel refuses if a CPU was removed in the meantime. The thread then stays on its CPU.
             let _ = sched_setaffinity(THIS_THREAD, before);
         }
     }
@@ -382,8 +387,8 @@ mod tests {
     use crate::parameters::{Kind, Operation};
     use crate::serving::Serving;
 
-    /// Two NUMA nodes of two cores each, each core with two hardware threads: CPUs 0-3 are the first threads of cores on
-    /// node 0 and 1, and 4-7 the second ones.
+    /// Returns a machine with two NUMA nodes of two cores each, each core with two hardware threads. CPUs 0-3 are the
+    /// first threads of the cores on nodes 0 and 1, CPUs 4-7 the second threads.
     fn two_nodes(allowed: &str) -> (tempfile::TempDir, Root) {
         let status = format!("Cpus_allowed_list:\t{allowed}\n");
         let mut files = vec![
@@ -407,15 +412,15 @@ mod tests {
     }
 
     #[test]
-    fn cpus_near_the_device_come_first_and_every_core_before_a_second_thread_of_one() {
+    fn near_cpus_and_first_threads_of_cores_come_first() {
         assert_eq!(chosen("0-7", Some(0)), [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(chosen("0-7", Some(1)), [2, 3, 0, 1, 6, 7, 4, 5]);
-        // A software RNIC is next to no node: the one that this process has most of is its own.
+        // A software RNIC has no node. The node with most CPUs of this process replaces it.
         assert_eq!(chosen("0-7", None), [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(chosen("1-3,6", None), [2, 3, 1, 6]);
-        // Of a core whose first thread is not allowed, the second one is as good.
+        // If the first thread of a core is not allowed, the second takes its place.
         assert_eq!(chosen("4,6-7", Some(1)), [6, 7, 4]);
-        // A node that nobody knows is none.
+        // An unknown node counts as no node.
         assert_eq!(chosen("0-1", Some(7)), [0, 1]);
     }
 
@@ -430,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_in_their_order_and_refused_in_sentences() {
+    fn cpu_lists_are_parsed_in_order_or_rejected() {
         let parsed = |text: &str| text.parse::<CpuChoice>();
         assert_eq!(parsed("none"), Ok(CpuChoice::Unpinned));
         assert_eq!(parsed("4-6,0,2"), Ok(CpuChoice::Listed(vec![4, 5, 6, 0, 2])));
@@ -463,7 +468,7 @@ mod tests {
         let share = |number, of| pinning.share(ProcessPosition { number, of }).cpus;
         assert_eq!((share(0, 2), share(1, 2)), (vec![2, 0], vec![3, 1]), "equally many");
         assert_eq!((share(0, 1), share(4, 5), share(0, 6)), (pinning.cpus.clone(), vec![6], vec![]));
-        // What no study says, and a peer may.
+        // No study passes these values, but a peer may.
         assert_eq!((share(7, 0), share(usize::MAX, 2)), (pinning.cpus.clone(), vec![3, 1]));
         let too_many =
             Pinning { because: "so".to_owned(), ..pinning }.share(ProcessPosition { number: 0, of: 6 }).to_string();
@@ -471,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_share_cpus_below_one_kernel_where_they_may_use_the_same() {
+    fn processes_share_equal_cpu_sets_of_one_kernel() {
         let host = |boot: Option<&str>, cpus: &[usize]| {
             let machine = Machine { boot: boot.map(str::to_owned), cpus: cpus.to_vec(), ..Machine::default() };
             Environment { machine, ..environment("soft", cpus.len()) }
@@ -480,9 +485,9 @@ mod tests {
             host(Some("a"), &[0, 1]),
             host(Some("b"), &[0, 1]),
             host(Some("a"), &[0, 1]),
-            // A launcher gave it a CPU of its own.
+            // The launcher assigned a CPU to this process.
             host(Some("a"), &[1]),
-            // Earlier releases do not say.
+            // Records of earlier releases lack the boot identifier.
             host(None, &[0, 1]),
             host(None, &[0, 1]),
             host(Some("a"), &[0, 1]),
@@ -495,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_says_of_every_host_what_it_pins_in_this_point() {
+    fn record_lists_the_pinned_cpus_of_each_host() {
         let pinned = |cpus: &[usize]| Some(Pinning { cpus: cpus.to_vec(), ..Pinning::default() });
         let other = Environment { pinning: pinned(&[4]), ..environment("soft", 2) };
         let all = Environment {
@@ -520,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_about_shared_memory_takes_a_cpu_for_each_of_its_threads_that_polls() {
+    fn shared_memory_point_takes_a_cpu_per_polling_thread() {
         let with = |strategy, clients| {
             let store = StorePoint { strategy, clients, ..StorePoint::default() };
             let far = Some(Box::new(FarPoint::Store(store)));
@@ -528,7 +533,7 @@ mod tests {
         };
         let cpus = |environment: &Environment| environment.pinning.as_ref().map(|pinning| pinning.cpus.clone());
         let pinning = |cpus: &[usize]| Some(Pinning { cpus: cpus.to_vec(), both_ends: true, because: "so".to_owned() });
-        // One process has memory node, metadata service and middlebox as well.
+        // One process also has the memory node, the metadata service and the middlebox.
         let here = Environment { pinning: pinning(&[3, 2, 1, 0]), ..environment("soft", 4) };
         assert_eq!(cpus(&here.of_point(&with(Strategy::Lock, 2))), Some(vec![3, 2, 1, 0]));
         assert_eq!(cpus(&here.of_point(&with(Strategy::Lock, 1))), Some(vec![3, 2, 1]));
@@ -537,7 +542,7 @@ mod tests {
         assert_eq!(none, "threads are not pinned (5 thread(s) poll, and 4 CPU(s) for them: so)");
         let one = here.of_point(&with(Strategy::Lock, 1)).pinning.unwrap().to_string();
         assert_eq!(one, "threads are pinned to CPU 3,2,1 (so)");
-        // On hosts a thread for each client, and one for every other party.
+        // Hosts have one thread for each client, and one for every other party.
         let host = Environment { pinning: pinning(&[0, 1]), ..environment("soft", 2) };
         let others = |count| Environment { hosts: vec![host.clone(); count], ..host.clone() };
         let of = |environment: Environment, strategy, clients| {
@@ -554,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_takes_as_many_cpus_as_it_has_threads_and_none_if_there_are_fewer() {
+    fn point_takes_a_cpu_per_thread_or_none() {
         let with = |threads, shared_receives| Parameters {
             serving: Serving { threads, shared_receives, ..Serving::default() },
             ..Parameters::plain(Kind::Bandwidth, Operation::Send, 8)
@@ -571,7 +576,7 @@ mod tests {
         );
         let none = both.of_point(&with(2, None)).to_string();
         assert_eq!(none, "threads are not pinned (4 thread(s) poll, and 3 CPU(s) for them: so)");
-        // Each process of one machine decides for itself, and both decide the same.
+        // Each process of one machine decides on its own, and both reach the same decision.
         let shares = [0, 1].map(|number| both.share(ProcessPosition { number, of: 2 }).of_point(&with(2, None)).cpus);
         assert!(shares.iter().all(Vec::is_empty), "{shares:?}");
     }

@@ -1,4 +1,4 @@
-//! What the arithmetic of packets says of a point, from the operations that a message takes.
+//! Predicted packets of a point, computed from the operations of a message.
 
 use doorbell_protocols::{End, Posts, Protocol, Run, Size, Step};
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, message_cost};
@@ -6,46 +6,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Operation, Transport};
 
-/// What one end must have sent, by the arithmetic of packets.
+/// Packets that one end must have sent, by the arithmetic of packets.
 ///
-/// A requester is free to ask for a long READ in pieces, each with a request and a response of its
-/// own: then the least is what one request per READ costs. Other ranges come from operations that
-/// one message or several may share.
+/// A requester may split a long READ into pieces, each with its own request and response. The minimum is the cost of
+/// one request per READ. Other ranges come from operations that one message or several may share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
-    /// Request packets of data messages, at least.
+    /// Minimum number of request packets of data messages.
     pub data_packets: u64,
-    /// Their frame bytes, at least.
+    /// Minimum frame bytes of these packets.
     pub data_bytes: u64,
-    /// Request packets at most.
+    /// Maximum number of request packets.
     #[serde(default)]
     pub data_packets_max: u64,
-    /// Their frame bytes at most.
+    /// Maximum frame bytes of these packets.
     #[serde(default)]
     pub data_bytes_max: u64,
-    /// This end asks the other by READ, as often as it likes: of its requests nothing but the least
-    /// is known, whatever is said of the most.
+    /// Whether this end polls the other by READ, with no upper bound. Then only the minimum of its requests is known,
+    /// and the maximum has no meaning.
     #[serde(default)]
     pub asks: bool,
-    /// Acknowledgements at least.
+    /// Minimum number of acknowledgements.
     pub ack_packets_min: u64,
-    /// Acknowledgements at most, control messages of the peer included.
+    /// Maximum number of acknowledgements, including those for control messages of the peer.
     pub ack_packets_max: u64,
-    /// Packets that answer READs and atomics, at least.
+    /// Minimum number of packets that answer READs and atomics.
     #[serde(default)]
     pub response_packets: u64,
-    /// The same at most. 0 in records that were written before it could be more than the least.
+    /// Maximum number of these packets. Records of earlier releases have 0, since they had no range.
     #[serde(default)]
     pub response_packets_max: u64,
-    /// Their frame bytes, at least.
+    /// Minimum frame bytes of these packets.
     #[serde(default)]
     pub response_bytes: u64,
-    /// Their frame bytes at most, given the requests that were counted: where a READ is cut, two
-    /// more packets have an AETH.
+    /// Maximum frame bytes of these packets, given the counted requests: each split of a READ adds an AETH to two
+    /// packets.
     #[serde(default)]
     pub response_bytes_max: u64,
-    /// The other end asks by READ: of answers and what they are acknowledged by, nothing but the
-    /// least is known.
+    /// Whether the other end polls by READ. Then only the minimum of answers and acknowledgements is known.
     #[serde(default)]
     pub is_asked: bool,
 }
@@ -53,38 +51,38 @@ pub struct Predicted {
 /// Bytes of an ACK extended transport header.
 const AETH_BYTES: u64 = 4;
 
-/// How messages travel: what their cost follows from.
+/// Properties of messages that determine their cost in packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
-    /// What a message is.
+    /// Operation that a message consists of.
     pub operation: Operation,
-    /// How it travels.
+    /// Protocol that carries the message.
     pub protocol: Protocol,
-    /// Over what.
+    /// Transport that carries the message.
     pub transport: Transport,
-    /// Its bytes.
+    /// Bytes of the message.
     pub bytes: usize,
     /// Path MTU.
     pub mtu: PathMtu,
-    /// Messages of Send-Receive carry credits.
+    /// Whether messages of Send-Receive carry credits.
     pub credits: bool,
-    /// Messages unacknowledged at most.
+    /// Maximum number of unacknowledged messages.
     pub window: usize,
     /// Messages per post.
     pub batch: usize,
-    /// Messages that may wait at a receiver, of all connections.
+    /// Maximum number of messages that wait at a receiver, over all connections.
     pub depth: usize,
-    /// IPv6 instead of IPv4.
+    /// Whether packets use IPv6 instead of IPv4.
     pub ipv6: bool,
 }
 
 impl Path {
-    /// What an end posts that sends and receives so many messages, beside SENDs without bytes.
+    /// Returns the posts of an end that sends `sent` and receives `received` messages, except SENDs without bytes.
     fn posts(&self, sent: u64, received: u64) -> Vec<Posts> {
         let bytes = self.bytes as u64;
         let one_sided = |operation| vec![Posts { operation, bytes, all_bytes: None, least: sent, most: Some(sent) }];
         match self.operation {
-            // Its number is immediate data.
+            // The message's number is immediate data.
             Operation::Send if self.transport != Transport::Rc => return one_sided(MessageKind::SendImm),
             Operation::Write => return one_sided(MessageKind::Write),
             Operation::Read => return one_sided(MessageKind::Read),
@@ -106,9 +104,9 @@ impl Path {
         steps.filter(|step| step.size != Size::Fixed(0)).map(posts).collect()
     }
 
-    /// What an end must have sent that has sent `sent` messages (or posted as many one-sided
-    /// operations) and received `received` (or served as many), where the other end took `requests`
-    /// packets for what it asked.
+    /// Returns the packets that an end must have sent. The end has sent `sent` messages (or posted that many
+    /// one-sided operations) and received `received` (or served that many). The other end used `requests` request
+    /// packets.
     pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         let transport = self.transport.of_packets();
@@ -119,7 +117,7 @@ impl Path {
             predicted.data_packets += posts.least * cost.request.packets;
             predicted.data_bytes += posts.least * cost.request.frame_bytes;
             predicted.asks |= posts.most.is_none();
-            // A READ may be asked for in as many pieces as the answer has packets.
+            // A READ may be split into as many requests as the answer has packets.
             let pieces = if let Response::Exact(response) = cost.response { response.packets } else { 1 };
             let most = posts.most.unwrap_or(posts.least);
             predicted.data_packets_max += most * cost.request.packets * pieces;
@@ -142,7 +140,7 @@ impl Path {
                     predicted.response_packets_max += most * response.packets;
                     predicted.response_bytes += posts.least * response.frame_bytes;
                     predicted.response_bytes_max += most * response.frame_bytes;
-                    // However few READs bring all of them.
+                    // All bytes arrive, however few READs fetch them.
                     let more = posts.all_bytes.map_or(0, |all| all.saturating_sub(posts.least * posts.bytes));
                     predicted.response_bytes += more;
                 }
@@ -179,12 +177,12 @@ mod tests {
     fn each_operation_of_a_message_is_counted_at_its_end() {
         let reading = path(Protocol::DirectRead, 8192);
         let (sender, receiver) = (reading.predict(10, 0, 30), reading.predict(0, 10, 10));
-        // The read requests; two packets of data each.
+        // The sender answers READs with two packets of data each.
         assert_eq!((sender.data_packets, sender.data_packets_max, sender.response_packets), (10, 10, 20));
         assert_eq!(sender.data_bytes, 10 * (58 + 16));
         assert_eq!(sender.response_bytes, 10 * (2 * (58 + 4096) + 8));
         assert_eq!(sender.response_bytes_max, sender.response_bytes + 8 * 10, "ten pieces more than READs");
-        // READs, in one piece or two, and signal bytes.
+        // The receiver sends READs, in one piece or two, and signal bytes.
         assert_eq!((receiver.data_packets, receiver.data_packets_max), (20, 30));
         assert_eq!((receiver.ack_packets_max, receiver.response_packets), (10, 0));
 
@@ -198,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_acknowledges_is_packets_one_way() {
+    fn unacknowledged_sends_are_packets_one_way() {
         for (transport, headers) in [(Transport::Uc, 62), (Transport::Ud, 70)] {
             let path = Path { transport, ..path(Protocol::SendReceive, 1000) };
             let (sender, receiver) = (path.predict(7, 0, 0), path.predict(0, 7, 0));
@@ -209,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sided_operations_are_what_they_are() {
+    fn one_sided_operations_have_exact_packet_counts() {
         let path = Path { operation: Operation::FetchAdd, ..path(Protocol::SendReceive, 8) };
         let (client, server) = (path.predict(7, 0, 0), path.predict(0, 7, 7));
         assert_eq!((client.data_packets, client.data_packets_max, server.response_packets), (7, 7, 7));

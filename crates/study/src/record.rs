@@ -1,4 +1,4 @@
-//! The record of a run: JSON, versioned.
+//! JSON records of runs, with a schema version.
 
 use std::collections::BTreeMap;
 
@@ -15,184 +15,185 @@ use crate::link::{Carried, CarriedBy};
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
 
-/// Digits of a recorded value that count.
+/// Significant digits of a recorded value.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// Names the layout of a record. Fields may be added under one name; a reader leaves those alone that
-/// it does not know.
+/// Schema of a record. A schema may gain fields; a reader ignores unknown ones.
 pub const SCHEMA: &str = "doorbell-bench/1";
 
-/// The record of one run.
+/// Record of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Where it was measured.
+    /// Machine and device.
     pub environment: Environment,
-    /// What was asked for.
+    /// Requested parameters.
     pub parameters: Parameters,
-    /// One per size.
+    /// Results, one per size.
     pub results: Vec<PointResult>,
 }
 
-/// What one point measured.
+/// Result of one point.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PointResult {
     /// Bytes per message.
     pub bytes: usize,
-    /// Messages that were measured: all connections, both directions if both send.
+    /// Number of measured messages of all connections, in both directions if both send.
     pub messages: u64,
-    /// Seconds that they took.
+    /// Duration in seconds.
     pub seconds: f64,
     /// Messages per second.
     pub messages_per_s: f64,
     /// Payload bytes per second.
     pub bytes_per_s: f64,
-    /// What [`timed`](Self::timed) says (latency only).
+    /// Times of the interval [`timed`](Self::timed) (latency only).
     pub latency_ns: Option<Latency>,
-    /// What a latency is the time of.
+    /// Interval that a latency measures.
     #[serde(default)]
     pub timed: Timed,
-    /// All that these figures were made from (latency only).
+    /// All times from which these figures were computed (latency only).
     #[serde(default)]
     pub histogram_ns: Option<Buckets>,
-    /// What window, depth and buffers were made of.
+    /// Window, depth and buffers after fitting.
     pub fitted: Fitted,
     /// Path MTU in use.
     pub mtu: usize,
     /// Counters of both ends, over the whole life of the connections.
     pub counters: BothEnds<BTreeMap<String, u64>>,
-    /// What was lost below the RNIC of each end in that time, and how many packets went which way.
+    /// Packets lost below the RNIC of each end in that time, and numbers of packets by link.
     #[serde(default)]
     pub link: BothEnds<BTreeMap<String, u64>>,
-    /// What carried these packets: [`carried`](Self::carried) has the numbers. Of an RNIC of the machine it is not known.
+    /// Link that carried these packets: [`carried`](Self::carried) returns the numbers. The link of a hardware RNIC
+    /// is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carried_by: Option<CarriedBy>,
-    /// Packets and bytes among them, per second: what somebody sees of each end who has nothing but
-    /// the counters of its NIC.
+    /// Rates of packets and bytes, as an observer of each end's NIC counters sees them.
     #[serde(default)]
     pub rates: BothEnds<Rates>,
-    /// What these rates alone would let one conclude.
+    /// Conclusions from these rates alone.
     #[serde(default)]
     pub explained: BothEnds<Conclusion>,
-    /// What each end sent, told apart.
+    /// Packets that each end sent, by kind.
     pub counted: BothEnds<Counted>,
-    /// What the arithmetic of packets says of it.
+    /// Predicted packets of each end.
     pub predicted: BothEnds<Predicted>,
     /// CPU time of both ends.
     #[serde(default)]
     pub cpu: BothEnds<CpuTime>,
-    /// The same per message. Records that were written before it was there have none.
+    /// CPU time per message. Records of earlier releases have none.
     #[serde(default)]
     pub cpu_per_message: BothEnds<CpuPerMessage>,
-    /// Messages that did not arrive, or, of ping-pongs, that nobody has answered, those to warm up included. Where
-    /// messages are acknowledged there are none.
+    /// Number of messages that did not arrive, or of unanswered ping-pongs, warm-up included. It is 0 if messages are
+    /// acknowledged.
     #[serde(default)]
     pub lost: u64,
-    /// Messages found damaged, where payloads were checked.
+    /// Number of messages with damaged payloads, if payloads were checked.
     pub damaged: u64,
-    /// Times that a sender found no credit.
+    /// Number of times that a sender found no credit.
     pub stalled_on_credits: u64,
-    /// Messages that each connection of the end that asked has sent.
+    /// Number of messages that each connection of the asking end sent.
     #[serde(default)]
     pub sent_by_connection: Vec<u64>,
-    /// What points about shared memory measure beside rates.
+    /// Figures of points on shared memory, in addition to rates.
     #[serde(default, skip_serializing_if = "Figures::is_empty")]
     pub far: Figures,
-    /// What each host did, where there are more than two: [`counted`](Self::counted) and the like are sums of those
-    /// that asked, and of the others.
+    /// Results of each host, if there are more than two. [`counted`](Self::counted) and similar fields are sums over
+    /// the hosts that asked, and over the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostResult>,
 }
 
-/// What one host of several did in a point.
+/// Result of one of several hosts in a point.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct HostResult {
-    /// Its number: 0 is the environment's own machine, and others follow in the order of its `hosts`.
+    /// Number of the host: 0 is the environment's own machine, and others follow in the order of its `hosts`.
     pub number: usize,
-    /// The name that it was given.
+    /// Given name of the host.
     pub name: String,
-    /// What it did with each of its connections.
+    /// Role of the host in each of its connections.
     pub role: String,
-    /// It performed the asking part.
+    /// Whether the host performed the asking part.
     pub asks: bool,
-    /// Ends of connections that it had.
+    /// Number of connections with an end on the host.
     pub connections: usize,
-    /// Messages sent, those to warm up included.
+    /// Messages sent, warm-up included.
     pub sent: u64,
     /// Messages received.
     pub received: u64,
-    /// Packets that it sent.
+    /// Packets that the host sent.
     pub counted: Counted,
-    /// What the arithmetic of packets says of them.
+    /// Predicted packets.
     pub predicted: Predicted,
-    /// CPU time.
+    /// CPU time of the host.
     pub cpu: CpuTime,
-    /// The same per message that it sent, or, of a host that does not ask, received. Records that were written before it
-    /// was there have none.
+    /// CPU time per sent message, or per received message on a host that does not ask. Records of earlier releases
+    /// have none.
     #[serde(default)]
     pub cpu_per_message: CpuPerMessage,
-    /// What was lost below its RNIC.
+    /// Packets lost below the host's RNIC.
     pub link: BTreeMap<String, u64>,
-    /// Of a host that asks: when its first message that counts was sent after the instant that was agreed on, in
-    /// nanoseconds. Others begin when something comes.
+    /// On a host that asks, delay of its first counted message after the agreed instant, in nanoseconds. Other hosts
+    /// begin with the first arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_ns: Option<u64>,
-    /// How far the coordinator may be wrong about its clock: half of the shortest round trip, in nanoseconds.
+    /// Maximum error of the coordinator's estimate of the host's clock: half of the shortest round trip, in
+    /// nanoseconds.
     pub clock_ns: u64,
 }
 
 impl HostResult {
-    /// Its CPU time per message that it sent, or, of a host that does not ask, received; also of a record that holds only
-    /// sums.
+    /// Returns the CPU time per sent message, or per received message on a host that does not ask. Records with only
+    /// sums are supported too.
     pub fn cpu_by_message(&self) -> CpuPerMessage {
         self.cpu.per_message(if self.asks { self.sent } else { self.received })
     }
 }
 
 impl PointResult {
-    /// The CPU time of both ends per message that the end that asked has sent, also of a record that holds only sums.
+    /// Returns the CPU time of both ends per message that the asking end sent. Records with only sums are supported
+    /// too.
     pub fn cpu_by_message(&self) -> BothEnds<CpuPerMessage> {
         let messages = self.sent_by_connection.iter().sum();
         let BothEnds { client, server } = &self.cpu;
         BothEnds { client: client.per_message(messages), server: server.per_message(messages) }
     }
 
-    /// How many packets of both ends went which way, also of a record that holds only counters.
+    /// Returns the number of packets of both ends by link. Records with only counters are supported too.
     pub fn carried(&self) -> Carried {
         let own = Carried::of(&self.link.client, &self.counters.client);
         own.and(Carried::of(&self.link.server, &self.counters.server))
     }
 }
 
-/// The end that asked for the run, and the other.
+/// Values of the asking end and the other.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BothEnds<T> {
-    /// The end that asked.
+    /// Value of the asking end.
     pub client: T,
-    /// The other.
+    /// Value of the other end.
     pub server: T,
 }
 
 /// Figures of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Least.
+    /// Minimum.
     pub min: u64,
     /// Median.
     pub p50: u64,
     /// Mean.
     pub mean: f64,
-    /// 99 % are no longer.
+    /// 99th percentile.
     pub p99: u64,
-    /// 99.9 % are no longer.
+    /// 99.9th percentile.
     pub p999: u64,
-    /// Longest.
+    /// Maximum.
     pub max: u64,
 }
 
 impl Latency {
-    /// The figures of what was recorded.
+    /// Returns the figures of a histogram.
     pub fn of(histogram: &Histogram<u64>) -> Self {
         Self {
             min: histogram.min(),
@@ -205,64 +206,64 @@ impl Latency {
     }
 }
 
-/// A whole histogram: `[value, count]` of each bucket that is not empty, values rising.
+/// Complete histogram: `[value, count]` of each bucket that is not empty, with increasing values.
 ///
-/// A bucket's value is the greatest that falls into it, of three significant digits:
-/// 2,048 and 2,049 share one, and 1,999 has one of its own.
+/// A bucket's value is its greatest value with three significant digits: 2,048 and 2,049 share a bucket, and 1,999
+/// has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Buckets(pub Vec<(u64, u64)>);
 
 impl Buckets {
-    /// An empty histogram of the resolution that records have. It grows by itself.
+    /// Returns an empty histogram with the resolution of records. It grows automatically.
     pub fn empty_histogram() -> Histogram<u64> {
         Histogram::new(SIGNIFICANT_DIGITS).unwrap_or_else(|_| unreachable!("three digits are allowed"))
     }
 
-    /// What was recorded.
+    /// Returns the buckets of a histogram.
     pub fn of(histogram: &Histogram<u64>) -> Self {
         Self(histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect())
     }
 
-    /// The histogram again, with every count in its place.
+    /// Rebuilds the histogram with every count in its bucket.
     pub fn to_histogram(&self) -> Histogram<u64> {
         let mut histogram = Self::empty_histogram();
         for &(value, count) in &self.0 {
-            // It grows by itself, so there is nothing that it cannot record.
+            // The histogram grows automatically, so it can record every value.
             let _ = histogram.record_n(value, count);
         }
         histogram
     }
 }
 
-/// What somebody concludes of one end who has nothing but its [`Rates`].
+/// Conclusion of an observer who knows only the [`Rates`] of one end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conclusion {
-    /// In a sentence.
+    /// Verdict as a sentence.
     pub verdict: String,
-    /// What is named in it, the most plausible first.
+    /// Explanations in the verdict, the most plausible first.
     pub named: Vec<Named>,
 }
 
-/// An explanation that a verdict names.
+/// Explanation that a verdict names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Named {
-    /// What the messages are, by IBTA's names; several where bytes cannot tell them apart.
+    /// Operations of the messages, by their IBTA names; several if the bytes cannot tell them apart.
     pub operations: Vec<String>,
-    /// How they flow.
+    /// Pattern of the messages.
     pub pattern: Pattern,
-    /// Who posts them.
+    /// End that posts the messages.
     pub requester: Requester,
     /// Payload bytes per message.
     pub payload_bytes: Span,
-    /// Of request-response: those of messages that arrive.
+    /// Payload bytes of received messages, with request-response.
     pub received_payload_bytes: Option<Span>,
     /// Operations per second.
     pub operations_per_s: Range,
 }
 
 impl Conclusion {
-    /// What [`explain`] says of these rates.
+    /// Returns the conclusion of [`explain`] from these rates.
     pub fn of(rates: &Rates, ipv6: bool) -> Self {
         match explain(rates, &Hints { ipv6, ..Hints::default() }) {
             Ok(answer) => {
@@ -281,35 +282,36 @@ impl Conclusion {
     }
 }
 
-/// What one end sent, told apart: first transmissions of data, without what carries only credits.
+/// Packets that one end sent, by kind. Data packets are first transmissions, without messages that carry only
+/// credits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     /// Request packets of data messages.
     pub data_packets: u64,
-    /// Their frame bytes.
+    /// Frame bytes of these packets.
     pub data_bytes: u64,
-    /// Packets that carry credits or a goodbye, or ask whether the peer lives.
+    /// Packets that carry credits or a goodbye, or check whether the peer lives.
     pub control_packets: u64,
     /// ACKs and NAKs.
     pub ack_packets: u64,
-    /// Packets sent again.
+    /// Retransmitted packets.
     pub retransmitted_packets: u64,
     /// RNR NAKs sent.
     pub rnr_naks: u64,
-    /// Packets that answer READs and atomics, those for requests sent again among them.
+    /// Packets that answer READs and atomics, including answers to retransmitted requests.
     #[serde(default)]
     pub response_packets: u64,
-    /// Their frame bytes.
+    /// Frame bytes of these packets.
     #[serde(default)]
     pub response_bytes: u64,
 }
 
-/// Frame bytes of a WRITE without payload, which asks whether the peer lives.
+/// Frame bytes of a WRITE without payload, which checks whether the peer lives.
 const KEEPALIVE_FRAME_BYTES: u64 = 74;
 
 impl Counted {
-    /// Tells apart what a device counted. Where messages have no bytes, SENDs of words look like
-    /// them, and the connections' own count of `control_sends` is taken.
+    /// Splits the counters of a device by kind. If messages have no bytes, SENDs of words look like messages. In that
+    /// case `control_sends`, the connections' own count, applies.
     pub fn of(counters: &BTreeMap<String, u64>, keepalives: u64, control_sends: Option<u64>, ipv6: bool) -> Self {
         let get = |name: &str| counters.get(name).copied().unwrap_or(0);
         let keepalive_bytes = KEEPALIVE_FRAME_BYTES + if ipv6 { 20 } else { 0 };
@@ -331,12 +333,12 @@ impl Counted {
     }
 }
 
-/// Counters by name.
+/// Returns counters by name.
 pub fn by_name(counters: &Counters) -> BTreeMap<String, u64> {
     Counters::NAMES.iter().map(|name| (*name).to_owned()).zip(counters.values()).collect()
 }
 
-/// What each counter of a link has advanced by, by name.
+/// Returns the increase of each counter of a link, by name.
 pub fn link_by_name(counters: &LinkCounters, before: &LinkCounters) -> BTreeMap<String, u64> {
     let deltas = counters.values().into_iter().zip(before.values()).map(|(now, before)| now.saturating_sub(before));
     LinkCounters::NAMES.iter().map(|name| (*name).to_owned()).zip(deltas).collect()
@@ -347,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_comes_back_from_a_record_as_it_was() {
+    fn histogram_round_trips_through_a_record() {
         let mut histogram = Buckets::empty_histogram();
         for (index, value) in [0, 1, 1999, 2048, 2049, 3141, 3141, 1 << 20, u64::MAX >> 8].into_iter().enumerate() {
             histogram.record_n(value, index as u64 + 1).unwrap();
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_before_histograms_is_still_read() {
+    fn record_without_histogram_is_readable() {
         let result = PointResult { histogram_ns: Some(Buckets(vec![(1, 1)])), ..PointResult::default() };
         let mut value = serde_json::to_value(&result).unwrap();
         value.as_object_mut().unwrap().remove("histogram_ns").unwrap();

@@ -1,4 +1,4 @@
-//! Who serves the connections of a point, and how receives are taken and given back.
+//! Threads that serve the connections of a point, and handling of their receives.
 
 use doorbell_exchange::send_receive::Reposting;
 use doorbell_exchange::{MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Kind, Operation, Parameters, ParametersError, Setting, within};
 
-/// The most threads on each side.
+/// Maximum number of threads on each side.
 const MAX_THREADS: usize = 64;
 
-/// Who posts shared receive buffers again.
+/// Thread that posts shared receive buffers again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedBy {
-    /// Whoever gives one back, under a lock.
+    /// Each thread that returns a buffer, under a lock.
     Lock,
-    /// One thread that does nothing else.
+    /// One dedicated thread.
     Thread,
 }
 
@@ -29,22 +29,22 @@ impl From<SharedBy> for Reposting {
     }
 }
 
-/// Who serves connections, and how.
+/// Threads and receive buffers that serve connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Serving {
-    /// Threads on each side, to which the connections are dealt out. A single receiver is one
-    /// thread nevertheless.
+    /// Number of threads on each side, over which the connections are distributed. A single receiver is always one
+    /// thread.
     pub threads: usize,
-    /// One completion queue serves all connections of the receiving side; otherwise each has its
-    /// own, and they are polled in turn.
+    /// Whether one completion queue serves all connections of the receiving side. Otherwise each connection has its
+    /// own queue, and the receiver polls them in turn.
     pub single_receiver: bool,
-    /// The receiving side's connections share their receive buffers: the depth is that of all
-    /// together.
+    /// Whether the receiving side's connections share their receive buffers. The depth is then that of all
+    /// connections together.
     pub shared_receives: Option<SharedBy>,
-    /// Completions taken by one poll at most.
+    /// Maximum number of completions per poll.
     pub poll_list: usize,
-    /// Receives posted again in one list at most.
+    /// Maximum number of receives posted again in one list.
     pub repost_list: usize,
 }
 
@@ -61,7 +61,7 @@ impl Default for Serving {
 }
 
 impl Serving {
-    /// Does it go together with the rest of what is to be measured?
+    /// Checks the settings against the other parameters.
     pub(crate) fn check(&self, parameters: &Parameters) -> Result<(), ParametersError> {
         within(Setting::Threads, self.threads, 1, MAX_THREADS.min(parameters.connections), "")?;
         within(Setting::PollList, self.poll_list, 1, MAX_POLL_LIST, "")?;

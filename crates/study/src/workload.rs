@@ -1,4 +1,4 @@
-//! The workloads, written once: they run wherever there are connections.
+//! Workloads over any kind of connection.
 
 mod buffers;
 mod rounds;
@@ -14,79 +14,79 @@ pub(crate) use rounds::Rounds;
 pub use rounds::{WARM_UP_ROUNDS, ping, request, respond};
 pub use streams::{gather, publish, stream};
 
-/// Hears now and then how many messages of one connection are done. Not a type parameter: the workloads of all protocols
-/// would be compiled again for each program that listens.
+/// Callback that receives the number of completed messages of one connection from time to time. It is not a type
+/// parameter: otherwise the compiler would instantiate the workloads of all protocols for each caller.
 pub type Progress<'a> = &'a dyn Fn(u64);
 
-/// What one side of one connection sends.
+/// Plan of the messages that one side of one connection sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Bytes per message.
     pub bytes: usize,
-    /// Messages unacknowledged at most, requests not answered.
+    /// Maximum number of unacknowledged messages or unanswered requests.
     pub window: usize,
-    /// How much.
+    /// Number of messages or duration.
     pub extent: Extent,
-    /// Messages per second, if not as many as go.
+    /// Messages per second, or `None` for the maximum rate.
     pub rate: Option<f64>,
-    /// Payloads are made to be checked.
+    /// Whether payloads are filled for verification.
     pub verify: bool,
-    /// Buffers, one stride apart, that messages are sent from in turn.
+    /// Number of send buffers, one stride apart, which messages use in turn.
     pub buffers: usize,
 }
 
-/// The memory that a plan sends from.
+/// Memory from which a plan sends.
 #[derive(Clone, Debug)]
 pub struct SendMemory {
-    /// Registered.
+    /// The registered memory.
     pub region: Region,
-    /// From one buffer to the next.
+    /// Distance from one buffer to the next.
     pub stride: usize,
 }
 
-/// What one side of one connection has done.
+/// Counters of one side of one connection.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Messages sent and acknowledged.
     pub sent: u64,
     /// Messages received.
     pub received: u64,
-    /// Of those, damaged.
+    /// Received messages with damaged payloads.
     pub damaged: u64,
-    /// When the first message was sent, of those that only warm up.
+    /// Time at which the first message was sent, warm-up included.
     pub first_ns: u64,
-    /// When the first message that counts was sent.
+    /// Time at which the first message after the warm-up was sent.
     pub began_ns: u64,
-    /// When the last one was acknowledged.
+    /// Time at which the last message was acknowledged.
     pub ended_ns: u64,
-    /// Times that a sender found no credit.
+    /// Number of times that a sender found no credit.
     pub stalled_on_credits: u64,
-    /// Messages that asked whether the peer lives.
+    /// Messages that checked whether the peer lives.
     pub keepalives: u64,
-    /// Messages that carried no data.
+    /// Messages without data.
     pub control_sends: u64,
 }
 
 impl Tally {
-    /// Takes over what a connection has counted itself, at its end.
+    /// Stores the connection's own counters at its end.
     fn close(&mut self, connection: &impl MessageConnection) {
         self.keepalives = connection.keepalives();
         self.control_sends = connection.control_sends();
     }
 }
 
-/// How a receiver treats messages.
+/// Treatment of received messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reception {
-    /// Payloads are checked.
+    /// Whether payloads are checked.
     pub verify: bool,
     /// Pause before a message is freed.
     pub pause_ns: u64,
 }
 
-/// How much, how long and how fast: a plan at work.
+/// Progress of a plan: number, duration and rate of messages.
 ///
-/// Its clock is read now and then: reading it costs as much as sending a small message.
+/// The clock is read only occasionally: a read costs as much as sending a small message.
 pub(crate) struct Pace {
     device: Device,
     began_ns: u64,
@@ -111,7 +111,7 @@ impl Pace {
         self.began_ns
     }
 
-    /// Messages that may be sent when so many were.
+    /// Returns the number of messages that may still be sent after `sent` messages.
     pub(crate) fn left(&mut self, sent: u64) -> u64 {
         if self.ends_ns < u64::MAX {
             if self.countdown > 0 {
@@ -125,7 +125,8 @@ impl Pace {
         self.most - sent
     }
 
-    /// Until when the next message is ahead of its time, if it is. An offered rate is not made up for by bursts.
+    /// Returns the due time of the next message if that is in the future. A late sender does not catch up with an
+    /// offered rate by bursts.
     pub(crate) fn early_until_ns(&self, sent: u64) -> Option<u64> {
         let due_ns = self.began_ns.saturating_add((sent as f64 * self.interval_ns?) as u64);
         (self.device.now_ns() <= due_ns).then_some(due_ns + 1)

@@ -1,16 +1,16 @@
-//! Counters that should stand still while nothing is measured.
+//! Counters that should not move while nothing is measured.
 
 use std::collections::BTreeMap;
 
 use super::{Finding, Severity};
 use crate::machine::Root;
 
-/// Names of counters of congestion and loss, by what they count. Drivers name theirs each in its own way.
+/// Names of counters of congestion and loss, grouped by subject. Each driver has its own names.
 const WATCHED: [(&str, &[&str], &str); 4] = [
     (
         "ECN",
         &["np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "InCEPkts"],
-        "packets are marked as having met congestion: somebody else fills the network",
+        "packets are marked as having met congestion: other traffic fills the network",
     ),
     (
         "PFC",
@@ -31,23 +31,23 @@ const WATCHED: [(&str, &[&str], &str); 4] = [
 
 /// Counters of congestion and loss at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct CounterSnapshot {
     counters: BTreeMap<String, u64>,
-    /// The interface whose driver's counters should be among them, but are not.
+    /// The interface whose driver's counters are missing.
     silent: Option<String>,
 }
 
-/// What is watched under a name, if it is.
+/// Returns the index of the group that a counter's name belongs to, if any.
 fn kind(name: &str) -> Option<usize> {
     let is = |watched: &str| match watched {
-        // Those of a priority: rx_prio3_pause, but not rx_prio3_packets.
+        // Only the pause counters of a priority match: rx_prio3_pause, but not rx_prio3_packets.
         "rx_prio" | "tx_prio" => name.starts_with(watched) && name.ends_with("_pause"),
         _ => name == watched,
     };
     WATCHED.iter().position(|(_, names, _)| names.iter().any(|watched| is(watched)))
 }
 
-/// Counters of `/proc/net/snmp` and `/proc/net/netstat`: a line of names, and one of values.
+/// Parses counters of `/proc/net/snmp` and `/proc/net/netstat`: a line of names, and one of values.
 fn of_kernel(text: &str) -> impl Iterator<Item = (&str, u64)> {
     let lines: Vec<&str> = text.lines().collect();
     let pairs: Vec<_> = lines
@@ -57,8 +57,9 @@ fn of_kernel(text: &str) -> impl Iterator<Item = (&str, u64)> {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value.parse().ok()?)))
 }
 
-impl Moved {
-    /// Counters now: of the kernel, of a device's port, and of an interface by what `ethtool` prints of it.
+impl CounterSnapshot {
+    /// Reads the current counters of the kernel, of a device's port, and of an interface. `ethtool` returns the
+    /// statistics of an interface.
     pub(super) fn now(
         root: &Root,
         device: Option<(&str, u8)>,
@@ -102,7 +103,7 @@ impl Moved {
         }
     }
 
-    /// What moved since then.
+    /// Returns the findings on counters that moved since `before`.
     pub(super) fn since(&self, before: &Self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (index, (subject, _, meaning)) in WATCHED.iter().enumerate() {
@@ -117,7 +118,7 @@ impl Moved {
                 .collect();
             if !moved.is_empty() {
                 let what = format!("{meaning} ({})", moved.join(", "));
-                let remedy = "find out who sends, or measure when nobody does";
+                let remedy = "find the sender, or measure while there is no other traffic";
                 findings.push(Finding::new(subject, Severity::Shifts, what, remedy));
             }
         }
@@ -127,7 +128,7 @@ impl Moved {
         }
         if let Some(interface) = &self.silent {
             let what =
-                format!("pause frames of {interface} are not known, since `ethtool -S {interface}` does not tell");
+                format!("pause frames of {interface} are unknown, since `ethtool -S {interface}` does not list them");
             findings.push(Finding::new("PFC", Severity::Unknown, what, "install ethtool"));
         }
         findings
@@ -142,7 +143,7 @@ mod tests {
     const SNMP: &str = "Ip: Forwarding InReceives\nIp: 2 9\nUdp: InDatagrams InErrors RcvbufErrors\nUdp: 7 0 ";
     const NETSTAT: &str = "IpExt: InNoRoutes InCEPkts\nIpExt: 0 5\n";
 
-    fn at(lost: u64, marked: u64, paused: Option<u64>) -> Moved {
+    fn at(lost: u64, marked: u64, paused: Option<u64>) -> CounterSnapshot {
         let snmp = format!("{SNMP}{lost}\n");
         let marked = format!("{marked}\n");
         let (_directory, root) = made_of(&[
@@ -156,7 +157,7 @@ mod tests {
                 format!("NIC statistics:\n     rx_prio3_pause: {paused}\n     rx_prio3_packets: {}\n", paused * 9)
             })
         };
-        Moved::now(&root, Some(("mlx5_0", 1)), Some("ens1"), ethtool)
+        CounterSnapshot::now(&root, Some(("mlx5_0", 1)), Some("ens1"), ethtool)
     }
 
     #[test]
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_tells_nothing_is_said_to() {
+    fn silent_driver_is_reported() {
         let silent = at(3, 4, None);
         let found = silent.since(&silent);
         assert_eq!(found.last().map(|finding| finding.severity), Some(Severity::Unknown));

@@ -1,4 +1,4 @@
-//! What is to be said of a machine at rest.
+//! Findings on a machine at rest.
 
 use doorbell_fabric::udp::DEFAULT_RECEIVE_BUFFER_BYTES;
 use doorbell_verbs::{DeviceAttributes, PathMtu};
@@ -7,14 +7,14 @@ use super::{Finding, Severity};
 use crate::machine::{Adapter, Machine};
 use crate::pinning;
 
-/// A state from which a processor wakes sooner is of no matter beside a round trip.
+/// Wake-up time up to which an idle state is negligible next to a round trip.
 const SHALLOW_US: u64 = 2;
 
-/// Processors that both ends of a measurement need at least so that none waits for the other: one for each end's
-/// program and one for each end's RNIC.
+/// Minimum number of processors for both ends of a measurement without waiting: one for each end's program and one
+/// for each end's RNIC.
 const FOR_BOTH_ENDS: usize = 4;
 
-/// Work of others that may be there, in processors of those that are.
+/// Acceptable load of other programs, as a share of the processors.
 const QUIET: f64 = 0.2;
 
 pub(super) fn memlock(machine: &Machine, is_soft: bool, memory_bytes: usize) -> Finding {
@@ -112,7 +112,7 @@ pub(super) fn load(machine: &Machine) -> Finding {
 
 pub(super) fn receive_buffer(granted_bytes: usize, machine: &Machine) -> Finding {
     const SUBJECT: &str = "receive buffer";
-    // The kernel counts what it keeps beside the data as well, and grants twice the bytes that it was asked for.
+    // The kernel also counts its own overhead, and grants twice the requested bytes.
     let asked = DEFAULT_RECEIVE_BUFFER_BYTES;
     if granted_bytes >= asked {
         return Finding::fine(SUBJECT, format!("{} KiB, as asked for", granted_bytes >> 10));
@@ -143,7 +143,7 @@ pub(super) fn numa(machine: &Machine, adapter: &Adapter) -> Finding {
             format!("all processors that may be used are in node {node}, next to {}", adapter.name),
         );
     }
-    // Memory comes to be where the thread runs that touches it first, which is pinned by then.
+    // Memory is placed on the node of the thread that touches it first. That thread is pinned by then.
     let remedy = match near.is_empty() {
         true => format!("let this process use CPUs of node {node} (taskset, cpusets, the scheduler's job)"),
         false => format!(
@@ -184,8 +184,9 @@ pub(super) fn pcie(adapter: &Adapter) -> Finding {
 
 pub(super) fn interface(adapter: &Adapter) -> Finding {
     const SUBJECT: &str = "MTU";
-    // The largest packet of RoCE v2 over IPv6: 40 of IP, 8 of UDP, 12 of BTH, 28 of the longest header behind it, and 4
-    // of ICRC. What drivers want beside the payload is a little more or less, so 4,200 is what their guides name.
+    // Largest packet of RoCE v2 over IPv6: 40 bytes of IP, 8 of UDP, 12 of BTH, 28 of the longest extended header,
+    // and 4 of ICRC. Drivers need slightly more or less than that next to the payload, so their guides recommend
+    // 4,200.
     const ROOM: u64 = 4200;
     match (&adapter.interface, adapter.mtu) {
         (Some(name), Some(mtu)) if mtu >= ROOM => Finding::fine(SUBJECT, format!("{mtu} B on {name}")),
@@ -278,7 +279,7 @@ mod tests {
         assert!(far.remedy.starts_with("let this process use CPUs of node 1"), "{}", far.remedy);
         let mixed = numa(&two_nodes(vec![0, 1, 2, 3]), &adapter);
         assert!(mixed.what.starts_with("only 2 of the 4") && mixed.remedy.starts_with("`--cpus 2-3` "), "{mixed:?}");
-        // A device that is next to none.
+        // The device is not next to any node.
         assert_eq!(numa(&two_nodes(vec![0, 1]), &Adapter { node: None, ..adapter }).severity, Severity::Fine);
     }
 

@@ -1,7 +1,7 @@
-//! What would spoil a measurement on a machine, and what to do about it.
+//! Examination of a machine for conditions that spoil measurements, with remedies.
 //!
-//! [`examine`] looks at this machine and at the device that is to be measured. What lies between two machines is
-//! measured by packets: see [`path`].
+//! [`examine`] examines this machine and the device under test. The path between two machines is examined by packets:
+//! see [`path`].
 
 mod counters;
 mod machine;
@@ -17,19 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::{Adapter, Machine, Root};
 
-pub use counters::Moved;
+pub use counters::CounterSnapshot;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// As it should be.
+    /// The state is as it should be.
     Fine,
-    /// It could not be found out.
+    /// The state is unknown.
     Unknown,
-    /// It moves figures, so that they are other ones than the machine could have, or spread.
+    /// Figures are shifted or have a larger spread.
     Shifts,
-    /// Results are wrong, or there are none.
+    /// Results are wrong or missing.
     Spoils,
 }
 
@@ -44,16 +44,16 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One thing that was looked at.
+/// Finding on one property.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// Examined property, in one or two words.
     pub subject: String,
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What is the case.
+    /// Observed state.
     pub what: String,
-    /// What helps; empty if nothing has to be done.
+    /// Remedy; empty if none is needed.
     pub remedy: String,
 }
 
@@ -67,11 +67,11 @@ impl Finding {
     }
 }
 
-/// How long counters are watched: what moves less often than that does not spoil a measurement of seconds.
+/// Time for which counters are watched. A counter that moves less often does not spoil a measurement of seconds.
 const WATCHED: Duration = Duration::from_secs(1);
 
-/// Looks at this machine and at the device that is to be measured, by programs that register so many bytes. That takes
-/// a second, in which counters of congestion and loss should not move.
+/// Examines this machine and the device under test for programs that register `memory_bytes`. The examination takes
+/// one second, in which counters of congestion and loss should not move.
 #[expect(clippy::disallowed_methods, reason = "counters of the machine move by the clock, which no device has")]
 pub fn examine(device: &DeviceAttributes, memory_bytes: usize) -> Vec<Finding> {
     let root = Root::default();
@@ -96,15 +96,15 @@ pub fn examine(device: &DeviceAttributes, memory_bytes: usize) -> Vec<Finding> {
     findings.push(machine::gid(device));
     let interface = adapter.as_ref().and_then(|adapter| adapter.interface.as_deref());
     let device = adapter.as_ref().map(|adapter| (adapter.name.as_str(), device.port));
-    let before = Moved::now(&root, device, interface, ethtool);
+    let before = CounterSnapshot::now(&root, device, interface, ethtool);
     std::thread::sleep(WATCHED);
-    findings.extend(Moved::now(&root, device, interface, ethtool).since(&before));
+    findings.extend(CounterSnapshot::now(&root, device, interface, ethtool).since(&before));
     findings
 }
 
-/// What `ethtool -S` prints of an interface, if there is that command and it knows the interface.
+/// Returns the output of `ethtool -S` for an interface, if the command exists and knows the interface.
 fn ethtool(interface: &str) -> Option<String> {
-    // Where it is not on the path of an ordinary user.
+    // The command may be missing from the path of an ordinary user.
     let usual = Path::new("/usr/sbin/ethtool");
     let command = if usual.exists() { usual } else { Path::new("ethtool") };
     let output = Command::new(command).args(["-S", interface]).output().ok()?;

@@ -1,4 +1,4 @@
-//! What lies between two machines, found out by packets.
+//! Examination of the path between two machines by packets.
 
 use std::io;
 use std::net::TcpStream;
@@ -11,30 +11,30 @@ use super::{Finding, Severity};
 use crate::parameters::{Extent, Kind, Operation, Parameters};
 use crate::session::{Client, Introduction, Patience, SessionError};
 
-/// Round trips of a message of one full packet, each checked.
+/// Number of round trips of a message of one full packet. Each is checked.
 const ROUND_TRIPS: u64 = 16;
 
-/// ACK timeout of IBTA 9.7.6.1.3, 4.096 us * 2^14 or 67 ms, which a round trip between machines stays far below.
+/// ACK timeout of IBTA 9.7.6.1.3: 4.096 us * 2^14, which is 67 ms. A round trip between machines stays far below.
 const TIMEOUT_EXPONENT: u8 = 14;
 
-/// With the timeout, a path that carries nothing is given up after a quarter of a second.
+/// Number of retries. With the timeout, a path that carries no packet fails after a quarter of a second.
 const RETRIES: u8 = 3;
 
-/// Bytes that fill packets of the control connection, several even where interfaces have jumbo frames.
+/// Bytes that fill several packets of the control connection, even on interfaces with jumbo frames.
 const BALLAST_BYTES: usize = 16 << 10;
 
 /// Payload of a TCP segment that every path of IPv4 carries (RFC 9293, 3.7.1).
 pub const SHORT_SEGMENT_BYTES: u32 = 536;
 
-/// Do packets of full length pass on the control connection? It finds out before anything that is waited for longer.
-/// `connect` makes a control connection, with segments no longer than that if it is told so.
+/// Checks whether packets of full length pass on the control connection, before any step with a longer timeout.
+/// `connect` makes a control connection; its argument limits the length of segments.
 ///
-/// Returns whether segments have to be short, and what that means. TCP repeats a long segment that is dropped without end, so
-/// a connection on which short messages pass stalls with the first long one.
+/// Returns a finding if segments have to be short. TCP repeats a dropped long segment forever. A connection on which
+/// short messages pass therefore stalls with the first long one.
 ///
 /// # Errors
 ///
-/// The control connection fails, also with short segments, or the other end refuses.
+/// The control connection fails even with short segments, or the other end refuses.
 pub fn probe_control<E: From<SessionError>>(
     introduction: &Introduction,
     mut connect: impl FnMut(Option<u32>) -> Result<TcpStream, E>,
@@ -45,7 +45,8 @@ pub fn probe_control<E: From<SessionError>>(
         let ends_at_once = stream.try_clone().map_err(SessionError::Control)?;
         let met = Client::meet_within(stream, introduction.clone(), Patience::Reason);
         if met.is_err() {
-            // What was not acknowledged would keep the end of the connection from the other end, which then serves nobody else.
+            // Data without acknowledgement would delay the end of the connection. The other end would then serve no
+            // other client.
             let _ = SockRef::from(&ends_at_once).set_linger(Some(Duration::ZERO));
         }
         Ok::<_, E>(met)
@@ -57,14 +58,14 @@ pub fn probe_control<E: From<SessionError>>(
         Err(error) => return Err(error.into()),
     };
     match attempt(Some(SHORT_SEGMENT_BYTES))? {
-        // The other end may have been slow the first time.
+        // The first attempt may have failed because the other end was slow.
         Ok(_) if attempt(None)?.is_ok() => Ok(None),
         Ok(_) => Ok(Some(Finding::new(
             "control",
             Severity::Spoils,
             format!(
-                "long packets are dropped on the way: {BALLAST_BYTES} B there and back do not pass on the control connection in \
-                 packets of full length, but do in packets with {SHORT_SEGMENT_BYTES} B"
+                "long packets are dropped on the way: on the control connection, {BALLAST_BYTES} B do not pass both ways in packets of \
+                 full length, but do in packets with {SHORT_SEGMENT_BYTES} B"
             ),
             "something between has a smaller MTU than both interfaces, and no ICMP tells them (`ping -M do -s 1472 HOST` shows \
              whether 1500 B pass): raise its MTU, or lower that of both interfaces",
@@ -80,17 +81,18 @@ pub fn probe_control<E: From<SessionError>>(
     }
 }
 
-/// What came of packets of one size.
+/// Result of sending packets of one size.
 #[derive(Debug)]
 enum Tried {
-    /// All came back, in packets with so much payload.
+    /// All packets came back. The value is the payload of a packet.
     Through(usize),
-    /// None came back.
+    /// No packet came back.
     Lost(SessionError),
 }
 
-/// Sends full packets there and back, from the largest path MTU that both devices have downwards, until some come through.
-/// `theirs` is the path MTU in bytes that the other end's device has. `connect` makes a control connection to it.
+/// Sends full packets back and forth. It starts with the largest path MTU of both devices and reduces the size until
+/// packets pass. `theirs` is the path MTU of the other end's device in bytes. `connect` makes a control connection to
+/// the other end.
 ///
 /// # Errors
 ///
@@ -113,7 +115,7 @@ pub fn probe<E: From<SessionError>>(
     Ok(nothing(device, lost.last().map(|(_, error)| error)))
 }
 
-/// The finding, where packets with `used` bytes of payload came through, of two devices with these path MTUs.
+/// Returns the finding if packets with `used` bytes of payload passed between two devices with these path MTUs.
 fn found([own, other]: [PathMtu; 2], used: usize, lost: &[(PathMtu, SessionError)]) -> Finding {
     const SUBJECT: &str = "path MTU";
     let Some((largest, error)) = lost.first() else {
@@ -142,7 +144,7 @@ fn found([own, other]: [PathMtu; 2], used: usize, lost: &[(PathMtu, SessionError
     )
 }
 
-/// The finding, where nothing came through.
+/// Returns the finding if no packet passed.
 fn nothing(device: &Device, error: Option<&SessionError>) -> Finding {
     let port = device.attributes().udp_port;
     let error = error.map_or_else(String::new, |error| format!(" ({error})"));
@@ -166,7 +168,7 @@ fn attempt(
         timeout: TIMEOUT_EXPONENT,
         retry_count: RETRIES,
         verify: true,
-        // Small messages: no memory worth mentioning.
+        // Small messages need almost no memory.
         memory_bytes: 1 << 20,
         ..Parameters::plain(Kind::Latency, Operation::Send, mtu.bytes())
     };
@@ -177,8 +179,7 @@ fn attempt(
             client.finish()?;
             Ok(Tried::Through(result.mtu))
         }
-        // Whatever the connection died of, its packets did not come through; that the other end noticed it first makes
-        // no difference.
+        // The connection failed because its packets did not pass, whichever end noticed first.
         Err(error @ (SessionError::Connection { .. } | SessionError::Both { .. })) => Ok(Tried::Lost(error)),
         Err(error @ SessionError::Peer(_)) => Ok(Tried::Lost(error)),
         Err(error) => Err(error),
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_loses_long_packets_is_told_with_the_path_mtu_of_each_end() {
+    fn finding_on_lost_packets_names_the_mtu_of_each_end() {
         let lost = |mtu| [(mtu, SessionError::Peer("nothing came".to_owned()))];
         let said = |ends: [PathMtu; 2], used| found(ends, used, &lost(ends[0].min(ends[1])));
         let same = said([PathMtu::Mtu4096; 2], 1024);

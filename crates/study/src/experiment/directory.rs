@@ -1,4 +1,4 @@
-//! Where the records of one run lie: one file for each point.
+//! Directory for the records of one run: one file for each point.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -11,81 +11,82 @@ use super::sweep::{Experiment, Point};
 use crate::environment::Environment;
 use crate::record::PointResult;
 
-/// Bytes of the longest record that is read.
+/// Maximum bytes of a record.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
-/// The most files of a directory.
+/// Maximum number of records in a directory.
 const MAX_RECORDS: usize = 100_000;
 
-/// The file that is locked while a process writes to a directory. It stays there: whoever removed it could not know that nobody
-/// else has just locked it.
+/// File that is locked while a process writes to a directory. The file is never removed: another process may lock it
+/// just before the removal.
 const LOCK: &str = ".lock";
 
-/// A directory of records, to which no other process writes meanwhile.
+/// Directory of records. No other process writes to it at the same time.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
-    /// Locked until it is closed, however this process ends.
+    /// Locked until it is closed. The kernel closes it when the process ends.
     _lock: File,
 }
 
-/// Why the records of a directory are of no use.
+/// Reason why the records of a directory are unusable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
     /// The directory, or a file in it, cannot be read or written.
     #[error("{}: {error}", .path.display())]
     Io {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// It is no directory.
+    /// The path is not a directory.
     #[error("{} is a file, and --out names a directory: choose another one", .0.display())]
     NoDirectory(PathBuf),
-    /// Nothing can be written to it.
+    /// The directory is not writable.
     #[error("{}: no records and no report can be written there: {error}", .path.display())]
     ReadOnly {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// Another process writes to it.
+    /// Another process writes to the directory.
     #[error("another study writes to {} at the moment: wait until it has ended, or choose another --out", .0.display())]
     InUse(PathBuf),
-    /// A file is no record.
+    /// A file is not a record.
     #[error("{}: {error}", .path.display())]
     Record {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: RecordError,
     },
     /// There are no records.
     #[error("{}: there is no record (*.json) in it; `doorbell study --out {}` makes some", .0.display(), .0.display())]
     Empty(PathBuf),
-    /// There are more than anybody makes.
+    /// There are more records than [`MAX_RECORDS`].
     #[error("{}: there are more than {MAX_RECORDS} records in it", .0.display())]
     TooMany(PathBuf),
-    /// A file holds something else than what is to be measured.
+    /// A file holds a point with other parameters or from another environment.
     #[error("{}: field `{field}` differs from what is measured now ({}): choose another --out", .path.display(), .why)]
     Differs {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What of it.
+        /// The field.
         field: &'static str,
-        /// How.
+        /// The difference.
         why: String,
     },
 }
 
 impl RunDirectory {
-    /// Takes a directory to write to, and makes it if it is not there.
+    /// Opens a directory for writing, and creates it if necessary.
     ///
     /// # Errors
     ///
-    /// It cannot be made or is no directory, nothing can be written to it, or another process writes to it.
+    /// The directory cannot be created, the path is not a directory, the directory is not writable, or another
+    /// process writes to it.
     pub fn create(path: &Path) -> Result<Self, DirectoryError> {
         if path.exists() && !path.is_dir() {
             return Err(DirectoryError::NoDirectory(path.to_owned()));
@@ -95,10 +96,10 @@ impl RunDirectory {
         let lock = files::open_lock(&path.join(LOCK)).map_err(read_only)?;
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(DirectoryError::InUse(path.to_owned())),
-            // A file system without locks: two studies at once are then not noticed.
+            // The file system has no locks. Then two concurrent studies go unnoticed.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
-        // The lock file may have been there before, in a directory that takes no new ones.
+        // The lock file may exist in a directory that accepts no new files.
         let probe = || {
             let probe = path.join(format!(".{}.new", files::random_name()?));
             files::create_new(&probe, 0o600).and_then(|_| fs::remove_file(&probe))
@@ -107,7 +108,7 @@ impl RunDirectory {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -116,7 +117,7 @@ impl RunDirectory {
     ///
     /// # Errors
     ///
-    /// It is no directory, there are none, or a `*.json` in it is none.
+    /// The path is not a directory, the directory has no records, or a `*.json` in it is not a record.
     pub fn read(path: &Path) -> Result<Vec<PointRecord>, DirectoryError> {
         let io = |error| DirectoryError::Io { path: path.to_owned(), error };
         let mut files = Vec::new();
@@ -136,19 +137,19 @@ impl RunDirectory {
         files.iter().map(|file| read(file)).collect()
     }
 
-    /// Where a point's record lies: its name says what it is.
+    /// Returns the path of a point's record. The name contains experiment, series and position.
     pub fn file(&self, experiment: &Experiment, point: &Point) -> PathBuf {
         let name = format!("{} {} {}", experiment.name, point.series, point.x).to_lowercase();
         let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
         self.path.join(format!("{plain}.json"))
     }
 
-    /// The record of a point, if there is one already.
+    /// Returns the record of a point, if it exists.
     ///
     /// # Errors
     ///
-    /// The file is damaged, or holds something else than this point, measured as it is to be now:
-    /// nothing of that is overwritten.
+    /// The file is damaged, or holds another point, other parameters or another environment. No such file is
+    /// overwritten.
     pub fn get(
         &self,
         experiment: &Experiment,
@@ -187,7 +188,7 @@ impl RunDirectory {
         if others(then) != others(now) {
             let (here, before) = (others(now), others(then));
             let names = |of: &[(String, _)]| of.iter().map(|(host, _)| host.clone()).collect::<Vec<_>>();
-            // Hosts of one name may be different machines, and the same machine may be another one by now.
+            // Different machines may have the same host name, and a machine may have changed since.
             let told = |e: &Environment, is_enough: bool| {
                 let one = |other: &Environment| match is_enough {
                     true => other.machine.host.clone(),
@@ -211,7 +212,7 @@ impl RunDirectory {
             let options = |e: &Environment| e.soft_options.clone().unwrap_or_default();
             return differs("environment.soft_options", format!("{} instead of {}", options(now), options(then)));
         }
-        // Earlier releases pinned nothing and did not say so.
+        // Earlier releases pinned no threads and recorded no pinning.
         let pinned = |e: &Environment| -> Vec<Option<Vec<usize>>> {
             std::iter::once(e).chain(e.others()).map(|e| Some(e.pinning.as_ref()?.cpus.clone())).collect()
         };
@@ -222,12 +223,11 @@ impl RunDirectory {
         Ok(Some(record))
     }
 
-    /// Adds one repetition to a point's record, which is there as it was or as it is to be, but never
-    /// half.
+    /// Adds one repetition to a point's record. The file is replaced atomically.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get), or the file cannot be written: then the record is as it was.
+    /// The same as for [`get`](Self::get), or the file cannot be written. The record is then unchanged.
     pub fn add(
         &self,
         experiment: &Experiment,
@@ -251,7 +251,8 @@ fn read(path: &Path) -> Result<PointRecord, DirectoryError> {
 
 fn write_whole(path: &Path, record: &PointRecord) -> Result<(), DirectoryError> {
     let write = || -> io::Result<()> {
-        // In one piece: a writer that is handed each word of a record by itself makes thousands of system calls.
+        // Serialize to memory first: a writer that receives each word of a record separately makes thousands of
+        // system calls.
         let mut text = serde_json::to_vec(record)?;
         text.push(b'\n');
         files::replace(path, &text)

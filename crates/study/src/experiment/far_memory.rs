@@ -1,4 +1,4 @@
-//! Experiments on memory that several clients share, whose CPU takes no part.
+//! Experiments on memory that several clients share and whose CPU takes no part.
 
 use doorbell_farmem::Strategy;
 
@@ -14,18 +14,19 @@ use crate::far::Figure::{
 use crate::far::{FarPoint, HotPoint, OrderPoint, ScopePoint, StorePoint, TearingPoint, Way};
 use crate::parameters::{Kind, Operation, Parameters};
 
-/// The family's name.
+/// Name of the family.
 pub const FAMILY: &str = "far-memory";
 
-/// Queue pairs where their number is not swept, as published.
+/// Number of queue pairs, as published, in experiments that do not sweep it.
 const PAIRS: usize = 20;
 
-/// What clients do between two operations in the published runs, in microseconds, by their number: fitted on the share of
-/// CASes that succeed.
+/// Pause of clients between two operations in the published runs, in microseconds, by number of clients. The pauses
+/// are fitted to the share of CASes that succeed.
 const FITTED_CLIENT_US: [(usize, f64); 2] = [(64, 15.0), (128, 44.0)];
-/// How late shortcuts are written there, in microseconds: fitted on the published share of READs that succeed.
+/// Delay of shortcut writes in the published runs, in microseconds. It is fitted to the published share of READs that
+/// succeed.
 const FITTED_SHORTCUT_US: f64 = 7.1;
-/// Bytes of a value there: assumed.
+/// Bytes of a value in the published runs: an assumption.
 const PUBLISHED_VALUE: usize = 1024;
 
 const RATE: &[Quantity] = &[MessageRate, MeanLatency];
@@ -70,7 +71,7 @@ const CONTENTION: &[Quantity] = &[
     Far(ClientFairness),
 ];
 
-/// All of them.
+/// Returns all experiments on shared memory.
 pub(super) fn experiments(effort: Effort) -> [Experiment; 13] {
     [
         concurrency(effort),
@@ -111,8 +112,8 @@ fn concurrency(effort: Effort) -> Experiment {
     Experiment::new(
         "far-memory/concurrency",
         "How many operations on shared memory go through, and does CAS keep up?",
-        "8 B, one operation per post; up to 20 outstanding each has a queue pair of its own, beyond that they are spread \
-         over 20; each queue pair has a thread; CAS to a word for each queue pair, or all to one word",
+        "8 B, one operation per post. Up to 20 outstanding operations, each has its own queue pair; more are spread over \
+         20. Each queue pair has a thread. CAS goes to one word per queue pair, or to a single word",
         "operations outstanding",
         RATE,
         points,
@@ -135,7 +136,7 @@ fn queue_pairs(effort: Effort) -> Experiment {
     )
 }
 
-/// A thread for each queue pair.
+/// Sets one thread for each queue pair.
 fn on_threads(parameters: Parameters) -> Parameters {
     let mut parameters = parameters;
     parameters.serving.threads = parameters.connections;
@@ -145,7 +146,7 @@ fn on_threads(parameters: Parameters) -> Parameters {
 const WORDS: [(&str, Operation); 3] =
     [("READ", Operation::Read), ("WRITE", Operation::Write), ("CAS", Operation::CompareSwap)];
 
-/// A point that is no session of two ends, about objects of some bytes.
+/// Returns a point on shared memory, which is not a session of two ends, for objects of some bytes.
 fn far(effort: Effort, series: impl Into<String>, x: f64, bytes: usize, far: FarPoint) -> Point {
     let base = Point::parameters(effort, Kind::Bandwidth, Operation::Write, bytes);
     Point { series: series.into(), x, parameters: Parameters { far: Some(Box::new(far)), ..base } }
@@ -171,7 +172,7 @@ fn reordering(effort: Effort) -> Experiment {
     Experiment::new(
         "far-memory/reordering",
         "In which order are requests of several queue pairs served?",
-        "1 M requests/s of 8 B to 1,024 addresses, Zipf 0.99, numbered as they pass the switch; each queue pair posts its \
+        "1 M requests/s of 8 B to 1,024 addresses, Zipf 0.99, numbered as they pass the switch. Each queue pair posts its \
          next request after a pause, uniform from 0 to twice its mean, if fewer than 16 are outstanding",
         "queue pairs",
         ORDER,
@@ -195,7 +196,7 @@ fn tearing(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "far-memory/tearing",
-        "Does a READ bring words of different WRITEs?",
+        "Does a READ return words of different WRITEs?",
         "one queue pair WRITEs an object without a pause, its number in every word; another READs it; one operation \
          outstanding on each",
         "object, B",
@@ -218,7 +219,7 @@ fn atomics_scope(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "far-memory/atomics-scope",
-        "What does a CAS block: its address, its neighbours, or everything?",
+        "Does a CAS block only its address, its neighbours too, or everything?",
         "one queue pair with one operation of 8 B at a time, alone or beside 19 queue pairs with 16 CASes each on one word",
         "bytes from the word that is CASed",
         SCOPE,
@@ -242,9 +243,9 @@ fn hot_address(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "far-memory/hot-address",
-        "What does a middlebox gain that turns CASes on one address into WRITEs?",
-        "each client on a host of its own, 16 CASes outstanding, all on one word, which was WRITTEN before; the middlebox has \
-         one queue pair to the memory",
+        "How much does a middlebox gain if it turns CASes on one address into WRITEs?",
+        "each client on its own host, 16 CASes outstanding, all on one word that was written before; the middlebox has one \
+         queue pair to the memory",
         "clients",
         &[MessageRate],
         points,
@@ -277,17 +278,17 @@ fn contention(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "far-memory/contention",
-        "What do clients lose that all try at once?",
-        "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts; between two operations a client does nothing for 15 us (64 \
-         clients) or 44 us (128), which was fitted on the published share of CASes that succeed; shortcuts are written 7.1 us \
-         late, which was fitted on that of READs",
+        "How much do clients lose if all of them try at the same time?",
+        "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts. Between two operations a client pauses for 15 us (64 clients) \
+         or 44 us (128), fitted to the published share of CASes that succeed. Shortcuts are written 7.1 us late, fitted \
+         to the share of READs",
         "puts, %",
         CONTENTION,
         points,
     )
 }
 
-/// A sweep over one thing that a workload may have more or less of, with all strategies.
+/// Returns a sweep over one parameter of a workload, with all strategies.
 fn sweep(effort: Effort, values: Vec<f64>, with: impl Fn(f64, StorePoint) -> StorePoint) -> Vec<Point> {
     let of = |strategy: Strategy| {
         let base = StorePoint { strategy, ..StorePoint::default() };
@@ -365,10 +366,10 @@ fn keys(effort: Effort) -> Experiment {
     )
 }
 
-/// Keys of a store here at most, and how many times the rate of a machine a testbed has.
+/// Maximum number of keys of a store on real machines, and ratio of the rate of a testbed to that of a machine.
 const MOST_KEYS_HERE: u64 = 1_000_000;
 const TIMES_A_MACHINE: f64 = 100.0;
-/// Clients of an open loop run so many operations at a time at most: what comes beyond waits.
+/// Maximum number of concurrent operations of an open-loop client. Further operations wait.
 const OPEN_WINDOW: usize = 16;
 
 fn load(effort: Effort) -> Experiment {
@@ -376,9 +377,9 @@ fn load(effort: Effort) -> Experiment {
         effort.pick(vec![1.0], vec![0.5, 1.0, 2.0, 4.0, 6.0], vec![0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]);
     Experiment::new(
         "far-memory/load",
-        "What do operations take that come at a given rate?",
-        "half puts, 1,024 keys, Zipf 0.99, values of 128 B; 64 clients on two hosts, whose operations come by a Poisson \
-         process, up to 16 of a client at a time; latency counts from when an operation came",
+        "How long do operations take at a given rate?",
+        "half puts, 1,024 keys, Zipf 0.99, values of 128 B, 64 clients on two hosts. Operations arrive by a Poisson \
+         process, with up to 16 at a time per client. Latency counts from the arrival of an operation",
         "operations that come, M/s",
         LOAD,
         sweep(effort, rates, |rate, base| StorePoint {
@@ -390,9 +391,12 @@ fn load(effort: Effort) -> Experiment {
 }
 
 impl Experiment {
-    /// Leaves of an experiment what two processors or more can show that have no testbed: no more clients than twice the
-    /// processors, which then do nothing between operations, no more threads of an end than half of them, a hundredth of a
-    /// testbed's rates, and no more keys than fit into a gigabyte or two.
+    /// Reduces an experiment to a machine with at least two processors and without a testbed:
+    ///
+    /// - at most twice as many clients as processors, without pauses between operations in published runs,
+    /// - at most half as many threads of an end as processors,
+    /// - a hundredth of a testbed's rates,
+    /// - no more keys than fit into one or two gigabytes.
     pub fn fit_to_machine(&mut self, effort: Effort, cpus: usize) {
         let most_clients = (2 * cpus).max(2);
         let sweeps_clients = self.name == "far-memory/clients";
@@ -408,8 +412,7 @@ impl Experiment {
             Some(_) => true,
         });
         if published {
-            self.setting =
-                "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts; clients do nothing between two operations";
+            self.setting = "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts; clients do not pause between operations";
         }
         for Point { series, x, parameters } in &mut self.points {
             if self.name.starts_with(FAMILY) {
@@ -433,7 +436,8 @@ impl Experiment {
     }
 }
 
-/// Names of the experiments that compare strategies, in the order of their table: each varies one thing of a workload.
+/// Names of the experiments that compare strategies, in the order of their table. Each varies one parameter of a
+/// workload.
 pub const COMPARING: [(&str, &str); 5] = [
     ("far-memory/strategies", "share of puts, %"),
     ("far-memory/skew", "skew (Zipf exponent)"),

@@ -1,4 +1,4 @@
-//! Experiments that want many hosts: what only a network between them can show.
+//! Experiments for many hosts: they measure effects of the network between hosts.
 
 use super::quantity::Quantity::{Fairness, MessageRate, Throughput};
 use super::sweep::{Effort, Experiment, Point};
@@ -6,13 +6,13 @@ use super::sweeps::point;
 use crate::layout::Layout;
 use crate::parameters::{Kind, Operation, Parameters};
 
-/// The family of these experiments.
+/// Family of these experiments.
 pub const FAMILY: &str = "hosts";
 
-/// Sizes of messages, in bytes: a small one, and one that a line rate shows with.
+/// Sizes of messages in bytes: a small one, and one that reaches line rate.
 const SIZES: [usize; 2] = [16, 8192];
 
-/// The experiments on many hosts.
+/// Returns the experiments for many hosts.
 pub(super) fn experiments(effort: Effort) -> [Experiment; 2] {
     [pairs(effort), all_to_all(effort)]
 }
@@ -30,9 +30,9 @@ fn pairs(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "hosts/pairs",
-        "Pairs of hosts at the same time: does the network between them carry all of it?",
-        "so many connections of Send-Receive, 64 messages unacknowledged each, dealt to pairs of hosts: every second \
-                  host sends, each in one thread; of two hosts one sends on all of them",
+        "Does the network carry the traffic of several pairs of hosts at the same time?",
+        "a number of Send-Receive connections, 64 messages unacknowledged each, distributed over pairs of hosts. Every \
+         second host sends, each in one thread. With two hosts, one sends on all connections",
         "pairs",
         &[Throughput, MessageRate, Fairness],
         points,
@@ -50,10 +50,10 @@ fn all_to_all(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "hosts/all-to-all",
-        "Every end with every other, both ways: what do all of them together send?",
-        "a connection of Send-Receive between any two of so many ends, 64 messages unacknowledged each way; ends are \
-                  dealt to hosts, each with one thread; two ends of one host meet on the next host, and between two \
-                  hosts are all connections",
+        "How much do all ends send together if each exchanges messages with every other?",
+        "a Send-Receive connection between any two ends, 64 messages unacknowledged each way. Ends are distributed over \
+         hosts, each with one thread. Two ends of one host use the next host, and with two hosts all connections are \
+         between them",
         "ends",
         &[Throughput, MessageRate, Fairness],
         points,

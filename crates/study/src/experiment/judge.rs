@@ -1,25 +1,25 @@
-//! A published shape or a goal, and what the data say of it.
+//! Published shapes and goals, and the verdicts of the data on them.
 
 use doorbell_published::{Row, Shape};
 
 use super::sweep::Experiment;
 use super::view::View;
 
-/// What the data say.
+/// Outcome of a judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// The shape is there.
+    /// The data have the shape.
     Holds,
-    /// Another shape is there.
+    /// The data have another shape.
     DoesNotHold,
-    /// What makes the shape does not exist here.
+    /// The cause of the shape is missing on this provider.
     CannotShow,
     /// Points are missing.
     NotMeasured,
 }
 
 impl Finding {
-    /// In words.
+    /// Returns the outcome as text.
     pub fn name(self) -> &'static str {
         match self {
             Self::Holds => "holds",
@@ -30,42 +30,42 @@ impl Finding {
     }
 }
 
-/// What was concluded, and from which numbers: a sentence.
+/// Outcome, and a sentence with the numbers on which it is based.
 pub(super) type Judgement = (Finding, String);
 
-/// Something that was published of an experiment, or is a goal.
+/// Published shape or number of an experiment, or a goal.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// Names it among all.
+    /// Unique name.
     pub id: &'static str,
-    /// The shape or the number, in a sentence.
+    /// The shape or the number, as a sentence.
     pub says: &'static str,
     source: Source,
 }
 
-/// `None` if points are missing.
+/// Kind of a claim with its judge. The judge returns `None` if points are missing.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Shape(&'static Shape, fn(View<'_>, &Shape) -> Option<Judgement>),
     Row(&'static Row, fn(View<'_>, &Row) -> Option<Judgement>),
-    /// Doorbell set it as a goal for itself; no publication states it.
+    /// Goal of Doorbell; no publication states it.
     Goal(fn(View<'_>) -> Option<Judgement>),
 }
 
-/// What came of a claim.
+/// Verdict on a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The shape.
+    /// The claim, as a sentence.
     pub says: &'static str,
-    /// It is a goal of Doorbell's own, of which nothing is published.
+    /// Whether the claim is a goal of Doorbell, without a publication.
     pub is_goal: bool,
-    /// What the data say.
+    /// Outcome of the judgement.
     pub outcome: Finding,
-    /// Why, with numbers.
+    /// Reason, with numbers.
     pub because: String,
 }
 
-/// Where repetitions typically span more than this share of their median, a verdict says so.
+/// A verdict mentions the span of repetitions if it typically exceeds this share of their median.
 const RESTLESS: f64 = 0.5;
 
 impl Claim {
@@ -81,12 +81,12 @@ impl Claim {
         Self { id, says, source: Source::Goal(judge) }
     }
 
-    /// Is it a goal of Doorbell's own, of which nothing is published?
+    /// Returns whether the claim is a goal of Doorbell, without a publication.
     pub fn is_goal(&self) -> bool {
         matches!(self.source, Source::Goal(_))
     }
 
-    /// Judges a run, as to this experiment.
+    /// Judges the points of this experiment in a run.
     pub fn judge(&self, view: View<'_>, experiment: &Experiment) -> Verdict {
         let missing = || (Finding::NotMeasured, "the points that it takes are not among the records".to_owned());
         let judgement = match self.source {
@@ -104,7 +104,7 @@ impl Claim {
     }
 }
 
-/// Holds, or does not.
+/// Returns a judgement that holds or does not.
 pub(super) fn holds_if(holds: bool, because: String) -> Option<Judgement> {
     Some((if holds { Finding::Holds } else { Finding::DoesNotHold }, because))
 }
@@ -113,19 +113,19 @@ pub(super) fn cannot(because: String) -> Option<Judgement> {
     Some((Finding::CannotShow, because))
 }
 
-/// The place where a curve first reaches a share of its greatest value, and that value.
+/// Returns the first position where a curve reaches a share of its maximum, and the maximum.
 pub(super) fn knee(curve: &[(f64, f64)], share: f64) -> Option<(f64, f64)> {
     let most = curve.iter().map(|point| point.1).reduce(f64::max)?;
     curve.iter().find(|point| point.1 >= share * most).map(|point| (point.0, most))
 }
 
-/// `y = base + slope * x` with the least sum of *relative* errors squared, and the greatest relative
-/// error. At least three points.
+/// Fits `y = base + slope * x` with the least sum of squared *relative* errors. Returns base, slope and greatest
+/// relative error, or `None` with fewer than three points.
 pub(super) fn line(curve: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
     if curve.len() < 3 || curve.iter().any(|point| point.1 <= 0.0) {
         return None;
     }
-    // Weighted by 1/y^2: errors count as shares.
+    // The weights 1/y^2 make errors relative.
     let sum = |term: fn(f64, f64) -> f64| -> f64 { curve.iter().map(|&(x, y)| term(x, y) / (y * y)).sum() };
     let (w, wx, wy, wxx, wxy) = (sum(|_, _| 1.0), sum(|x, _| x), sum(|_, y| y), sum(|x, _| x * x), sum(|x, y| x * y));
     let determinant = w * wxx - wx * wx;

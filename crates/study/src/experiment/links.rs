@@ -1,4 +1,4 @@
-//! The links between two processes of one machine beside each other: every protocol over UDP and through shared memory.
+//! Comparison of the links between two processes of one machine: every protocol over UDP and through shared memory.
 
 use doorbell_protocols::Protocol;
 
@@ -10,37 +10,37 @@ use super::view::View;
 use crate::link::Link;
 use crate::parameters::{Kind, Operation, Parameters};
 
-/// The family of these experiments.
+/// Family of these experiments.
 pub(super) const FAMILY: &str = "links";
 
 pub(super) const TIME: &str = "links/time";
 pub(super) const RATE: &str = "links/rate";
 pub(super) const THROUGHPUT: &str = "links/throughput";
 
-/// Bytes of short messages; an atomic has its word.
+/// Bytes of short messages. Atomics use a word instead.
 const SHORT: usize = 16;
 const WORD: usize = 8;
-/// Bytes of long ones.
+/// Bytes of long messages.
 const LONG: [usize; 2] = [64 << 10, 1 << 20];
-/// How messages are posted: so many at a time, with so many unacknowledged, where that is not the protocol's own.
+/// Messages per post, and window with batches, unless the protocol has its own.
 const UNBATCHED: usize = 1;
 const BATCHED: usize = 8;
 const BATCHED_WINDOW: usize = 256;
-/// Operations outstanding where they are posted one by one.
+/// Maximum number of outstanding operations with one per post.
 const OPERATIONS: usize = 64;
 
-/// Something that both links carry.
+/// Protocol or operation to compare.
 enum Subject {
     Protocol(&'static Family, Protocol),
     Operation(&'static str, Operation),
 }
 
 impl Subject {
-    /// All of them; of a quick study those whose shapes differ most.
+    /// Returns all subjects. A quick study has those whose shapes differ most.
     fn all(effort: Effort) -> Vec<Self> {
         let quick = |family: &Family| match family.variants.len() {
             _ if effort != Effort::Quick => family.variants.len(),
-            // Fenced and unfenced.
+            // The fenced and the unfenced variant.
             1.. if family.family() == "direct-read" => 2,
             1.. if family.family() == "send-receive" => 1,
             _ => 0,
@@ -61,7 +61,7 @@ impl Subject {
         }
     }
 
-    /// Can a message have this size?
+    /// Returns whether a message of the subject can have this size.
     fn has(&self, bytes: usize) -> bool {
         match self {
             Self::Operation(_, operation) if operation.is_atomic() => bytes == SHORT,
@@ -69,7 +69,7 @@ impl Subject {
         }
     }
 
-    /// One message after the other.
+    /// Returns the parameters for one message at a time.
     fn timed(&self, effort: Effort, bytes: usize) -> Parameters {
         match self {
             Self::Protocol(_, protocol) => Family::parameters(effort, Kind::Latency, *protocol, bytes),
@@ -79,7 +79,7 @@ impl Subject {
         }
     }
 
-    /// As many as go, so many per post.
+    /// Returns the parameters for the maximum rate, with `batch` messages per post.
     fn streamed(&self, effort: Effort, bytes: usize, batch: usize) -> Parameters {
         let (base, window) = match self {
             Self::Protocol(family, protocol) => {
@@ -95,12 +95,12 @@ impl Subject {
     }
 }
 
-/// All of them.
+/// Returns all experiments on links.
 pub(super) fn experiments(effort: Effort) -> [Experiment; 3] {
     [time(effort), rate(effort), throughput(effort)]
 }
 
-/// A point for each link.
+/// Returns one point for each link.
 fn over_both(subject: &Subject, x: usize, parameters: &Parameters) -> impl Iterator<Item = Point> {
     let of = |link: Link| point(series(subject.name(), link), x, Parameters { link: Some(link), ..parameters.clone() });
     Link::ALL.map(of).into_iter()
@@ -110,7 +110,7 @@ fn series(subject: &str, link: Link) -> String {
     format!("{subject}, {}", link.name())
 }
 
-/// What a point of these experiments is about, and the link that it was to have.
+/// Returns the subject of a record and its intended link.
 pub fn subject_and_link(record: &PointRecord) -> Option<(&str, Link)> {
     let link = record.parameters.link?;
     Some((record.series.strip_suffix(link.name())?.strip_suffix(", ")?, link))
@@ -128,8 +128,8 @@ fn time(effort: Effort) -> Experiment {
     Experiment::new(
         TIME,
         "How long does one message take over UDP, and how long through shared memory?",
-        "two processes of this machine, one connection, one message at a time, both sides polling: half a round trip of a \
-         ping-pong, and from post to completion of WRITE, READ and CAS",
+        "two processes of this machine, one connection, one message at a time, both sides polling. Times are half a round \
+         trip of a ping-pong, and post to completion of WRITE, READ and CAS",
         "message size, B",
         &[MedianLatency, TailLatency],
         points,
@@ -146,8 +146,8 @@ fn rate(effort: Effort) -> Experiment {
     Experiment::new(
         RATE,
         "How many short messages go over UDP, and how many through shared memory?",
-        "16 B, or the 8 B of an atomic; one connection between two processes of this machine; one per post with 64 unacknowledged \
-         (Direct-Read: 32), or eight per post with 256",
+        "16 B, or the 8 B of an atomic; one connection between two processes of this machine. One message per post with \
+         64 unacknowledged (Direct-Read: 32), or eight per post with 256",
         "messages per post",
         &[MessageRate],
         points,
@@ -164,26 +164,26 @@ fn throughput(effort: Effort) -> Experiment {
     Experiment::new(
         THROUGHPUT,
         "How many bytes go over UDP, and how many through shared memory?",
-        "one connection between two processes of this machine, one message per post, 64 unacknowledged at most (Direct-Read: \
-         32): for large messages window and depth shrink to what a cache holds",
+        "one connection between two processes of this machine, one message per post, at most 64 unacknowledged \
+         (Direct-Read: 32). For large messages, window and depth shrink to the size of a cache",
         "message size, B",
         &[Throughput],
         points,
     )
 }
 
-/// A figure that protocols have with each link.
+/// Figure that a table shows for both links.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkFigure {
-    /// What was sent, and how.
+    /// Size and rate of the messages.
     pub of: &'static str,
-    /// What was measured of it.
+    /// Measured quantity.
     pub quantity: Quantity,
     experiment: &'static str,
     x: usize,
 }
 
-/// All of them.
+/// All figures of the table.
 pub const LINK_FIGURES: [LinkFigure; 5] = [
     LinkFigure { of: "16 B, one at a time", quantity: MedianLatency, experiment: TIME, x: SHORT },
     LinkFigure { of: "16 B", quantity: MessageRate, experiment: RATE, x: UNBATCHED },
@@ -194,27 +194,27 @@ pub const LINK_FIGURES: [LinkFigure; 5] = [
 
 impl LinkFigure {
     fn is_of(&self, record: &PointRecord) -> bool {
-        // An atomic has its word where others have 16 B.
+        // An atomic has an 8-byte word in place of 16 B.
         let is_word = self.x == SHORT && record.parameters.operation.is_atomic() && record.x == WORD as f64;
         record.experiment == self.experiment && (record.x == self.x as f64 || is_word)
     }
 
-    /// How many times as good the second is as the first.
+    /// Returns the factor by which the second value is better than the first.
     pub fn gain(&self, [one, other]: [f64; 2]) -> f64 {
         if self.quantity.less_is_better() { one / other } else { other / one }
     }
 }
 
-/// A protocol or an operation with both links.
+/// Protocol or operation with both links.
 #[derive(Clone, Debug)]
 pub struct Compared<'a> {
-    /// Its name.
+    /// Name of the protocol or operation.
     pub subject: &'a str,
-    /// Of each of [`LINK_FIGURES`] the points over [both links](Link::ALL), as far as they were measured.
+    /// For each of [`LINK_FIGURES`], the measured points over [both links](Link::ALL).
     pub points: [[Option<&'a PointRecord>; 2]; LINK_FIGURES.len()],
 }
 
-/// Whatever was measured with a link of its own, in the order in which it was first found.
+/// Returns all subjects that were measured with a given link, in the order of their first record.
 pub fn compared(view: View<'_>) -> Vec<Compared<'_>> {
     let mut rows: Vec<Compared<'_>> = Vec::new();
     for experiment in experiments(Effort::Full) {

@@ -1,8 +1,7 @@
-//! Named experiments: what is swept, which published shape it is held against, and what the data
-//! say of that.
+//! Named experiments: swept parameters, published shapes, and verdicts of the data on them.
 //!
-//! [`all`] is the table. A [`RunDirectory`] keeps one [`PointRecord`] per point; [`View`] looks at the
-//! records of a run, and each [`Claim`] judges them.
+//! [`all`] is the table. A [`RunDirectory`] keeps one [`PointRecord`] per point. [`View`] selects records of a run,
+//! and each [`Claim`] judges them.
 
 mod claims;
 mod directory;

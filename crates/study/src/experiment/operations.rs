@@ -10,12 +10,12 @@ use crate::parameters::{Kind, Operation, Parameters};
 const COUNTED: &[Quantity] = &[MessageRate, Throughput, RequestPackets, ResponsePackets, RequestFrame, ResponseFrame];
 const FRAMES: &[Quantity] = &[RequestFrame, ResponseFrame, RequestPackets, ResponsePackets, MessageRate];
 
-/// All of them.
+/// Returns all experiments on operations.
 pub(super) fn experiments(effort: Effort) -> [Experiment; 6] {
     [write(effort), read(effort), outstanding(effort), atomics(effort), request_response(effort), frames(effort)]
 }
 
-/// So many operations outstanding, one per post, on so many queue pairs.
+/// Returns parameters with `window` outstanding operations, one per post, on a number of queue pairs.
 pub(super) fn operation(
     effort: Effort,
     operation: Operation,
@@ -36,8 +36,8 @@ fn write(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "one-sided/write",
-        "What do WRITEs cost on the wire, and how many go through?",
-        "one queue pair, one WRITE per post; packets of requests and of what answers them",
+        "How many packets do WRITEs take, and how high is their rate?",
+        "one queue pair, one WRITE per post; packets of requests and of responses",
         "WRITEs outstanding at most",
         COUNTED,
         points,
@@ -53,7 +53,7 @@ fn read(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "one-sided/read",
-        "What do READs cost on the wire?",
+        "How many packets do READs take?",
         "one queue pair, one READ per post",
         "READs outstanding at most",
         COUNTED,
@@ -95,7 +95,7 @@ fn atomics(effort: Effort) -> Experiment {
 
 fn request_response(effort: Effort) -> Experiment {
     let windows = effort.pick(vec![1, 64], vec![1, 8, 32, 64], doubling(64));
-    // With fewer receive buffers an end tells of credits by messages of their own, which are more packets.
+    // With fewer receive buffers an end sends credits in separate messages, which need more packets.
     let points = windows.into_iter().map(|window| {
         let of = operation(effort, Operation::RequestResponse, 1, window, 1);
         point("1 B", window, Parameters { depth: of.depth.max(64), ..of })

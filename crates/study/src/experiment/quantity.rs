@@ -1,14 +1,14 @@
-//! What is read off a point.
+//! Quantities of a point.
 
 use crate::far::Figure;
 use crate::record::{Counted, PointResult};
 
-/// Something that a point measured, in one number.
+/// Measured quantity of a point, as one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
     /// Median latency, in microseconds.
     MedianLatency,
-    /// The latency that 99 % do not exceed, in microseconds.
+    /// 99th percentile of the latency, in microseconds.
     TailLatency,
     /// Millions of messages per second.
     MessageRate,
@@ -16,33 +16,33 @@ pub enum Quantity {
     Throughput,
     /// RNR NAKs per second.
     RnrNaks,
-    /// Packets per operation, from the end that asks to the other: messages and acknowledgements.
+    /// Packets per operation from the asking end to the other: messages and acknowledgements.
     RequestPackets,
-    /// Packets per operation, from the other end to the one that asks.
+    /// Packets per operation from the other end to the asking end.
     ResponsePackets,
-    /// Bytes per packet, from the end that asks to the other: frames without FCS.
+    /// Bytes per packet from the asking end to the other: frames without FCS.
     RequestFrame,
-    /// Bytes per packet, from the other end to the one that asks.
+    /// Bytes per packet from the other end to the asking end.
     ResponseFrame,
-    /// CPU time of the end that asks per message, in microseconds.
+    /// CPU time of the asking end per message, in microseconds.
     AskingCpu,
     /// CPU time of the other end per message, in microseconds.
     AnsweringCpu,
-    /// CPU time of the end that asks per message without polls that find nothing, in microseconds.
+    /// CPU time of the asking end per message without empty polls, in microseconds.
     AskingWork,
-    /// CPU time of the other end per message without polls that find nothing, in microseconds.
+    /// CPU time of the other end per message without empty polls, in microseconds.
     AnsweringWork,
-    /// Jain's fairness index of the connections: 1 is equal shares, 1/N is everything to one.
+    /// Jain's fairness index of the connections: 1 means equal shares, 1/N means that one connection has everything.
     Fairness,
-    /// The mean time of an operation where as many as allowed are outstanding, in microseconds: their number divided by
-    /// their rate (Little's law).
+    /// Mean time of an operation with the maximum number outstanding, in microseconds: their number divided by their
+    /// rate (Little's law).
     MeanLatency,
-    /// A figure of shared memory.
+    /// Figure of shared memory.
     Far(Figure),
 }
 
 impl Quantity {
-    /// Its value, if the point has one.
+    /// Returns the value of the quantity, if the point has one.
     pub fn of(self, result: &PointResult) -> Option<f64> {
         let value = match self {
             Self::MedianLatency => result.latency_ns?.p50 as f64 / 1e3,
@@ -70,7 +70,7 @@ impl Quantity {
         value.is_finite().then_some(value)
     }
 
-    /// How it is called.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::MedianLatency => "median latency",
@@ -92,7 +92,7 @@ impl Quantity {
         }
     }
 
-    /// Its unit; a share has none.
+    /// Returns the unit. A share has none.
     pub fn unit(self) -> &'static str {
         match self {
             Self::MedianLatency | Self::TailLatency | Self::MeanLatency => "us",
@@ -107,7 +107,7 @@ impl Quantity {
         }
     }
 
-    /// Does it spread over orders of magnitude, and is never nothing?
+    /// Returns whether the values spread over orders of magnitude and are never zero.
     pub fn is_logarithmic(self) -> bool {
         match self {
             Self::MedianLatency
@@ -122,7 +122,7 @@ impl Quantity {
         }
     }
 
-    /// Is less of it better?
+    /// Returns whether smaller values are better.
     pub fn less_is_better(self) -> bool {
         match self {
             Self::MessageRate | Self::Throughput | Self::Fairness => false,
@@ -132,36 +132,36 @@ impl Quantity {
     }
 }
 
-/// First transmissions of an end, and what answers the first transmissions of its peer, by the operations of the end that
-/// asked. A device without counters has counted none.
+/// Returns first transmissions of an end, and answers to first transmissions of its peer, per operation of the asking
+/// end. The result is `None` for a device without counters.
 fn per_operation(result: &PointResult, counted: &Counted, peer: &Counted) -> Option<f64> {
     let operations: u64 = result.sent_by_connection.iter().sum();
-    // Each packet that is sent again is answered once more, where the machine is busy.
+    // On a busy machine, the peer retransmits packets, and each retransmission causes another answer.
     let answers = counted.ack_packets.saturating_add(counted.response_packets);
     let packets = counted.data_packets.saturating_add(answers.saturating_sub(peer.retransmitted_packets));
     (operations > 0 && packets > 0).then(|| packets as f64 / operations as f64)
 }
 
-/// Jain's fairness index: the square of the sum over N times the sum of squares.
+/// Returns Jain's fairness index: the square of the sum over N times the sum of squares.
 fn jain(shares: &[u64]) -> Option<f64> {
     let sum: f64 = shares.iter().map(|&share| share as f64).sum();
     let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
     (squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
-/// What several repetitions measured of one quantity.
+/// Spread of the values of several repetitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// Least.
+    /// Minimum.
     pub least: f64,
     /// Median.
     pub median: f64,
-    /// Most.
+    /// Maximum.
     pub most: f64,
 }
 
 impl Spread {
-    /// Of values that are numbers; `None` of no values.
+    /// Returns the spread of finite values, or `None` if there are no values.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_unstable_by(f64::total_cmp);
         let (least, most) = (*values.first()?, *values.last()?);
@@ -171,7 +171,7 @@ impl Spread {
         Some(Self { least, median, most })
     }
 
-    /// The share of the median that it spans.
+    /// Returns the difference between maximum and minimum as a share of the median.
     pub fn share(&self) -> Option<f64> {
         (self.median > 0.0).then(|| (self.most - self.least) / self.median)
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_shares_are_fair_and_one_that_has_all_is_not() {
+    fn fairness_index_ranges_from_one_to_one_nth() {
         assert_eq!(jain(&[7, 7, 7, 7]), Some(1.0));
         assert_eq!(jain(&[9, 0, 0]), Some(1.0 / 3.0));
         assert_eq!(jain(&[0, 0]), None);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_answers_packets_that_were_sent_again_is_no_part_of_an_operation() {
+    fn answers_to_retransmissions_do_not_count() {
         let mut result = PointResult { sent_by_connection: vec![6, 4], ..PointResult::default() };
         assert_eq!(Quantity::RequestPackets.of(&result), None, "a device without counters");
         (result.counted.client.data_packets, result.counted.client.retransmitted_packets) = (10, 5);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_is_per_message_and_unknown_where_nobody_measured_it() {
+    fn cpu_time_per_message_may_be_unknown() {
         let mut result = PointResult { sent_by_connection: vec![6, 4], ..PointResult::default() };
         let all = [Quantity::AskingCpu, Quantity::AnsweringCpu, Quantity::AskingWork, Quantity::AnsweringWork];
         assert_eq!(all.map(|quantity| quantity.of(&result)), [None; 4]);

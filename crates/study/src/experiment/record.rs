@@ -1,4 +1,4 @@
-//! The record of one point of a study: one file of JSON.
+//! Record of one point of a study: one JSON file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,52 +10,52 @@ use crate::link::Carried;
 use crate::parameters::Parameters;
 use crate::record::PointResult;
 
-/// What every record says of itself first.
+/// Format name at the beginning of every record.
 pub const FORMAT: &str = "doorbell-study-point";
-/// The layout of a record. Fields may be added under one number.
+/// Schema of a record. A schema may gain fields.
 pub const SCHEMA: u64 = 1;
 
-/// The most repetitions of a point.
+/// Maximum number of repetitions of a point.
 const MAX_REPETITIONS: usize = 1000;
-/// The most seconds, messages and bytes per second: more than any machine has.
+/// Maximum of seconds, messages and bytes per second: more than any machine reaches.
 const MAX_VALUE: f64 = 1e15;
 /// Bytes of the longest name.
 const MAX_NAME: usize = 200;
 
-/// One point, as often as it was measured.
+/// Point with all repetitions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PointRecord {
     /// [`FORMAT`].
     pub format: String,
     /// [`SCHEMA`].
     pub schema: u64,
-    /// The experiment's name.
+    /// Name of the experiment.
     pub experiment: String,
-    /// The curve of it.
+    /// Name of the curve.
     pub series: String,
-    /// The place on its axis.
+    /// Position on the axis.
     pub x: f64,
-    /// Where it was measured.
+    /// Machine and device.
     pub environment: Environment,
-    /// What was measured.
+    /// Parameters of the point.
     pub parameters: Parameters,
-    /// What came out, each time.
+    /// Result of each repetition.
     pub repetitions: Vec<PointResult>,
 }
 
-/// Why something is not the record of a point.
+/// Reason why a text is not the record of a point.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Not JSON, or not that of a record.
+    /// The text is not JSON, or not the JSON of a record.
     #[error("{0}")]
     Damaged(String),
-    /// A later release wrote it.
+    /// A later release wrote the record.
     #[error("field `schema` is {0}, this release reads up to {SCHEMA}: use a newer one")]
     Newer(u64),
 }
 
 impl PointRecord {
-    /// A record without repetitions yet.
+    /// Creates a record without repetitions.
     pub fn new(experiment: &Experiment, point: &Point, environment: Environment) -> Self {
         Self {
             format: FORMAT.to_owned(),
@@ -69,7 +69,7 @@ impl PointRecord {
         }
     }
 
-    /// Reads a record, and trusts nothing in it.
+    /// Parses and validates a record.
     ///
     /// # Errors
     ///
@@ -136,31 +136,31 @@ impl PointRecord {
         Ok(())
     }
 
-    /// Bytes per message.
+    /// Returns the bytes per message.
     pub fn bytes(&self) -> usize {
         self.parameters.sizes.first().copied().unwrap_or(0)
     }
 
-    /// How many packets went which way, in all repetitions. Of other RNICs than software RNICs in real time, records of
-    /// earlier releases do not say.
+    /// Returns the number of packets by link in all repetitions. Only software RNICs in real time have these counts,
+    /// and records of earlier releases lack them.
     pub fn carried(&self) -> Carried {
         let is_soft = self.environment.provider == doorbell_verbs::soft::PROVIDER && self.environment.testbed.is_none();
         let says = |result: &&PointResult| is_soft || result.link.client.contains_key("tx_udp_packets");
         self.repetitions.iter().filter(says).fold(Carried::default(), |all, result| all.and(result.carried()))
     }
 
-    /// What each repetition measured of a quantity.
+    /// Returns the value of a quantity in each repetition.
     pub fn values(&self, quantity: Quantity) -> Vec<f64> {
         self.repetitions.iter().filter_map(|result| quantity.of(result)).collect()
     }
 
-    /// The same in short.
+    /// Returns the spread of a quantity over the repetitions.
     pub fn spread(&self, quantity: Quantity) -> Option<Spread> {
         Spread::of(self.values(quantity))
     }
 }
 
-/// A value as part of a message: not all of it if there is much.
+/// Returns a value for an error message, truncated if it is long.
 fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {

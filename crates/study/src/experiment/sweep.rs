@@ -1,4 +1,4 @@
-//! What an experiment is made of.
+//! Types that make up an experiment.
 
 use super::claims;
 use super::far_memory::FAMILY as FAR_MEMORY;
@@ -9,19 +9,19 @@ use super::quantity::Quantity;
 use crate::layout::Layout;
 use crate::parameters::{Extent, Kind, Operation, Parameters};
 
-/// How much time a study takes.
+/// Effort of a study, which determines its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Fewer and shorter points: within three minutes on two processors.
+    /// Fewer and shorter points: at most three minutes on two processors.
     Quick,
-    /// A few minutes: ten at most.
+    /// A few minutes: at most ten.
     Usual,
-    /// Every power of two, and longer.
+    /// Every power of two, with longer points.
     Full,
 }
 
 impl Effort {
-    /// One of three, by effort.
+    /// Returns one of three values, by effort.
     pub(super) fn pick<T>(self, quick: T, usual: T, full: T) -> T {
         match self {
             Self::Quick => quick,
@@ -30,43 +30,43 @@ impl Effort {
         }
     }
 
-    /// How often each point is measured, with every other point between.
+    /// Returns the number of repetitions of each point. All other points are measured between two repetitions.
     pub fn repetitions(self) -> usize {
         self.pick(3, 3, 7)
     }
 
-    /// How long once.
+    /// Returns the duration of one repetition in seconds.
     pub fn seconds(self) -> f64 {
         self.pick(0.1, 0.2, 1.0)
     }
 }
 
-/// A named sweep.
+/// Named sweep.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// FAMILY/WHAT.
+    /// Name, as FAMILY/SUBJECT.
     pub name: String,
-    /// What it answers.
+    /// Question that the experiment answers.
     pub question: &'static str,
-    /// What stays as it is.
+    /// Description of the fixed parameters.
     pub setting: &'static str,
-    /// What is swept: the axis, with its unit.
+    /// Name of the swept parameter with its unit: the axis.
     pub sweep: &'static str,
-    /// What is measured: the first is what a plot shows at first.
+    /// Measured quantities. A plot first shows the first one.
     pub quantities: Vec<Quantity>,
-    /// What there is to measure.
+    /// Points to measure.
     pub points: Vec<Point>,
-    /// What is published of it, and what its goals are.
+    /// Published claims and goals.
     pub claims: Vec<Claim>,
-    /// How its connections lie between hosts, where there are several.
+    /// Distribution of the connections over hosts, if there are several.
     pub layout: Layout,
 }
 
-/// Stands behind what an experiment is about: lists, inline data and interrupts are claims about CPU time.
+/// Quantities that follow those of the experiment: claims on lists, inline data and interrupts concern CPU time.
 const CPU: [Quantity; 4] = [Quantity::AskingCpu, Quantity::AnsweringCpu, Quantity::AskingWork, Quantity::AnsweringWork];
 
 impl Experiment {
-    /// An experiment with everything that is published of it.
+    /// Creates an experiment with all its published claims.
     pub(super) fn new(
         name: impl Into<String>,
         question: &'static str,
@@ -81,39 +81,41 @@ impl Experiment {
         Self { name, question, setting, sweep, quantities, points, claims, layout: Layout::default() }
     }
 
-    /// It is no part of a study that names no experiments, between so many hosts: far memory is another question, and takes
-    /// as long as all others together; what wants many hosts shows little between two; and links are there to choose
-    /// between on one machine alone.
+    /// Returns whether a study between `hosts` hosts measures the experiment only if the user names it:
+    ///
+    /// - far memory answers other questions, and takes as long as all other experiments together,
+    /// - an experiment for many hosts shows little between two,
+    /// - a comparison of links makes sense only on one machine.
     pub fn has_to_be_named(&self, hosts: usize) -> bool {
         let is_of = |family: &str| self.name.strip_prefix(family).is_some_and(|rest| rest.starts_with('/'));
         is_of(FAR_MEMORY) || is_of(LINKS) || (is_of(HOSTS) && hosts < 3)
     }
 
-    /// It compares links, so each of its points has one of its own.
+    /// Returns whether the experiment compares links, so that each of its points requires a link.
     pub fn compares_links(&self) -> bool {
         self.points.iter().any(|point| point.parameters.link.is_some())
     }
 
-    /// The same, with connections that lie so between hosts.
+    /// Returns the experiment with another distribution over hosts.
     pub(super) fn laid_out(self, layout: Layout) -> Self {
         Self { layout, ..self }
     }
 }
 
-/// One point of a sweep.
+/// Point of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// The curve that it belongs to.
+    /// Name of the curve.
     pub series: String,
-    /// Where it lies on the axis.
+    /// Position on the axis.
     pub x: f64,
-    /// What is measured, of one size.
+    /// Parameters with one size.
     pub parameters: Parameters,
 }
 
 impl Point {
-    /// One connection without anything special, for messages of this size; what differs is changed
-    /// by the caller.
+    /// Returns the parameters of one plain connection for messages of this size. The caller changes the fields that
+    /// differ.
     pub(super) fn parameters(effort: Effort, kind: Kind, operation: Operation, bytes: usize) -> Parameters {
         Parameters { extent: Extent::Seconds(effort.seconds()), ..Parameters::plain(kind, operation, bytes) }
     }

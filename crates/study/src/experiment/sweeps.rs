@@ -12,7 +12,7 @@ use crate::serving::{Serving, SharedBy};
 /// Sizes at which protocols are compared, in bytes.
 pub const COMPARED_SIZES: [usize; 4] = [16, 512, 8192, 1 << 20];
 
-/// The longest messages that shared receives are published to cost nothing, in bytes.
+/// Bytes of the longest messages for which, as published, shared receives cost nothing.
 const MOST_FREE_SHARED: usize = 32;
 
 const LATENCY: &[Quantity] = &[MedianLatency, TailLatency];
@@ -21,11 +21,11 @@ const THROUGHPUT: &[Quantity] = &[Throughput, MessageRate];
 const GATHERED: &[Quantity] = &[MessageRate, Throughput, Fairness];
 const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
 
-/// A protocol, as far as experiments are the same for all.
+/// Protocol with the experiments that all protocols share.
 pub(super) struct Family {
-    /// What is measured. The first is measured in every experiment.
+    /// Measured variants. Every experiment measures the first.
     pub(super) variants: &'static [Protocol],
-    /// So many of them are part of a quick study.
+    /// Number of variants in a quick study.
     quick: usize,
 }
 
@@ -57,7 +57,7 @@ pub(super) const FAMILIES: [Family; 6] = [
     Family { variants: &[Protocol::BufferedRead], quick: 1 },
 ];
 
-/// All experiments, with their points for this effort.
+/// Returns all experiments, with their points for this effort.
 pub fn all(effort: Effort) -> Vec<Experiment> {
     let mut table: Vec<Experiment> = Vec::new();
     for family in &FAMILIES {
@@ -85,7 +85,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
     table
 }
 
-/// Sizes of a sweep over sizes: those that protocols are compared at, and some between.
+/// Returns the sizes of a sweep over sizes: those at which protocols are compared, and some between.
 fn sizes(effort: Effort, least: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = match effort {
         Effort::Quick => vec![1, 64, 65_536],
@@ -104,7 +104,7 @@ pub(super) fn point(series: impl Into<String>, x: usize, parameters: Parameters)
 }
 
 impl Family {
-    /// The one that everything is measured of.
+    /// Returns whether the family is Send-Receive, which takes part in every experiment.
     fn is_send_receive(&self) -> bool {
         self.variants[0] == Protocol::SendReceive
     }
@@ -121,12 +121,14 @@ impl Family {
         self.variants[0] == Protocol::DirectRead
     }
 
-    /// Messages unacknowledged where the window is not swept: more than 32 gain Direct-Read nothing, as is published.
+    /// Returns the window of experiments that do not sweep it. As published, Direct-Read gains nothing from more than
+    /// 32.
     pub(super) fn window(&self) -> usize {
         if self.is_direct_read() { 32 } else { 64 }
     }
 
-    /// With the longest messages that are published to take Direct-Read no longer than the shortest.
+    /// Returns the sizes for latency. They include the longest messages that, as published, take Direct-Read no
+    /// longer than the shortest.
     fn latency_sizes(&self, effort: Effort) -> Vec<usize> {
         let mut sizes = self.sizes(effort, 1);
         if self.is_direct_read() && !sizes.contains(&1024) {
@@ -143,8 +145,8 @@ impl Family {
         }
     }
 
-    /// Direct-Read as it is published: READs, acknowledgements and receives are posted one by one, and each message has a
-    /// completion.
+    /// Returns parameters. Direct-Read follows its publication: READs, acknowledgements and receives are posted one
+    /// by one, and each message has a completion.
     pub(super) fn parameters(effort: Effort, kind: Kind, protocol: Protocol, bytes: usize) -> Parameters {
         let base = Parameters { protocol, ..Point::parameters(effort, kind, Operation::Send, bytes) };
         match protocol.description().family {
@@ -206,12 +208,12 @@ impl Family {
             match self.is_direct_read() {
                 true => {
                     "one connection; sequential: 1 message unacknowledged, unbatched: 32, batched: 256 and eight per \
-                     post; the receiver posts READs, acknowledgements and receives one by one; for large messages \
-                     window and depth shrink to what a cache holds"
+                     post. The receiver posts READs, acknowledgements and receives one by one. For large messages, \
+                     window and depth shrink to the size of a cache"
                 }
                 false => {
                     "one connection; sequential: 1 message unacknowledged, unbatched: 64, batched: 256 and eight per \
-                     post; for large messages window and depth shrink to what a cache holds"
+                     post. For large messages, window and depth shrink to the size of a cache"
                 }
             },
             "message size, B",
@@ -220,7 +222,7 @@ impl Family {
         )
     }
 
-    /// Sizes where the number of threads or senders is swept.
+    /// Returns the sizes of sweeps over the number of threads or senders.
     fn few_sizes(&self, effort: Effort) -> Vec<usize> {
         match self.is_send_receive() {
             true => vec![16, 512, 8192],
@@ -229,8 +231,8 @@ impl Family {
         }
     }
 
-    /// What the number of threads or senders is swept of, and how it stands behind the size in the name
-    /// of a curve: every variant where time does not matter, else the first.
+    /// Returns the variants in sweeps over the number of threads or senders, each with its suffix in the name of a
+    /// curve. A full study has every variant, others only the first.
     fn swept(&self, effort: Effort) -> Vec<(String, Protocol)> {
         let count = effort.pick(1, 1, self.variants.len());
         let named = |(index, &protocol): (usize, &Protocol)| {
@@ -256,11 +258,11 @@ impl Family {
             "Do more threads send more?",
             match self.is_direct_read() {
                 true => {
-                    "so many threads on each side, one connection each, 32 messages unacknowledged, everything posted \
+                    "the same number of threads on each side, one connection each, 32 messages unacknowledged, everything posted \
                      one by one; all threads of a side share one RNIC"
                 }
                 false => {
-                    "so many threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
+                    "the same number of threads on each side, one connection each, 64 messages unacknowledged, one per post; all \
                      threads of a side share one RNIC"
                 }
             },
@@ -281,7 +283,7 @@ impl Family {
             sizes.insert(1, MOST_FREE_SHARED);
         }
         for bytes in sizes {
-            // Only to compare shared receives with.
+            // This size serves only as a comparison for shared receives.
             let ways = if bytes == MOST_FREE_SHARED { &ways[1..] } else { ways };
             for (variant, protocol) in self.swept(effort) {
                 for &(how, single_receiver) in ways {
@@ -296,26 +298,26 @@ impl Family {
         }
         let setting = match self.family() {
             "send-receive" => {
-                "so many connections, 64 messages unacknowledged each, all receives in one thread; the senders take \
+                "one connection per sender, 64 messages unacknowledged each, all receives in one thread; the senders take \
                  turns in one thread of the other process. In turn: each connection has a completion queue; single \
                  receiver: one queue for all"
             }
             "shared-write" => {
-                "so many connections, 64 messages unacknowledged each, into one ring that one thread receives from; \
+                "one connection per sender, 64 messages unacknowledged each, into one ring that one thread receives from; \
                  the senders take turns in one thread of the other process"
             }
             "direct-read" => {
-                "so many connections, 32 messages unacknowledged each, all receives in one thread, which looks at \
-                 them in turn and posts everything one by one; the senders take turns in one thread of the other process"
+                "one connection per sender, 32 messages unacknowledged each, all receives in one thread, which polls \
+                 them in turn and posts everything one by one. The senders take turns in one thread of the other process"
             }
             _ => {
-                "so many connections, 64 messages unacknowledged each, all receives in one thread, which looks at \
-                 them in turn; the senders take turns in one thread of the other process"
+                "one connection per sender, 64 messages unacknowledged each, all receives in one thread, which polls \
+                 them in turn. The senders take turns in one thread of the other process"
             }
         };
         Experiment::new(
             format!("{}/n-to-1", self.family()),
-            "Many senders, one receiver: what does it take in, and is it fair?",
+            "How much does one receiver take from many senders, and is it fair?",
             setting,
             "senders",
             GATHERED,
@@ -352,7 +354,7 @@ fn one_to_n(effort: Effort) -> Experiment {
     for bytes in effort.pick(vec![65_536], vec![512, 65_536], vec![16, 512, 8192, 65_536, 1 << 20]) {
         for (way, protocol, replicate) in ways {
             for readers in effort.pick(vec![1, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32]) {
-                // Both ways with lists, as nothing is published of either.
+                // Both ways use lists, since neither has a publication.
                 let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
                 let parameters = Parameters { protocol, connections: readers, replicate, ..base };
                 points.push(point(format!("{bytes} B, {way}"), readers, parameters));
@@ -361,10 +363,10 @@ fn one_to_n(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "direct-read/one-to-n",
-        "One source, many readers: what do all of them together take in?",
-        "every message goes to so many connections, which are served in turn by one thread on each side: by \
-                  Direct-Read, acknowledged by SEND, from the same memory at the pace of the slowest reader; or, to \
-                  compare, by Send-Receive to each. Every copy counts as a message",
+        "How much do many readers of one source take in together?",
+        "every message goes to each reader. One thread on each side serves the connections in turn. Direct-Read, \
+         acknowledged by SEND, reads from the same memory at the pace of the slowest reader. For comparison, Send-Receive \
+         sends to each reader. Every copy counts as a message",
         "readers",
         THROUGHPUT,
         points,
@@ -383,7 +385,7 @@ fn sender_counts(effort: Effort, bytes: usize) -> Vec<usize> {
     effort.pick(vec![1, 4, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32, 64])
 }
 
-/// A stream of small messages over one Send-Receive connection.
+/// Returns parameters for a stream of small messages over one Send-Receive connection.
 fn small(effort: Effort, window: usize, batch: usize) -> Parameters {
     let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, 16);
     Parameters { window, batch, depth: (2 * window).max(64), depths_are_defaults: false, ..base }
@@ -416,7 +418,7 @@ fn batch(effort: Effort) -> Experiment {
     Experiment::new(
         "send-receive/batch",
         "How many messages should go in one post?",
-        "16 B, one connection (doorbell batching): so many messages unacknowledged, or as many as four posts have",
+        "16 B, one connection (doorbell batching): a fixed window, or a window of four posts",
         "messages per post",
         RATE,
         points,
@@ -456,8 +458,8 @@ fn receive_batching(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "send-receive/receive-batching",
-        "What do lists bring on the receiving side?",
-        "16 B, 256 unacknowledged, eight per post, so that the sender is not what is waited for",
+        "How much do lists gain on the receiving side?",
+        "16 B, 256 unacknowledged, eight per post, so that the sender is not the bottleneck",
         "completions per poll at most",
         RATE,
         points,
@@ -492,8 +494,8 @@ fn events(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "send-receive/events",
-        "What does a receiver that sleeps until a message comes save?",
-        "16 B, one connection, so many messages offered; both ends poll, or sleep until a completion event",
+        "How much does a receiver save that sleeps until a message arrives?",
+        "16 B, one connection, messages offered at a given rate; both ends poll, or sleep until a completion event",
         "thousand messages/s offered",
         RATE,
         points,
@@ -514,9 +516,9 @@ fn threads_srq(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "send-receive/threads-srq",
-        "What do shared receive buffers cost, and who should post them again?",
-        "as threads, with 512 receive buffers that all connections share: posted again under a lock by whoever \
-                  gives one back, or by one thread that does nothing else",
+        "How much do shared receive buffers cost, and which thread should post them again?",
+        "as threads, with 512 receive buffers that all connections share: posted again under a lock by the thread \
+         that frees one, or by one dedicated thread",
         "threads on each side",
         &[MessageRate, Throughput, RnrNaks],
         points,
@@ -536,7 +538,7 @@ fn n_to_1_srq(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "send-receive/n-to-1-srq",
-        "Many senders into shared receive buffers: what does the constant memory cost?",
+        "How much does the constant memory of shared receive buffers cost with many senders?",
         "as n-to-1 with a single receiver, and 512 receive buffers for all senders together",
         "senders",
         GATHERED,
@@ -572,9 +574,9 @@ fn rnr(effort: Effort) -> Experiment {
     }
     Experiment::new(
         "send-receive/rnr",
-        "What happens when senders are faster than the receiver?",
+        "How do senders behave that are faster than the receiver?",
         "16 B to one receiver that takes 10 us for each message, so about 100,000 per second; 16 receive \
-                  buffers per sender; with flow control by credits, and with none",
+         buffers per sender; with flow control by credits, and without",
         "thousand messages/s offered",
         REFUSED,
         points,
@@ -582,7 +584,7 @@ fn rnr(effort: Effort) -> Experiment {
     .laid_out(Layout::ManyToOne)
 }
 
-/// 1, 2, 4, ... up to this.
+/// Returns 1, 2, 4, ... up to `most`.
 pub(super) fn doubling(most: usize) -> Vec<usize> {
     std::iter::successors(Some(1), |count| Some(2 * count)).take_while(|&count| count <= most).collect()
 }

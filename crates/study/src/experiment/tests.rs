@@ -56,8 +56,8 @@ fn every_point_can_be_measured_and_has_a_file_of_its_own() {
     }
 }
 
-/// A quick study has three minutes, the usual one ten; starting two processes for a measurement takes
-/// some tens of milliseconds.
+/// A quick study has three minutes, the usual one ten. Starting two processes for a measurement takes some tens of
+/// milliseconds.
 #[test]
 fn studies_fit_their_time() {
     for (effort, most) in [(Effort::Quick, 150.0), (Effort::Usual, 480.0)] {
@@ -68,7 +68,7 @@ fn studies_fit_their_time() {
     }
 }
 
-/// A point that measured this rate, or this latency.
+/// Returns the record of a point with this rate or this latency.
 fn record(experiment: &Experiment, point: &Point, environment: Environment, measured: &PointResult) -> PointRecord {
     let mut record = PointRecord::new(experiment, point, environment);
     let bytes = record.bytes() as f64;
@@ -83,8 +83,8 @@ fn record(experiment: &Experiment, point: &Point, environment: Environment, meas
     record
 }
 
-/// What counters of both ends would have shown of a thousand operations: packets per operation and bytes per packet, of
-/// requests and of what answers them.
+/// Returns the counters of both ends after a thousand operations. Each pair is packets per operation and bytes per
+/// packet, for requests and for responses.
 fn counted(rate: f64, requests: (f64, f64), responses: (f64, f64)) -> PointResult {
     let mut result = PointResult { messages_per_s: rate, sent_by_connection: vec![1000], ..PointResult::default() };
     result.counted.client.data_packets = (requests.0 * 1000.0) as u64;
@@ -95,7 +95,7 @@ fn counted(rate: f64, requests: (f64, f64), responses: (f64, f64)) -> PointResul
     result
 }
 
-/// The same, and microseconds of CPU time per message at either end, none of them in vain.
+/// Adds microseconds of CPU time per message at either end, without empty polls.
 fn spent(result: PointResult, asking_us: f64, answering_us: f64) -> PointResult {
     let mut result = PointResult { sent_by_connection: vec![1000], ..result };
     for (cpu, us) in [(&mut result.cpu.client, asking_us), (&mut result.cpu.server, answering_us)] {
@@ -104,7 +104,7 @@ fn spent(result: PointResult, asking_us: f64, answering_us: f64) -> PointResult 
     result
 }
 
-/// The same of memory that several clients share.
+/// Returns the published result of a point on shared memory.
 fn far_as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     let rate = |messages_per_s| PointResult { messages_per_s, ..PointResult::default() };
     let with = |figures: &[(Figure, f64)]| PointResult { far: figures.iter().copied().collect(), ..rate(1e6) };
@@ -134,7 +134,7 @@ fn far_as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     }
 }
 
-/// What two links would have measured that reach every goal.
+/// Returns results of both links that reach every goal.
 fn as_links_should(experiment: &str, series: &str, x: f64) -> PointResult {
     let (is_shared, packets) = (series.ends_with(", shared memory"), 1000);
     let mut result = match experiment {
@@ -154,7 +154,7 @@ fn as_links_should(experiment: &str, series: &str, x: f64) -> PointResult {
     result
 }
 
-/// What an RNIC would have measured that has every published shape.
+/// Returns results of an RNIC with every published shape.
 fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     if experiment.starts_with("links/") {
         return as_links_should(experiment, series, x);
@@ -275,7 +275,7 @@ fn verdicts(records: &[PointRecord]) -> Vec<(&'static str, Verdict)> {
     all(Effort::Usual).into_iter().flat_map(judge).collect()
 }
 
-/// A claim for every published shape of T1 and T2, and no shape twice.
+/// Each published shape of T1 and T2 has exactly one claim.
 #[test]
 fn every_published_shape_of_an_experiment_is_judged() {
     let claims: Vec<&str> = all(Effort::Usual).iter().flat_map(|it| &it.claims).map(|claim| claim.id).collect();
@@ -285,17 +285,17 @@ fn every_published_shape_of_an_experiment_is_judged() {
             assert!(claims.contains(&shape.id.as_str()), "{} is judged by nothing", shape.id);
         }
     }
-    // Their numbers are there: a claim that asks for one that is not would never be measured.
+    // The numbers exist. A claim that reads a missing number would never be measured.
     let numbers: usize = doorbell_published::testbed("T1").unwrap().shapes.iter().map(|it| it.numbers.len()).sum();
     assert!(numbers > 30, "{numbers}");
 }
 
 #[test]
-fn every_published_shape_holds_where_it_is_in_the_data() {
+fn published_shapes_hold_in_matching_data() {
     let records = records(&environment("system", 64), as_published);
     let mut holds = 0;
     for (id, verdict) in verdicts(&records) {
-        // The two are published of different programs.
+        // The two claims are published of different programs.
         let exempt = id == "send-receive/receiver-never-binds";
         assert!(exempt || verdict.outcome == Finding::Holds, "{id}: {verdict:?}");
         holds += usize::from(verdict.outcome == Finding::Holds);
@@ -303,9 +303,9 @@ fn every_published_shape_holds_where_it_is_in_the_data() {
     assert!(holds > 50, "{holds}");
 }
 
-/// A quotient of nothing by nothing says nothing: CPU time that polls in vain took up whole, for one.
+/// A quotient of zero by zero has no meaning, such as that of CPU times that consist of empty polls.
 #[test]
-fn no_verdict_speaks_of_what_is_no_number() {
+fn no_verdict_contains_nan_or_infinity() {
     let nothing = |_: &str, _: &str, _: f64| spent(PointResult::default(), 0.0, 0.0);
     for (id, verdict) in verdicts(&records(&environment("system", 64), nothing)) {
         let text = format!("{verdict:?}");
@@ -313,7 +313,7 @@ fn no_verdict_speaks_of_what_is_no_number() {
     }
 }
 
-/// What hold where everything is the same, since they say that something does not change, or does not matter.
+/// Claims that hold if all results are equal, since they state that something does not change or does not matter.
 const SAMENESS: [&str; 12] = [
     "send-receive/batch-flat-above-8",
     "send-receive/sequential-is-slow",
@@ -340,7 +340,7 @@ fn timed(ns: u64) -> PointResult {
 }
 
 #[test]
-fn no_shape_holds_where_everything_is_the_same() {
+fn no_shape_holds_in_equal_data() {
     let mut holding = holding(|experiment, _, _| {
         let is_timed = experiment.ends_with("latency") || experiment.ends_with("inline");
         let result = PointResult { messages_per_s: 1e6, ..if is_timed { timed(5000) } else { PointResult::default() } };
@@ -353,9 +353,9 @@ fn no_shape_holds_where_everything_is_the_same() {
     assert_eq!(holding, expected);
 }
 
-/// In these data everything changes that is published not to.
+/// In these data, everything changes that is constant in publications.
 #[test]
-fn no_shape_of_sameness_holds_where_everything_changes() {
+fn no_shape_of_sameness_holds_in_changing_data() {
     let holding = holding(|experiment, series, x| {
         let rate = match experiment {
             "direct-read/latency" => return timed(1000 + 10 * x as u64),
@@ -387,9 +387,9 @@ fn no_shape_of_sameness_holds_where_everything_changes() {
     assert!(counted.is_empty(), "{counted:?} hold, though no packet is as published");
 }
 
-/// Twofold is what is published of lists: neither nothing nor in proportion.
+/// The published gain of lists is twofold: neither absent nor proportional.
 #[test]
-fn a_gain_of_lists_far_above_what_is_published_is_another_shape() {
+fn gain_of_lists_above_the_published_is_another_shape() {
     for (gain, holds) in [(0.5, false), (1.0, true), (3.0, false)] {
         let holding = holding(|experiment, series, x| match experiment {
             "send-receive/batch" if series == "window 256" => {
@@ -406,7 +406,7 @@ fn a_gain_of_lists_far_above_what_is_published_is_another_shape() {
 }
 
 #[test]
-fn without_points_nothing_is_judged_and_a_restless_machine_is_named() {
+fn verdicts_need_points_and_mention_noise() {
     for (id, verdict) in verdicts(&[]) {
         assert_eq!(verdict.outcome, Finding::NotMeasured, "{id}");
     }
@@ -420,7 +420,7 @@ fn without_points_nothing_is_judged_and_a_restless_machine_is_named() {
 }
 
 #[test]
-fn a_machine_without_a_testbed_is_given_what_it_can_show() {
+fn experiments_fit_a_machine_without_testbed() {
     for cpus in [1, 2, 64] {
         for mut experiment in all(Effort::Usual) {
             experiment.fit_to_machine(Effort::Usual, cpus);
@@ -440,7 +440,7 @@ fn a_machine_without_a_testbed_is_given_what_it_can_show() {
 }
 
 #[test]
-fn a_point_of_shared_memory_is_read_as_it_was_written_and_not_if_it_cannot_be() {
+fn shared_memory_point_round_trips_or_is_rejected() {
     let experiment = all(Effort::Quick).into_iter().find(|one| one.name == "far-memory/strategies").unwrap();
     let (point, measured) = (&experiment.points[0], far_as_published("contention", "optimistic", 50.0));
     let written = record(&experiment, point, environment("soft", 2), &measured);
@@ -472,7 +472,7 @@ fn one() -> (Experiment, Point, PointRecord) {
 }
 
 #[test]
-fn a_damaged_record_is_refused_by_the_name_of_its_field() {
+fn damaged_record_error_names_the_field() {
     let good = serde_json::to_value(one().2).unwrap();
     PointRecord::parse(good.to_string().as_bytes()).unwrap();
     type Change = fn(&mut Value);
@@ -504,7 +504,7 @@ fn a_damaged_record_is_refused_by_the_name_of_its_field() {
     assert!(PointRecord::parse("[".repeat(100_000).as_bytes()).is_err(), "deep nesting is no overflow");
 }
 
-/// A directory that is gone at the end.
+/// Directory that is removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -522,11 +522,11 @@ impl Drop for Scratch {
 }
 
 #[test]
-fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
+fn directory_keeps_records_and_overwrites_no_other_file() {
     let scratch = Scratch::new("directory");
     let directory = RunDirectory::create(&scratch.0).unwrap();
     assert!(matches!(RunDirectory::read(&scratch.0), Err(DirectoryError::Empty(_))));
-    // Nobody else writes to it for as long.
+    // No other process can open the directory at the same time.
     assert!(matches!(RunDirectory::create(&scratch.0), Err(DirectoryError::InUse(_))));
     let (experiment, point, record) = one();
     let (environment, result) = (environment("soft", 2), record.repetitions[0].clone());
@@ -536,18 +536,18 @@ fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
         let record = directory.get(&experiment, &point, &environment).unwrap().unwrap();
         assert_eq!((record.repetitions.len(), &record.parameters), (count, &point.parameters));
     }
-    // What an interrupt may leave, and what others put there.
+    // An interrupted study and other programs may leave files in the directory.
     fs::write(scratch.0.join("x.tmp"), "half").unwrap();
     fs::write(scratch.0.join("report.html"), "<html>").unwrap();
     assert_eq!(RunDirectory::read(&scratch.0).unwrap().len(), 1);
 
-    // Later, but the same machine.
+    // The record is of the same machine at a later time.
     let later = Environment { unix_time_s: 9, kernel: "1".to_owned(), ..environment.clone() };
     directory.get(&experiment, &point, &later).unwrap().unwrap();
     let elsewhere = Environment { cpus: 3, ..environment.clone() };
     let error = directory.add(&experiment, &point, &elsewhere, result.clone()).unwrap_err().to_string();
     assert!(error.contains("field `environment` differs") && error.contains("another --out"), "{error}");
-    // Of another host with the same name it is said what differs.
+    // The error names the difference to another host of the same name.
     let with_peer =
         |cpus| Environment { peer: Some(Box::new(Environment { cpus, ..environment.clone() })), ..environment.clone() };
     let pair = RunDirectory::create(&scratch.0.join("pair")).unwrap();
@@ -567,9 +567,10 @@ fn a_directory_keeps_what_is_measured_and_overwrites_nothing_else() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"format\": \"something else\"}");
 }
 
-/// A rate that a link says of itself is what line rate means; without one the best configuration is.
+/// The line rate is the rate that the link reports. Without one, the highest throughput of any configuration replaces
+/// it.
 #[test]
-fn line_rate_is_that_of_the_slowest_link_where_every_host_says_its_own() {
+fn line_rate_is_that_of_the_slowest_reported_link() {
     use crate::machine::Adapter;
     let host = |rate_bps: Option<u64>| Environment {
         adapter: Some(Adapter { rate_bps, ..Adapter::default() }),

@@ -1,31 +1,31 @@
-//! The records of one run, as judges and reports look at them.
+//! Selections from the records of one run, for judges and reports.
 
 use super::quantity::{Quantity, Spread};
 use super::record::PointRecord;
 
-/// The records of one run.
+/// Records of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     records: &'a [PointRecord],
 }
 
 impl<'a> View<'a> {
-    /// Looks at these.
+    /// Creates a view of these records.
     pub fn new(records: &'a [PointRecord]) -> Self {
         Self { records }
     }
 
-    /// Those of one experiment.
+    /// Returns the records of one experiment.
     pub fn of(self, experiment: &str) -> impl Iterator<Item = &'a PointRecord> {
         self.records.iter().filter(move |record| record.experiment == experiment)
     }
 
-    /// A curve: medians by x, rising.
+    /// Returns a curve: medians by increasing x.
     pub fn curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
         self.curve_of(experiment, series, |record| Some(record.spread(quantity)?.median))
     }
 
-    /// A curve of the best repetitions.
+    /// Returns a curve of the best repetitions.
     pub(super) fn best_curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
         self.curve_of(experiment, series, |record| best(record, quantity))
     }
@@ -37,30 +37,30 @@ impl<'a> View<'a> {
         curve
     }
 
-    /// The best repetition of one point.
+    /// Returns the best repetition of one point.
     pub(super) fn best_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
         best(self.of(experiment).find(|record| record.series == series && record.x == x)?, quantity)
     }
 
-    /// The median of one point.
+    /// Returns the median of one point.
     pub(super) fn median_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
         let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
         Some(record.spread(quantity)?.median)
     }
 
-    /// The share of its median that the repetitions of a point typically span.
+    /// Returns the typical span of a point's repetitions as a share of their median.
     pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
         let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);
         let shares = spreads.filter_map(|record| record.spread(quantity)?.share()).collect();
         Some(Spread::of(shares)?.median)
     }
 
-    /// Processors of the machine.
+    /// Returns the number of processors of the machine.
     pub fn cpus(self) -> usize {
         self.records.first().map_or(0, |record| record.environment.cpus)
     }
 
-    /// What the slowest link of all hosts carries, in Gb/s; `None` if one of them does not say.
+    /// Returns the rate of the slowest link of all hosts in Gb/s, or `None` if a host does not report it.
     pub fn line_rate(self) -> Option<f64> {
         let environment = &self.records.first()?.environment;
         let rates = std::iter::once(environment).chain(environment.others()).map(|host| {
@@ -69,14 +69,14 @@ impl<'a> View<'a> {
         rates.reduce(|one, other| Some(one?.min(other?)))?
     }
 
-    /// Is it the software RNIC, over a network that has no rate of its own?
+    /// Returns whether the provider is the software RNIC, whose network has no rate of its own.
     pub fn is_soft(self) -> bool {
         self.records.first().is_some_and(|record| record.environment.provider == "soft")
     }
 }
 
-/// The best repetition of a rate or a latency: other programs only ever slow one down. Of what is no
-/// measure of speed, the median. Where nothing went through, there is nothing to compare with.
+/// Returns the best repetition of a rate or a latency: other programs can only slow one down. For other quantities it
+/// returns the median. Without any transfer there is no value.
 pub(super) fn best(record: &PointRecord, quantity: Quantity) -> Option<f64> {
     let spread = record.spread(quantity)?;
     if !quantity.is_logarithmic() {

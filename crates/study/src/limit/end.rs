@@ -9,10 +9,10 @@ use doorbell_rnic::{MAX_RUN_BYTES, TransmitBatch};
 
 use super::{PATIENCE, STOP_BYTES, silence};
 
-/// Within this time two processes come to share memory, or they never do.
+/// Maximum time until two processes share memory.
 const SHARED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A link, and a clock for it.
+/// A link, its clock and its buffer.
 pub(super) struct End {
     carrier: Carrier,
     start: Instant,
@@ -33,20 +33,20 @@ impl Carrier {
     }
 }
 
-/// What one look at a link brought.
+/// Datagrams received by one poll of a link.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Arrivals {
-    /// Datagrams of the length that was asked for.
+    /// Datagrams of the requested length.
     pub(super) datagrams: u64,
     /// Datagrams of any length.
     pub(super) packets: usize,
-    /// Is a stop among them?
+    /// Whether a stop is among the datagrams.
     pub(super) stopped: bool,
-    /// Sender and length of the last one.
+    /// Sender and length of the last datagram.
     pub(super) last: Option<(IpAddr, usize)>,
 }
 
-/// Copies what arrives, since an RNIC would, and counts it.
+/// Sink that copies received datagrams, as an RNIC would, and counts them.
 struct Taker<'a> {
     buffer: &'a mut [u8],
     wanted_bytes: usize,
@@ -66,7 +66,7 @@ impl Taker<'_> {
 }
 
 impl Sink for Taker<'_> {
-    /// The kernel copied the run already.
+    /// Counts a run, without a copy: the kernel has already copied it.
     fn receive(&mut self, run: ReceivedRun<'_>) {
         self.note(run.outer.src, run.bytes.len(), run.segment_bytes);
     }
@@ -79,11 +79,11 @@ impl Sink for Taker<'_> {
 }
 
 impl End {
-    /// Opens a link on a UDP port; packets go through memory if `shared`.
+    /// Opens a link on a UDP port. Packets go through memory if `shared`.
     ///
     /// # Errors
     ///
-    /// The port cannot be bound, or the operating system does not give what shared memory needs.
+    /// The port cannot be bound, or the operating system lacks a feature that shared memory needs.
     pub(super) fn open(port: u16, shared: bool) -> io::Result<Self> {
         let udp = bind(BindRequest { port, ..BindRequest::default() }).map_err(io::Error::other)?;
         let carrier = match shared {
@@ -104,7 +104,7 @@ impl End {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Packets that left so far.
+    /// Returns the number of packets sent so far.
     pub(super) fn sent(&self) -> u64 {
         match &self.carrier {
             Carrier::Udp(udp) => udp.counters().datagrams_sent,
@@ -112,7 +112,7 @@ impl End {
         }
     }
 
-    /// Packets that could not leave, since no memory is shared with where they were to go.
+    /// Returns the number of packets that were dropped because no memory is shared with their destination.
     fn unreachable(&self) -> u64 {
         match &self.carrier {
             Carrier::Udp(_) => 0,
@@ -120,7 +120,7 @@ impl End {
         }
     }
 
-    /// Hands a batch of one run to the link.
+    /// Transmits a batch of one run on the link.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl End {
             self.carrier.link().transmit(now_ns, batch, &mut next)?;
             let waited = Duration::from_nanos(now_ns - began);
             if self.unreachable() != unreachable {
-                // On a busy machine the other process does not always answer in time; then it is asked again.
+                // On a busy machine, the other process may answer late. The link then asks again.
                 if waited > SHARED_WITHIN {
                     return Err(io::Error::other("the two processes could not come to share memory"));
                 }
@@ -143,12 +143,12 @@ impl End {
             } else if waited > PATIENCE {
                 return Err(silence());
             }
-            // What the other process asks before memory is shared arrives over UDP. Nothing else does before this run.
+            // Before the first run, only requests of the other process to share memory arrive, over UDP.
             self.receive(0)?;
         }
     }
 
-    /// What has arrived, with datagrams of `wanted_bytes` counted.
+    /// Returns the arrived datagrams, and counts those of `wanted_bytes`.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl End {
         Ok(taker.arrivals)
     }
 
-    /// Sleeps until something arrives. False if nothing did for so long.
+    /// Sleeps until a datagram arrives. Returns false on timeout.
     ///
     /// # Errors
     ///

@@ -1,42 +1,43 @@
-//! What memory allows: a cache line that two processors hand to each other, and copies.
+//! Limits of memory: transfers of a cache line between two processors, and copies.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Hand-overs between two looks at the clock.
+/// Number of transfers between two reads of the clock.
 const ROUND: u64 = 256;
 
-/// Looks in vain before a thread lets others run: on one processor the other side is among them.
+/// Number of unsuccessful polls after which a thread yields. On a machine with one processor, the other side waits
+/// for that.
 const PATIENT_LOOKS: u32 = 10_000;
 
 /// Bytes of the blocks whose copies are measured.
 const BLOCKS: [usize; 2] = [64 << 10, 1 << 20];
 
-/// What memory allows.
+/// Limits of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryLimit {
-    /// How long a cache line takes from one thread that spins to another: the median of many.
+    /// Time of one transfer of a cache line between two spinning threads: the median of many.
     pub line_ns: f64,
     /// Copies from one block to another by one thread.
     pub copies: Vec<CopyResult>,
 }
 
-/// How fast blocks are copied.
+/// Rate at which blocks are copied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyResult {
     /// Bytes of each block.
     pub bytes: usize,
-    /// Bytes copied per second, of the fastest repetition: others only ever slow a copy down.
+    /// Bytes copied per second in the fastest repetition: other programs can only slow a copy down.
     pub bytes_per_s: f64,
 }
 
-/// Measures both, each repetition for so long.
+/// Measures both limits. Each repetition lasts as long as `repetition`.
 ///
 /// # Errors
 ///
-/// The operating system gives no thread.
+/// The operating system cannot start a thread.
 pub(super) fn measure(repetition: Duration, repetitions: usize) -> io::Result<MemoryLimit> {
     let line_ns = line(repetition)?;
     let copies = BLOCKS.map(|bytes| CopyResult {
@@ -46,12 +47,12 @@ pub(super) fn measure(repetition: Duration, repetitions: usize) -> io::Result<Me
     Ok(MemoryLimit { line_ns, copies: copies.to_vec() })
 }
 
-/// A word in a cache line of its own, and in the pair of lines that some processors fetch together.
+/// Word in its own pair of cache lines, since some processors fetch two lines together.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
 impl Line {
-    /// Waits until the word is `turn`. False if `over` was said instead.
+    /// Waits until the word is `turn`. Returns false if `over` is set before that.
     fn wait(&self, turn: u64, over: &AtomicBool) -> bool {
         let mut looks = 0;
         while self.0.load(Ordering::Acquire) != turn {
@@ -68,7 +69,7 @@ impl Line {
     }
 }
 
-/// Half of what a word takes there and back.
+/// Returns half of the round-trip time of a word.
 fn line(duration: Duration) -> io::Result<f64> {
     let (word, over) = (Line(AtomicU64::new(0)), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -96,7 +97,7 @@ fn line(duration: Duration) -> io::Result<f64> {
     })
 }
 
-/// Bytes per second of copies from one block to another.
+/// Returns the bytes per second of copies from one block to another.
 fn copy(bytes: usize, duration: Duration) -> f64 {
     let (from, mut to) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     let (start, mut copied) = (Instant::now(), 0);

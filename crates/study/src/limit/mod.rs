@@ -1,21 +1,22 @@
-//! What this kernel gives for the same datagrams without an RNIC.
+//! Limits of this kernel for the same datagrams without an RNIC.
 //!
-//! A figure of Doorbell means little without the limit of the machine that it was measured on, in
-//! the same minute. So this measures two *processes* with the link's own sockets, runs and
-//! buffers, and nothing computed: how many datagrams per second arrive, and how long one takes
-//! there and back. Then the same packets go through memory that both
-//! processes share, and memory itself is measured: a cache line there and back, and copies.
+//! A figure of Doorbell means little without the limit of its machine, measured in the same minute. This module
+//! therefore measures two *processes* with the link's own sockets, runs and buffers, and without computation. It
+//! measures how many datagrams per second arrive, and the time of a round trip. Then it sends the same packets
+//! through memory that both processes share. Finally it measures memory itself: round trips of a cache line, and
+//! copies.
 //!
-//! The second process runs [`child_main`]. It speaks lines: it says `address A` at first, and then
-//! answers each command on its standard input with one line.
+//! The second process runs [`child_main`]. Its protocol consists of lines. The process first prints `address A`. Then
+//! it answers each command on its standard input with one line.
 //!
-//! | command | what it does | answer |
+//! | command | effect | answer |
 //! |---|---|---|
 //! | `rate N` | counts datagrams of N bytes until a stop | `ready`, then `received D T` (datagrams, ns) |
 //! | `echo spin`, `echo block` | sends each datagram back until a stop | `ready`, then `stopped` |
 //! | `quit` | ends | none |
 //!
-//! A stop is a datagram of one byte, sent until it is answered, since it may be lost.
+//! A stop is a datagram of one byte. The first process sends stops until the second answers, since a stop may be
+//! lost.
 #![expect(clippy::disallowed_methods, reason = "no device is measured here: the kernel's sockets have its clock alone")]
 
 mod end;
@@ -36,31 +37,31 @@ pub use memory::{CopyResult, MemoryLimit};
 /// Bytes of the datagram that ends a measurement.
 const STOP_BYTES: usize = 1;
 
-/// How long silence may last before a measurement is given up.
+/// Maximum silence before a measurement fails.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many system calls pass between two looks at the clock.
+/// Number of system calls between two reads of the clock.
 const CALLS_PER_CLOCK: u32 = 64;
 
-/// What to measure.
+/// Options of a measurement of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitOptions {
-    /// The UDP port of both processes.
+    /// UDP port of both processes.
     pub port: u16,
     /// UDP payload bytes of the datagrams whose rate is measured.
     pub payload_bytes: Vec<usize>,
-    /// How long each repetition takes.
+    /// Duration of each repetition.
     pub repetition: Duration,
-    /// How many repetitions, of which the median counts.
+    /// Number of repetitions, of which the median counts.
     pub repetitions: usize,
     /// UDP payload bytes of the ping-pong's datagram.
     pub ping_pong_bytes: usize,
-    /// How many times it goes there and back.
+    /// Number of round trips.
     pub ping_pongs: usize,
 }
 
 impl Default for LimitOptions {
-    /// A SEND of 16 bytes and a full packet of path MTU 4096, as RoCE v2 has them.
+    /// Returns options with datagrams as RoCE v2 has them: a SEND of 16 bytes, and a full packet of path MTU 4096.
     fn default() -> Self {
         Self {
             port: ROCE_UDP_PORT,
@@ -73,34 +74,34 @@ impl Default for LimitOptions {
     }
 }
 
-/// What this machine allows.
+/// Limits of this machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitReport {
     /// Datagrams over loopback.
     pub udp: LinkLimit,
-    /// The receive buffer that the kernel granted to each end.
+    /// Receive buffer that the kernel granted to each end.
     pub receive_buffer_bytes: usize,
-    /// The same packets through memory that both processes share, or why there is none.
+    /// The same packets through memory that both processes share, or the reason why they cannot share memory.
     pub shared_memory: Result<LinkLimit, String>,
-    /// Memory itself.
+    /// Limits of memory itself.
     pub memory: MemoryLimit,
 }
 
-/// What one way between two processes allows.
+/// Limits of one link between two processes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkLimit {
-    /// Half a round trip with both ends spinning: the median.
+    /// Median of half a round trip with both ends spinning.
     pub ping_pong_ns: u64,
-    /// Half a round trip with both ends sleeping in the kernel: the median.
+    /// Median of half a round trip with both ends sleeping in the kernel.
     pub ping_pong_blocking_ns: u64,
-    /// The rate for each size.
+    /// Rate for each size.
     pub results: Vec<RateResult>,
 }
 
-/// How many datagrams of one size arrive.
+/// Rate of datagrams of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateResult {
-    /// Bytes of the Ethernet frame that such a datagram would travel in, without its FCS.
+    /// Bytes of the Ethernet frame of such a datagram, without its FCS.
     pub frame_bytes: usize,
     /// Datagrams received per second: the median of the repetitions.
     pub datagrams_per_s: f64,
@@ -110,19 +111,19 @@ pub struct RateResult {
     pub bytes_per_s: f64,
     /// Datagrams in one segmented send.
     pub segments: usize,
-    /// Datagrams received of those sent, over all repetitions.
+    /// Share of the sent datagrams that were received, over all repetitions.
     pub received_share: f64,
 }
 
-/// Starts the second process, which must run [`child_main`], and measures.
+/// Starts the second process, which must run [`child_main`], and measures the limits.
 ///
-/// `child_command` makes the command that starts one, given its mode. Its standard input and output are taken over. Each
-/// process is ended before this returns.
+/// `child_command` returns the command that starts a process in a given mode. The function connects its standard
+/// input and output to pipes. Each process has ended before the function returns.
 ///
 /// # Errors
 ///
-/// The port cannot be bound, or the second process cannot be started, answers something unexpected, or is silent for
-/// too long. That memory cannot be shared is no error: the report says so.
+/// The port cannot be bound, the second process cannot be started, its answer is unexpected, or it is silent for too
+/// long. If the processes cannot share memory, the function returns no error: the report contains the reason.
 pub fn measure(child_command: impl Fn(&str) -> Command, options: &LimitOptions) -> io::Result<LimitReport> {
     let mut end = End::open(options.port, false)?;
     let receive_buffer_bytes = end.udp().receive_buffer_bytes();
@@ -151,16 +152,15 @@ fn measure_link(end: &mut End, child_command: Command, options: &LimitOptions) -
     })
 }
 
-/// What follows the port in the mode of a second process whose packets go through memory.
+/// Suffix of the mode of a second process whose packets go through memory.
 const SHARED: &str = "/shm";
 
-/// The second process. `mode` is what [`measure`] made it: the UDP port in decimal, and `/shm` behind it for shared
-/// memory.
+/// Runs the second process. [`measure`] passes `mode`: the UDP port in decimal, followed by `/shm` for shared memory.
 ///
 /// # Errors
 ///
-/// `mode` has no UDP port, the port cannot be bound, memory cannot be shared, a command is unknown, or the first process
-/// is gone or silent during a measurement.
+/// `mode` has no UDP port, the port cannot be bound, memory cannot be shared, a command is unknown, or the first
+/// process is gone or silent during a measurement.
 pub fn child_main(mode: &str) -> io::Result<()> {
     let (text, shared) = mode.strip_suffix(SHARED).map_or((mode, false), |port| (port, true));
     let port = text.parse().map_err(|_| {
@@ -174,7 +174,7 @@ pub fn child_main(mode: &str) -> io::Result<()> {
     say(format!("address {}", end.udp().local_address()))?;
     for command in io::stdin().lock().lines() {
         let command = command?;
-        // Stops that came too late must not end the next measurement.
+        // A late stop must not end the next measurement.
         while end.receive(0)?.packets > 0 {}
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
@@ -197,25 +197,25 @@ pub fn child_main(mode: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// How an end waits for the next datagram.
+/// Waiting of an end for the next datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    /// It asks again and again.
+    /// The end polls.
     Spin,
-    /// It sleeps in the kernel.
+    /// The end sleeps in the kernel.
     Block,
 }
 
-/// What the receiving end of a rate measurement saw.
+/// Counters of the receiving end of a rate measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Served {
-    /// Datagrams of the right size.
+    /// Datagrams of the requested size.
     datagrams: u64,
-    /// From the first datagram to the last.
+    /// Time from the first datagram to the last.
     elapsed: Duration,
 }
 
-/// Counts datagrams of this size until a stop comes.
+/// Counts datagrams of this size until a stop arrives.
 fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
     let mut counted = 0;
     let mut first = None;
@@ -224,13 +224,13 @@ fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
         let arrived = end.receive(payload_bytes)?;
         if arrived.datagrams > 0 {
             last = Instant::now();
-            // What the first look brought was sent before the clock ran, so it does not count.
+            // The datagrams of the first poll were sent before the clock started, so they do not count.
             match first {
                 None => first = Some(last),
                 Some(_) => counted += arrived.datagrams,
             }
         } else if last.elapsed() > PATIENCE {
-            // Datagrams of other sizes are no news: whoever sends only these is no end of this measurement.
+            // Datagrams of other sizes do not count: their sender is not the other end of this measurement.
             return Err(silence());
         }
         if arrived.stopped {
@@ -239,7 +239,8 @@ fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
     }
 }
 
-/// Sends full runs of datagrams of this size for a while, as fast as the link takes them, and says how many it took.
+/// Sends full runs of datagrams of this size for `duration`, as fast as the link accepts them. Returns the number of
+/// sent datagrams.
 fn run_rate(end: &mut End, peer: IpAddr, payload_bytes: usize, duration: Duration) -> io::Result<u64> {
     let batch = run_of(peer, payload_bytes, segments_of(payload_bytes));
     let before = end.sent();
@@ -252,7 +253,7 @@ fn run_rate(end: &mut End, peer: IpAddr, payload_bytes: usize, duration: Duratio
     Ok(end.sent() - before)
 }
 
-/// Sends each datagram back until a stop comes.
+/// Sends each datagram back until a stop arrives.
 fn serve_echo(end: &mut End, wait: Wait) -> io::Result<()> {
     let mut reply: Option<TransmitBatch> = None;
     let mut heard = Instant::now();
@@ -273,7 +274,7 @@ fn serve_echo(end: &mut End, wait: Wait) -> io::Result<()> {
     }
 }
 
-/// Sends one datagram there and back so many times, and returns half of each round trip in nanoseconds, sorted.
+/// Sends one datagram back and forth `count` times. Returns half of each round trip in nanoseconds, sorted.
 fn run_ping_pong(end: &mut End, peer: IpAddr, wait: Wait, payload_bytes: usize, count: usize) -> io::Result<Vec<u64>> {
     let batch = run_of(peer, payload_bytes, 1);
     let mut halves = Vec::with_capacity(count);
@@ -348,12 +349,12 @@ fn measure_ping_pong(
     }
 }
 
-/// How many datagrams of this size one segmented send holds.
+/// Returns the number of datagrams of this size in one segmented send.
 fn segments_of(payload_bytes: usize) -> usize {
     (MAX_RUN_BYTES / payload_bytes.max(1)).clamp(1, MAX_RUN_PACKETS)
 }
 
-/// A batch of one run, without trailers: nothing is computed.
+/// Returns a batch of one run, without trailers: nothing is computed.
 fn run_of(peer: IpAddr, payload_bytes: usize, segments: usize) -> TransmitBatch {
     let mut batch = TransmitBatch::new(payload_bytes * segments, 0);
     let path = Path {
@@ -378,7 +379,7 @@ fn run_of(peer: IpAddr, payload_bytes: usize, segments: usize) -> TransmitBatch 
     batch
 }
 
-/// The second process, as the first sees it.
+/// The second process, as seen by the first.
 struct Peer {
     child: Child,
     commands: ChildStdin,
@@ -437,7 +438,7 @@ impl Drop for Peer {
     }
 }
 
-/// Reads lines in a thread of its own, so that waiting for one can end.
+/// Reads lines in a separate thread, so that waiting for a line can time out.
 fn read_lines(output: ChildStdout) -> std::sync::mpsc::Receiver<io::Result<String>> {
     let (to, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

@@ -1,41 +1,41 @@
-//! An RDMA device of the machine, as sysfs shows it.
+//! RDMA device of the machine, as sysfs shows it.
 
 use serde::{Deserialize, Serialize};
 
 use super::Root;
 
-/// An RDMA device of the machine, and the hardware below it. The embedded software RNIC has none of this.
+/// RDMA device of the machine, and the hardware below it. The embedded software RNIC has no adapter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Adapter {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Kind of the board, as the driver names it.
     pub board: Option<String>,
-    /// Version of its firmware.
+    /// Version of the firmware.
     pub firmware: Option<String>,
-    /// The kernel's driver.
+    /// Driver of the kernel.
     pub driver: Option<String>,
-    /// Bits per second of the port's link, as it was negotiated.
+    /// Negotiated bits per second of the port's link.
     pub rate_bps: Option<u64>,
     /// Network interface of the port.
     pub interface: Option<String>,
     /// The interface's MTU, of IP packets.
     pub mtu: Option<u64>,
-    /// NUMA node that the device is next to.
+    /// NUMA node next to the device.
     pub node: Option<usize>,
-    /// The link to the processor.
+    /// PCIe link to the processor.
     pub pcie: Option<PcieLink>,
-    /// What the link to the processor could do at most.
+    /// Best possible PCIe link of the device.
     pub pcie_max: Option<PcieLink>,
 }
 
-/// A PCIe link.
+/// PCIe link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PcieLink {
     /// Speed of a lane, as the kernel writes it, such as `8.0 GT/s PCIe`.
     pub speed: String,
-    /// Lanes.
+    /// Number of lanes.
     pub lanes: u32,
 }
 
@@ -68,14 +68,14 @@ impl std::fmt::Display for Adapter {
 }
 
 impl Adapter {
-    /// The names of all that the machine has.
+    /// Returns the names of all RDMA devices of the machine.
     pub fn names(root: &Root) -> Vec<String> {
         root.names("sys/class/infiniband")
     }
 
-    /// A port of a device; `None` if the machine has no device of that name.
+    /// Returns a port of a device, or `None` if the machine has no device of that name.
     pub fn of(root: &Root, name: &str, port: u8) -> Option<Self> {
-        // A name of a device is one part of a path. Another one leads elsewhere.
+        // The name is one component of a path. Any other text could lead outside the directory.
         if name.contains('/') || name.starts_with('.') {
             return None;
         }
@@ -92,7 +92,7 @@ impl Adapter {
             board: of("board_id"),
             firmware: of("fw_ver"),
             driver: root.link_name(format!("{class}/device/driver")),
-            // rdma_rxe has a network interface as its `parent`, and the rate that it names is nobody's.
+            // rdma_rxe has a network interface as its `parent`, and reports a rate that no hardware has.
             rate_bps: of(&format!("ports/{port}/rate"))
                 .as_deref()
                 .and_then(rate_bps)
@@ -102,7 +102,7 @@ impl Adapter {
                 .and_then(|name| root.number(format!("sys/class/net/{name}/mtu")))
                 .and_then(|mtu| mtu.try_into().ok()),
             interface,
-            // A device that is next to none says -1.
+            // A device without a near node reports -1.
             node: of("device/numa_node").and_then(|node| node.parse().ok()),
             pcie: link("current"),
             pcie_max: link("max"),
@@ -110,7 +110,8 @@ impl Adapter {
     }
 }
 
-/// The network interface behind a port: the kernel names it with the port's GIDs, and lists those of the device.
+/// Returns the network interface of a port. The kernel names the interface with the port's GIDs, and lists the
+/// interfaces of the device.
 fn interface(root: &Root, class: &str, port: u8) -> Option<String> {
     let gids = root.names(format!("{class}/ports/{port}/gid_attrs/ndevs"));
     let named = gids.iter().find_map(|gid| root.text(format!("{class}/ports/{port}/gid_attrs/ndevs/{gid}")));
@@ -120,7 +121,8 @@ fn interface(root: &Root, class: &str, port: u8) -> Option<String> {
     })
 }
 
-/// Bits per second of a rate as the kernel writes it, such as `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X SDR)`.
+/// Parses a rate as the kernel writes it into bits per second, such as `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X
+/// SDR)`.
 fn rate_bps(rate: &str) -> Option<u64> {
     let number = rate.strip_suffix(')').map_or(rate, |rate| rate.split('(').next().unwrap_or(rate)).trim();
     let gbps: f64 = number.strip_suffix("Gb/sec")?.trim().parse().ok()?;
@@ -133,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adapter_says_what_matters() {
+    fn adapter_is_read_from_sysfs() {
         let (directory, root) = made_of(&[
             ("sys/devices/pci0/numa_node", "1\n"),
             ("sys/devices/pci0/current_link_speed", "8.0 GT/s PCIe\n"),

@@ -1,7 +1,7 @@
-//! What a machine says of itself in `/proc` and `/sys`, as far as it matters for a measurement.
+//! Properties of a machine from `/proc` and `/sys` that matter for a measurement.
 //!
-//! Everything may be absent: a container shows little, and a virtual machine has no frequency to govern. What cannot
-//! be read is `None` or empty, and never an error.
+//! Any property may be absent: a container shows little, and a virtual machine has no frequency governor. An
+//! unreadable property is `None` or empty, and never an error.
 
 mod adapter;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use adapter::{Adapter, PcieLink};
 
-/// Where `/proc` and `/sys` are found.
+/// Directory that holds `proc` and `sys`.
 #[derive(Clone, Debug)]
 pub struct Root(PathBuf);
 
@@ -23,29 +23,29 @@ impl Default for Root {
 }
 
 impl Root {
-    /// Another directory that holds `proc` and `sys`, such as those of a test.
+    /// Returns a root at another directory that holds `proc` and `sys`, such as that of a test.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// A path below it, given without a leading slash.
+    /// Returns the path of an entry, given without a leading slash.
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.0.join(path)
     }
 
-    /// What a file says, without white space around it; `None` if it cannot be read or says nothing.
+    /// Returns the text of a file without surrounding white space, or `None` if the file is unreadable or empty.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.path(path)).ok()?;
         let text = text.trim();
         (!text.is_empty()).then(|| text.to_owned())
     }
 
-    /// The number that a file says.
+    /// Returns the number in a file.
     pub fn number(&self, path: impl AsRef<Path>) -> Option<i64> {
         self.text(path)?.parse().ok()
     }
 
-    /// The names in a directory, sorted; none if there is no directory.
+    /// Returns the names in a directory, sorted. A missing directory has none.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -53,72 +53,72 @@ impl Root {
         names
     }
 
-    /// A field of the first processor in `/proc/cpuinfo`.
+    /// Returns a field of the first processor in `/proc/cpuinfo`.
     pub fn cpu_field(&self, name: &str) -> Option<String> {
         let cpuinfo = self.text("proc/cpuinfo")?;
         let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
         fields.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
     }
 
-    /// The last part of what a link points to.
+    /// Returns the last component of a link's target.
     fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         fs::read_link(self.path(path)).ok()?.file_name()?.to_str().map(str::to_owned)
     }
 
-    /// The directory behind links, so that `..` leads where the kernel means.
+    /// Resolves links, so that `..` leads to the directory that the kernel means.
     fn canonical(&self, path: impl AsRef<Path>) -> Option<Self> {
         fs::canonicalize(self.path(path)).ok().map(Self)
     }
 }
 
-/// A machine.
+/// Properties of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
-    /// Its name.
+    /// Host name.
     pub host: String,
-    /// What its kernel calls itself since it started: containers and namespaces of one machine share it.
+    /// Identifier of the boot: containers and namespaces of one machine share it.
     pub boot: Option<String>,
     /// Processors that this process may use.
     pub cpus: Vec<usize>,
-    /// Frequency governors of these, each once. `performance` keeps the frequency up.
+    /// Different frequency governors of these processors. `performance` keeps the frequency up.
     pub governors: Vec<String>,
-    /// The deepest idle state that is not disabled.
+    /// Deepest idle state that is enabled.
     pub idle: Option<IdleState>,
-    /// NUMA nodes, each with its processors.
+    /// NUMA nodes with their processors.
     pub nodes: Vec<Node>,
-    /// Bytes that this process may lock; `None` is no limit.
+    /// Maximum bytes of locked memory of this process. `None` means unlimited.
     pub memlock_bytes: Option<u64>,
-    /// The largest receive buffer that a socket gets, in bytes (`net.core.rmem_max`).
+    /// Largest receive buffer of a socket in bytes (`net.core.rmem_max`).
     pub receive_buffer_max_bytes: Option<u64>,
-    /// Processes that ran or wanted to run, on average over a minute.
+    /// Average number of runnable processes over one minute.
     pub load: Option<f64>,
-    /// It runs below a hypervisor.
+    /// Whether the machine runs below a hypervisor.
     pub is_virtual: bool,
 }
 
-/// A state that an idle processor may enter.
+/// Idle state of a processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdleState {
-    /// What the kernel calls it.
+    /// Name in the kernel.
     pub name: String,
-    /// Microseconds until a processor in it runs again.
+    /// Wake-up time in microseconds.
     pub latency_us: u64,
 }
 
-/// A NUMA node.
+/// NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its number.
+    /// Number of the node.
     pub number: usize,
-    /// Its processors.
+    /// Processors of the node.
     pub cpus: Vec<usize>,
-    /// How far each node is from it, in the order of [`Machine::nodes`]; 10 is itself.
+    /// Distances to the nodes in the order of [`Machine::nodes`]. The distance of a node to itself is 10.
     pub distances: Vec<u32>,
 }
 
 impl Machine {
-    /// What a machine says of itself now.
+    /// Reads the current properties of a machine.
     pub fn of(root: &Root) -> Self {
         let cpus = allowed_cpus(root);
         let mut governors: Vec<_> = cpus
@@ -142,7 +142,7 @@ impl Machine {
         }
     }
 
-    /// Processors that this process may use and that are in a node.
+    /// Returns the processors of a node that this process may use.
     pub fn cpus_of(&self, node: usize) -> Vec<usize> {
         let mut of_node = self.nodes.iter().filter(|known| known.number == node).flat_map(|node| &node.cpus);
         let own = |cpu: &&usize| self.cpus.contains(cpu);
@@ -150,25 +150,25 @@ impl Machine {
     }
 }
 
-/// A field of `/proc/self/status`.
+/// Returns a field of `/proc/self/status`.
 fn status(root: &Root, name: &str) -> Option<String> {
     let status = root.text("proc/self/status")?;
     let mut fields = status.lines().filter_map(|line| line.split_once(':'));
     fields.find(|(key, _)| *key == name).map(|(_, value)| value.trim().to_owned())
 }
 
-/// The soft limit of locked memory, from `/proc/self/limits`, whose columns are name, soft, hard and unit.
+/// Returns the soft limit of locked memory from `/proc/self/limits`, with the columns name, soft, hard and unit.
 fn memlock(root: &Root) -> Option<u64> {
     let limits = root.text("proc/self/limits")?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The most processors that Linux is built for.
+/// Maximum number of processors that Linux supports.
 const MOST_CPUS: usize = 8192;
 
-/// Processors of a list as the kernel writes it, such as `0-3,8`. What is no list is none, and no list is longer than
-/// the kernel's largest.
+/// Parses a list of processors as the kernel writes it, such as `0-3,8`. The function ignores malformed parts, and
+/// the list has at most [`MOST_CPUS`] processors.
 pub fn cpu_list(list: &str) -> Vec<usize> {
     let mut cpus: Vec<usize> = list.split(',').filter_map(cpu_range).flatten().take(MOST_CPUS).collect();
     cpus.sort_unstable();
@@ -176,19 +176,19 @@ pub fn cpu_list(list: &str) -> Vec<usize> {
     cpus
 }
 
-/// A part of such a list: one processor, or the first and the last of several.
+/// Parses a part of a list: one processor, or the first and the last of a range.
 pub(crate) fn cpu_range(part: &str) -> Option<std::ops::RangeInclusive<usize>> {
     let (first, last) = part.split_once('-').unwrap_or((part, part));
     let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
     (first <= last && last < MOST_CPUS).then_some(first..=last)
 }
 
-/// Processors that run; none if the kernel does not say.
+/// Returns the online processors, or an empty list if the kernel does not report them.
 pub(crate) fn online_cpus(root: &Root) -> Vec<usize> {
     root.text("sys/devices/system/cpu/online").map(|list| cpu_list(&list)).unwrap_or_default()
 }
 
-/// Processors that this process may use: its cgroup, `taskset` and launchers may keep it from others.
+/// Returns the processors that this process may use. Its cgroup, `taskset` or a launcher may exclude others.
 pub(crate) fn allowed_cpus(root: &Root) -> Vec<usize> {
     let mut cpus = status(root, "Cpus_allowed_list").map(|list| cpu_list(&list)).unwrap_or_default();
     let online = online_cpus(root);
@@ -196,7 +196,8 @@ pub(crate) fn allowed_cpus(root: &Root) -> Vec<usize> {
     cpus
 }
 
-/// The hardware threads of a processor's core, itself among them; none if the kernel does not say.
+/// Returns the hardware threads of a processor's core, including itself. The list is empty if the kernel does not
+/// report them.
 pub(crate) fn cpu_siblings(root: &Root, cpu: usize) -> Vec<usize> {
     let list = root.text(format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
     list.map(|list| cpu_list(&list)).unwrap_or_default()
@@ -230,7 +231,7 @@ pub(crate) fn nodes(root: &Root) -> Vec<Node> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A machine made of files.
+    /// Creates a machine from files.
     pub(crate) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let directory = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -243,13 +244,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_machine_without_proc_and_sys_says_nothing() {
+    fn machine_without_proc_and_sysfs_is_empty() {
         let (_directory, root) = made_of(&[]);
         assert_eq!(Machine::of(&root), Machine::default());
     }
 
     #[test]
-    fn a_machine_says_what_matters() {
+    fn machine_is_read_from_proc_and_sysfs() {
         let (_directory, root) = made_of(&[
             ("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t\t: fpu hypervisor sse\n"),
             ("proc/sys/kernel/hostname", "node7\n"),

@@ -1,4 +1,4 @@
-//! What may be measured.
+//! Validation of parameters.
 
 use doorbell_exchange::MAX_BATCH;
 use doorbell_exchange::setup::MAX_ENDPOINTS;
@@ -8,21 +8,21 @@ use doorbell_wire::cost::ATOMIC_BYTES;
 
 use super::{Extent, Kind, Operation, Parameters, ParametersError, Setting, Transport, most_queued, within};
 
-/// The most sizes of one run.
+/// Maximum number of sizes of one run.
 const MAX_SIZES: usize = 1024;
 /// Bytes of the longest message.
 const MAX_MESSAGE: usize = 1 << 30;
-/// The most messages per connection.
+/// Maximum number of messages per connection.
 const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 
 impl Parameters {
-    /// Checks that this can be measured, and within the memory that it allows itself: all sizes [`fit`](Self::fit).
-    /// Either side checks it, since parameters come from the other.
+    /// Validates the parameters, and checks that each size [`fits`](Self::fit) into the memory cap. Both sides
+    /// validate, since parameters arrive from the other.
     ///
     /// # Errors
     ///
-    /// A setting is out of range, does not go with another, or needs more memory than
-    /// [`memory_bytes`](Self::memory_bytes). The error names the setting, what was given and what is allowed.
+    /// A setting is out of range, conflicts with another, or needs more memory than
+    /// [`memory_bytes`](Self::memory_bytes). The error states the setting, the given value and the allowed values.
     pub fn check(&self) -> Result<(), ParametersError> {
         within(Setting::Sizes, self.sizes.len(), 1, MAX_SIZES, "")?;
         within(Setting::Connections, self.connections, 1, MAX_ENDPOINTS, "")?;
@@ -83,7 +83,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// What goes without acknowledgements: one way or ping-pongs of bare SENDs, by one thread that polls.
+    /// Checks the limits of unacknowledged transports: one way or ping-pongs of bare SENDs, by one polling thread.
     fn check_transport(&self) -> Result<(), ParametersError> {
         if self.transport == Transport::Rc {
             return Ok(());
@@ -103,13 +103,13 @@ impl Parameters {
             let (given, allowed) = (self.transport.to_string(), format!("rc for {what}"));
             return Err(ParametersError { setting: Setting::Transport, given, allowed });
         }
-        // Ends know their path MTU only when they are made; no packet is longer than this.
+        // Ends learn their path MTU only during setup; no packet is longer than this.
         let most =
             if self.transport == Transport::Ud { self.mtu.unwrap_or(PathMtu::Mtu4096.bytes()) } else { MAX_MESSAGE };
         self.sizes.iter().try_for_each(|&size| within(Setting::Size, size, 0, most, " B (over UD the path MTU)"))
     }
 
-    /// Words that connections share.
+    /// Checks the number of words that connections share.
     fn check_addresses(&self) -> Result<(), ParametersError> {
         let Some(addresses) = self.addresses else { return Ok(()) };
         within(Setting::Addresses, addresses, 1, self.connections, "")?;
@@ -121,7 +121,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// What not every protocol has.
+    /// Checks settings that only some protocols support.
     fn check_protocol(&self) -> Result<(), ParametersError> {
         let refuse =
             |setting, given: &str, allowed: String| Err(ParametersError { setting, given: given.to_owned(), allowed });

@@ -1,20 +1,20 @@
-//! What of the parameters fits into memory.
+//! Fitting of parameters into memory.
 
 use super::{Fitted, Parameters, ParametersError, Setting};
 use crate::memory::{bytes_behind, receiving_bytes};
 
-/// Message memory of a process that default windows and depths stay within, for large messages: about what a core has of cache
-/// to itself. More of it only makes every copy slower, and this is more in flight than any link of today needs.
+/// Limit on the message memory of a process with default windows and depths, for large messages. It is about the size
+/// of a core's private cache. More memory slows every copy down, and current links need fewer bytes in flight.
 const CACHED_BYTES: usize = 2 << 20;
-/// The window that large messages get by default at least, if it is not less anyway.
+/// Minimum default window of large messages.
 const LEAST_DEFAULT_WINDOW: usize = 2;
 
 impl Parameters {
-    /// What a point of this size uses, so that the memory cap holds.
+    /// Returns the sizes of queues and buffers for messages of this size within the memory cap.
     ///
     /// # Errors
     ///
-    /// Not even the smallest connections have room.
+    /// Even the smallest connections exceed the cap.
     pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
         let stride = self.stride(size);
         let connections = self.connections.max(1);
@@ -23,8 +23,8 @@ impl Parameters {
             true => (0, 0),
             false => receiving_bytes(self.protocol, size + self.transport.bytes_before(), self.window),
         };
-        // Inline data lies in the queues, for which as much is allowed again: a queue has up to
-        // twice as many places as the window, each with room for it.
+        // Inline data lies in the queues, and the queues may take as much memory again. A queue has up to twice as
+        // many slots as the window, each with room for inline data.
         let needed = connections * (stride + fixed + each).max(2 * self.window * self.inline);
         if needed > self.memory_bytes {
             return Err(ParametersError {
@@ -42,12 +42,12 @@ impl Parameters {
             window = window.min((CACHED_BYTES / 4 / stride).max(LEAST_DEFAULT_WINDOW));
             depth = depth.min(2 * window.max(CACHED_BYTES / 4 / stride));
         }
-        // Bidirectional or ping-pong, each side has both kinds of buffers; otherwise this is
-        // generous by one kind.
+        // With bidirectional messages or ping-pongs, each side has both kinds of buffers. Otherwise this reserves one
+        // kind more than needed.
         let share = self.memory_bytes / connections;
         let for_sending = match one_sided {
             true => share / stride,
-            // A quarter, if that leaves room to receive.
+            // A quarter of the memory, if that leaves room to receive.
             false => (share / 4 / stride).min((share - fixed - each) / stride).max(1),
         };
         if one_sided {
@@ -62,7 +62,7 @@ impl Parameters {
         }
         let mut send_buffers = window;
         if send_buffers > for_sending {
-            // What tells that a message was read, no other may use meanwhile.
+            // The memory that shows whether a message was read must not be shared with another message.
             if self.verify || bytes_behind(self.protocol) > 0 {
                 notes.push(format!("window cut from {window} to {for_sending} by the memory cap"));
                 window = for_sending;

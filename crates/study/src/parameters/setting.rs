@@ -1,11 +1,11 @@
-//! What errors about parameters name.
+//! Names of parameters in errors.
 
 #[cfg(doc)]
 use super::{Extent, Parameters};
 #[cfg(doc)]
 use crate::serving::Serving;
 
-/// A parameter, as messages name it.
+/// Parameter that an error names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
     /// [`Parameters::protocol`].
@@ -64,21 +64,21 @@ pub enum Setting {
     RepostList,
     /// [`Parameters::addresses`], and those of shared memory.
     Addresses,
-    /// What is done to shared memory.
+    /// Operation on shared memory.
     SharedOperation,
-    /// Queue pairs to shared memory.
+    /// Number of queue pairs to shared memory.
     QueuePairs,
-    /// The exponent of Zipf's law.
+    /// Exponent of Zipf's law.
     Skew,
     /// Bytes between two words of shared memory.
     Distance,
-    /// Clients of a store.
+    /// Number of clients of a store.
     Clients,
-    /// Their hosts.
+    /// Number of hosts of the clients.
     Hosts,
-    /// Keys of a store.
+    /// Number of keys of a store.
     Keys,
-    /// The share of operations that are puts.
+    /// Share of operations that are puts.
     Puts,
 }
 
@@ -125,15 +125,15 @@ impl std::fmt::Display for Setting {
     }
 }
 
-/// A parameter is not allowed.
+/// Error on a parameter with a value that is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting} is {given}, allowed is {allowed}")]
 pub struct ParametersError {
-    /// Which.
+    /// The parameter.
     pub setting: Setting,
-    /// What was given, with its unit.
+    /// The given value, with its unit.
     pub given: String,
-    /// What is allowed, with its unit.
+    /// The allowed values, with their unit.
     pub allowed: String,
 }
 

@@ -8,7 +8,7 @@ fn parameters() -> Parameters {
 }
 
 #[test]
-fn what_fits_is_left_alone_and_what_does_not_is_said() {
+fn fit_reduces_only_oversized_parameters() {
     let fitted = parameters().fit(16).unwrap();
     assert_eq!((fitted.window, fitted.depth, fitted.send_buffers, fitted.notes.len()), (64, 128, 64, 0));
     for verify in [false, true] {
@@ -18,13 +18,13 @@ fn what_fits_is_left_alone_and_what_does_not_is_said() {
         assert_eq!(fitted.notes.len(), 2);
         assert_eq!(fitted.window < 64, verify, "only checked payloads need a buffer each");
     }
-    // A quarter of the memory is there to send from.
+    // A quarter of the memory is reserved for sending.
     let fitted = Parameters { verify: true, ..parameters() }.fit(1 << 20).unwrap();
     assert_eq!((fitted.window, fitted.send_buffers), (64, 64));
 }
 
 #[test]
-fn the_memory_cap_holds_or_it_is_said_that_it_cannot() {
+fn fit_keeps_the_memory_cap_or_fails() {
     let mut fits = 0;
     for connections in [1, 2, 16, 4096] {
         for size in [0, 1, 4096, 1 << 20, 1 << 30] {

@@ -1,4 +1,4 @@
-//! Where messages come from and where they go.
+//! Source and target of messages.
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};
@@ -7,7 +7,7 @@ use doorbell_verbs::Device;
 use super::{Plan, Reception, SendMemory, Tally};
 use crate::payload;
 
-/// Messages of a plan, one after the other.
+/// Source of the messages of a plan.
 pub(super) struct Source {
     pub(super) plan: Plan,
     pub(super) memory: SendMemory,
@@ -28,7 +28,7 @@ impl Source {
         self.slot * self.memory.stride
     }
 
-    /// Writes the payload of the next message, if it is to be checked and its buffer is free.
+    /// Writes the payload of the next message if it is verified and its buffer is free.
     pub(super) fn fill(&mut self, connection: &impl MessageConnection) {
         // There is one buffer for each message of the window.
         if connection.unacknowledged() < self.plan.window as u64 {
@@ -36,7 +36,7 @@ impl Source {
         }
     }
 
-    /// The same, where its buffer is known to be free.
+    /// Writes the payload of the next message, whose buffer must be free.
     pub(super) fn write(&mut self) {
         if self.plan.verify && !self.is_filled {
             payload::fill(self.sent, &mut self.scratch);
@@ -45,14 +45,15 @@ impl Source {
         }
     }
 
-    /// Sends the next message, if the connection takes it.
+    /// Sends the next message. Returns whether the connection accepted it.
     pub(super) fn offer(&mut self, connection: &mut impl MessageConnection) -> Result<bool, ConnectionError> {
         self.fill(connection);
         let submit = connection.send_from(&self.memory.region, self.offset(), self.plan.bytes)?;
         Ok(self.note(submit))
     }
 
-    /// Was the message taken? Then the next one is next.
+    /// Records the result of a submission. Returns whether the message was accepted; then the source advances to the
+    /// next one.
     pub(super) fn note(&mut self, submit: Submit) -> bool {
         if let Submit::Full(why) = submit {
             self.stalled_on_credits += u64::from(why == Backpressure::Credits);
@@ -64,31 +65,31 @@ impl Source {
         true
     }
 
-    /// Tells what was sent.
+    /// Stores the number of sent messages and stalls in the tally.
     pub(super) fn close(&self, tally: &mut Tally) {
         tally.sent = self.sent;
         tally.stalled_on_credits = self.stalled_on_credits;
     }
 }
 
-/// The side that receives, at work.
-pub(super) struct Ear<'a> {
+/// The receiving side of a connection.
+pub(super) struct Receiver<'a> {
     device: &'a Device,
     reception: Reception,
     scratch: Vec<u8>,
 }
 
-impl<'a> Ear<'a> {
+impl<'a> Receiver<'a> {
     pub(super) fn new(device: &'a Device, reception: Reception) -> Self {
         Self { device, reception, scratch: Vec::new() }
     }
 
-    /// It pauses, so that all messages that have arrived would take long.
+    /// Returns whether the receiver pauses, so that taking all arrived messages would take long.
     pub(super) fn is_slow(&self) -> bool {
         self.reception.pause_ns > 0
     }
 
-    /// Takes the messages that have arrived, or one of them if that takes long.
+    /// Takes the messages that have arrived, or only one if the receiver pauses. Returns their number.
     pub(super) async fn take_all(
         &mut self,
         connection: &mut impl MessageConnection,
@@ -97,7 +98,7 @@ impl<'a> Ear<'a> {
     ) -> usize {
         let mut count = 0;
         while let Some(message) = connection.take() {
-            self.hear(message, tally);
+            self.receive(message, tally);
             waiter.breathe().await;
             count += 1;
             if self.is_slow() {
@@ -107,7 +108,7 @@ impl<'a> Ear<'a> {
         count
     }
 
-    /// Takes the messages that have arrived. Others have their turn after each that takes long, and then.
+    /// Takes the messages that have arrived. It yields after each message if the receiver pauses, and at the end.
     pub(super) async fn take_in_turns(
         &mut self,
         connection: &mut impl MessageConnection,
@@ -125,8 +126,8 @@ impl<'a> Ear<'a> {
         }
     }
 
-    /// Does with a message what a receiver does.
-    pub(super) fn hear(&mut self, message: impl Received, tally: &mut Tally) {
+    /// Checks, counts and frees a message.
+    pub(super) fn receive(&mut self, message: impl Received, tally: &mut Tally) {
         if self.reception.verify {
             self.scratch.resize(message.len(), 0);
             message.copy_to(&mut self.scratch);

@@ -1,17 +1,17 @@
-//! Messages that are answered.
+//! Messages with answers.
 
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
 use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
 use hdrhistogram::Histogram;
 
-use super::buffers::{Ear, Source};
+use super::buffers::{Receiver, Source};
 use super::streams::close;
 use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 use crate::parameters::Extent;
 use crate::record::Buckets;
 
-/// The side that asks: keeps a window of requests without answer, by a plan.
+/// Runs the asking side: keeps a window of unanswered requests, by a plan.
 ///
 /// # Errors
 ///
@@ -25,7 +25,7 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     progress: Progress<'_>,
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
-    let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
+    let mut receiver = Receiver::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let window = plan.window as u64;
     let mut pace = Pace::start(&device, &plan);
     let mut source = Source::new(plan, memory);
@@ -42,7 +42,7 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
             continue;
         }
         let moved = connection.get_mut().poll()?;
-        let taken = ear.take_all(connection.get_mut(), &waiter, &mut tally).await;
+        let taken = receiver.take_all(connection.get_mut(), &waiter, &mut tally).await;
         if moved || taken > 0 {
             progress(tally.received);
             yield_now().await;
@@ -54,11 +54,11 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     }
     tally.ended_ns = device.now_ns();
     source.close(&mut tally);
-    close(&mut connection, &waiter, &mut ear, &mut tally, progress).await?;
+    close(&mut connection, &waiter, &mut receiver, &mut tally, progress).await?;
     Ok(tally)
 }
 
-/// The side that answers each message with one of the same size.
+/// Runs the answering side: answers each message with one of the same size.
 ///
 /// # Errors
 ///
@@ -73,14 +73,14 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut source = Source::new(plan, memory);
-    let mut ear = Ear::new(&device, reception);
+    let mut receiver = Receiver::new(&device, reception);
     let mut tally = Tally::default();
     loop {
         let message = match connection.get_mut().take() {
             Some(message) => message,
             None => {
                 connection.get_mut().flush()?;
-                yield_now().await; // however much comes in here, other connections have their turn
+                yield_now().await; // other connections run too, however many messages arrive here
                 match connection.receive().await {
                     Ok(message) => message,
                     Err(ConnectionError::PeerClosed) => break,
@@ -88,8 +88,8 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
                 }
             }
         };
-        ear.hear(message, &mut tally);
-        if ear.is_slow() {
+        receiver.receive(message, &mut tally);
+        if receiver.is_slow() {
             yield_now().await;
         }
         while !source.offer(connection.get_mut())? {
@@ -103,15 +103,15 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
     Ok(tally)
 }
 
-/// Rounds that are not measured.
+/// Number of rounds before the measured ones.
 pub const WARM_UP_ROUNDS: u64 = 200;
 
-/// Rounds of which each is measured, after some that are not.
+/// Measured rounds, after those for warm-up.
 pub(crate) struct Rounds {
     device: Device,
     plan: Plan,
     divisor: u64,
-    /// All so far.
+    /// Number of all rounds so far.
     count: u64,
     ends_ns: u64,
     pub(crate) tally: Tally,
@@ -119,13 +119,13 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// What is recorded is the time of each round by `divisor`.
+    /// Creates rounds of which the histogram records the time divided by `divisor`.
     pub(crate) fn new(device: &Device, plan: Plan, divisor: u64) -> Self {
         let histogram = Buckets::empty_histogram();
         Self { device: device.clone(), plan, divisor, count: 0, ends_ns: u64::MAX, tally: Tally::default(), histogram }
     }
 
-    /// A round begins now.
+    /// Begins a round and returns its start time.
     pub(crate) fn begin(&mut self) -> u64 {
         let now_ns = self.device.now_ns();
         if self.count == 0 {
@@ -140,12 +140,12 @@ impl Rounds {
         now_ns
     }
 
-    /// The round is over. True if it was the last.
+    /// Ends a round. Returns true if it was the last.
     pub(crate) fn end(&mut self, began_ns: u64, progress: Progress<'_>) -> bool {
         let now_ns = self.device.now_ns();
         let is_last = self.count_one(now_ns);
         if let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) {
-            // It grows by itself, so there is nothing that it cannot record.
+            // The histogram grows automatically, so it can record every value.
             let _ = self.histogram.record((now_ns - began_ns) / self.divisor);
             if measured.is_multiple_of(1024) {
                 progress(measured);
@@ -154,7 +154,7 @@ impl Rounds {
         is_last
     }
 
-    /// The round is over without an answer, so there is no time to record. True if it was the last.
+    /// Ends a round without an answer, which has no time to record. Returns true if it was the last.
     pub(crate) fn lost(&mut self) -> bool {
         let now_ns = self.device.now_ns();
         self.count_one(now_ns)
@@ -168,14 +168,15 @@ impl Rounds {
         now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
     }
 
-    /// Until when it is too early for the round after the one that began then, if it is.
+    /// Returns the due time of the round after the one that began at `began_ns`, if that is in the future.
     pub(crate) fn early_until_ns(&self, began_ns: u64) -> Option<u64> {
         let due_ns = began_ns.saturating_add((1e9 / self.plan.rate?) as u64);
         (self.device.now_ns() < due_ns).then_some(due_ns)
     }
 }
 
-/// The side of a ping-pong that measures: each round trip by `divisor`. [`respond`] is the other.
+/// Runs the measuring side of a ping-pong. The histogram records each round trip divided by `divisor`. [`respond`] is
+/// the other side.
 ///
 /// # Errors
 ///
@@ -190,7 +191,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     progress: Progress<'_>,
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
-    let mut ear = Ear::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
+    let mut receiver = Receiver::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let mut rounds = Rounds::new(&device, plan, divisor);
     let mut source = Source::new(plan, memory);
     loop {
@@ -202,7 +203,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
         connection.get_mut().flush()?;
         let answer = connection.receive().await?;
         let is_last = rounds.end(began_ns, progress);
-        ear.hear(answer, &mut rounds.tally);
+        receiver.receive(answer, &mut rounds.tally);
         waiter.breathe().await;
         if is_last {
             break;
@@ -214,6 +215,6 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     }
     let Rounds { mut tally, histogram, .. } = rounds;
     source.close(&mut tally);
-    close(&mut connection, &waiter, &mut ear, &mut tally, progress).await?;
+    close(&mut connection, &waiter, &mut receiver, &mut tally, progress).await?;
     Ok((tally, histogram))
 }

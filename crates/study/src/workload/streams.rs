@@ -1,4 +1,4 @@
-//! Messages one way, or both ways without waiting for each other.
+//! Messages one way, or both ways independently.
 
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
 use doorbell_exchange::direct_read::Replication;
@@ -6,10 +6,10 @@ use doorbell_exchange::send_receive::{self, Hub, Key};
 use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
 
-use super::buffers::{Ear, Source};
+use super::buffers::{Receiver, Source};
 use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 
-/// Sends by a plan (if there is one) and receives what comes, until both sides have closed.
+/// Sends by a plan, if there is one, and receives messages until both sides have closed.
 ///
 /// # Errors
 ///
@@ -24,15 +24,15 @@ pub async fn stream<C: MessageConnection, W: Waiter + Clone>(
 ) -> Result<Tally, ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut tally = Tally { began_ns: device.now_ns(), ..Tally::default() };
-    let mut ear = Ear::new(&device, reception);
+    let mut receiver = Receiver::new(&device, reception);
     if let Some(source) = plan {
-        send_all(&mut connection, &waiter, &device, source, &mut ear, &mut tally, progress).await?;
+        send_all(&mut connection, &waiter, &device, source, &mut receiver, &mut tally, progress).await?;
     }
-    close(&mut connection, &waiter, &mut ear, &mut tally, progress).await?;
+    close(&mut connection, &waiter, &mut receiver, &mut tally, progress).await?;
     Ok(tally)
 }
 
-/// Receives what comes on all connections of a hub, until every peer has closed: one tally each.
+/// Receives messages on all connections of a hub until every peer has closed. Returns one tally for each connection.
 ///
 /// # Errors
 ///
@@ -47,15 +47,15 @@ pub async fn gather<W: Waiter>(
     keys.sort_unstable();
     let mut tallies = vec![Tally::default(); keys.len()];
     keys.iter().filter_map(|&key| hub.get_mut(key).map(send_receive::Connection::close)).count();
-    let mut ear = Ear::new(&device, reception);
+    let mut receiver = Receiver::new(&device, reception);
     loop {
         let mut moved = hub.poll().map_err(ConnectionError::Overrun)?;
         while let Some((key, message)) = hub.take() {
             if let Ok(index) = keys.binary_search(&key) {
-                ear.hear(message, &mut tallies[index]);
+                receiver.receive(message, &mut tallies[index]);
             }
             waiter.breathe().await;
-            if ear.is_slow() {
+            if receiver.is_slow() {
                 moved = true;
                 break;
             }
@@ -85,18 +85,18 @@ pub async fn gather<W: Waiter>(
 pub(super) async fn close<C: MessageConnection, W: Waiter>(
     connection: &mut Async<W, C>,
     waiter: &W,
-    ear: &mut Ear<'_>,
+    receiver: &mut Receiver<'_>,
     tally: &mut Tally,
     progress: Progress<'_>,
 ) -> Result<(), ConnectionError> {
     connection.get_mut().close();
     while !(connection.get().is_peer_closed() && connection.get().is_closed()) {
         connection.progress().await?;
-        if ear.take_in_turns(connection.get_mut(), waiter, tally).await > 0 {
+        if receiver.take_in_turns(connection.get_mut(), waiter, tally).await > 0 {
             progress(tally.received);
         }
     }
-    while ear.take_in_turns(connection.get_mut(), waiter, tally).await > 0 {}
+    while receiver.take_in_turns(connection.get_mut(), waiter, tally).await > 0 {}
     tally.close(connection.get());
     Ok(())
 }
@@ -106,7 +106,7 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     waiter: &W,
     device: &Device,
     (plan, memory): (Plan, SendMemory),
-    ear: &mut Ear<'_>,
+    receiver: &mut Receiver<'_>,
     tally: &mut Tally,
     progress: Progress<'_>,
 ) -> Result<(), ConnectionError> {
@@ -116,13 +116,13 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     while pace.left(source.sent) > 0 {
         let early_until_ns = pace.early_until_ns(source.sent);
         if early_until_ns.is_some() {
-            connection.get_mut().flush()?; // what waits for its time is posted
+            connection.get_mut().flush()?; // post deferred messages
         } else if source.offer(connection.get_mut())? {
             waiter.breathe().await;
             continue;
         }
         let moved = connection.get_mut().poll()?;
-        let taken = ear.take_all(connection.get_mut(), waiter, tally).await;
+        let taken = receiver.take_all(connection.get_mut(), waiter, tally).await;
         if moved || taken > 0 {
             progress(source.sent);
             yield_now().await;
@@ -135,14 +135,14 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     connection.get_mut().flush()?;
     while connection.get().last_done() < source.sent {
         connection.progress().await?;
-        ear.take_in_turns(connection.get_mut(), waiter, tally).await;
+        receiver.take_in_turns(connection.get_mut(), waiter, tally).await;
     }
     tally.ended_ns = device.now_ns();
     source.close(tally);
     Ok(())
 }
 
-/// One source for many readers: publishes by a plan to all of them, from one memory. One tally each.
+/// Publishes by a plan from one memory to all readers. Returns one tally for each reader.
 ///
 /// # Errors
 ///

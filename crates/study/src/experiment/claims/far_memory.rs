@@ -10,17 +10,17 @@ use crate::far::Figure::{
     BytesPerOperation, GetSuccess, InOrder, LargestGap, PutP99, PutSuccess, SameAddressOutOfOrder, Torn,
 };
 
-/// Why a software RNIC has no ceilings of its own.
+/// Reason why a software RNIC has no ceilings of its own.
 const ONE_PROCESSOR: &str = "a software RNIC has no units that work side by side, and crosses no PCIe";
 
-/// A number, where it is found, and how far from it what is found may lie.
+/// Published number, with the function that finds the measured one and the allowed difference.
 struct Number {
     id: &'static str,
     find: fn(View<'_>, &Row) -> Option<f64>,
     holds: fn(found: f64, published: f64) -> bool,
 }
 
-/// Numbers of the store: each is read at the clients and the share of puts that its row names.
+/// Numbers of the store. Each is read at the number of clients and the share of puts in its row.
 const NUMBERS: &[Number] = &[
     Number {
         id: "far-memory/write-success",
@@ -71,7 +71,7 @@ const NUMBERS: &[Number] = &[
     },
 ];
 
-/// The ids of all numbers.
+/// Returns the ids of all numbers.
 pub(super) fn rows() -> impl Iterator<Item = &'static str> {
     NUMBERS.iter().map(|number| number.id)
 }
@@ -93,7 +93,7 @@ fn of_store(view: View<'_>, row: &Row, strategy: &str, figure: crate::far::Figur
     view.median_at(&row.experiment, &format!("{strategy}, {clients} clients"), Far(figure), puts)
 }
 
-/// Bytes per operation, those of clients whose requests a middlebox steers being 1.
+/// Returns the bytes per operation, relative to clients whose requests a middlebox steers.
 fn bytes(view: View<'_>, row: &Row) -> Option<f64> {
     Some(of_store(view, row, "optimistic", BytesPerOperation)? / of_store(view, row, "steered", BytesPerOperation)?)
 }
@@ -112,7 +112,7 @@ pub(super) fn judge_row(view: View<'_>, row: &Row) -> Option<Judgement> {
     unless_soft(view, (number.holds)(found, published), because, missing)
 }
 
-/// A curve from its half to its end: how many times as much is gained where outstanding operations go on.
+/// Returns the ratio between the end of a curve and the value at `from`, and the value at the end.
 fn gain(view: View<'_>, series: &str, from: f64) -> Option<(f64, f64)> {
     let curve = rates(view, series);
     let last = ends(&curve)?.1;

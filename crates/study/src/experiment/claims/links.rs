@@ -1,4 +1,4 @@
-//! What shared memory is to bring beside UDP: goals of Doorbell's own.
+//! Goals of Doorbell for shared memory in comparison with UDP.
 
 use super::super::judge::{Judgement, cannot, holds_if};
 use super::super::links::{LINK_FIGURES, RATE, THROUGHPUT, TIME, compared};
@@ -7,10 +7,10 @@ use super::super::view::{View, best};
 use super::{Claim, NOISE};
 use crate::link::Link;
 
-/// The share of a point's packets that the link must have carried that the point stands for.
+/// Minimum share of a point's packets on the intended link.
 const LEAST_CARRIED: f64 = 0.99;
 
-/// The goals, each with its experiment.
+/// Returns the goals, each with its experiment.
 pub(super) fn goals() -> [(&'static str, Claim); 3] {
     [
         (
@@ -40,7 +40,7 @@ pub(super) fn goals() -> [(&'static str, Claim); 3] {
     ]
 }
 
-/// Is shared memory so many times as good as UDP in these figures, whatever is sent?
+/// Judges whether shared memory is at least `least` times better than UDP in these figures, for every subject.
 fn gains(view: View<'_>, figures: &[usize], least: f64) -> Option<Judgement> {
     let mut gains: Vec<(f64, &str)> = Vec::new();
     let mut elsewhere = 0;

@@ -1,9 +1,9 @@
-//! What is published of each experiment, or is a goal of it, and how the data are held against that.
+//! Published claims and goals of experiments, and the functions that judge data by them.
 //!
-//! Sentences and numbers come from `published/*.toml`; a function here says when data have a shape. The figures of T1
-//! are of ConnectX-5 RNICs over 100 Gb/s Ethernet. Where line rate is meant, the highest throughput of any
-//! configuration stands for it: loopback has no rate of its own. Rates and latencies are the best of each point's
-//! repetitions, since other programs only ever slow one down.
+//! Sentences and numbers come from `published/*.toml`; a function here decides whether data have a shape. The figures
+//! of T1 come from ConnectX-5 RNICs over 100 Gb/s Ethernet. Loopback has no line rate, so the highest throughput of
+//! any configuration replaces it. Rates and latencies are the best of each point's repetitions, since other programs
+//! can only slow one down.
 
 mod direct_read;
 mod far_memory;
@@ -19,13 +19,13 @@ use super::judge::{Judgement, cannot, holds_if, knee, line};
 use super::quantity::Quantity::{self, MedianLatency};
 use super::view::View;
 
-/// Ratios closer to 1 than this are no difference: runs vary by as much.
+/// Ratios closer to 1 than this count as equal: runs vary by this much.
 const NOISE: f64 = 1.1;
 
-/// A shape by its id, and the function that judges it.
+/// Shapes by id, each with the function that judges it.
 type Judges = &'static [(&'static str, fn(View<'_>, &Shape) -> Option<Judgement>)];
 
-/// What is claimed of an experiment.
+/// Returns the claims of an experiment.
 pub(super) fn of(experiment: &str) -> Vec<Claim> {
     let shapes =
         [send_receive::SHAPES, shared::SHAPES, direct_read::SHAPES, operations::SHAPES, far_memory::SHAPES].concat();
@@ -45,7 +45,7 @@ pub(super) fn of(experiment: &str) -> Vec<Claim> {
     published.chain(links::goals()).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
 }
 
-/// What makes the shape is missing in a software RNIC; otherwise it holds or not.
+/// Judges a shape whose cause is missing in a software RNIC. On other RNICs the shape holds or not.
 fn unless_soft(view: View<'_>, holds: bool, because: String, missing: &str) -> Option<Judgement> {
     match holds {
         false if view.is_soft() => cannot(format!("{because}; {missing}")),
@@ -53,7 +53,7 @@ fn unless_soft(view: View<'_>, holds: bool, because: String, missing: &str) -> O
     }
 }
 
-/// A straight line through the points up to a size.
+/// Judges whether a straight line fits the points up to a size.
 fn straight(view: View<'_>, experiment: &str, series: &str, to_bytes: f64) -> Option<Judgement> {
     let mut curve = view.best_curve(experiment, series, MedianLatency);
     curve.retain(|point| point.0 <= to_bytes);
@@ -67,7 +67,7 @@ fn straight(view: View<'_>, experiment: &str, series: &str, to_bytes: f64) -> Op
     holds_if(worst <= 0.35 && slope > 0.0, because)
 }
 
-/// A curve that rises in proportion until it is flat, in words; and whether it is one.
+/// Returns whether a curve rises in proportion and is flat afterwards, with a sentence on it.
 fn linear_then_flat(curve: &[(f64, f64)], of: &str) -> Option<(bool, String)> {
     let ((first, one), (last, _)) = (*curve.first()?, *curve.last()?);
     let most = knee(curve, 1.0)?.1;
@@ -79,29 +79,30 @@ fn linear_then_flat(curve: &[(f64, f64)], of: &str) -> Option<(bool, String)> {
     Some((curve.iter().all(is_on) && most >= 1.4 * one, because))
 }
 
-/// One of the other, unless that is nothing: then neither was resolved.
+/// Returns the quotient, or `None` if the divisor is zero: then neither value was resolved.
 fn quotient(one: f64, other: f64) -> Option<f64> {
     (other > 0.0).then(|| one / other)
 }
 
-/// How one curve compares with another at a place: the other is 1.
+/// Returns the ratio of two curves at a position, the first over the second.
 fn ratio(view: View<'_>, experiment: &str, series: [&str; 2], quantity: Quantity, x: f64) -> Option<f64> {
     let [one, other] = series.map(|series| view.best_at(experiment, series, quantity, x));
     quotient(one?, other?)
 }
 
-/// The value of a curve at a place that was measured.
+/// Returns the value of a curve at a measured position.
 fn at(curve: &[(f64, f64)], x: f64) -> Option<f64> {
     curve.iter().find(|point| point.0 == x).map(|point| point.1)
 }
 
-/// The first and the last point of a curve that has two.
+/// Returns the first and the last point of a curve with at least two.
 fn ends(curve: &[(f64, f64)]) -> Option<((f64, f64), (f64, f64))> {
     let (first, last) = (*curve.first()?, *curve.last()?);
     (last.0 > first.0).then_some((first, last))
 }
 
-/// Twice as many threads take twice as many processors on each side. `None` if they are there.
+/// Returns a verdict if there are too few processors: twice as many threads need twice as many processors on each
+/// side. `None` means that there are enough.
 fn too_few_cpus(view: View<'_>, first: f64, because: &str) -> Option<Judgement> {
     let cpus = view.cpus();
     if cpus as f64 >= 4.0 * first {
@@ -113,7 +114,7 @@ fn too_few_cpus(view: View<'_>, first: f64, because: &str) -> Option<Judgement> 
     ))
 }
 
-/// The rate grows with threads, in proportion, up to a ceiling: of all these curves.
+/// Judges whether the rate of each of these curves grows in proportion to threads, up to a ceiling.
 fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Option<Judgement> {
     let (mut all, mut sentences, mut first) = (true, Vec::new(), 1.0);
     for &series in series {
@@ -129,8 +130,8 @@ fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Opti
     holds_if(all, because)
 }
 
-/// A curve comes near the rate of the link. Where that does not say its rate, the highest throughput of any configuration
-/// stands for it.
+/// Judges whether a curve comes near the line rate of the link. If the link reports no rate, the highest throughput
+/// of any configuration replaces it.
 fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64>) -> Option<Judgement> {
     let most = knee(&view.best_curve(experiment, series, Quantity::Throughput), 1.0)?.1;
     if view.is_soft() {
@@ -146,7 +147,7 @@ fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64
     holds_if(share >= 0.9, format!("{most:.1} Gb/s at best, {:.0} % of {of}", share * 100.0))
 }
 
-/// The highest throughput of all points of some experiments.
+/// Returns the highest throughput of all points of some experiments.
 fn highest(view: View<'_>, experiments: &[&str]) -> Option<f64> {
     let records = experiments.iter().flat_map(|experiment| view.of(experiment));
     records.filter_map(|record| super::view::best(record, Quantity::Throughput)).reduce(f64::max)

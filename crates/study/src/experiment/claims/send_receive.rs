@@ -20,18 +20,18 @@ const RNR: &str = "send-receive/rnr";
 const SOFT_DOORBELL: &str =
     "posting to a software RNIC writes no doorbell register over PCIe, which is what a list saves";
 
-/// The highest throughput of Send-Receive over one connection or several.
+/// Returns the highest throughput of Send-Receive over one connection or several.
 fn ceiling(view: View<'_>) -> Option<f64> {
     highest(view, &[BANDWIDTH, THREADS, GATHER])
 }
 
-/// Of the highest rate offered: goodput and RNR NAKs per second.
+/// Returns goodput and RNR NAKs per second at the highest offered rate.
 fn overload(view: View<'_>, series: &str) -> Option<(f64, f64)> {
     let goodput = *view.best_curve(RNR, series, MessageRate).last()?;
     Some((goodput.1, view.best_at(RNR, series, RnrNaks, goodput.0)?))
 }
 
-/// How many times the rate of one per post so many per post give.
+/// Returns the ratio of the rate with `batch` messages per post to the rate with one.
 fn gain_of_batch(view: View<'_>, series: &str, batch: f64) -> Option<f64> {
     let curve = view.best_curve(BATCH, series, MessageRate);
     quotient(at(&curve, batch)?, at(&curve, 1.0)?)
@@ -90,7 +90,7 @@ pub(super) const SHAPES: Judges = &[
              {in_narrow:.2} times with {narrow:.0}"
         );
         match in_wide >= NOISE * in_narrow {
-            // Where lists save nothing, no window changes that.
+            // If lists save nothing, no window changes that.
             false if in_wide < NOISE => unless_soft(view, false, because, SOFT_DOORBELL),
             holds => holds_if(holds, because),
         }
@@ -112,7 +112,7 @@ pub(super) const SHAPES: Judges = &[
         if is_flat && several < 2.0 * most && view.cpus() < 4 {
             return cannot(format!("{because}; several take more than the {} CPUs that are here", view.cpus()));
         }
-        // "By far" is twice.
+        // "By far" counts as a factor of two.
         holds_if(is_flat && several >= 2.0 * most, because)
     }),
     ("send-receive/sequential-is-slow", |view, shape| {
@@ -167,7 +167,7 @@ pub(super) const SHAPES: Judges = &[
     ("send-receive/poll-lists-gain", |view, shape| {
         let curve = view.best_curve(RECEIVE, "reposted in lists", MessageRate);
         let gain = quotient(at(&curve, shape.number("poll_list")?)?, at(&curve, 1.0)?)?;
-        // "Nearly half" is not a tenth.
+        // "Nearly half" counts as more than a tenth.
         let least = 1.0 + (shape.number("gain")? - 1.0) * 0.4;
         holds_if(gain >= least, format!("{gain:.2} times the rate of taking them one by one"))
     }),
@@ -204,7 +204,7 @@ pub(super) const SHAPES: Judges = &[
             "at {rate:.0} thousand messages/s the receiver takes {:.0} % of the CPU time of one that polls",
             share * 100.0
         );
-        // Less than half is more than noise, and more than a processor that two processes share.
+        // Less than half is more than noise, and more than the effect of a processor that two processes share.
         holds_if(share <= 0.5, because)
     }),
     ("send-receive/threads-are-linear", |view, _| grows_with_threads(view, THREADS, &["16 B", "512 B"])),

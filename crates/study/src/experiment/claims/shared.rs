@@ -11,14 +11,14 @@ const SHARED: &str = "send-receive/n-to-1-srq";
 
 const SOFT_LIMIT: &str = "the limit is that of an RNIC's hardware, and this one is software";
 
-/// Messages/s with a shared receive queue over those without, by senders that both have.
+/// Returns the ratio of messages/s with a shared receive queue to those without, by number of senders.
 fn shared_shares(view: View<'_>, bytes: f64) -> Vec<(f64, f64)> {
     let shared = view.best_curve(SHARED, &format!("{bytes:.0} B, shared"), MessageRate);
     let own = view.best_curve(GATHER, &format!("{bytes:.0} B, single receiver"), MessageRate);
     shared.iter().filter_map(|&(senders, rate)| Some((senders, rate / at(&own, senders)?))).collect()
 }
 
-/// The same with the most senders, of which there are several.
+/// Returns the ratio with the most senders, if there are several.
 fn of_several(view: View<'_>, bytes: f64) -> Option<(f64, f64)> {
     shared_shares(view, bytes).pop().filter(|share| share.0 > 1.0)
 }
@@ -83,8 +83,8 @@ pub(super) const SHAPES: Judges = &[
         let (senders, between) = of_several(view, 512.0)?;
         let (_, above) = of_several(view, 8192.0)?;
         let because = format!(
-            "with {senders:.0} senders {:.0} % of the rate with buffers of their own for 512 B, which lie between {:.0} B \
-             and {:.0} B, and {:.0} % for 8192 B, which do not",
+            "with {senders:.0} senders {:.0} % of the rate with buffers of their own for 512 B (between {:.0} B and \
+             {:.0} B), and {:.0} % for 8192 B (outside)",
             between * 100.0,
             shape.number("from_bytes")?,
             shape.number("line_bytes")?,

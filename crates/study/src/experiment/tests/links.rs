@@ -1,10 +1,10 @@
-//! Comparisons of links.
+//! Tests of comparisons of links.
 
 use super::*;
 
-/// A study on a machine where memory cannot be shared goes on over UDP, and compares nothing.
+/// On a machine without shared memory a study runs over UDP and compares nothing.
 #[test]
-fn links_are_compared_only_where_each_carried_its_own_packets() {
+fn links_are_compared_only_with_their_own_packets() {
     let outcomes = |measured: &dyn Fn(&str, &str, f64) -> PointResult| -> Vec<(Finding, String)> {
         let records = records(&environment("soft", 2), measured);
         let goals = verdicts(&records).into_iter().filter(|(id, verdict)| {
@@ -30,7 +30,7 @@ fn links_are_compared_only_where_each_carried_its_own_packets() {
             && because.starts_with("1.00 times (direct-read) to ")),
         "{slow:?}"
     );
-    // One in fifty of its packets went over UDP; or nobody counted any.
+    // One in fifty packets of this protocol went over UDP, or no packet was counted.
     for lost in ["tx_udp_packets", "tx_shared_memory_packets"] {
         let elsewhere = outcomes(&|experiment, series, x| {
             let mut result = as_published(experiment, series, x);
@@ -67,7 +67,7 @@ fn each_protocol_has_all_figures_with_both_links() {
         assert_eq!(rows.len(), subjects, "{effort:?}");
         for row in &rows {
             let missing = row.points.iter().flatten().filter(|point| point.is_none()).count();
-            // An atomic is short.
+            // An atomic has only short messages.
             assert_eq!(missing, if row.subject == "CAS (8 B)" { 4 } else { 0 }, "{}", row.subject);
             for (figure, [udp, memory]) in LINK_FIGURES.iter().zip(row.points) {
                 let (Some(udp), Some(memory)) = (udp, memory) else { continue };
