@@ -173,9 +173,9 @@ impl<'a> Pair<'a> {
                 } }
             }
             p {
-                "Of the points that both have, those count as more or less where all repetitions of " b { (after) } " lie on one "
-                "side of all of " b { (before) } ". Of three and three repetitions one point in ten does so by chance alone; the "
-                "table says how many would. The mean ratio is the geometric one of the points' medians."
+                "A point counts as more or less if all repetitions of " b { (after) } " lie on one side of all repetitions of "
+                b { (before) } ". With three repetitions each, one point in ten does so by chance; the table has the expected "
+                "number. The mean ratio is the geometric mean of the ratios of medians."
             }
             div.scroll.cards tabindex="0" { table.sortable #changed {
                 thead { tr {
@@ -214,8 +214,8 @@ impl<'a> Pair<'a> {
         let spread = |spread: Spread| format!("{} \u{2013} {}", number(spread.least), number(spread.most));
         html! {
             p.setting {
-                "The ratio is " b { (self.after.name) } " as a multiple of " b { (self.before.name) } ", by medians; its range is "
-                "that of any repetition of the one over any of the other."
+                "The ratio is the median of " b { (self.after.name) } " divided by that of " b { (self.before.name) } ". Its range "
+                "covers every repetition of the first divided by every repetition of the second."
             }
             div.scroll tabindex="0" { table.sortable.changes {
                 thead { tr {

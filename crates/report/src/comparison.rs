@@ -128,8 +128,8 @@ pub(crate) fn table(runs: &[Run]) -> Markup {
     html! {
         h2 #glance { "Protocols at a glance" }
         p {
-            "Latency is that of one message at a time, of the variant that is fastest then; throughput that of the "
-            "variant that is fastest with 64 messages unacknowledged (of Direct-Read 32), one per post."
+            "Latency is measured with one message at a time, throughput with 64 unacknowledged messages (32 for "
+            "Direct-Read), one per post. Each figure is that of the fastest variant."
         }
         div.scroll tabindex="0" { table.sortable #comparison {
             thead { tr {

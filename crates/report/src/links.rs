@@ -17,9 +17,9 @@ pub(crate) fn section(runs: &[Run], goals: &[Found]) -> Markup {
     html! {
         h2 #links { "The links beside each other" }
         p {
-            "Two processes of one machine, over " (udp) " and through " (memory) ": medians, and how many times as good "
-            "shared memory is. Messages one at a time are timed: half a round trip of a ping-pong, and post to completion "
-            "of one-sided operations. The other columns are maximum rates, with one message per post unless it says eight."
+            "Two processes of one machine, over " (udp) " and through " (memory) ": medians, and the factor by "
+            "which shared memory is better. With one message at a time, times are half a round trip of a ping-pong, and post "
+            "to completion of one-sided operations. The other columns are maximum rates, with one message per post or eight."
         }
         @for (run, rows) in all.iter().filter(|(_, rows)| !rows.is_empty()) {
             @if runs.len() > 1 { h3 { (run.name) } }

@@ -13,8 +13,8 @@ pub(crate) fn section(runs: &[Run], model: &dyn Model) -> Markup {
     html! {
         h2 #model { "The model" }
         p {
-            "Dotted curves are the model, whose parameters were fitted to every fourth workload of a run; of the "
-            "others they are predictions. Of points that it cannot tell apart, the fastest counts."
+            "Dotted curves are the model. Its parameters were fitted to every fourth workload of a run; the curves at "
+            "the other workloads are predictions. Of points that the model cannot tell apart, the fastest counts."
         }
         @for run in runs {
             @if runs.len() > 1 { h3 { (run.name) } }
@@ -89,8 +89,8 @@ fn interventions(account: &Account) -> Markup {
     }
     html! {
         p {
-            "Does a change help exactly where the model says that it does? Each row doubles one thing; the gain is "
-            "that of messages per second."
+            "This table compares the measured and the predicted effect of changes. Each row doubles one parameter; the "
+            "gain is the ratio of messages per second."
         }
         div.scroll tabindex="0" { table.sortable #interventions {
             thead { tr {

@@ -172,7 +172,7 @@ fn shapes(runs: &[Run], found: &[Found]) -> Markup {
         h2 #verdicts { "Published shapes, and what the data say" }
         p {
             "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
-            "best repetition of each point, since other programs only ever slow one down."
+            "best repetition of each point, since other programs can only slow one down."
         }
         div.scroll.cards tabindex="0" { table.sortable {
             thead { tr {
@@ -244,7 +244,7 @@ fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, pub
             }
             figure.plot {
                 script type="application/json" { (in_script(&plot::data(runs, experiment, model, published))) }
-                noscript { "The plot takes JavaScript; the table below has all its numbers." }
+                noscript { "The plot needs JavaScript; the table below has all its numbers." }
             }
             (list(runs, &verdicts))
             @if let Some(pair) = changes::pair(runs) { (pair.points(experiment)) }
@@ -276,26 +276,26 @@ fn reading() -> Markup {
         h2 #reading { "How to read this" }
         ul.reading {
             li {
-                "A point is measured several times, with every other point between. Curves go through the medians, "
-                "bars reach from the least to the most, and faint dots are the single measurements."
+                "A point is measured several times, and all other points between two of its repetitions. Curves go through "
+                "the medians, bars reach from minimum to maximum, and faint dots are the single measurements."
             }
             li {
                 "Points with hollow markers were simulated: in virtual time, once each, since the same seed gives the same "
-                "result. They have curves, verdicts and a model of their own, apart from what was measured."
+                "result. They have their own curves, verdicts and model, separate from measured points."
             }
             li {
-                "Of shared memory, an attempt is each CAS, and each READ of a value; it succeeds if it finds the newest node. "
-                "Bytes are those of frames, against what they would be if each first attempt succeeded."
+                "With shared memory, each CAS and each READ of a value is an attempt. It succeeds if it finds the newest node. "
+                "Bytes are frame bytes, relative to a run in which each first attempt succeeds."
             }
             li { "Latency is half a round trip of a ping-pong. Gb/s are 10" sup { "9" } " bits of payload per second." }
             li {
                 "Data packets are counted by the RNICs of both ends and predicted by the arithmetic of packets; "
-                "\u{2260} marks where they differ. " i { "Repeated" } " are packets sent again, of all repetitions."
+                "\u{2260} marks differences. " i { "Repeated" } " packets are retransmissions, of all repetitions."
             }
             li {
-                "Jain\u{2019}s index is 1 where all connections sent as much, and 1/N where one sent everything."
+                "Jain\u{2019}s index is 1 if all connections sent the same amount, and 1/N if one sent everything."
             }
-            li { "Everything here, text and pictures, is in this file; it loads nothing." }
+            li { "This file contains all text and pictures; it loads nothing." }
         }
     }
 }

@@ -180,7 +180,7 @@ impl Reproduction<'_> {
                 @if let Some(data) = self.plot(experiment, &sweep) {
                     figure.plot {
                         script type="application/json" { (in_script(&data)) }
-                        noscript { "The plot takes JavaScript; the tables below have all its numbers." }
+                        noscript { "The plot needs JavaScript; the tables below have all its numbers." }
                     }
                 }
                 @if !rows.is_empty() {
@@ -303,8 +303,8 @@ pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
                     p.kicker { "Doorbell, simulated" }
                     h1 { "Published and simulated figures" }
                     p.where {
-                        "Each published number and sentence, simulated in virtual time in the configuration as published; nothing "
-                        "here was measured. " b { "Fitted" } " are those that a value of the testbed was fitted on; all others are "
+                        "Each published number and sentence, simulated in virtual time in the published configuration; nothing "
+                        "here was measured. " b { "Fitted" } " are those to which a value of the testbed was fitted; all others are "
                         b { "predicted" } "."
                     }
                     ul.tiles { @for (class, count, words) in tiles { li class=(class) { b { (count) } " " (words) } } }

@@ -27,10 +27,10 @@ pub(crate) fn picture(runs: &[Run]) -> Markup {
         @if !all.is_empty() {
             h2 #strategies { "Which strategy for my workload?" }
             p {
-                "Millions of operations per second, and below them the microseconds that 99 % of the puts take at most (of "
-                "the gets, where nothing is put). The darker, the nearer to the most of its row; "
-                b { "\u{2605}" } " marks the most operations, " b { "\u{25c6}" } " the shortest 99 %. Each group varies one "
-                "thing of the workload. Each client has one operation running, and begins the next one at once."
+                "Each cell has millions of operations per second, and below them the 99 % latency of puts in microseconds (of "
+                "gets, without puts). Darker cells are nearer to the maximum of their row. "
+                b { "\u{2605}" } " marks the most operations, " b { "\u{25c6}" } " the shortest latency. Each group varies one "
+                "parameter of the workload. Each client runs one operation at a time, without pauses."
             }
             @for (run, varied) in &all {
                 @if runs.len() > 1 { h3 { (run.name) } }

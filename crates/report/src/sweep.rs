@@ -176,7 +176,7 @@ pub fn sweep_html(sweep: &Sweep) -> String {
                         @if let Some(data) = sweep.plot() {
                             figure.plot {
                                 script type="application/json" { (in_script(&data)) }
-                                noscript { "The plot takes JavaScript; the table below has all its numbers." }
+                                noscript { "The plot needs JavaScript; the table below has all its numbers." }
                             }
                         }
                         (sweep.table())

@@ -372,7 +372,7 @@ pub(crate) fn cpu_of_hosts(runs: &[Run], experiment: &Experiment) -> Markup {
     };
     html! {
         @if !rows.is_empty() {
-            p.setting { "CPU time of each host, per message that it sent, or, of a host that only answers, that it received:" }
+            p.setting { "CPU time of each host per sent message, or per received message on a host that only answers:" }
             div.scroll tabindex="0" { table.sortable.hosts {
                 thead { tr {
                     @if runs.len() > 1 { (heading("run", false)) }
@@ -427,7 +427,7 @@ fn cpu_rows<'a>(run: &'a Run, experiment: &Experiment) -> Vec<CpuRow<'a>> {
 
 /// Returns the pinned CPUs of a host as text.
 fn pinned(environment: &Environment) -> String {
-    environment.pinning.as_ref().map_or_else(|| "not said".to_owned(), ToString::to_string)
+    environment.pinning.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string)
 }
 
 fn rnic(environment: &Environment) -> String {

@@ -150,7 +150,7 @@ pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Meas
     let mut samples = Samples::default();
     for round in 0..rounds * MOST_ROUNDS {
         if round == rounds / 10 {
-            samples = Samples::default(); // all before was to warm up
+            samples = Samples::default(); // the rounds before were for warm-up
         }
         if round >= rounds + rounds / 10 && samples.is_complete() {
             break;

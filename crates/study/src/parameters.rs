@@ -282,7 +282,7 @@ impl Parameters {
             .signal_each(self.signal_each)
             .inline(self.inline)
             .max_message(size)
-            .send_buffers(0) // workloads send from memory of their own
+            .send_buffers(0) // workloads send from their own memory
             .credits(self.credits)
             .path_mtu(self.path_mtu())
             .timeout_exponent(self.timeout)

@@ -41,12 +41,12 @@ pub(super) fn memlock(machine: &Machine, is_soft: bool, memory_bytes: usize) -> 
 pub(super) fn processors(machine: &Machine) -> Finding {
     const SUBJECT: &str = "processors";
     match machine.cpus.len() {
-        0 => Finding::new(SUBJECT, Severity::Unknown, "/proc does not tell which may be used", ""),
+        0 => Finding::new(SUBJECT, Severity::Unknown, "/proc does not list the usable ones", ""),
         few if few < FOR_BOTH_ENDS => Finding::new(
             SUBJECT,
             Severity::Shifts,
             format!(
-                "{few} may be used; where both ends are on this machine, threads of the two ends take turns on them, \
+                "{few} may be used; if both ends are on this machine, threads of the two ends take turns on them, \
                  and latencies have long tails"
             ),
             "measure between two machines, or let this process use more (taskset, cpusets, the scheduler's job)",
@@ -62,15 +62,15 @@ pub(super) fn governor(machine: &Machine) -> Finding {
         (true, true) => Finding::new(
             SUBJECT,
             Severity::Unknown,
-            "this machine runs below a hypervisor, which does not tell the processors' frequency",
+            "this machine runs below a hypervisor, which hides the processors' frequency",
             "",
         ),
-        (true, false) => Finding::new(SUBJECT, Severity::Unknown, "the kernel governs no frequency", ""),
+        (true, false) => Finding::new(SUBJECT, Severity::Unknown, "the kernel has no frequency governor", ""),
         (false, _) if slow.is_empty() => Finding::fine(SUBJECT, "performance"),
         (false, _) => Finding::new(
             SUBJECT,
             Severity::Shifts,
-            format!("{} lowers the frequency while little is to be done", slow.join(", ")),
+            format!("{} lowers the frequency under low load", slow.join(", ")),
             "`cpupower frequency-set -g performance`",
         ),
     }
@@ -79,7 +79,7 @@ pub(super) fn governor(machine: &Machine) -> Finding {
 pub(super) fn idle(machine: &Machine) -> Finding {
     const SUBJECT: &str = "idle states";
     match &machine.idle {
-        None => Finding::new(SUBJECT, Severity::Unknown, "the kernel shows none", ""),
+        None => Finding::new(SUBJECT, Severity::Unknown, "the kernel lists none", ""),
         Some(state) if state.latency_us <= SHALLOW_US => {
             Finding::fine(SUBJECT, format!("the deepest is {}, {} us to wake up", state.name, state.latency_us))
         }
@@ -87,10 +87,10 @@ pub(super) fn idle(machine: &Machine) -> Finding {
             SUBJECT,
             Severity::Shifts,
             format!(
-                "a processor in {} takes {} us to wake up, which a program that sleeps pays",
+                "a processor in {} takes {} us to wake up, which delays programs that sleep",
                 state.name, state.latency_us
             ),
-            format!("`cpupower idle-set -D {SHALLOW_US}`; programs that poll are not concerned"),
+            format!("`cpupower idle-set -D {SHALLOW_US}`; programs that poll are not affected"),
         ),
     }
 }
@@ -123,7 +123,7 @@ pub(super) fn receive_buffer(granted_bytes: usize, machine: &Machine) -> Finding
         Severity::Shifts,
         format!(
             "the kernel grants {} KiB of {} KiB (net.core.rmem_max is {limit}): windows shrink to what fits, and \
-             datagrams beyond it are dropped and sent again",
+             datagrams beyond it are dropped and retransmitted",
             granted_bytes >> 10,
             asked >> 10
         ),
@@ -147,7 +147,7 @@ pub(super) fn numa(machine: &Machine, adapter: &Adapter) -> Finding {
     let remedy = match near.is_empty() {
         true => format!("let this process use CPUs of node {node} (taskset, cpusets, the scheduler's job)"),
         false => format!(
-            "`--cpus {}` for the command that runs here pins threads that poll to them; otherwise `study` takes one CPU of \
+            "`--cpus {}` for the command that runs here pins polling threads to them; otherwise `study` takes one CPU of \
              each core, the near ones first, and `bench` pins nothing",
             pinning::list(&near)
         ),
@@ -170,13 +170,13 @@ pub(super) fn pcie(adapter: &Adapter) -> Finding {
         (Some(now), Some(most)) => Finding::new(
             SUBJECT,
             Severity::Shifts,
-            format!("{} is linked by {now}, and could be by {most}", adapter.name),
+            format!("{} has a link of {now}, and supports {most}", adapter.name),
             "another slot, or the firmware's settings of this one",
         ),
         _ => Finding::new(
             SUBJECT,
             Severity::Unknown,
-            format!("the kernel does not tell how {} is linked", adapter.name),
+            format!("the kernel does not report the link of {}", adapter.name),
             "",
         ),
     }
@@ -199,7 +199,7 @@ pub(super) fn interface(adapter: &Adapter) -> Finding {
         _ => Finding::new(
             SUBJECT,
             Severity::Unknown,
-            format!("the kernel does not tell the interface of {}", adapter.name),
+            format!("the kernel does not report the interface of {}", adapter.name),
             "",
         ),
     }
@@ -212,7 +212,7 @@ pub(super) fn gid(device: &DeviceAttributes) -> Finding {
         less => format!(", path MTU {}", less.bytes()),
     };
     if device.address.is_loopback() {
-        return Finding::fine(SUBJECT, format!("{}: for peers on this machine alone{mtu}", device.address));
+        return Finding::fine(SUBJECT, format!("{}: for peers on this machine only{mtu}", device.address));
     }
     Finding::fine(SUBJECT, format!("{}{mtu}", device.gid))
 }

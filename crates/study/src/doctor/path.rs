@@ -67,7 +67,7 @@ pub fn probe_control<E: From<SessionError>>(
                 "long packets are dropped on the way: on the control connection, {BALLAST_BYTES} B do not pass both ways in packets of \
                  full length, but do in packets with {SHORT_SEGMENT_BYTES} B"
             ),
-            "something between has a smaller MTU than both interfaces, and no ICMP tells them (`ping -M do -s 1472 HOST` shows \
+            "a device between has a smaller MTU than both interfaces, and sends no ICMP (`ping -M do -s 1472 HOST` shows \
              whether 1500 B pass): raise its MTU, or lower that of both interfaces",
         ))),
         Err(_) => Err(SessionError::Control(io::Error::new(
@@ -138,7 +138,7 @@ fn found([own, other]: [PathMtu; 2], used: usize, lost: &[(PathMtu, SessionError
         Severity::Spoils,
         format!("{whose}, but packets with {largest} B do not come through, those with {used} B do ({error})"),
         format!(
-            "raise the MTU of whatever lies between, or lower that of both interfaces; `doorbell bench --mtu {used}` measures \
+            "raise the MTU of all devices between, or lower that of both interfaces; `doorbell bench --mtu {used}` measures \
              without either"
         ),
     )
@@ -152,7 +152,7 @@ fn nothing(device: &Device, error: Option<&SessionError>) -> Finding {
         "path",
         Severity::Spoils,
         format!("the control connection works, but no packet of RoCE v2 comes through{error}"),
-        format!("open UDP port {port} in the firewalls of both hosts and of whatever lies between"),
+        format!("open UDP port {port} in the firewalls of both hosts and of all devices between"),
     )
 }
 

@@ -65,7 +65,7 @@ pub enum DirectoryError {
     /// There are no records.
     #[error("{}: there is no record (*.json) in it; `doorbell study --out {}` makes some", .0.display(), .0.display())]
     Empty(PathBuf),
-    /// There are more records than [`MAX_RECORDS`].
+    /// There are more than 100,000 records.
     #[error("{}: there are more than {MAX_RECORDS} records in it", .0.display())]
     TooMany(PathBuf),
     /// A file holds a point with other parameters or from another environment.

@@ -429,7 +429,7 @@ fn large_or_batch(effort: Effort) -> Experiment {
     let mut points = Vec::new();
     for bytes in effort.pick(vec![512, 4096, 32_768], vec![128, 512, 2048, 8192, 32_768, 131_072], doubling(1 << 20)) {
         if bytes < 64 {
-            continue; // eight parts of less than eight bytes are nobody's messages
+            continue; // each of the eight messages has at least eight bytes
         }
         let stream = |bytes, window, batch| {
             let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);

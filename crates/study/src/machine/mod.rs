@@ -168,7 +168,7 @@ fn memlock(root: &Root) -> Option<u64> {
 const MOST_CPUS: usize = 8192;
 
 /// Parses a list of processors as the kernel writes it, such as `0-3,8`. The function ignores malformed parts, and
-/// the list has at most [`MOST_CPUS`] processors.
+/// the list has at most 8192 processors.
 pub fn cpu_list(list: &str) -> Vec<usize> {
     let mut cpus: Vec<usize> = list.split(',').filter_map(cpu_range).flatten().take(MOST_CPUS).collect();
     cpus.sort_unstable();

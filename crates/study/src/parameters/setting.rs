@@ -145,7 +145,7 @@ pub(crate) fn within<T: PartialOrd + std::fmt::Display>(
     unit: &str,
 ) -> Result<(), ParametersError> {
     if given >= least && given <= most {
-        return Ok(()); // which no NaN is
+        return Ok(()); // a NaN is never within bounds
     }
     Err(ParametersError { setting, given: format!("{given}{unit}"), allowed: format!("{least} to {most}{unit}") })
 }

@@ -126,7 +126,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Checks, counts and frees a message.
+    /// Checks a message, pauses if the receiver is slow, and counts the message.
     pub(super) fn receive(&mut self, message: impl Received, tally: &mut Tally) {
         if self.reception.verify {
             self.scratch.resize(message.len(), 0);

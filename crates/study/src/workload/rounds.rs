@@ -195,7 +195,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     let mut rounds = Rounds::new(&device, plan, divisor);
     let mut source = Source::new(plan, memory);
     loop {
-        source.fill(connection.get()); // which is not part of the round
+        source.fill(connection.get()); // the round does not include this
         let began_ns = rounds.begin();
         while !source.offer(connection.get_mut())? {
             connection.progress().await?;
