@@ -1,5 +1,5 @@
-//! Measures what publishing counters costs the data path: CPU time of a whole process that sends and
-//! receives SENDs of 16 bytes, with counters published and without, by turns of some milliseconds.
+//! Measures the cost of published counters on the data path. It compares the CPU time of a process that sends and
+//! receives SENDs of 16 bytes, with and without publishing, in turns of some milliseconds.
 //!
 //! `cargo run --release -p doorbell-study --example publishing > turns.csv`
 
@@ -16,7 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 const BYTES: usize = 16;
 const MESSAGES_PER_TURN: u64 = 10_000;
 const TURNS: usize = 60;
-/// Where its memory lies makes a process some percent faster or slower for all its life.
+/// Number of processes. The placement of its memory makes a process some percent faster or slower for its lifetime.
 const PROCESSES: usize = 24;
 
 fn main() {
@@ -63,7 +63,7 @@ fn turn(ends: &mut Ends) {
     }
 }
 
-/// A turn for each line; answers with the CPU time that the process has used until then.
+/// Runs a turn for each line of input, and prints the CPU time that the process has used so far.
 fn work() {
     let mut ends = connected();
     for _ in std::io::stdin().lines() {
@@ -101,7 +101,7 @@ impl Worker {
         worker
     }
 
-    /// CPU time of a turn, and of what its threads did since the last, per message.
+    /// Returns the CPU time per message of a turn, including that of other threads since the last turn.
     fn turn(&mut self) -> f64 {
         self.ask.write_all(b"go\n").expect("it listens");
         let mut line = String::new();
@@ -118,7 +118,7 @@ impl Worker {
     }
 }
 
-/// Of turns that nothing else on the machine disturbed: one in ten is faster.
+/// Returns the tenth percentile, as the value of a turn that nothing else on the machine disturbed.
 fn undisturbed(turns: impl Iterator<Item = f64>) -> f64 {
     let mut turns: Vec<_> = turns.collect();
     turns.sort_by(f64::total_cmp);
@@ -132,7 +132,7 @@ fn compare() {
         let (mut without, mut with) = (Worker::start("0"), Worker::start("1"));
         let mut pairs = Vec::new();
         for turn in 0..TURNS {
-            // Neither is always the first.
+            // The two alternate in order.
             let pair = if (index + turn) % 2 == 0 {
                 (without.turn(), with.turn())
             } else {

@@ -1,5 +1,5 @@
-//! Measures what takes many devices or many connections: N senders to one receiver, connections
-//! in one process, and their rate of connecting and closing.
+//! Measures workloads with many devices or many connections: N senders to one receiver, connections in one process,
+//! and their rate of connecting and closing.
 //!
 //! `cargo run --release -p doorbell-study --example scale`
 #![expect(clippy::disallowed_methods, reason = "a program of its own, beside the devices that it watches")]
@@ -26,7 +26,7 @@ fn connect(one: Endpoint, other: Endpoint) -> (Connection, Connection) {
     (one.connect(&of_other).expect("connects"), other.connect(&of_one).expect("connects"))
 }
 
-/// Messages per second that arrive from `senders` devices at one, and what had to be repeated.
+/// Returns the messages per second from `senders` devices to one, and the counts of retransmitted and of data packets.
 fn n_to_one(senders: usize) -> (f64, u64, u64) {
     let config = Config::default().window(64).depth(128).max_message(BYTES).send_buffers(0);
     let receiver = device(Some(RECEIVE_BUFFER_BYTES));
@@ -72,7 +72,7 @@ fn n_to_one(senders: usize) -> (f64, u64, u64) {
             receiving
         })
     };
-    std::thread::sleep(Duration::from_millis(300)); // it settles
+    std::thread::sleep(Duration::from_millis(300)); // warm-up
     let (before, began) = (arrived.load(Ordering::Relaxed), Instant::now());
     std::thread::sleep(Duration::from_secs_f64(SECONDS));
     let rate = (arrived.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64();

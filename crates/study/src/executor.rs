@@ -14,7 +14,7 @@ use doorbell_verbs::Channel;
 use crate::cpu::EmptyRounds;
 use crate::patience::Patience;
 
-/// The longest sleep on a channel: connections want to be polled now and then.
+/// The longest sleep on a channel. Connections must be polled from time to time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// How the tasks of one thread wait: by spinning, or all together on one completion channel.
@@ -22,47 +22,47 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 pub struct Idle {
     channel: Option<Channel>,
     waiting: Rc<Cell<usize>>,
-    /// A task has handled a message in this round, be it that it waits for the next one.
+    /// Whether a task has handled a message in this round, even if the task waits for the next one.
     has_handled: Rc<Cell<bool>>,
     empty: Rc<RefCell<EmptyRounds>>,
-    /// The first deadline of the tasks that wait, on the device's clock.
+    /// The earliest deadline of the waiting tasks, on the device's clock.
     deadline_ns: Rc<Cell<u64>>,
 }
 
 impl Idle {
-    /// Tasks spin.
+    /// Makes tasks that spin.
     pub fn spin() -> Self {
         let deadline_ns = Rc::new(Cell::new(u64::MAX));
         Self { channel: None, waiting: Rc::default(), has_handled: Rc::default(), empty: Rc::default(), deadline_ns }
     }
 
-    /// The thread sleeps on `channel` when all tasks wait.
+    /// Makes tasks whose thread sleeps on `channel` when all of them wait.
     pub fn sleep_on(channel: Channel) -> Self {
         Self { channel: Some(channel), ..Self::spin() }
     }
 
-    /// CPU time of the rounds in which no task found anything.
+    /// Returns the CPU time of the rounds in which no task found anything.
     pub(crate) fn empty_ns(&self) -> u64 {
         self.empty.borrow().ns()
     }
 
-    /// The channel that connections have to be made on.
+    /// Returns the channel that connections must use.
     pub fn channel(&self) -> Option<&Channel> {
         self.channel.as_ref()
     }
 }
 
-/// A task that waits, until it does not wait any more, for whatever reason.
-struct Waits<'a>(&'a Cell<usize>);
+/// Counts a task as waiting until this is dropped.
+struct WaitingTask<'a>(&'a Cell<usize>);
 
-impl<'a> Waits<'a> {
+impl<'a> WaitingTask<'a> {
     fn new(waiting: &'a Cell<usize>) -> Self {
         waiting.set(waiting.get() + 1);
         Self(waiting)
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingTask<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -70,8 +70,8 @@ impl Drop for Waits<'_> {
 
 impl Waiter for Idle {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
-        // A task that no notification will wake keeps the thread from sleeping.
-        let _waits = (channel.is_some() || self.channel.is_none()).then(|| Waits::new(&self.waiting));
+        // A task without a channel gets no notification, so it keeps the thread from sleeping.
+        let _waits = (channel.is_some() || self.channel.is_none()).then(|| WaitingTask::new(&self.waiting));
         self.deadline_ns.set(deadline_ns.unwrap_or(u64::MAX).min(self.deadline_ns.get()));
         yield_now().await;
     }
@@ -92,13 +92,13 @@ pub fn block_on<T>(task: impl Future<Output = T>) -> T {
     results.pop().unwrap_or_else(|| unreachable!("a task that is done has a result"))
 }
 
-/// Runs tasks until all are done, and returns what they return, in order.
+/// Runs tasks until all are done. Returns their results, in order.
 pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let Ok(results) = run_while(idle, tasks, || Ok::<(), Infallible>(()));
     results
 }
 
-/// The same, until `check` fails, which is called in each round: the tasks are dropped then.
+/// Runs tasks until all are done, or until `check` fails. Each round calls `check`; a failure drops the tasks.
 ///
 /// # Errors
 ///
@@ -135,15 +135,15 @@ pub fn run_while<T, E>(
             }
             continue;
         };
-        // All tasks have armed their notifications and found nothing since. A failed wait
-        // does no harm: the tasks look for themselves.
+        // All tasks have armed their notifications and found nothing since. A failed wait does no harm: the tasks poll
+        // anyway.
         let longest = LONGEST_SLEEP.min(channel.device().time_until(idle.deadline_ns.replace(u64::MAX)));
         let _ = channel.wait(Some(longest));
     }
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Polls each task that has no result yet. Returns how many have none afterwards.
+/// Polls each task that has no result yet. Returns the number of tasks that still have none.
 pub(crate) fn round<T, F: Future<Output = T>>(
     tasks: &mut [Pin<Box<F>>],
     results: &mut [Option<T>],
@@ -161,7 +161,7 @@ pub(crate) fn round<T, F: Future<Output = T>>(
     left
 }
 
-/// Deals out `items` in turn to so many hands.
+/// Deals out `items` in turn to `count` hands.
 pub fn hands<I>(count: usize, items: Vec<I>) -> Vec<Vec<I>> {
     let mut hands: Vec<Vec<I>> = (0..count.max(1)).map(|_| Vec::new()).collect();
     let count = hands.len();
@@ -169,17 +169,17 @@ pub fn hands<I>(count: usize, items: Vec<I>) -> Vec<Vec<I>> {
     hands
 }
 
-/// What all hands have returned, in their order, or the first error.
+/// Returns the results of all hands in their order, or the first error.
 ///
 /// # Errors
 ///
-/// That of a hand.
+/// The first error of a hand.
 pub fn gather<T, E>(hands: impl IntoIterator<Item = Result<Vec<T>, E>>) -> Result<Vec<T>, E> {
     let hands: Result<Vec<_>, E> = hands.into_iter().collect();
     Ok(hands?.into_iter().flatten().collect())
 }
 
-/// Deals out `ends` to so many threads, each of which runs its own; all results together.
+/// Deals out `ends` to `threads` threads, each of which runs its own. Returns all results together.
 pub fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
     let mut hands = hands(threads, ends);
     std::thread::scope(|scope| {
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_end_is_dealt_to_a_thread_and_every_thread_has_some() {
+    fn every_thread_gets_a_share_of_the_ends() {
         let mut results = deal(3, (0..7).collect(), |hand: Vec<u32>| {
             let size = hand.len();
             hand.into_iter().map(|end| (end, size)).collect()
@@ -226,9 +226,9 @@ mod tests {
         assert_eq!((ended, Rc::strong_count(&held)), (Err(5), 1));
     }
 
-    /// The side of a ping-pong that answers waits at the end of each of its turns, also of those in which it answered.
+    /// The responder of a ping-pong waits at the end of each turn, also of turns in which it answered.
     #[test]
-    fn a_round_in_which_a_message_was_handled_is_none_in_vain() {
+    fn rounds_that_handle_a_message_are_not_empty() {
         let idle = Idle::spin();
         let task = async {
             for turn in 0..100 {

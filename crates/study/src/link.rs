@@ -1,4 +1,4 @@
-//! What carries packets between two software RNICs of one machine, and what has carried them.
+//! The link that carries packets between two software RNICs of one machine, and the packets counted on each link.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,10 +17,10 @@ pub enum Link {
 }
 
 impl Link {
-    /// Both.
+    /// Both links.
     pub const ALL: [Self; 2] = [Self::Udp, Self::SharedMemory];
 
-    /// Its name, for people.
+    /// Returns the name of the link for messages to users.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Udp => "UDP",
@@ -28,8 +28,8 @@ impl Link {
         }
     }
 
-    /// What a device is opened with to have this link. Where memory cannot be shared, packets go over UDP instead of
-    /// nowhere, so that a study goes on; [`Carried`] tells.
+    /// Returns the link choice to open a device with. If memory cannot be shared, packets go over UDP, so that a study
+    /// goes on; [`Carried`] shows this.
     pub const fn choice(self) -> LinkChoice {
         match self {
             Self::Udp => LinkChoice::Udp,
@@ -38,7 +38,7 @@ impl Link {
     }
 }
 
-/// What carried the packets of a run, in one word.
+/// The links that carried the packets of a run, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CarriedBy {
@@ -50,7 +50,7 @@ pub enum CarriedBy {
     Both,
 }
 
-/// How many packets went which way.
+/// Packets sent over each link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Packets sent over UDP.
@@ -60,8 +60,9 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// What an end's counters say. Earlier releases did not count the packets of UDP: there it takes the RNIC's count of
-    /// all packets, or what had both links would look as if shared memory alone had carried it.
+    /// Returns the packets that an end's counters report. Earlier releases did not count the packets of UDP. For them
+    /// the count is the RNIC's count of all packets without those of shared memory. Otherwise a run over both links
+    /// would look as if shared memory alone had carried it.
     pub(crate) fn of(link: &BTreeMap<String, u64>, counters: &BTreeMap<String, u64>) -> Self {
         let shared_memory = link.get("tx_shared_memory_packets").copied().unwrap_or(0);
         let all = || counters.get("tx_vport_rdma_unicast_packets").copied().unwrap_or(0);
@@ -69,7 +70,7 @@ impl Carried {
         Self { udp, shared_memory }
     }
 
-    /// Both together.
+    /// Adds the counts of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -78,7 +79,7 @@ impl Carried {
         }
     }
 
-    /// In one word; `None` if no packets were counted: of an RNIC of the machine, and in virtual time.
+    /// Returns the links in one word. `None` if no packets were counted, as with a hardware RNIC and in virtual time.
     pub fn by(self) -> Option<CarriedBy> {
         match (self.udp > 0, self.shared_memory > 0) {
             (true, false) => Some(CarriedBy::Udp),
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_carried_packets_is_told_by_the_counters_of_this_release_and_of_earlier_ones() {
+    fn counters_of_each_release_name_the_link() {
         let all = counted(&[("tx_vport_rdma_unicast_packets", 9)]);
         for (link, counters, by, words) in [
             (&[("tx_udp_packets", 7), ("tx_shared_memory_packets", 0)][..], &all, Some(CarriedBy::Udp), "UDP"),
@@ -128,11 +129,11 @@ mod tests {
                 Some(CarriedBy::Both),
                 "shared memory (7 packets) and UDP (2 packets)",
             ),
-            // Before the packets of UDP were counted, and before there was another link.
+            // Records of releases that did not count packets of UDP, and of releases without shared memory.
             (&[("tx_shared_memory_packets", 9)], &all, Some(CarriedBy::SharedMemory), "shared memory"),
             (&[("tx_shared_memory_packets", 0)], &all, Some(CarriedBy::Udp), "UDP"),
             (&[("rx_overflow", 0)], &all, Some(CarriedBy::Udp), "UDP"),
-            // An RNIC of the machine counts neither.
+            // A hardware RNIC counts neither.
             (&[("tx_udp_packets", 0), ("tx_shared_memory_packets", 0)], &counted(&[]), None, ""),
             (&[], &counted(&[]), None, ""),
         ] {

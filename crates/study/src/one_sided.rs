@@ -1,12 +1,11 @@
 //! One-sided workloads: WRITE, READ and atomics on the other end's memory, over verbs.
 //!
-//! The end that asks (the *initiator*) keeps a window of operations outstanding and posts them in
-//! lists; the last of a list is signalled, and since RC completes in order it tells of all of them.
-//! The other end (the *target*) has a region that its peer may use, and does nothing but lend its
-//! processor to a software RNIC.
+//! The *initiator* keeps a window of operations outstanding and posts them in lists. The last operation of a list is
+//! signalled. RC completes in order, so its completion covers the whole list. The *target* has a region that its peer
+//! may use. It only lends its processor to a software RNIC.
 //!
-//! Message `n` uses slot `n % slots` of the region at either end. Atomics go to the first word of
-//! the target's region, and what they return goes to the slot.
+//! Message `n` uses slot `n % slots` of the region at either end. Atomics access the first word of the target's
+//! region, and their results go to the slot.
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::rc::{self, RcSettings};
@@ -27,17 +26,17 @@ use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
 
-/// Code of the least time to wait after an RNR NAK. Nothing here takes a receive, so none comes.
+/// Code of the minimum time to wait after an RNR NAK. One-sided operations consume no receive, so no RNR NAK comes.
 const MIN_RNR_TIMER: u8 = 12;
 
-/// The target's memory, as its peer names it.
+/// The address and key of the target's memory, for its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteMemory {
-    /// Its first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// The key of the region.
+    /// Key of the region.
     pub rkey: u32,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -52,10 +51,10 @@ pub struct End {
     settings: RcSettings,
 }
 
-/// Which end of a connection.
+/// The role of an end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Role<'a> {
-    /// The end that asks. With a channel, it can sleep there.
+    /// The end that posts operations. It can sleep on the channel, if given.
     Initiator(Option<&'a Channel>),
     /// The end whose memory is used.
     Target,
@@ -66,7 +65,8 @@ impl End {
     ///
     /// # Errors
     ///
-    /// A queue, the queue pair or the memory cannot be made: more is asked for than the device has.
+    /// A queue, the queue pair or the memory cannot be made: the device has fewer resources than the parameters ask
+    /// for.
     pub fn new(
         pd: &Pd,
         parameters: &Parameters,
@@ -109,7 +109,7 @@ impl End {
         Ok(Self { qp, cq, psn: device.random_psn(), region, path_mtu: parameters.path_mtu(), settings })
     }
 
-    /// What the peer needs to know of the queue pair.
+    /// Returns the description of the queue pair for the peer.
     pub fn description(&self) -> EndpointDescription {
         let own = EndpointDescription::bare(&self.qp, self.psn);
         EndpointDescription { path_mtu: self.path_mtu.unwrap_or(own.path_mtu), ..own }
@@ -128,20 +128,20 @@ impl End {
         self.qp.pd().device()
     }
 
-    /// What the peer needs to know of the memory.
+    /// Returns the description of the memory for the peer.
     pub fn memory(&self) -> RemoteMemory {
         let region = &self.region;
         RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
     }
 
-    /// Lets a software RNIC work, as polling for completions does; a target has none.
+    /// Lets a software RNIC work, as polling for completions does. A target has no completions.
     pub fn lend_processor(&self) {
         let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
-    /// How many of the messages that a peer says it has completed have left another trace in this
-    /// memory than they must have: of WRITE the last one of each slot is looked at, of atomics the
-    /// word, of which all count or none.
+    /// Returns the number of messages, of those that a peer reports as completed, that left a wrong trace in this
+    /// memory. For WRITE it checks the last message of each slot. For atomics it checks the word: all messages count
+    /// as damaged or none.
     pub fn damaged(&self, operation: Operation, bytes: usize, slots: usize, messages: u64) -> u64 {
         match operation {
             Operation::Write => {
@@ -159,15 +159,15 @@ impl End {
     }
 }
 
-/// Longest message that goes inline.
+/// Returns the longest message that goes inline.
 fn max_inline(pd: &Pd, parameters: &Parameters) -> usize {
     match parameters.operation {
         Operation::Write => parameters.inline.min(pd.device().attributes().limits.max_inline),
-        _ => 0, // the others bring bytes
+        _ => 0, // the other operations bring bytes
     }
 }
 
-/// What a peer may do, and no more.
+/// Returns the access that the operation of the peer needs, and no more.
 fn target_access(operation: Operation) -> Access {
     match operation {
         Operation::Write => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
@@ -180,7 +180,7 @@ fn slot_of(message: u64, slots: usize) -> usize {
     (message % slots as u64) as usize
 }
 
-/// The end that asks, at work.
+/// An initiator with its operations.
 struct Initiator<'a, W> {
     end: &'a End,
     remote: RemoteMemory,
@@ -219,12 +219,12 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         self.posted - self.completed
     }
 
-    /// Where the bytes of a message are, or are to go.
+    /// Returns the offset of a message in both regions.
     fn offset(&self, message: u64) -> usize {
         slot_of(message, self.plan.buffers) * stride(self.plan.bytes)
     }
 
-    /// Posts the next `count` messages as one list, of which the last is signalled.
+    /// Posts the next `count` messages as one list. The last one is signalled.
     fn post(&mut self, count: usize) -> Result<(), ConnectionError> {
         let messages = self.posted..self.posted + count as u64;
         let sges: SmallVec<[_; 8]> =
@@ -248,7 +248,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
                 self.posted += count as u64;
                 Ok(())
             }
-            // The queue pair may have failed meanwhile; then its completions say why.
+            // The queue pair may have failed meanwhile. Then its completions give the reason.
             Err(error) => self.reap().and(Err(ConnectionError::Post(error))),
         }
     }
@@ -259,7 +259,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         let word = self.remote.address;
         match self.operation {
             Operation::Read => SendOperation::Read { remote_address, rkey },
-            // The word counts messages: the one before has left its number plus one.
+            // The word counts messages: the message before has stored its number plus one.
             Operation::CompareSwap => {
                 SendOperation::CompareSwap { remote_address: word, rkey, compare: message, swap: message + 1 }
             }
@@ -268,8 +268,8 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         }
     }
 
-    /// Checks what is complete, and makes the next messages such that they can be checked: the
-    /// payload of WRITEs; and where READs land, every bit is another one than they bring.
+    /// Checks completed messages, and prepares the next ones for verification. WRITEs get their payload. The buffers
+    /// of READs get the complement of the bytes that the READs bring.
     fn prepare(&mut self, count: usize) {
         if !self.plan.verify {
             return;
@@ -294,7 +294,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         }
     }
 
-    /// Checks what completed messages brought.
+    /// Checks the bytes that completed messages brought.
     fn check(&mut self) {
         if self.plan.verify {
             self.damaged += (self.checked..self.completed).filter(|&message| self.is_damaged(message)).count() as u64;
@@ -302,11 +302,11 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         }
     }
 
-    /// Takes completions, one list. Returns how many messages are complete that were not before.
+    /// Takes one list of completions. Returns the number of messages that have completed since the last call.
     fn reap(&mut self) -> Result<u64, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.end.cq.poll(&mut list)?;
-        // The first error is the reason; flushed requests behind it are consequences.
+        // The first error is the reason. Flushed requests after it are consequences.
         if let Some(failed) = list[..count].iter().find(|completion| completion.status != Status::Success) {
             return Err(ConnectionError::from_send(failed.status));
         }
@@ -323,16 +323,16 @@ impl<'a, W: Waiter> Initiator<'a, W> {
                 !payload::is_intact(slot_of(message, self.plan.buffers) as u64, &self.scratch)
             }
             operation if operation.is_atomic() => self.end.region.load_acquire_u64(offset) != message,
-            _ => false, // the other end looks at what was written
+            _ => false, // the target checks the written bytes
         }
     }
 
-    /// Waits until something is complete.
+    /// Waits until a message has completed.
     async fn progress(&mut self) -> Result<(), ConnectionError> {
         while self.reap()? == 0 {
             if self.waiter.wants_notification() {
                 self.end.cq.arm(Notify::Next);
-                // What came before the notification was armed may raise none.
+                // A completion that came before the notification was armed may raise none.
                 if self.reap()? > 0 {
                     break;
                 }
@@ -350,7 +350,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
 ///
 /// # Errors
 ///
-/// A work request is refused or fails, as when the peer is gone: the connection is over.
+/// A work request is rejected or fails, such as when the peer is gone. The connection is no longer usable.
 pub async fn stream<W: Waiter>(
     end: &End,
     remote: RemoteMemory,
@@ -392,7 +392,7 @@ pub async fn stream<W: Waiter>(
     Ok(Tally { sent, damaged, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() })
 }
 
-/// One operation at a time, and how long each takes from its post to its completion.
+/// Runs one operation at a time, and measures the time from post to completion of each.
 ///
 /// # Errors
 ///

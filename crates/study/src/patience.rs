@@ -1,52 +1,52 @@
-//! When a thread that polls gives its processor to others.
+//! The decision when a thread that polls yields its processor.
 //!
-//! Where there are fewer processors than threads that spin, two ends of a connection may share one: then the end that
-//! is waited for gets none until the waiting one gives way. Where each has its own, to give way costs a system call
-//! at the wrong moment, and where the other thread on this processor is some other program, a whole time slice. So a
-//! thread learns from what came of it: whether the processor went to somebody, and whether a message was there
-//! afterwards.
+//! If fewer processors exist than threads that spin, two ends of a connection may share one. Then the peer cannot run
+//! until the waiting end yields. If each end has its own processor, a yield costs a system call at the wrong moment.
+//! If another program shares the processor, a yield costs a whole time slice. So a thread learns from each yield:
+//! whether another thread took the processor, and whether a message was there afterwards.
 #![expect(clippy::disallowed_methods, reason = "the processor's own clock: how long others had it")]
 
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// Rounds without anything before a thread gives way, while nothing is known: some tens of microseconds.
+/// Empty rounds before a thread yields, until it has learned: some tens of microseconds.
 const ROUNDS: u32 = 100;
 
-/// The same where giving way has cost time slices again and again.
+/// Maximum number of empty rounds, after yields have cost time slices repeatedly.
 const MOST_ROUNDS: u32 = 100 << 7;
 
-/// Nobody waits for longer than this: a peer that is silent for so long has no processor itself. A thread that spins until
-/// its own time slice ends loses the processor just when the peer gets one: then the two may take turns for ever, and each
-/// message takes a time slice. A thread that gives way early gets its next time slice while the peer still has its own.
+/// The longest wait before a yield: a peer that is silent for longer has no processor itself. A thread that spins
+/// until its own time slice ends loses the processor just when the peer gets one. Then the two may alternate forever,
+/// and each message takes a time slice. A thread that yields early gets its next time slice while the peer still has
+/// its own.
 const LONGEST_WAIT: Duration = Duration::from_micros(500);
 
-/// After so many rounds the clock is looked at.
+/// Empty rounds between two looks at the clock.
 const ROUNDS_BETWEEN_LOOKS: u32 = 64;
 
-/// Another thread's turn takes longer. Whatever takes longer was one only if the kernel counted a switch: system calls
+/// The shortest turn of another thread. A longer yield counts as a switch only if the kernel counted one: system calls
 /// are slow on some machines, and while they are traced.
 const SWITCHED: Duration = Duration::from_nanos(700);
 
-/// A peer that shares the processor gives it back sooner: whoever takes longer is some other program.
+/// The shortest turn of another program. A peer that shares the processor gives it back sooner.
 const TIME_SLICE: Duration = Duration::from_micros(300);
 
-/// What came of giving way.
+/// The outcome of a yield.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Nobody else wanted the processor.
-    Nobody,
-    /// Somebody had it for a moment.
+    /// No other thread wanted the processor.
+    Kept,
+    /// Another thread had the processor for a moment.
     Switched,
-    /// Somebody had it for a time slice.
+    /// Another thread had the processor for a time slice.
     LostSlice,
 }
 
 impl Outcome {
     fn of(took: Duration, is_switched: impl FnOnce() -> bool) -> Self {
         if took < SWITCHED || !is_switched() {
-            Self::Nobody
+            Self::Kept
         } else if took < TIME_SLICE {
             Self::Switched
         } else {
@@ -55,20 +55,20 @@ impl Outcome {
     }
 }
 
-/// How many rounds without anything a thread goes through before it gives way.
+/// The number of empty rounds before a thread yields.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    /// After so many rounds.
+    /// Empty rounds before the next yield.
     rounds: u32,
-    /// It grows to this.
+    /// Limit to which `rounds` grows.
     longest: u32,
     /// Rounds in which nothing was found.
     empty: u32,
-    /// When it was first known that a wait is a long one.
+    /// The time at which the current wait was first found to be long.
     waits_since: Option<Instant>,
-    /// What came of giving way, if that was in the last round.
+    /// The outcome of the yield in the last round, if it had one.
     last: Option<Outcome>,
-    /// How often the kernel has taken the processor from the thread, when that was asked last.
+    /// The thread's involuntary context switches at the last query.
     switches: Option<i64>,
 }
 
@@ -79,22 +79,22 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// A round found something.
+    /// Records that a round found something.
     pub(crate) fn found(&mut self) {
         match self.last.take() {
             Some(Outcome::Switched) => {
                 self.rounds /= 2;
                 self.longest = (self.longest / 2).max(ROUNDS);
             }
-            Some(Outcome::Nobody) => self.grow(),
+            Some(Outcome::Kept) => self.grow(),
             None if self.empty > 0 => self.grow(),
-            // It came after a time slice in which anything may have come, or without a wait.
+            // A message may arrive during a time slice by chance, or without a wait: neither case teaches anything.
             Some(Outcome::LostSlice) | None => {}
         }
         self.empty = 0;
     }
 
-    /// A round found nothing: gives way if that is worth it.
+    /// Records an empty round, and yields if that is worthwhile.
     #[inline]
     pub(crate) fn found_nothing(&mut self) {
         if self.is_over(Instant::now) {
@@ -105,7 +105,8 @@ impl Patience {
         }
     }
 
-    /// Has another thread had the processor since this was asked last? Where the kernel does not say, it has.
+    /// Returns whether another thread has had the processor since the last query. If the kernel does not tell, returns
+    /// `true`.
     fn was_switched(&mut self) -> bool {
         let now = getrusage(UsageWho::RUSAGE_THREAD).ok().map(|usage| usage.involuntary_context_switches());
         let before = std::mem::replace(&mut self.switches, now);
@@ -131,7 +132,7 @@ impl Patience {
         self.last = Some(outcome);
         if outcome == Outcome::LostSlice {
             self.longest = (2 * self.longest).min(MOST_ROUNDS);
-            // Not at once: the peer may share the processor too, and then most turns are its own.
+            // Do not grow to the limit at once: the peer may share the processor too, and then most turns are its own.
             self.grow();
             self.empty = 0;
         }
@@ -148,12 +149,12 @@ mod tests {
 
     use super::*;
 
-    /// Rounds without anything, which take no time, until it gives way, and that this has this outcome.
+    /// Returns the number of empty rounds, which take no time, until a yield, and gives that yield this outcome.
     fn rounds_until(patience: &mut Patience, outcome: Outcome) -> u32 {
         rounds_that_take(Duration::ZERO, patience, outcome)
     }
 
-    /// The same of rounds that take this long.
+    /// Does the same with rounds that take `each`.
     fn rounds_that_take(each: Duration, patience: &mut Patience, outcome: Outcome) -> u32 {
         let begun = Instant::now();
         let mut rounds = 1;
@@ -173,19 +174,19 @@ mod tests {
             patience.found();
         }
         assert_eq!(rounds, [101, 51, 26, 13, 7, 4, 2, 1, 1]);
-        // One has a processor of its own again.
+        // One of the two has a processor of its own again.
         for _ in 0..8 {
-            rounds_until(&mut patience, Outcome::Nobody);
+            rounds_until(&mut patience, Outcome::Kept);
             patience.found();
         }
-        assert_eq!(rounds_until(&mut patience, Outcome::Nobody), 101);
+        assert_eq!(rounds_until(&mut patience, Outcome::Kept), 101);
     }
 
     #[test]
-    fn what_comes_without_giving_way_teaches_patience() {
+    fn messages_without_a_yield_teach_patience() {
         let mut patience = Patience { rounds: 0, ..Patience::default() };
         patience.found();
-        assert_eq!(patience.rounds, 0, "nobody had to wait for it");
+        assert_eq!(patience.rounds, 0, "no thread had to wait for it");
         for _ in 0..8 {
             patience.empty = 1;
             patience.found();
@@ -194,14 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn time_slices_of_other_programs_are_not_given_away_again_and_again() {
+    fn lost_time_slices_double_the_rounds() {
         let mut patience = Patience::default();
         let mut rounds = Vec::new();
         for _ in 0..9 {
             rounds.push(rounds_until(&mut patience, Outcome::LostSlice));
         }
         assert_eq!(rounds, [101, 201, 401, 801, 1601, 3201, 6401, 12_801, 12_801]);
-        // The peer came to this processor.
+        // The peer moved to this processor.
         for _ in 0..20 {
             rounds_until(&mut patience, Outcome::Switched);
             patience.found();
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_and_a_program_that_spins_may_share_the_processor_both() {
+    fn a_peer_and_a_spinning_program_may_share_the_processor() {
         let mut patience = Patience::default();
         for _ in 0..8 {
             rounds_until(&mut patience, Outcome::Switched);
@@ -223,34 +224,34 @@ mod tests {
                 patience.found();
                 rounds
             });
-            assert!(waits.max().unwrap() <= 2, "the program's turn makes nobody wait longer for the peer");
+            assert!(waits.max().unwrap() <= 2, "the program's turn does not prolong the wait for the peer");
         }
     }
 
     #[test]
-    fn nobody_spins_for_as_long_as_a_time_slice() {
+    fn a_thread_yields_before_its_time_slice_ends() {
         let mut patience = Patience::default();
         let rounds = |patience: &mut _| rounds_that_take(Duration::from_micros(1), patience, Outcome::LostSlice);
         for _ in 0..20 {
             rounds(&mut patience);
         }
-        // The first look at the clock is after the first 64.
+        // The first look at the clock comes after 64 rounds.
         assert_eq!(rounds(&mut patience), 576);
         patience.found();
-        assert_eq!(rounds(&mut patience), 576, "a wait that is over counts for none later");
+        assert_eq!(rounds(&mut patience), 576, "an earlier wait does not shorten a later one");
     }
 
     #[test]
-    fn time_and_the_kernel_tell_what_came_of_it() {
+    fn duration_and_kernel_count_decide_the_outcome() {
         let asked = |took, is_switched| Outcome::of(took, || is_switched);
-        assert_eq!(Outcome::of(Duration::from_nanos(400), || unreachable!("it was too short")), Outcome::Nobody);
+        assert_eq!(Outcome::of(Duration::from_nanos(400), || unreachable!("it was too short")), Outcome::Kept);
         assert_eq!(asked(Duration::from_micros(3), true), Outcome::Switched);
-        assert_eq!(asked(Duration::from_micros(3), false), Outcome::Nobody, "a slow system call");
+        assert_eq!(asked(Duration::from_micros(3), false), Outcome::Kept, "a slow system call");
         assert_eq!(asked(Duration::from_millis(3), true), Outcome::LostSlice);
     }
 
     #[test]
-    fn the_kernel_counts_what_others_took() {
+    fn the_kernel_counts_involuntary_switches() {
         let mut patience = Patience::default();
         assert!(patience.was_switched(), "nothing is known at first");
         assert!((0..1000).any(|_| !patience.was_switched()), "this thread has the processor for a moment");

@@ -1,31 +1,31 @@
-//! Who does what in a point: roles, as data.
+//! The roles of the ends of a point, as data.
 //!
-//! What is to be measured names its roles ([`Parameters::cast`]), a session deals them to its ends, and each end
-//! performs its own. Nothing here says what an end is: a process joined by TCP, a thread, or a task of one thread.
+//! A workload names its roles ([`Parameters::cast`]), a session deals them to its ends, and each end performs its own.
+//! The roles do not depend on the kind of end: a process joined by TCP, a thread, or a task of one thread.
 
 use std::fmt;
 
 use crate::parameters::{Kind, Operation, Parameters};
 use crate::serving::SharedBy;
 
-/// What one end does with each of its connections.
+/// The role of one end, for each of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Sends messages by a plan, and receives what comes.
+    /// Sends messages by a plan, and receives incoming messages.
     Sender,
     /// Receives messages.
     Receiver,
-    /// Sends requests and waits for their answers; a ping-pong is that with one request at a time.
+    /// Sends requests and waits for their answers. A ping-pong is this role with one request at a time.
     Requester,
     /// Answers each message with one of the same size.
     Responder,
     /// Posts one-sided operations.
     Initiator,
-    /// Has the memory that one-sided operations are about.
+    /// Owns the memory that one-sided operations access.
     Target,
-    /// Offers each message to all connections from one place.
+    /// Offers each message to all connections from one buffer.
     Source,
-    /// Receives what a source offers.
+    /// Receives the messages that a source offers.
     Reader,
 }
 
@@ -44,43 +44,43 @@ impl fmt::Display for Role {
     }
 }
 
-/// A role, and how it is filled.
+/// A role, and the connections and threads that perform it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What is done with each connection.
+    /// Role for each connection.
     pub role: Role,
-    /// It is the part of the end that did not ask for the point.
+    /// Whether this is the part of the end that did not ask for the point.
     pub answers: bool,
-    /// How many connections.
+    /// Number of connections.
     pub connections: usize,
-    /// The threads that the connections are dealt out to.
+    /// Threads that share the connections.
     pub threads: usize,
-    /// One completion queue serves all connections, and one thread.
+    /// Whether one completion queue and one thread serve all connections.
     pub single_receiver: bool,
-    /// The connections share their receive buffers.
+    /// Receive buffers that the connections share.
     pub shared_receives: Option<SharedBy>,
-    /// Pause before a message is freed.
+    /// Pause before a message is freed, in nanoseconds.
     pub pause_ns: u64,
 }
 
 impl Part {
-    /// The part of one host of several, which has so many of the connections.
+    /// Returns the part of one host of several, with this number of the connections.
     pub(crate) fn share(self, connections: usize) -> Self {
         Self { connections, threads: self.threads.min(connections).max(1), ..self }
     }
 }
 
-/// The parts of a point: the end that asks for it has one, the other end the other.
+/// The parts of a point: one for the end that asks for it, one for the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cast {
-    /// Of the end that asks, and whose time is measured.
+    /// Part of the end that asks. Its time is measured.
     pub asking: Part,
-    /// Of the other end.
+    /// Part of the other end.
     pub answering: Part,
 }
 
 impl Parameters {
-    /// The roles that these parameters name.
+    /// Returns the roles that these parameters name.
     pub fn cast(&self) -> Cast {
         let serving = &self.serving;
         let (asking, answering) = match (self.operation, self.kind) {
@@ -99,7 +99,7 @@ impl Parameters {
             shared_receives: None,
             pause_ns: 0,
         };
-        // Who only answers a ping does it at once.
+        // A responder of a ping-pong answers at once.
         let pause_ns = if self.kind == Kind::Latency { 0 } else { self.slow_receiver_us * 1000 };
         Cast {
             asking: part(asking),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn how_connections_are_served_is_the_business_of_the_end_that_receives() {
+    fn serving_options_apply_to_the_answering_end() {
         let serving = Serving {
             threads: 3,
             single_receiver: true,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn every_role_is_named_by_an_experiment_but_those_of_one_source_and_of_both_ways() {
+    fn experiments_name_the_common_roles() {
         let mut named = Vec::new();
         for point in all(Effort::Usual).iter().flat_map(|experiment| &experiment.points) {
             let Cast { asking, answering } = point.parameters.cast();

@@ -1,4 +1,4 @@
-//! What runs the tasks of one end: the threads that its connections are dealt out to.
+//! The threads that run the tasks of one end.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,37 +13,37 @@ use crate::cpu::{self, CpuTime};
 use crate::executor::{self, Idle};
 use crate::pinning::{self, PinError, Pinned};
 
-/// What runs the tasks of one end.
+/// The runtime of the tasks of one end.
 ///
-/// Nothing here takes real time or threads of the operating system: [`OsThreads`] has them, [`OneThread`] runs
-/// everything on the thread that polls it, and a simulation may give each hand a clock of its own.
+/// The trait needs neither real time nor threads of the operating system. [`OsThreads`] has both. [`OneThread`] runs
+/// everything on the thread that polls it. A simulation may give each hand a clock of its own.
 ///
-/// In all methods `check` is asked in each round of a thread's tasks; when it fails, they are dropped, and its error
+/// Methods with a `check` call it in each round of a thread's tasks. If it fails, the tasks are dropped, and its error
 /// is the result.
 pub trait Threads {
     /// How tasks wait.
     type Waiter: Waiter + Clone;
 
-    /// CPU time that the threads of this end have used so far, where that is known.
+    /// Returns the CPU time that the threads of this end have used so far, where it is known.
     fn cpu_time(&self) -> CpuTime {
         CpuTime::default()
     }
 
-    /// Pins the present thread to the first of these CPUs until the result is dropped, and those that [`deal`](Self::deal)
-    /// and [`beside`](Self::beside) start meanwhile to the others. Nothing is pinned without CPUs, and nothing where there
-    /// are no threads of the operating system.
+    /// Pins the present thread to the first of these CPUs until the result is dropped. Threads that
+    /// [`deal`](Self::deal) and [`beside`](Self::beside) start meanwhile are pinned to the others. Pins nothing if
+    /// `cpus` is empty, or if the implementation has no threads of the operating system.
     ///
     /// # Errors
     ///
-    /// The operating system refuses one of them.
+    /// The operating system rejects one of the CPUs.
     fn pin(&self, _cpus: &[usize]) -> Result<Pinned, PinError> {
         Ok(Pinned::default())
     }
 
-    /// How tasks of the present thread wait: by spinning, or on a channel that their connections are made on.
+    /// Returns how tasks of the present thread wait: by spinning, or on the channel that their connections use.
     fn waiter(&self, channel: Option<Channel>) -> Self::Waiter;
 
-    /// Runs tasks of the present thread, which wait by `waiter`, until all are done. What they return, in order.
+    /// Runs tasks of the present thread, which wait by `waiter`, until all are done. Returns their results, in order.
     ///
     /// # Errors
     ///
@@ -55,12 +55,12 @@ pub trait Threads {
         check: impl FnMut() -> Result<(), E>,
     ) -> impl Future<Output = Result<Vec<T>, E>>;
 
-    /// Deals out `items` to so many threads, each of which runs one task for each of its own. What they return, in
-    /// the order of threads.
+    /// Deals out `items` to `threads` threads, each of which runs one task per item. Returns the results in the order
+    /// of threads.
     ///
     /// # Errors
     ///
-    /// The error of `check` in the first thread where it fails: the tasks of that thread are dropped then.
+    /// The error of `check` in the first thread where it fails. The tasks of that thread are dropped then.
     fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
         &self,
         threads: usize,
@@ -69,12 +69,12 @@ pub trait Threads {
         check: impl Fn() -> C + Sync,
     ) -> impl Future<Output = Result<Vec<T>, E>>;
 
-    /// Runs `body` while a thread of its own does `again` over and over. That returns how much it has done; with
-    /// nothing to do it lets others run.
+    /// Runs `body` while a separate thread calls `again` repeatedly. `again` returns the amount of its work; after 0
+    /// the thread lets others run.
     ///
     /// # Errors
     ///
-    /// That of `again`, once `body` is done.
+    /// The error of `again`, once `body` is done.
     fn beside<T, E: Send>(
         &self,
         again: impl FnMut() -> Result<usize, E> + Send,
@@ -84,11 +84,11 @@ pub trait Threads {
 
 /// Threads of the operating system that poll. All futures block the thread that polls them until they are done.
 ///
-/// Its CPU time is that of the process: where both ends are in one, each has that of both.
+/// The CPU time is that of the process. If one process has both ends, each reports the time of both.
 #[derive(Clone, Debug, Default)]
 pub struct OsThreads {
     empty_ns: Arc<AtomicU64>,
-    /// Those of [`Threads::pin`].
+    /// CPUs of the last [`Threads::pin`].
     cpus: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -162,7 +162,7 @@ impl Threads for OsThreads {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // The last CPU: those before it are for the threads that connections are dealt out to.
+                // Take the last CPU: those before it are for the threads that share the connections.
                 let cpus = self.cpus.lock().unwrap_or_else(PoisonError::into_inner).len();
                 let _pinned = self.pin_to(cpus.saturating_sub(1));
                 let mut result = Ok(0);
@@ -184,7 +184,7 @@ impl Threads for OsThreads {
     }
 }
 
-/// No thread but the one that polls: everything takes turns on it, the tasks of other ends among it.
+/// The polling thread alone: all tasks take turns on it, those of other ends too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneThread<W>(
     /// How tasks wait.
@@ -267,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// What every implementation does.
+    /// Checks the behaviour that every implementation must have.
     fn conforms(threads: &impl Threads) {
         executor::block_on(async {
             let waiter = threads.waiter(None);
@@ -283,7 +283,7 @@ mod tests {
             done.sort_unstable();
             assert_eq!(done, [1, 2, 3, 5]);
 
-            // A check that fails ends tasks that would not end.
+            // A failing check ends tasks that would never end.
             let rounds = Cell::new(0);
             let failing = || {
                 rounds.set(rounds.get() + 1);
@@ -292,7 +292,7 @@ mod tests {
             assert_eq!(threads.run(&waiter, [task(u32::MAX, waiter.clone())], failing).await, Err("gone"));
             assert_eq!(threads.deal(2, vec![u32::MAX; 3], task, || || Err("gone")).await, Err("gone"));
 
-            // The thread beside goes on while the body runs, and ends with it.
+            // The other thread runs as long as the body, and ends with it.
             let calls = AtomicUsize::new(0);
             let count = || Ok::<_, ()>(calls.fetch_add(1, Ordering::Relaxed) % 2);
             let body = async {
@@ -321,7 +321,7 @@ mod tests {
         conforms(&OsThreads::default());
     }
 
-    /// Where each thread that deals, and the one beside them, may run.
+    /// Checks the CPUs allowed to each thread of `deal`, and to the one of `beside`.
     #[test]
     fn threads_run_on_the_cpus_that_they_are_pinned_to() {
         let own = || {
@@ -330,7 +330,7 @@ mod tests {
             crate::machine::cpu_list(list)
         };
         let before = own();
-        // One CPU may stand for two where there is one only.
+        // On a machine with one CPU, it stands for both.
         let cpus = [before[0], before[before.len() - 1]];
         let threads = OsThreads::default();
         let pinned = threads.pin(&cpus).unwrap();
@@ -359,7 +359,7 @@ mod tests {
         let _free = threads.pin(&[]).unwrap();
         assert_eq!(own(), before);
         assert!(threads.pin(&[cpus[0], usize::MAX]).is_err());
-        assert_eq!(own(), before, "what was refused pins nothing");
+        assert_eq!(own(), before, "a rejected list pins nothing");
     }
 
     #[test]

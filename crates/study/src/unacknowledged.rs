@@ -1,9 +1,8 @@
-//! SENDs over queue pairs that acknowledge nothing, UC and UD, over verbs: what arrives is counted, and so is what does
-//! not.
+//! SENDs over unacknowledged queue pairs, UC and UD, over verbs, with counts of arrived and of lost messages.
 //!
-//! Nothing tells a sender that a message is lost, or that the receiver has no receive left. So each message carries its
-//! number as immediate data (modulo 2^32): a receiver tells by it which messages are new, and whoever waits for an
-//! answer does not take an old one for it. A wait has a deadline, behind which a message counts as lost.
+//! A sender does not learn that a message was lost, or that the receiver has no receive left. So each message carries
+//! its number as immediate data (modulo 2^32). A receiver uses the number to detect new messages, and a requester uses
+//! it to reject an old answer. A wait has a deadline, after which a message counts as lost.
 
 use std::collections::VecDeque;
 
@@ -24,17 +23,17 @@ use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
-/// Both ends have this Q_Key; its highest bit is clear, so no privilege is needed (IBTA Vol 1, 10.2.5).
+/// Q_Key of both ends. Its highest bit is clear, so no privilege is needed (IBTA Vol 1, 10.2.5).
 const QKEY: u32 = 0x1111_1111;
-/// A message that was not answered by then is lost.
+/// Time after which an unanswered message counts as lost.
 const LOST_AFTER_NS: u64 = 50_000_000;
-/// When so many in a row are lost, nobody answers.
+/// Messages lost in a row after which the peer counts as unreachable.
 const MOST_LOST_IN_A_ROW: u32 = 200;
-/// What is under way when a sender says that it has sent everything arrives with gaps no longer than this,
+/// Silence after which a receiver stops waiting for messages in flight, once the sender has reported that it sent all.
 const QUIET_NS: u64 = 50_000_000;
-/// and nobody waits longer for all of it.
+/// The longest wait for messages in flight.
 const MOST_AWAITED_NS: u64 = 2_000_000_000;
-/// How many times an end looks in vain between two looks at the clock.
+/// Empty polls of an end between two looks at the clock.
 const LOOKS_BETWEEN: u32 = 16;
 
 /// One end of a pair of queue pairs.
@@ -44,11 +43,11 @@ pub struct End {
     sends: Cq,
     receives: Cq,
     psn: Psn,
-    /// What is sent, and where messages arrive.
+    /// Messages to send; `places` holds received messages.
     slots: Region,
     places: Region,
     depth: usize,
-    /// From one place to the next, and where in it a message begins.
+    /// Distance between two places, and the offset of a message in its place.
     place_stride: usize,
     header: usize,
     transport: Transport,
@@ -120,7 +119,7 @@ impl End {
         Ok(end)
     }
 
-    /// What the peer needs to know of the queue pair.
+    /// Returns the description of the queue pair for the peer.
     pub fn description(&self) -> EndpointDescription {
         EndpointDescription {
             path_mtu: self.path_mtu,
@@ -130,12 +129,12 @@ impl End {
         }
     }
 
-    /// Connects with the peer, or, over UD, remembers where it is.
+    /// Connects with the peer, or, over UD, stores its address.
     ///
     /// # Errors
     ///
-    /// The ends are on different UDP ports, the peer's path MTU is too small for these datagrams, or its description is
-    /// none that can be connected to.
+    /// The ends use different UDP ports, the peer's path MTU is too small for these datagrams, or its description is
+    /// invalid.
     pub fn connect(&mut self, peer: &EndpointDescription) -> Result<(), ConnectError> {
         let own = self.description();
         if own.udp_port != peer.udp_port {
@@ -180,7 +179,7 @@ impl End {
     }
 }
 
-/// A datagram is one packet.
+/// Rejects datagrams longer than the path MTU: a datagram is one packet.
 fn check_fits(transport: Transport, bytes: usize, path_mtu: PathMtu) -> Result<(), ConnectError> {
     if transport != Transport::Ud || bytes <= path_mtu.bytes() {
         return Ok(());
@@ -219,7 +218,7 @@ impl<'a> Outbox<'a> {
         (message % self.plan.buffers as u64) as usize * stride(self.plan.bytes)
     }
 
-    /// Makes the payloads of the next messages, if they are to be checked.
+    /// Fills in the payloads of the next messages, if they are to be verified.
     fn prepare(&mut self, numbers: &[u32]) {
         if !self.plan.verify {
             return;
@@ -234,7 +233,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Posts messages with these numbers as one list, of which the last is signalled.
+    /// Posts messages with these numbers as one list. The last one is signalled.
     fn post(&mut self, numbers: &[u32]) -> Result<(), ConnectionError> {
         let sges: SmallVec<[Sge; 8]> = (0..numbers.len() as u64)
             .map(|index| self.end.slots.sge(self.slot(self.posted + index), self.plan.bytes))
@@ -258,12 +257,12 @@ impl<'a> Outbox<'a> {
                 self.posted += numbers.len() as u64;
                 Ok(())
             }
-            // The queue pair may have failed meanwhile; then its completions say why.
+            // The queue pair may have failed meanwhile. Then its completions give the reason.
             Err(error) => self.reap().and(Err(ConnectionError::Post(error))),
         }
     }
 
-    /// Takes completions, one list. Returns how many messages have left that had not before.
+    /// Takes one list of completions. Returns the number of messages that have left since the last call.
     fn reap(&mut self) -> Result<u64, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.end.sends.poll(&mut list)?;
@@ -276,17 +275,18 @@ impl<'a> Outbox<'a> {
     }
 }
 
-/// The numbers that were heard last. A message may come twice, or behind a later one.
+/// The numbers received last. A message may come twice, or after a later one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
-    /// Behind the highest.
+    /// The highest number plus one.
     next: u32,
-    /// Bit N: the number N below the highest was heard.
+    /// Bit N is set if the number N below the highest was received.
     heard: u128,
 }
 
 impl Recent {
-    /// Was this number not heard before? Of what is far behind nobody knows, so it is not.
+    /// Returns whether this number was not received before. A number more than 127 below the highest does not count as
+    /// new.
     fn is_new(&mut self, number: u32) -> bool {
         let ahead = number.wrapping_sub(self.next);
         if ahead < 1 << 31 {
@@ -318,7 +318,8 @@ impl<'a> Inbox<'a> {
         Self { end, verify: plan.verify, recent: Recent::default(), scratch, received: 0, damaged: 0 }
     }
 
-    /// Takes what has arrived, one list, and posts the receives again. `new` hears the number of each new message.
+    /// Takes one list of received messages, and posts their receives again. Calls `new` with the number of each new
+    /// message.
     fn take(&mut self, mut new: impl FnMut(u32)) -> Result<usize, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.end.receives.poll(&mut list)?;
@@ -356,11 +357,11 @@ impl<'a> Inbox<'a> {
     }
 }
 
-/// Sends by a plan. What it returns says how many messages have left, not how many have arrived.
+/// Sends by a plan. The tally counts messages that have left, not messages that have arrived.
 ///
 /// # Errors
 ///
-/// A work request is refused or fails: the queue pair is over.
+/// A work request is rejected or fails: the queue pair is no longer usable.
 pub async fn stream<W: Waiter>(
     end: &End,
     batch: usize,
@@ -397,12 +398,12 @@ pub async fn stream<W: Waiter>(
     Ok(Tally { sent, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() })
 }
 
-/// Sends one message at a time and waits for its answer: half of each round trip that came back. `received` of what it
-/// returns are the answers.
+/// Sends one message at a time, waits for its answer, and measures half of each completed round trip. `received` of
+/// the tally counts the answers.
 ///
 /// # Errors
 ///
-/// A work request is refused or fails, or nobody answers any more: [`ConnectionError::PeerUnreachable`].
+/// A work request is rejected or fails, or the peer stops answering: [`ConnectionError::PeerUnreachable`].
 pub async fn ping<W: Waiter>(
     end: &End,
     plan: Plan,
@@ -451,26 +452,26 @@ pub async fn ping<W: Waiter>(
     Ok((Tally { received: inbox.received, damaged: inbox.damaged, ..tally }, histogram))
 }
 
-/// The end that receives, and answers each message if it is to.
+/// The end that receives messages, and optionally answers each.
 pub struct Listener<'a> {
     inbox: Inbox<'a>,
     outbox: Outbox<'a>,
-    /// Numbers of messages that are to be answered, if any are.
+    /// Numbers of messages to answer, if this end answers.
     unanswered: Option<VecDeque<u32>>,
 }
 
 impl<'a> Listener<'a> {
-    /// Of this end.
+    /// Makes the listener of this end.
     pub fn new(end: &'a End, plan: &Plan, answers: bool) -> Self {
         let unanswered = answers.then(|| VecDeque::with_capacity(end.depth));
         Self { inbox: Inbox::new(end, plan), outbox: Outbox::new(end, *plan, 1), unanswered }
     }
 
-    /// Takes what has arrived, and answers what is to be answered. Returns how many messages have arrived.
+    /// Takes received messages, and answers those that are due. Returns the number of messages taken.
     ///
     /// # Errors
     ///
-    /// A work request is refused or fails, or a message has no number: the queue pair is over.
+    /// A work request is rejected or fails, or a message has no number: the queue pair is no longer usable.
     pub fn turn(&mut self) -> Result<usize, ConnectionError> {
         let Self { inbox, outbox, unanswered } = self;
         let most = inbox.end.depth;
@@ -491,15 +492,15 @@ impl<'a> Listener<'a> {
         Ok(count)
     }
 
-    /// How many messages have arrived and were answered.
+    /// Returns the counts of received and of answered messages.
     pub fn tally(&self) -> Tally {
         let Inbox { received, damaged, .. } = self.inbox;
         Tally { sent: self.outbox.posted, received, damaged, ..Tally::default() }
     }
 }
 
-/// Listens to what is still under way, where so many messages were sent: until all are there, nothing comes any more, or
-/// the wait is too long.
+/// Receives messages in flight, of which `sent` gives the total for each listener. Returns once all have arrived,
+/// after 50 ms of silence, or after 2 s.
 ///
 /// # Errors
 ///

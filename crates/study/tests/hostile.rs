@@ -1,4 +1,4 @@
-//! A bare socket as the peer of a server: lines in any order, honest, changed, repeated and broken off.
+//! A bare socket as the peer of a server. It sends lines in any order: valid, changed, repeated and truncated.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn device() -> Device {
     soft::open(&SoftOptions::default()).unwrap()
 }
 
-/// What a client says that is none: the greeting as it should be, mostly, and lines behind it.
+/// Returns the input of an invalid client: mostly a valid greeting, followed by lines.
 fn script(seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut bytes = [&b"DOORBELL"[..], &VERSION.to_be_bytes(), &[0; 4]].concat();
@@ -67,9 +67,9 @@ fn kind(ended: &Result<(), SessionError>) -> &'static str {
     }
 }
 
-/// Each is refused with a reason, or found gone, while another session of the process goes on.
+/// Each session is rejected with a reason, or finds its peer gone, while another session of the process goes on.
 #[test]
-fn sockets_that_say_anything_end_their_own_session_only() {
+fn invalid_input_ends_only_its_own_session() {
     let device = device();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (is_over, healthy) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -93,7 +93,7 @@ fn sockets_that_say_anything_end_their_own_session_only() {
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (accepted, _) = listener.accept().unwrap();
             let served = scope.spawn(|| session::serve(device.clone(), accepted, &Terms::open(MEMORY_BYTES)));
-            // A server that has refused already may have hung up.
+            // A server that has rejected the client already may have hung up.
             let _ = peer.write_all(&script(seed));
             let _ = peer.shutdown(Shutdown::Write);
             let _ = peer.read_to_end(&mut Vec::new());

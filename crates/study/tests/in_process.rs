@@ -39,12 +39,12 @@ async fn ask(
     Ok(results)
 }
 
-/// Two tasks take turns on this thread, and so do all tasks of theirs.
+/// Runs both ends as two tasks of this thread, with all tasks of their own.
 fn on_one_thread(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     waiting_by(Default::default(), parameters)
 }
 
-/// The same. The tasks of the end that asks wait by the first waiter, those of the other by the second.
+/// Does the same with one waiter for the tasks of each end: first the asking end, then the other.
 fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (one, other) = (device(), device());
     let (server, client) = local_pair();
@@ -60,7 +60,7 @@ fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<Poin
     Ok(results)
 }
 
-/// Two threads, each of which deals its connections to threads of its own.
+/// Runs two threads, each of which deals its connections to threads of its own.
 fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (server, client) = local_pair();
     std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionEr
     })
 }
 
-/// Two threads joined by TCP, as two processes are.
+/// Runs two threads joined by TCP, as two processes are.
 fn over_tcp(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -85,7 +85,7 @@ fn over_tcp(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     Ok(results)
 }
 
-/// The names of all fields, however deep.
+/// Collects the names of all fields at every depth.
 fn fields(value: &Value, path: &str, names: &mut Vec<String>) {
     match value {
         Value::Object(map) => map.iter().for_each(|(name, value)| fields(value, &format!("{path}.{name}"), names)),
@@ -99,7 +99,7 @@ fn shape(result: &PointResult) -> Vec<String> {
     names
 }
 
-/// Everything that follows from the parameters and not from the clock.
+/// Checks all values that follow from the parameters and not from the clock.
 fn check(parameters: &Parameters, results: &[PointResult], how: &str) {
     assert_eq!(results.len(), parameters.sizes.len());
     for result in results {
@@ -119,7 +119,7 @@ fn check(parameters: &Parameters, results: &[PointResult], how: &str) {
 }
 
 #[test]
-fn a_point_measured_in_one_process_has_the_record_of_one_measured_between_two() {
+fn one_process_and_two_give_the_same_record_fields() {
     for kind in [Kind::Bandwidth, Kind::Latency] {
         let parameters = Parameters { kind, ..parameters() };
         let runs = [
@@ -136,7 +136,7 @@ fn a_point_measured_in_one_process_has_the_record_of_one_measured_between_two() 
         for ((tcp, local), threads) in tcp.iter().zip(&local).zip(&threads) {
             assert_eq!(shape(tcp), shape(local));
             assert_eq!(shape(tcp), shape(threads));
-            // What follows from the parameters alone is the same.
+            // Values that follow from the parameters alone are equal.
             let fixed = |result: &PointResult| (result.fitted.clone(), result.mtu, result.sent_by_connection.clone());
             assert_eq!(fixed(tcp), fixed(local));
             assert_eq!(fixed(tcp), fixed(threads));
@@ -144,7 +144,7 @@ fn a_point_measured_in_one_process_has_the_record_of_one_measured_between_two() 
     }
 }
 
-/// Each protocol and each role, without a thread beside the test's own and the devices'.
+/// Runs each protocol and each role without a thread other than those of the test and of the devices.
 #[test]
 fn every_role_is_performed_by_tasks_of_one_thread() {
     let stream = parameters();
@@ -196,12 +196,12 @@ impl Waiter for Breaths {
     }
 }
 
-/// On virtual time nothing else lets time pass for a task that always finds something to do.
+/// In virtual time, a task that always finds work lets time pass only by breathing.
 #[test]
 fn every_workload_breathes_after_each_message() {
     let plain = Parameters { sizes: vec![8], ..parameters() };
     let single = Serving { single_receiver: true, ..Serving::default() };
-    // How often each end breathes at least, of 100 messages for each of two connections.
+    // Minimum number of breaths of each end, for 100 messages on each of two connections.
     for (parameters, least) in [
         (plain.clone(), [200, 200]),
         (Parameters { bidirectional: true, ..plain.clone() }, [400, 400]),
@@ -220,12 +220,12 @@ fn every_workload_breathes_after_each_message() {
 }
 
 #[test]
-fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
+fn one_process_reports_refusals_and_closed_peers() {
     let greedy = Parameters { memory_bytes: MEMORY_BYTES + 1, ..parameters() };
     let error = on_one_thread(&greedy).unwrap_err();
     assert!(matches!(&error, SessionError::Peer(reason) if reason.contains("message memory")), "{error}");
 
-    // The end that asks is dropped while its point runs.
+    // The asking end is dropped while its point runs.
     let (one, other) = (device(), device());
     let (server, client) = local_pair();
     let endless = Parameters { extent: Extent::Seconds(86_400.0), sizes: vec![16], ..parameters() };
@@ -245,6 +245,6 @@ fn what_a_peer_refuses_and_a_peer_that_goes_are_told_in_one_process_too() {
     type Task<'a> = Pin<Box<dyn Future<Output = Result<(), SessionError>> + 'a>>;
     let tasks: [Task<'_>; 2] = [Box::pin(dropped), Box::pin(answering)];
     let ended = executor::run(&Idle::spin(), tasks);
-    let said = ended[1].as_ref().expect_err("nobody asks any more").to_string();
+    let said = ended[1].as_ref().expect_err("the asking end is gone").to_string();
     assert_eq!(said, "the peer is gone: it hung up while a point ran");
 }

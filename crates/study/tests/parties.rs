@@ -1,4 +1,5 @@
-//! Points about shared memory on several hosts: here threads, each with a software RNIC and a control connection of its own.
+//! Points about shared memory on several hosts. Each host is a thread with its own software RNIC and control
+//! connection.
 
 mod common;
 
@@ -16,7 +17,7 @@ use doorbell_verbs::soft::{self, SoftOptions};
 
 type Served = JoinHandle<Result<(), SessionError>>;
 
-/// A host that serves with so much memory, until its connection ends.
+/// Starts a host that serves with this amount of memory, until its connection ends.
 fn host(memory_bytes: usize) -> (TcpStream, Served) {
     host_with(Terms::open(memory_bytes))
 }
@@ -35,7 +36,7 @@ fn parameters(far: FarPoint, memory_bytes: usize) -> Parameters {
     Parameters { far, memory_bytes, ..Parameters::plain(Kind::Bandwidth, Operation::Write, bytes) }
 }
 
-/// Measures on so many hosts. What comes of it, and what each host that had a part in it says.
+/// Measures on `hosts` hosts. Returns the result of the point, and the result of each host that had a part in it.
 fn try_to_measure(
     far: FarPoint,
     hosts: usize,
@@ -44,7 +45,7 @@ fn try_to_measure(
     try_with(far, hosts, |_| Terms::open(memory_bytes), memory_bytes)
 }
 
-/// The same with terms that each host has by its number.
+/// Does the same with terms for each host by its number.
 fn try_with(
     far: FarPoint,
     hosts: usize,
@@ -106,13 +107,13 @@ fn a_store_of_every_kind_works_with_each_party_on_a_host_of_its_own() {
 }
 
 #[test]
-fn clients_on_two_hosts_are_one_workload_and_two_hosts_are_enough_for_all_else() {
+fn clients_on_two_hosts_are_one_workload() {
     let result = measure(FarPoint::Store(store(Strategy::Lock)), 5);
     assert_eq!(
         roles(&result),
         [(0, "clients", 2), (1, "memory node", 3), (3, "metadata service", 3), (4, "clients", 1)]
     );
-    // The rate is that of the time which both measured.
+    // The rate is that of the time in which both measured.
     let sent: u64 = result.sent_by_connection.iter().sum();
     assert!(result.seconds > 0.0 && result.messages > 0 && result.messages <= sent, "{result:?}");
     assert!((result.messages_per_s * result.seconds - result.messages as f64).abs() < 1.0, "{result:?}");
@@ -121,7 +122,7 @@ fn clients_on_two_hosts_are_one_workload_and_two_hosts_are_enough_for_all_else()
 }
 
 #[test]
-fn queue_pairs_to_bare_memory_reach_another_host_straight_and_through_a_box() {
+fn queue_pairs_reach_bare_memory_straight_and_through_a_box() {
     let tearing = measure(FarPoint::Tearing(TearingPoint { bytes: 1024, mtu: 256, reads: 50 }), 2);
     assert_eq!((tearing.messages, tearing.mtu), (50, 256), "{tearing:?}");
     assert!(tearing.far.contains_key(&Figure::Torn), "{tearing:?}");
@@ -137,7 +138,7 @@ fn queue_pairs_to_bare_memory_reach_another_host_straight_and_through_a_box() {
     assert_eq!(roles(&order), [(0, "clients", 2), (1, "memory node", 2), (2, "middlebox", 2)]);
 }
 
-/// A CPU that nobody has shows which host would have pinned a thread to it.
+/// A CPU that does not exist shows which host would have pinned a thread to it.
 #[test]
 fn every_host_pins_the_threads_of_its_parties() {
     let cpu = Machine::of(&Root::default()).cpus[0];
@@ -162,7 +163,7 @@ fn every_host_pins_the_threads_of_its_parties() {
     let (result, served) = measure(2, &|number| vec![if number == 0 { usize::MAX } else { cpu }]);
     assert!(result.unwrap().messages > 0 && served.iter().all(Result::is_ok), "{served:?}");
 
-    // And the thread of a client runs there, while it works.
+    // The thread of a client runs on its CPU while it works.
     let long = StorePoint { clients: 1, hosts: 1, measure_us: 300_000.0, ..store(Strategy::Lock) };
     let terms = move |_| pinned(vec![cpu]);
     let measuring = std::thread::spawn(move || try_with(FarPoint::Store(long), 2, terms, MEMORY_BYTES));
@@ -175,7 +176,7 @@ fn every_host_pins_the_threads_of_its_parties() {
     assert!(seen.contains(&vec![cpu]), "{seen:?}");
 }
 
-/// Where the threads of this process that have this name may run.
+/// Returns the allowed CPUs of each thread of this process with this name.
 fn cpus_of(name: &str) -> Vec<Vec<usize>> {
     let root = Root::default();
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -189,7 +190,7 @@ fn cpus_of(name: &str) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn a_host_that_has_not_so_much_memory_is_named() {
+fn a_host_with_too_little_memory_is_named() {
     let far = FarPoint::Store(StorePoint { keys: 100_000, ..store(Strategy::Lock) });
     let (result, served) = try_to_measure(far, 2, 1 << 20);
     let error = result.unwrap_err().to_string();
@@ -197,7 +198,7 @@ fn a_host_that_has_not_so_much_memory_is_named() {
     assert!(served.iter().any(Result::is_err), "{served:?}");
 }
 
-/// It goes in the middle: the others do not wait for it.
+/// The memory node closes its connection during the measurement. The others do not wait for it.
 #[test]
 fn a_memory_node_that_goes_while_clients_work_is_named() {
     let far = FarPoint::Store(StorePoint { measure_us: 60e6, ..store(Strategy::Optimistic) });

@@ -1,4 +1,4 @@
-//! What a server makes of a client that it should not trust.
+//! A server with clients that it must not trust.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn device() -> Device {
     soft::open(&SoftOptions::default()).unwrap()
 }
 
-/// A server, and a stream to it.
+/// Starts a server. Returns a stream to it.
 fn serve() -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     serve_on(Terms::open(MEMORY_BYTES))
 }
@@ -35,7 +35,7 @@ fn serve_on(terms: Terms) -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     (stream, std::thread::spawn(move || session::serve(device(), accepted, &terms)))
 }
 
-/// What the server answers to each of these lines, and how it ends.
+/// Returns the answers of a server to these lines, and the result of the server.
 fn answers(lines: &[String]) -> (Vec<Value>, Result<(), SessionError>) {
     let (mut stream, server) = serve();
     setup::exchange(&stream, &[], Duration::from_secs(10)).unwrap();
@@ -47,7 +47,7 @@ fn answers(lines: &[String]) -> (Vec<Value>, Result<(), SessionError>) {
         serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{line}: {answer}"))
     });
     let answers = answers.collect();
-    // Whatever else there is, it must come to an end.
+    // In every case the server must come to an end.
     let ended = server.join().expect("the server does not panic");
     reader.read_to_end(&mut Vec::new()).unwrap();
     (answers, ended)
@@ -208,7 +208,7 @@ fn one_source_is_served_to_many_readers() {
     server.join().unwrap().unwrap();
 }
 
-/// It hangs up, and its RNIC says nothing more, though it has chosen that the server's may try for hours.
+/// Runs a client that hangs up and whose RNIC falls silent, although the server's RNIC may retry for hours.
 fn vanish_in(parameters: Parameters) -> String {
     let (stream, server) = serve();
     let line = stream.try_clone().unwrap();
@@ -219,7 +219,7 @@ fn vanish_in(parameters: Parameters) -> String {
     let result = client.measure(16, |_| {
         if vanished.borrow().is_none() {
             line.shutdown(Shutdown::Both).unwrap();
-            // Only where a server would go on for hours it takes so long.
+            // The wait is long only if the server fails to end.
             *vanished.borrow_mut() = Some(has_ended.recv_timeout(Duration::from_secs(60)).expect("the server ends"));
         }
     });
@@ -229,7 +229,7 @@ fn vanish_in(parameters: Parameters) -> String {
 }
 
 #[test]
-fn a_client_that_vanishes_holds_the_server_no_longer_than_its_tcp_connection() {
+fn a_server_ends_with_the_tcp_connection_of_its_client() {
     let patient = Parameters { timeout: 31, retry_count: 7, extent: Extent::Seconds(86_400.0), ..parameters() };
     let single = Serving { single_receiver: true, ..Serving::default() };
     for parameters in [
@@ -240,7 +240,7 @@ fn a_client_that_vanishes_holds_the_server_no_longer_than_its_tcp_connection() {
         Parameters { operation: Operation::RequestResponse, ..patient.clone() },
         Parameters { serving: single, ..patient.clone() },
         Parameters { protocol: Protocol::DirectRead, ..patient.clone() },
-        // What has arrived would take it minutes.
+        // The server would need minutes for the messages that have arrived.
         Parameters { slow_receiver_us: 500_000, window: 512, depth: 512, ..patient.clone() },
         Parameters { slow_receiver_us: 500_000, window: 512, depth: 512, serving: single, ..patient.clone() },
     ] {
@@ -249,7 +249,7 @@ fn a_client_that_vanishes_holds_the_server_no_longer_than_its_tcp_connection() {
     }
 }
 
-/// Its end could not be seen behind what it says.
+/// A message from the client would hide the end of its connection.
 #[test]
 fn a_client_that_speaks_while_a_point_runs_is_refused() {
     let (stream, server) = serve();
@@ -267,7 +267,7 @@ fn a_client_that_speaks_while_a_point_runs_is_refused() {
     assert!(result.is_err(), "the server is gone");
 }
 
-/// The reason of the side that knows it reaches the other, also before anything was connected.
+/// The reason of the end that knows it reaches the other, even before anything was connected.
 #[test]
 fn the_client_hears_why_it_was_refused() {
     let (stream, server) = serve();
@@ -288,7 +288,7 @@ fn the_client_hears_why_it_was_refused() {
     assert!(server.join().unwrap().is_err(), "nobody came");
 }
 
-/// A server that wants a token, and what it says to whoever introduces himself so.
+/// Returns the answer of a server with a token to this introduction.
 fn admitted(introduction: Introduction) -> Result<Introduced, SessionError> {
     let (stream, server) = serve_on(Terms { token: "secret".parse().ok(), ..Terms::open(MEMORY_BYTES) });
     let told = Client::meet(stream, introduction);
@@ -297,7 +297,7 @@ fn admitted(introduction: Introduction) -> Result<Introduced, SessionError> {
 }
 
 #[test]
-fn a_server_with_a_token_says_who_it_is_to_whoever_shows_it() {
+fn a_server_introduces_itself_only_to_clients_with_its_token() {
     let token = "secret".parse().ok();
     let introduced = admitted(Introduction { token, ..Introduction::default() }).unwrap();
     assert_eq!((introduced.environment.provider.as_str(), introduced.findings.len()), ("soft", 0));
@@ -308,7 +308,7 @@ fn a_server_with_a_token_says_who_it_is_to_whoever_shows_it() {
 }
 
 #[test]
-fn a_server_with_a_token_measures_with_whoever_shows_it() {
+fn a_server_measures_only_with_clients_that_show_its_token() {
     let terms = || Terms { token: "secret".parse().ok(), ..Terms::open(MEMORY_BYTES) };
     let (stream, server) = serve_on(terms());
     let introduction = Introduction { token: "secret".parse().ok(), ..Introduction::default() };
@@ -318,16 +318,16 @@ fn a_server_with_a_token_measures_with_whoever_shows_it() {
     assert!(client.measure(bytes, |_| {}).unwrap().messages > 0);
     client.finish().unwrap();
     server.join().unwrap().unwrap();
-    // Whoever does not introduce himself shows no token.
+    // A client without an introduction shows no token.
     let (stream, server) = serve_on(terms());
     let refused = Client::new(&own, stream, parameters()).unwrap_err();
     assert!(refused.to_string().contains("no token"), "{refused}");
     server.join().unwrap().unwrap_err();
 }
 
-/// It says where it pins its threads, as one of three processes, and does so while a point is measured.
+/// The server reports its CPUs, as one of three processes, and pins its threads while it measures.
 #[test]
-fn a_server_pins_its_share_of_cpus_or_says_which_it_cannot_have() {
+fn a_server_pins_its_share_of_cpus_or_names_a_missing_cpu() {
     let allowed = Machine::of(&Root::default()).cpus;
     let measured = |cpus: Vec<usize>, number: usize| {
         let pinning = Pinning { cpus, because: "so".to_owned(), ..Pinning::default() };

@@ -1,4 +1,4 @@
-//! Which strategy for a workload: strategies beside each other.
+//! The choice of a strategy for a workload: results of all strategies, for comparison.
 
 use doorbell_farmem::Strategy;
 
@@ -6,68 +6,68 @@ use super::{FarPoint, Figure, StorePoint};
 use crate::experiment::PointRecord;
 use crate::record::PointResult;
 
-/// What came of one strategy.
+/// The result of one strategy.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Which.
+    /// The strategy.
     pub strategy: Strategy,
-    /// What came out.
+    /// Its result.
     pub result: &'a PointResult,
 }
 
 impl Candidate<'_> {
-    /// One of its figures.
+    /// Returns one of its figures.
     pub fn figure(&self, figure: Figure) -> Option<f64> {
         self.result.far.get(&figure).copied()
     }
 
-    /// Millions of operations per second.
+    /// Returns millions of operations per second.
     pub fn rate(&self) -> f64 {
         self.result.messages_per_s / 1e6
     }
 
-    /// The time that 99 % of the puts do not exceed, or of the gets where there are no puts, in microseconds.
+    /// Returns the 99th percentile of the puts, or of the gets if there are no puts, in microseconds.
     pub fn tail_us(&self) -> Option<f64> {
         self.figure(Figure::PutP99).or_else(|| self.figure(Figure::GetP99))
     }
 }
 
-/// One workload, and what came of each strategy.
+/// One workload, with the result of each strategy.
 #[derive(Clone, Debug)]
 pub struct Choice<'a> {
-    /// The workload. Its strategy means nothing.
+    /// The workload. Ignore its strategy.
     pub workload: StorePoint,
-    /// The place on the axis of its experiment.
+    /// The position on the axis of its experiment.
     pub x: f64,
-    /// Strategies, in the order of their table.
+    /// Results of strategies, in the order of [`Strategy::ALL`].
     pub candidates: Vec<Candidate<'a>>,
 }
 
 impl Choice<'_> {
-    /// The strategy with most operations per second.
+    /// Returns the strategy with the most operations per second.
     pub fn fastest(&self) -> Option<Strategy> {
         self.candidates.iter().max_by(|a, b| a.rate().total_cmp(&b.rate())).map(|best| best.strategy)
     }
 
-    /// The strategy whose slowest operations are the fastest.
+    /// Returns the strategy with the lowest [tail](Candidate::tail_us).
     pub fn steadiest(&self) -> Option<Strategy> {
         let timed = self.candidates.iter().filter_map(|one| Some((one.strategy, one.tail_us()?)));
         timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|best| best.0)
     }
 
-    /// What came of a strategy.
+    /// Returns the result of a strategy.
     pub fn of(&self, strategy: Strategy) -> Option<&Candidate<'_>> {
         self.candidates.iter().find(|one| one.strategy == strategy)
     }
 }
 
-/// A workload without its strategy.
-fn any(point: &StorePoint) -> StorePoint {
+/// Returns a workload with a fixed strategy, so that workloads compare equal without their strategies.
+fn without_strategy(point: &StorePoint) -> StorePoint {
     StorePoint { strategy: Strategy::Optimistic, ..point.clone() }
 }
 
-/// The workloads of an experiment's records, by their place on its axis, each with what came of its strategies: the
-/// repetition in the middle by its rate.
+/// Returns the workloads of an experiment's records, in the order of its axis, with the results of their strategies.
+/// The result of a strategy is the repetition with the median rate.
 pub fn choices<'a>(records: impl IntoIterator<Item = &'a PointRecord>) -> Vec<Choice<'a>> {
     let mut found: Vec<Choice<'a>> = Vec::new();
     for record in records {
@@ -75,7 +75,7 @@ pub fn choices<'a>(records: impl IntoIterator<Item = &'a PointRecord>) -> Vec<Ch
         let mut results: Vec<&PointResult> = record.repetitions.iter().collect();
         results.sort_by(|a, b| a.messages_per_s.total_cmp(&b.messages_per_s));
         let Some(&result) = results.get(results.len() / 2) else { continue };
-        let workload = any(point);
+        let workload = without_strategy(point);
         let at = match found.iter().position(|choice| choice.workload == workload && choice.x == record.x) {
             Some(at) => at,
             None => {
@@ -94,8 +94,8 @@ pub fn choices<'a>(records: impl IntoIterator<Item = &'a PointRecord>) -> Vec<Ch
     found
 }
 
-/// The workload that is most like another one: shares of puts and exponents count by their difference, all others by how
-/// many times one is the other.
+/// Returns the workload most similar to another one. Shares of puts and exponents count by their difference, all other
+/// parameters by their ratio.
 pub fn most_like<'c, 'a>(choices: &'c [Choice<'a>], workload: &StorePoint) -> Option<&'c Choice<'a>> {
     let times = |a: f64, b: f64| (a.max(1.0) / b.max(1.0)).log2().abs();
     let distance = |other: &StorePoint| {
@@ -108,7 +108,7 @@ pub fn most_like<'c, 'a>(choices: &'c [Choice<'a>], workload: &StorePoint) -> Op
     choices.iter().min_by(|a, b| distance(&a.workload).total_cmp(&distance(&b.workload)))
 }
 
-/// What a strategy takes beside clients and passive memory.
+/// Returns the resources that a strategy needs in addition to clients and passive memory.
 pub fn needs(strategy: Strategy) -> &'static str {
     match strategy {
         Strategy::Combine => "clients that share hosts",
@@ -124,14 +124,14 @@ mod tests {
     use super::*;
     use crate::experiment::{Effort, all};
 
-    /// Records of `far-memory/strategies` with these operations per second, by the order of strategies.
+    /// Returns records of `far-memory/strategies` with rates that depend on the order of strategies.
     fn records(environment: &crate::environment::Environment) -> Vec<PointRecord> {
         let experiment = all(Effort::Quick).into_iter().find(|one| one.name == "far-memory/strategies").unwrap();
         let of = |point: &crate::experiment::Point| {
             let Some(FarPoint::Store(store)) = point.parameters.far.as_deref() else { panic!("{point:?}") };
             let place = Strategy::ALL.iter().position(|&other| other == store.strategy).unwrap() as f64;
             let mut record = PointRecord::new(&experiment, point, environment.clone());
-            // The later a strategy comes in the table, the faster it is with few puts, and the slower with many.
+            // A later strategy in the table is faster with few puts, and slower with many.
             let rate = if point.x < 50.0 { 1e6 * (1.0 + place) } else { 1e6 * (10.0 - place) };
             let mut result = PointResult { messages_per_s: rate, ..PointResult::default() };
             result.far.insert(Figure::PutP99, 100.0 - place);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn strategies_of_one_workload_stand_beside_each_other() {
+    fn choices_group_strategies_by_workload() {
         let environment = crate::experiment::tests::environment("soft", 2);
         let records = records(&environment);
         let found = choices(&records);

@@ -1,76 +1,76 @@
-//! What points about shared memory measure beside rates: one number each.
+//! Figures of points about shared memory in addition to rates, one number each.
 
 use std::collections::BTreeMap;
 
 use doorbell_steer::Order;
 use serde::{Deserialize, Serialize};
 
-/// Figures of a point, by what they are.
+/// Values of a point by figure.
 pub type Figures = BTreeMap<Figure, f64>;
 
-/// One number.
+/// A measured quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
-    /// Half of the gets take no longer.
+    /// Median time of a get.
     GetMedian,
-    /// 99 % of the gets take no longer.
+    /// 99th percentile of the times of gets.
     GetP99,
-    /// 99.9 % of the gets take no longer.
+    /// 99.9th percentile of the times of gets.
     GetP999,
-    /// Half of the puts take no longer.
+    /// Median time of a put.
     PutMedian,
-    /// 99 % of the puts take no longer.
+    /// 99th percentile of the times of puts.
     PutP99,
-    /// 99.9 % of the puts take no longer.
+    /// 99.9th percentile of the times of puts.
     PutP999,
     /// READs of a value per get.
     GetAttempts,
     /// CASes per put.
     PutAttempts,
-    /// READs of a value that find the newest node.
+    /// Share of READs of a value that find the newest node.
     GetSuccess,
-    /// CASes that find the newest node.
+    /// Share of CASes that find the newest node.
     PutSuccess,
-    /// Gets whose first READ finds the newest node.
+    /// Share of gets whose first READ finds the newest node.
     GetAtOnce,
-    /// Puts whose first CAS finds the newest node.
+    /// Share of puts whose first CAS finds the newest node.
     PutAtOnce,
-    /// Bytes of frames per operation, both ways.
+    /// Bytes of frames per operation, in both directions.
     BytesPerOperation,
-    /// The same against what it would be if each first try succeeded.
+    /// Bytes per operation, divided by the bytes needed if each first attempt succeeded.
     BytesOverLeast,
-    /// Jain's index of the clients' operations.
+    /// Jain's fairness index of the clients' operations.
     ClientFairness,
-    /// Cores of the memory node that were busy.
+    /// Busy cores of the memory node.
     MemoryCores,
-    /// Cores of a client that were busy.
+    /// Busy cores of a client.
     ClientCores,
-    /// Answers whose number follows that of the answer before.
+    /// Share of answers whose number follows that of the answer before.
     InOrder,
     /// The greatest difference between the numbers of two consecutive answers.
     LargestGap,
     /// The mean difference between the numbers of two consecutive answers.
     MeanGap,
-    /// Requests answered after a later one to the same address.
+    /// Share of requests answered after a later one to the same address.
     SameAddressOutOfOrder,
-    /// READs that brought words of different WRITEs.
+    /// Share of READs that brought words of different WRITEs.
     Torn,
-    /// Torn READs whose first foreign word begins a packet.
+    /// Share of torn READs whose first foreign word begins a packet.
     TornAtPackets,
-    /// Where the first foreign word of a torn READ lies on average.
+    /// Mean offset of the first foreign word of a torn READ.
     TornAt,
-    /// An operation's mean time beside the others.
+    /// Mean time of an operation that runs beside the others.
     ProbeLatency,
-    /// CASes of the others.
+    /// CASes per second of the others.
     OthersRate,
 }
 
-/// How a figure is shown.
+/// The presentation of a figure.
 struct Shown {
     name: &'static str,
     unit: &'static str,
-    /// It spreads over orders of magnitude, and is never nothing.
+    /// The values spread over orders of magnitude, and are never zero.
     is_logarithmic: bool,
     less_is_better: bool,
 }
@@ -110,28 +110,28 @@ impl Figure {
         }
     }
 
-    /// How it is called.
+    /// Returns the name of the figure.
     pub fn name(self) -> &'static str {
         self.shown().name
     }
 
-    /// Its unit; a number of times or a share of one has none.
+    /// Returns the unit; empty for ratios.
     pub fn unit(self) -> &'static str {
         self.shown().unit
     }
 
-    /// Does it spread over orders of magnitude, and is never nothing?
+    /// Returns whether the values spread over orders of magnitude and are never zero.
     pub fn is_logarithmic(self) -> bool {
         self.shown().is_logarithmic
     }
 
-    /// Is less of it better?
+    /// Returns whether a lower value is better.
     pub fn less_is_better(self) -> bool {
         self.shown().less_is_better
     }
 }
 
-/// In which order a middlebox saw requests answered, as records have it.
+/// Returns the order in which a middlebox saw requests answered, as figures of a record.
 pub fn order_figures(order: &Order) -> Figures {
     let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
     Figures::from([

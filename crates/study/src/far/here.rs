@@ -14,7 +14,7 @@ use crate::one_sided::RemoteMemory;
 use crate::pinning::{PinError, Pinning};
 use crate::record::{BothEnds, PointResult, link_by_name};
 
-/// Why a point could not be measured here.
+/// A reason for which a point could not be measured here.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HereError {
@@ -33,13 +33,13 @@ pub enum HereError {
     /// A thread cannot be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// It has parties that one thread cannot be.
+    /// The point has parties that cannot be tasks of one thread.
     #[error("such a point runs in virtual time, or as `doorbell far run` does: {0}")]
     Parties(&'static str),
 }
 
-/// Tasks of one thread that take turns after each message: one whose answers come as fast as it asks would else never let
-/// another one run.
+/// Tasks of one thread that take turns after each message. Otherwise a task whose answers come as fast as its requests
+/// would never let another task run.
 struct Fair(Idle);
 
 impl Waiter for Fair {
@@ -57,29 +57,29 @@ impl Waiter for Fair {
     }
 }
 
-/// What decides which words requests go to.
+/// Seed of the words that requests access.
 const SEED: u64 = 1;
 
-type Task<'a> = Pin<Box<dyn Future<Output = Result<Of, ConnectionError>> + 'a>>;
+type Task<'a> = Pin<Box<dyn Future<Output = Result<PairResult, ConnectionError>> + 'a>>;
 
-/// What a queue pair of a point did, and what it found of torn objects if it looked for them.
-type Of = (words::Done, Option<words::Torn>);
+/// The work of a queue pair, and the torn objects that it found if it looked for them.
+type PairResult = (words::Done, Option<words::Torn>);
 
-/// What a point about bare memory has: queue pairs, and the memory.
+/// The resources of a point about bare memory: queue pairs, and the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Of each queue pair, operations outstanding at most.
+    /// Maximum number of outstanding operations of each queue pair.
     pub(crate) slots: Vec<usize>,
     /// Bytes of an operation.
     pub(crate) bytes: usize,
-    /// The path MTU, where one is wanted.
+    /// Requested path MTU, if any.
     pub(crate) mtu: Option<PathMtu>,
     /// Bytes of the memory.
     pub(crate) memory_bytes: usize,
 }
 
 impl Shape {
-    /// That of a point; `None` if it is about something else.
+    /// Returns the shape of a point about bare memory; `None` for other points.
     pub(crate) fn of(point: &FarPoint) -> Option<Self> {
         let word =
             |slots, last: u64| Self { slots, bytes: 8, mtu: None, memory_bytes: last as usize + words::WORD_STRIDE };
@@ -101,8 +101,8 @@ impl Shape {
     }
 }
 
-/// Runs the queue pairs of a point, each a task of this thread, until `check` fails. What comes of it, but for what a
-/// middlebox saw.
+/// Runs the queue pairs of a point, each a task of this thread, until `check` fails. Returns the result without the
+/// figures of a middlebox.
 ///
 /// # Errors
 ///
@@ -135,7 +135,7 @@ pub(crate) fn run_pairs<E>(
         })
     });
     let ended = executor::run_while(&idle.0, tasks, check)?;
-    let ended: Vec<Of> = ended.into_iter().collect::<Result<_, _>>().map_err(broke)?;
+    let ended: Vec<PairResult> = ended.into_iter().collect::<Result<_, _>>().map_err(broke)?;
     let done: Vec<words::Done> = ended.iter().map(|(done, _)| *done).collect();
     Ok(match point {
         FarPoint::Tearing(point) => {
@@ -147,25 +147,25 @@ pub(crate) fn run_pairs<E>(
     })
 }
 
-/// Measures a point between two devices of this process: of queue pairs on one, with the memory on the other. The thread that
-/// has the queue pairs takes the first of the CPUs that `pinning` has for the point, and a middlebox the second.
+/// Measures a point between two devices of this process: queue pairs on one, the memory on the other. The thread of
+/// the queue pairs takes the first of the CPUs that `pinning` has for the point, and a middlebox the second.
 ///
 /// # Errors
 ///
-/// A verbs object cannot be made, a connection breaks, or a thread cannot be pinned. The point needs more than two devices
-/// and one thread.
+/// A verbs object cannot be made, a connection breaks, or a thread cannot be pinned; or the point needs more than two
+/// devices and one thread.
 pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint, pinning: &Pinning) -> Result<PointResult, HereError> {
     let shape = match point {
-        FarPoint::Hot(_) => return Err(HereError::Parties("each of its clients has a host")),
-        point => Shape::of(point).ok_or(HereError::Parties("a store has a thread for each client"))?,
+        FarPoint::Hot(_) => return Err(HereError::Parties("each of its clients needs a host")),
+        point => Shape::of(point).ok_or(HereError::Parties("a store needs a thread for each client"))?,
     };
     pinning.try_all()?;
-    // Before memory is touched for the first time, which makes it that of the CPU's NUMA node.
+    // Pin before the first access to memory, which binds the memory to the CPU's NUMA node.
     let _pinned = pinning.pin(0);
     let before = [clients, memory].map(Device::link_counters);
     let pds = [&clients.create_pd()?, &memory.create_pd()?];
     let region = words::memory(pds[1], shape.memory_bytes)?;
-    // Where requests are numbered, the queue pairs go through a middlebox, which is a thread of this process.
+    // Points about order number their requests: their queue pairs go through a middlebox, a thread of this process.
     let relays = matches!(point, FarPoint::Order(_)).then(|| Relays::start(clients, shape.slots.len(), pinning));
     let relays = relays.transpose()?;
     let join = |&slots: &usize| match &relays {
@@ -195,7 +195,7 @@ mod tests {
     use crate::parameters::Operation;
 
     #[test]
-    fn requests_are_numbered_by_a_box_through_which_they_pass() {
+    fn a_middlebox_numbers_the_requests_that_pass() {
         let open = || soft::open(&SoftOptions { publish: false, ..SoftOptions::default() }).expect("a device");
         for (operation, queue_pairs) in [(Operation::Read, 1), (Operation::CompareSwap, 3)] {
             let (addresses, zipf, rate_per_s, outstanding) = (64, 0.99, 1e6, 4);
@@ -205,13 +205,13 @@ mod tests {
             assert_eq!(result.messages, 300, "{operation:?}");
             let [in_order, largest] = [Figure::InOrder, Figure::LargestGap].map(|figure| result.far[&figure]);
             assert!(in_order > 0.0 && largest >= 1.0, "{:?}", result.far);
-            // An answer that comes twice has a gap of 0, and none is greater than 1 on one queue pair.
+            // An answer that comes twice has a gap of 0, and no gap is greater than 1 on one queue pair.
             assert!(queue_pairs > 1 || largest == 1.0, "{:?}", result.far);
         }
     }
 
     #[test]
-    fn a_task_that_has_always_something_to_do_lets_others_run() {
+    fn a_task_that_is_always_busy_lets_others_run() {
         let (is_over, idle) = (&Cell::new(false), &Fair(Idle::spin()));
         let busy: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
             while !is_over.get() {

@@ -1,9 +1,9 @@
-//! Passive memory that several clients share: what points of the study about it measure.
+//! Passive memory that several clients share, and the points of the study that measure it.
 //!
-//! A [`FarPoint`] has parties that a session of two ends has not: a memory node, a metadata service, clients on several
-//! hosts, a middlebox. Whoever has these runs it (`doorbell_sim::far` in virtual time, `doorbell study` on this machine),
-//! and what comes out is a [`PointResult`](crate::record::PointResult) with [`Figure`]s. What clients post is here, written
-//! once: [`words`] has operations on bare memory, `doorbell_farmem` the store.
+//! A [`FarPoint`] has parties that a session of two ends lacks: a memory node, a metadata service, clients on several
+//! hosts, a middlebox. `doorbell_sim::far` runs it in virtual time, `doorbell study` on this machine. The result is a
+//! [`PointResult`](crate::record::PointResult) with [`Figure`]s. [`words`] has the operations of clients on bare
+//! memory, `doorbell_farmem` those of the store.
 
 pub mod choice;
 mod figure;
@@ -24,25 +24,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Operation, ParametersError, Setting, within};
 
-/// The most addresses, queue pairs and clients of a point.
+/// Maximum numbers of addresses of a point, and of its queue pairs or clients.
 const MAX_ADDRESSES: u64 = 1 << 24;
 const MAX_PAIRS: usize = 1024;
-/// The most clients that have a host each.
+/// Maximum number of clients that have a host each.
 const MAX_HOSTS: usize = 256;
-/// The most bytes of an object.
+/// Maximum size of an object in bytes.
 const MAX_OBJECT: usize = 1 << 20;
-/// The most operations of a point. Sequence numbers do not come twice within so many.
+/// Maximum number of operations of a point. No sequence number occurs twice among them.
 const MAX_OPERATIONS: u64 = 1 << 23;
 
-/// What is measured.
+/// A point about shared memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FarPoint {
     /// A workload of the store.
     Store(StorePoint),
-    /// In which order requests of several queue pairs are answered.
+    /// The order in which requests of several queue pairs are answered.
     Order(OrderPoint),
-    /// READs of an object beside WRITEs of it.
+    /// READs of an object while another queue pair WRITEs it.
     Tearing(TearingPoint),
     /// An operation beside CASes on one address.
     Scope(ScopePoint),
@@ -50,74 +50,74 @@ pub enum FarPoint {
     Hot(HotPoint),
 }
 
-/// Requests on several queue pairs of one host to words of one memory, numbered by a middlebox as they pass.
+/// Requests on several queue pairs of one host to words of one memory. A middlebox numbers them as they pass.
 ///
-/// The arrival process: each queue pair posts its next request when a pause has passed since it posted the last one, and
-/// fewer than `outstanding` are not answered. Pauses are uniform between nothing and twice their mean, which is the
-/// queue pairs' number divided by `rate_per_s`.
+/// The arrival process: each queue pair posts its next request once a pause has passed since its last post, and fewer
+/// than `outstanding` requests lack an answer. Pauses are uniform between zero and twice their mean. The mean is the
+/// number of queue pairs divided by `rate_per_s`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderPoint {
     /// READ, WRITE or CAS of 8 B.
     pub operation: Operation,
-    /// Queue pairs, each with a thread.
+    /// Number of queue pairs, each with a thread.
     pub queue_pairs: usize,
-    /// Words that requests go to.
+    /// Number of words that requests access.
     pub addresses: u64,
-    /// The exponent of Zipf's law by which they are drawn.
+    /// Exponent of the Zipf distribution of words.
     pub zipf: f64,
     /// Requests per second of all queue pairs.
     pub rate_per_s: f64,
-    /// Requests of a queue pair without an answer at most.
+    /// Maximum number of outstanding requests of a queue pair.
     pub outstanding: usize,
     /// Requests of all queue pairs.
     pub requests: u64,
 }
 
-/// One queue pair WRITEs an object again and again, each time with another number in all its words, and another queue pair
-/// READs it.
+/// WRITEs and READs of one object. One queue pair WRITEs it repeatedly, each time with another number in all its
+/// words. Another queue pair READs it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TearingPoint {
     /// Bytes of the object: a multiple of 8.
     pub bytes: usize,
     /// The path MTU in bytes.
     pub mtu: usize,
-    /// READs.
+    /// Number of READs.
     pub reads: u64,
 }
 
-/// One queue pair runs one operation at a time, beside others that CAS one word without a pause.
+/// An operation that one queue pair runs one at a time, beside others that CAS one word without a pause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScopePoint {
-    /// What the queue pair runs, on 8 B.
+    /// The operation, on 8 B.
     pub operation: Operation,
-    /// Bytes from the word that the others CAS to that of the operation.
+    /// Bytes from the word of the CASes to the word of the operation.
     pub distance: u64,
-    /// Queue pairs beside it.
+    /// Number of queue pairs that CAS.
     pub others: usize,
-    /// CASes that each of them has outstanding.
+    /// Outstanding CASes of each of them.
     pub outstanding: usize,
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
 }
 
-/// Clients CAS one word, each from a host of its own.
+/// CASes of many clients on one word, each client on its own host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HotPoint {
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// CASes that each has outstanding.
+    /// Outstanding CASes of each client.
     pub outstanding: usize,
     /// CASes of all clients.
     pub operations: u64,
-    /// How they reach the memory.
+    /// The way from clients to the memory.
     pub way: Way,
 }
 
-/// How clients reach memory.
+/// The way from clients to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Each over a queue pair of its own.
+    /// Each client over its own queue pair.
     Straight,
     /// Through a middlebox, which has one queue pair for all.
     Box,
@@ -126,11 +126,11 @@ pub enum Way {
 }
 
 impl FarPoint {
-    /// Checks that all of it can be.
+    /// Validates all parameters of the point.
     ///
     /// # Errors
     ///
-    /// A number is out of its range. The error names it, and what is allowed.
+    /// A number is out of its range. The error names it, and the allowed range.
     pub fn check(&self) -> Result<(), ParametersError> {
         let one_word = |operation| match operation {
             Operation::Read | Operation::Write | Operation::CompareSwap => Ok(()),
@@ -178,13 +178,13 @@ impl FarPoint {
         }
     }
 
-    /// Does it take virtual time, since a machine lacks some of its parties?
+    /// Returns whether the point needs virtual time, since a machine lacks some of its parties.
     pub fn is_virtual(&self) -> bool {
         matches!(self, Self::Hot(_))
     }
 
-    /// Threads that poll where one process has all parties: the clients', and those of memory node, metadata service and
-    /// middlebox. That of a store is a process of its own, but one thread as well.
+    /// Returns the number of polling threads if one process has all parties: those of the clients, the memory node,
+    /// the metadata service and the middlebox. The middlebox of a store is a separate process, but also one thread.
     pub(crate) fn threads(&self) -> usize {
         match self {
             Self::Store(store) => store.clients + 2 + usize::from(store.strategy.is_steered()),
@@ -193,7 +193,7 @@ impl FarPoint {
         }
     }
 
-    /// The path MTU that it asks for, in bytes, if it asks for one.
+    /// Returns the requested path MTU in bytes, if any.
     pub fn path_mtu(&self) -> Option<usize> {
         match self {
             Self::Tearing(tearing) => Some(tearing.mtu),
@@ -201,7 +201,7 @@ impl FarPoint {
         }
     }
 
-    /// The store's workload, if it is one.
+    /// Returns the workload of the store, if the point is one.
     pub fn store(&self) -> Option<&StorePoint> {
         match self {
             Self::Store(store) => Some(store),

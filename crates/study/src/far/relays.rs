@@ -1,4 +1,4 @@
-//! A middlebox on this machine that passes packets on and numbers requests: a thread with a socket.
+//! A middlebox on this machine that forwards packets and numbers requests: a thread with a socket.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use doorbell_wire::Qpn;
 use super::HereError;
 use crate::pinning::Pinning;
 
-/// Why there is no middlebox.
+/// A reason for which there is no middlebox.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BoxError {
@@ -31,10 +31,10 @@ pub enum BoxError {
     Panicked,
 }
 
-/// Two ends that are to be connected, and where the answer goes.
+/// Two ends to connect, and the channel for the answer.
 type Asked = ([(IpAddr, Qpn); 2], Sender<Result<(), SetupError>>);
 
-/// The box. Its thread ends when this is dropped.
+/// The middlebox. Its thread ends when this is dropped.
 pub(super) struct Relays {
     pub(super) address: IpAddr,
     asking: Sender<Asked>,
@@ -42,8 +42,8 @@ pub(super) struct Relays {
 }
 
 impl Relays {
-    /// Starts a box on a free address, for so many connections between RNICs that use the same UDP port as this one. Its thread
-    /// takes the second CPU.
+    /// Starts a box on a free address, for `connections` connections between RNICs that use the same UDP port as
+    /// `beside`. Its thread takes the second CPU.
     pub(super) fn start(beside: &Device, connections: usize, pinning: &Pinning) -> Result<Self, BoxError> {
         let limits = Limits { clients: connections, ..Limits::default() };
         let (driver, address) = box_at(None, beside.attributes().udp_port, limits, 0)?;
@@ -56,22 +56,22 @@ impl Relays {
         Ok(Self { address, asking, thread })
     }
 
-    /// Passes the packets of two queue pairs on.
+    /// Forwards the packets of two queue pairs.
     pub(super) fn pass(&self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), HereError> {
         let (answer, answers) = channel();
-        // Its thread has ended only if its socket broke, which `end` says.
+        // The thread has ended only if its socket broke, which `end` reports.
         let _ = self.asking.send(([client, node], answer));
         Ok(answers.recv().unwrap_or(Ok(())).map_err(BoxError::from)?)
     }
 
-    /// Ends it. Returns in which order requests were answered.
+    /// Ends the middlebox. Returns the order in which requests were answered.
     pub(super) fn end(self) -> Result<Order, BoxError> {
         drop(self.asking);
         Ok(self.thread.join().map_err(|_| BoxError::Panicked)??)
     }
 }
 
-/// A box of so much at this address, or at a free one, which is returned too.
+/// Makes a box with these limits at this address, or at a free one. Returns the address too.
 pub(crate) fn box_at(
     address: Option<IpAddr>,
     port: u16,
@@ -83,12 +83,12 @@ pub(crate) fn box_at(
     Ok((Driver::new(Steer::new(Config { address, limits, seed }), link, port), address))
 }
 
-/// Forwards packets until nobody can ask for anything any more.
+/// Forwards packets until the last handle is dropped.
 fn run<L: Link>(mut driver: Driver<L>, asked: &Receiver<Asked>, clock: &Device) -> io::Result<Order> {
     loop {
         match asked.try_recv() {
             Ok(([client, node], answer)) => {
-                let _ = answer.send(driver.steer_mut().relay(client, node)); // whoever asked waits for it
+                let _ = answer.send(driver.steer_mut().relay(client, node)); // the caller waits for the answer
             }
             Err(TryRecvError::Disconnected) => return Ok(driver.steer().order()),
             Err(TryRecvError::Empty) => {}

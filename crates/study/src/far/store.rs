@@ -8,50 +8,50 @@ use super::{Figure, Figures};
 use crate::parameters::{ParametersError, Setting, within};
 use crate::record::PointResult;
 
-/// The most clients.
+/// Maximum number of clients.
 const MAX_CLIENTS: usize = 1024;
-/// The most keys.
+/// Maximum number of keys.
 const MAX_KEYS: u64 = 1 << 27;
-/// The longest time, in microseconds: an hour.
+/// Maximum time, in microseconds: an hour.
 const LONGEST_US: f64 = 3.6e9;
 
-/// A workload, the clients that run it, and what they do about each other.
+/// A workload of the store, the clients that run it, and their strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StorePoint {
-    /// What clients do about each other, by name.
+    /// The strategy that coordinates the clients, by name.
     #[serde(with = "by_name")]
     pub strategy: Strategy,
-    /// Clients, each a thread.
+    /// Number of clients, each a thread.
     pub clients: usize,
-    /// Hosts that they are dealt out to. Those of a host share a cache.
+    /// Number of hosts that share the clients. Clients of one host share a cache.
     pub hosts: usize,
-    /// Keys, which all exist.
+    /// Number of keys, which all exist.
     pub keys: u64,
-    /// The exponent of Zipf's law.
+    /// Exponent of the Zipf distribution of keys.
     pub zipf: f64,
-    /// Per cent of operations that are puts.
+    /// Percentage of operations that are puts.
     pub write_percent: f64,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Operations that a client has running at a time.
+    /// Concurrent operations of a client.
     pub outstanding: usize,
-    /// What a client does between two operations, in microseconds.
+    /// Computation of a client between two operations, in microseconds.
     pub client_us: f64,
-    /// Operations per second of all clients together, which begin whether others have ended or not, by a Poisson process.
-    /// `None`: a client begins the next one when one has ended.
+    /// Operations per second of all clients together, begun by a Poisson process independently of the end of others.
+    /// `None`: a client begins the next operation when one has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_per_s: Option<f64>,
-    /// How long after a put its key's shortcut is written, in microseconds, as by a thread in the background.
+    /// Delay from a put to the write of its key's shortcut, in microseconds, as by a background thread.
     #[serde(default)]
     pub shortcut_us: f64,
-    /// How long operations are not counted at first, in microseconds.
+    /// Warm-up in which operations are not counted, in microseconds.
     pub warm_up_us: f64,
-    /// How long they are counted after that, in microseconds.
+    /// Time after the warm-up in which operations are counted, in microseconds.
     pub measure_us: f64,
 }
 
 impl Default for StorePoint {
-    /// The published workload, with 64 clients that lose no time between operations.
+    /// Returns the published workload, with 64 clients that lose no time between operations.
     fn default() -> Self {
         let load = Load::default();
         Self {
@@ -88,7 +88,7 @@ impl StorePoint {
         within(Setting::Seconds, self.measure_us, 1.0, LONGEST_US, " us")
     }
 
-    /// What each client does.
+    /// Returns the load of each client.
     pub fn load(&self) -> Load {
         let ns = |us: f64| (us * 1e3) as u64;
         Load {
@@ -101,18 +101,17 @@ impl StorePoint {
             client_ns: ns(self.client_us),
             warm_up_ns: ns(self.warm_up_us),
             measure_ns: ns(self.measure_us),
-            // Clients that queue for a lock would go on for many times as long as was measured.
+            // Clients that queue for a lock would go on for many times the measured time.
             drains: false,
         }
     }
 
-    /// How much later shortcuts are written, in nanoseconds.
+    /// Returns the delay of shortcuts in nanoseconds.
     pub fn shortcut_delay_ns(&self) -> u64 {
         (self.shortcut_us * 1e3) as u64
     }
 
-    /// What came out, as records have it. `cores` are those of the memory node and of a client that were busy, where that
-    /// is known.
+    /// Returns the result for a record. `cores` are the busy cores of the memory node and of a client, if known.
     pub fn result(&self, report: &Report, cores: Option<[f64; 2]>) -> PointResult {
         let mut far = Figures::new();
         let mut side = |side: &Side, [p50, p99, p999, attempts, success, at_once]: [Figure; 6]| {
@@ -121,7 +120,7 @@ impl StorePoint {
             }
             let us = |quantile: f64| side.latency_ns.value_at_quantile(quantile) as f64 / 1e3;
             far.extend([(p50, us(0.5)), (p99, us(0.99)), (p999, us(0.999))]);
-            // A client that takes part in another one's operation makes no attempt.
+            // A client that takes part in the operation of another client makes no attempt.
             if side.attempts.attempts > 0 {
                 far.extend([
                     (attempts, side.attempts_per_operation()),
@@ -155,7 +154,7 @@ impl StorePoint {
     }
 }
 
-/// Strategies in records.
+/// Names of strategies in records.
 mod by_name {
     use doorbell_farmem::Strategy;
     use serde::de::{Deserialize, Deserializer, Error};

@@ -1,4 +1,4 @@
-//! Operations on bare memory, over verbs: what the microbenchmarks of shared memory post. One thread runs one queue pair,
+//! Operations on bare memory, over verbs, for the microbenchmarks of shared memory. One thread runs one queue pair,
 //! and waits as its [`Waiter`] does.
 
 use std::cell::Cell;
@@ -19,34 +19,34 @@ use crate::one_sided::RemoteMemory;
 use crate::parameters::Operation;
 use crate::record::PointResult;
 
-/// Bytes from one word to the next where each has a place of its own: a cache line.
+/// Distance between words with separate places: a cache line.
 pub const WORD_STRIDE: usize = 64;
-/// How often a client looks whether it may begin.
+/// Interval at which a waiting client looks whether it may begin.
 const LOOK_NS: u64 = 1000;
-/// From one READ to the next a reader lets so much time pass at most, drawn anew each time: otherwise two loops that take as
-/// long as each other meet at the same place each time. It is more than a round trip takes.
+/// Maximum pause of a reader between two READs, drawn anew each time. It exceeds a round trip. Without pauses, two
+/// loops of the same duration would always meet at the same offset.
 const READERS_PAUSE_NS: u64 = 10_000;
 /// Completions taken at a time.
 const POLL_LIST: usize = 32;
-/// Nothing here takes a receive, so no RNR NAK comes.
+/// No operation here consumes a receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// Memory that everybody may READ, WRITE and CAS.
+/// Allocates memory that all peers may READ, WRITE and CAS.
 ///
 /// # Errors
 ///
-/// There is not so much.
+/// The device cannot provide that much memory.
 pub fn memory(pd: &Pd, bytes: usize) -> Result<Region, ConnectError> {
     Ok(pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain)?)
 }
 
-/// A region as those name it who use it.
+/// Returns the address and key of a region for its peers.
 pub fn remote(region: &Region) -> RemoteMemory {
     RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
 }
 
-/// One end of a queue pair to memory, with room for what operations bring or carry.
+/// One end of a queue pair to memory, with buffers for the operands of its operations.
 #[derive(Debug)]
 pub struct Pair {
     qp: Qp,
@@ -59,11 +59,11 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Makes an end for so many operations of so many bytes outstanding, not connected yet.
+    /// Makes an end for `slots` outstanding operations of `bytes` bytes, not connected yet.
     ///
     /// # Errors
     ///
-    /// The device has no room for it.
+    /// The device has no resources for it.
     pub fn new(pd: &Pd, slots: usize, bytes: usize, path_mtu: Option<PathMtu>) -> Result<Self, ConnectError> {
         let cq = pd.device().create_cq(slots)?;
         let capacities =
@@ -77,12 +77,12 @@ impl Pair {
         Ok(Self { psn: pd.device().random_psn(), qp, cq, local, slot_bytes, slots, path_mtu })
     }
 
-    /// Makes two ends in one process, and connects them through a middlebox that passes their packets on: each end has the
-    /// box's address as its peer's. The box is told of them by `relay`, with the address and number of each.
+    /// Makes two ends in one process, and connects them through a middlebox that forwards their packets. Each end uses
+    /// the box's address as that of its peer. `relay` announces both to the box, by address and number.
     ///
     /// # Errors
     ///
-    /// A device has no room for it, or the box.
+    /// A device or the box has no resources for it.
     pub fn relayed<E: From<ConnectError>>(
         [own, memory]: [&Pd; 2],
         slots: usize,
@@ -101,12 +101,12 @@ impl Pair {
         Ok((own, other))
     }
 
-    /// Makes and connects two ends in one process: that of a client, for so many operations of so many bytes
-    /// outstanding, and that of the memory.
+    /// Makes and connects two ends in one process: that of a client, for `slots` outstanding operations of `bytes`
+    /// bytes, and that of the memory.
     ///
     /// # Errors
     ///
-    /// A device has no room for it.
+    /// A device has no resources for it.
     pub fn joined(
         [own, memory]: [&Pd; 2],
         slots: usize,
@@ -119,7 +119,7 @@ impl Pair {
         Ok((own, other))
     }
 
-    /// Connects it.
+    /// Connects with the peer.
     ///
     /// # Errors
     ///
@@ -128,13 +128,13 @@ impl Pair {
         rc::connect(&self.qp, &self.description(), peer, &SETTINGS)
     }
 
-    /// What the peer needs to know of it.
+    /// Returns the description of the queue pair for the peer.
     pub fn description(&self) -> EndpointDescription {
         let own = EndpointDescription::bare(&self.qp, self.psn);
         EndpointDescription { path_mtu: self.path_mtu.unwrap_or(own.path_mtu), ..own }
     }
 
-    /// The queue pair's number.
+    /// Returns the number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.qp.qpn()
     }
@@ -144,7 +144,7 @@ impl Pair {
         let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
-    /// Memory of the operation of this number.
+    /// Returns the offset of the buffer of the operation with this number.
     fn slot(&self, number: u64) -> usize {
         (number % self.slots as u64) as usize * self.slot_bytes
     }
@@ -164,7 +164,7 @@ impl Pair {
         let (remote_address, rkey) = (memory.address.wrapping_add(offset), RKey::new(memory.rkey));
         let operation = match operation {
             Operation::Read => SendOperation::Read { remote_address, rkey },
-            // Whether it succeeds makes no difference to what it takes.
+            // The cost of the operation does not depend on its success.
             Operation::CompareSwap => {
                 SendOperation::CompareSwap { remote_address, rkey, compare: number, swap: number.wrapping_add(1) }
             }
@@ -176,7 +176,8 @@ impl Pair {
         self.qp.post_send(&[request]).map_err(ConnectionError::Post)
     }
 
-    /// How many operations have completed now: in the order of their posts.
+    /// Returns the number of operations that have completed since the last call. They complete in the order of their
+    /// posts.
     fn reap(&self) -> Result<u64, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.cq.poll(&mut list)?;
@@ -187,30 +188,31 @@ impl Pair {
     }
 }
 
-/// What a queue pair has done.
+/// The work of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
-    /// The sum of their times, from post to completion.
+    /// Sum of their times, from post to completion.
     pub sum_ns: u64,
-    /// When the first was posted, and when the last was complete.
+    /// Times of the first post and of the last completion.
     pub span_ns: (u64, u64),
 }
 
 impl Done {
-    /// Operations per second.
+    /// Returns operations per second.
     pub fn per_s(&self) -> f64 {
         self.operations as f64 * 1e9 / self.span_ns.1.saturating_sub(self.span_ns.0).max(1) as f64
     }
 
-    /// The mean time of an operation, in nanoseconds.
+    /// Returns the mean time of an operation, in nanoseconds.
     pub fn mean_ns(&self) -> f64 {
         self.sum_ns as f64 / self.operations.max(1) as f64
     }
 }
 
-/// What queue pairs did with objects of some bytes, as records have it: rates are those of all, until the last one's end.
+/// Returns the work of queue pairs on objects of some bytes, as a result. Rates are those of all, until the end of the
+/// last one.
 pub fn result(bytes: usize, all: &[Done], far: Figures) -> PointResult {
     let operations: u64 = all.iter().map(|done| done.operations).sum();
     let from_ns = all.iter().map(|done| done.span_ns.0).min().unwrap_or(0);
@@ -229,7 +231,7 @@ pub fn result(bytes: usize, all: &[Done], far: Figures) -> PointResult {
     }
 }
 
-/// What [`probe`] and each [`crowd`] did, as records have it.
+/// Returns the work of [`probe`] and of each [`crowd`] as a result.
 pub fn scope_result(probe: &Done, others: &[Done]) -> PointResult {
     let mut far = Figures::from([(Figure::ProbeLatency, probe.mean_ns() / 1e3)]);
     if !others.is_empty() {
@@ -238,23 +240,23 @@ pub fn scope_result(probe: &Done, others: &[Done]) -> PointResult {
     result(8, std::slice::from_ref(probe), far)
 }
 
-/// What a queue pair posts next, and what becomes of it.
+/// The next operations of a queue pair, and the handling of their results.
 trait Plan {
-    /// Operations outstanding at most.
+    /// Returns the maximum number of outstanding operations.
     fn outstanding(&self) -> u64;
 
-    /// Is there another one after so many?
+    /// Returns whether another operation follows after `posted` ones.
     fn goes_on(&mut self, posted: u64) -> bool;
 
-    /// The next operation of this number: what, where in the remote memory, and of how many bytes.
+    /// Returns the operation with this number, its offset in the remote memory, and its length in bytes.
     fn next(&mut self, number: u64, pair: &Pair) -> (Operation, u64, usize);
 
-    /// How long the queue pair pauses after a post at least, in nanoseconds.
+    /// Returns the minimum pause after a post, in nanoseconds.
     fn pause_ns(&mut self) -> u64 {
         0
     }
 
-    /// An operation is complete.
+    /// Handles the completion of an operation.
     fn completed(&mut self, _number: u64, _pair: &Pair) {}
 }
 
@@ -331,7 +333,7 @@ impl Plan for Requests {
     }
 }
 
-/// What queue pair `number` of a point about order does. `seed` decides which requests come, and when.
+/// Runs queue pair `number` of a point about order. `seed` determines the requests and their times.
 ///
 /// # Errors
 ///
@@ -354,23 +356,23 @@ pub async fn request<W: Waiter>(
     run(pair, memory, &mut requests, waiter).await
 }
 
-/// READs of an object, and how torn they were.
+/// READs of an object, and the torn ones among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Torn {
-    /// READs.
+    /// Number of READs.
     pub reads: u64,
-    /// READs whose words are not all of one WRITE.
+    /// Number of READs whose words are not all of one WRITE.
     pub torn: u64,
-    /// Of those, the sum of the offsets of the first word that differs from the first one.
+    /// Sum over torn READs of the offset of the first word that differs from word 0.
     pub offsets: u64,
-    /// Of those, where that offset is a multiple of the path MTU.
+    /// Number of torn READs in which that offset is a multiple of the path MTU.
     pub at_packets: u64,
-    /// The greatest number of a WRITE that was found.
+    /// The highest number of a WRITE that was found.
     pub newest: u64,
 }
 
 impl Torn {
-    /// As records have it.
+    /// Returns the figures for a record.
     pub fn figures(&self) -> Figures {
         let mut figures = Figures::from([(Figure::Torn, 100.0 * self.torn as f64 / self.reads.max(1) as f64)]);
         if self.torn > 0 {
@@ -382,7 +384,7 @@ impl Torn {
     }
 }
 
-/// WRITEs the object again and again, until `is_over`. Each WRITE has its number in all words.
+/// A plan that WRITEs the object repeatedly, until `is_over`. Each WRITE stores its number in all words.
 struct Writer<'a> {
     bytes: usize,
     is_over: &'a Cell<bool>,
@@ -447,7 +449,7 @@ impl Plan for Reader<'_> {
     }
 }
 
-/// The queue pair that WRITEs, until the one that READs is done.
+/// Runs the queue pair that WRITEs, until the one that READs is done.
 ///
 /// # Errors
 ///
@@ -463,7 +465,7 @@ pub async fn overwrite<W: Waiter>(
     run(pair, memory, &mut writer, waiter).await
 }
 
-/// The queue pair that READs, and looks at what it has read.
+/// Runs the queue pair that READs, and checks the bytes.
 ///
 /// # Errors
 ///
@@ -482,17 +484,17 @@ pub async fn look<W: Waiter>(
     Ok((done?, reader.torn))
 }
 
-/// One operation on one word, again and again.
-struct Same<'a> {
+/// A plan that repeats one operation on one word.
+struct Repeated<'a> {
     operation: Operation,
     offset: u64,
     outstanding: usize,
-    /// So many, or until it is over.
+    /// Maximum number of operations; `None` means until `is_over`.
     most: Option<u64>,
     is_over: &'a Cell<bool>,
 }
 
-impl Plan for Same<'_> {
+impl Plan for Repeated<'_> {
     fn outstanding(&self) -> u64 {
         self.outstanding as u64
     }
@@ -506,7 +508,7 @@ impl Plan for Same<'_> {
     }
 }
 
-/// The queue pair whose operations are timed, one after the other.
+/// Runs the queue pair with the timed operations, one at a time.
 ///
 /// # Errors
 ///
@@ -519,12 +521,12 @@ pub async fn probe<W: Waiter>(
     waiter: &W,
 ) -> Result<Done, ConnectionError> {
     let (operation, offset, most) = (point.operation, point.distance, Some(point.operations));
-    let done = run(pair, memory, &mut Same { operation, offset, outstanding: 1, most, is_over }, waiter).await;
+    let done = run(pair, memory, &mut Repeated { operation, offset, outstanding: 1, most, is_over }, waiter).await;
     is_over.set(true);
     done
 }
 
-/// A queue pair that CASes the first word of the memory until [`probe`] has ended.
+/// Runs a queue pair that CASes the first word of the memory until [`probe`] has ended.
 ///
 /// # Errors
 ///
@@ -537,11 +539,11 @@ pub async fn crowd<W: Waiter>(
     waiter: &W,
 ) -> Result<Done, ConnectionError> {
     let (operation, outstanding) = (Operation::CompareSwap, point.outstanding);
-    run(pair, memory, &mut Same { operation, offset: 0, outstanding, most: None, is_over }, waiter).await
+    run(pair, memory, &mut Repeated { operation, offset: 0, outstanding, most: None, is_over }, waiter).await
 }
 
-/// One of the clients that CAS the first word of the memory. The first of them WRITEs the word once before all begin, so
-/// that a middlebox knows what it holds.
+/// Runs one of the clients that CAS the first word of the memory. The first client WRITEs the word once before all
+/// begin, so that a middlebox knows its value.
 ///
 /// # Errors
 ///
@@ -556,8 +558,13 @@ pub async fn compete<W: Waiter>(
     let is_over = &Cell::new(false);
     if is_first {
         let most = Some(1);
-        run(pair, memory, &mut Same { operation: Operation::Write, offset: 0, outstanding: 1, most, is_over }, waiter)
-            .await?;
+        run(
+            pair,
+            memory,
+            &mut Repeated { operation: Operation::Write, offset: 0, outstanding: 1, most, is_over },
+            waiter,
+        )
+        .await?;
         is_written.set(true);
     }
     while !is_written.get() {
@@ -565,5 +572,5 @@ pub async fn compete<W: Waiter>(
     }
     let (operation, outstanding) = (Operation::CompareSwap, point.outstanding);
     let most = Some((point.operations / point.clients as u64).max(1));
-    run(pair, memory, &mut Same { operation, offset: 0, outstanding, most, is_over }, waiter).await
+    run(pair, memory, &mut Repeated { operation, offset: 0, outstanding, most, is_over }, waiter).await
 }

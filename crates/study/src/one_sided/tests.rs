@@ -1,4 +1,4 @@
-//! What is checked is found when it is wrong.
+//! Tests that verification finds wrong bytes.
 
 use doorbell_verbs::soft::{self, SoftOptions};
 
@@ -23,8 +23,8 @@ fn parameters(operation: Operation) -> Parameters {
     }
 }
 
-/// Runs 50 operations after something was done to the target's memory, and returns how many the
-/// initiator finds damaged, the target, and how many it finds after a byte was changed.
+/// Runs 50 operations after `tamper` has changed the target's memory. Returns three counts of damaged messages: that
+/// of the initiator, that of the target, and that of the target after one byte was changed.
 fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
     let parameters = parameters(operation);
     let bytes = if operation.is_atomic() { 8 } else { BYTES };
@@ -57,7 +57,7 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
 }
 
 #[test]
-fn a_byte_that_is_wrong_after_writing_is_found() {
+fn a_wrong_byte_after_a_write_is_found() {
     assert_eq!(damage(Operation::Write, |_| {}), (0, 0, 1));
 }
 
@@ -68,20 +68,20 @@ fn each_read_of_a_wrong_byte_is_found() {
     let flip = |region: &Region, offset| region.store_release_u8(offset, region.load_acquire_u8(offset) ^ 0x80);
     assert_eq!(damage(Operation::Read, |region| flip(region, 0)).0, 7);
     assert_eq!(damage(Operation::Read, |region| flip(region, 7 * stride(BYTES) + BYTES - 1)).0, 6);
-    // Beyond the message nothing is looked at.
+    // Bytes beyond the message are not checked.
     assert_eq!(damage(Operation::Read, |region| flip(region, BYTES)).0, 0);
 }
 
 #[test]
-fn atomics_that_do_not_count_are_found() {
+fn wrong_atomics_are_found() {
     for operation in [Operation::FetchAdd, Operation::CompareSwap] {
         assert_eq!(damage(operation, |_| {}), (0, 0, 50), "{operation:?}");
-        // Somebody else had counted before, and further.
+        // Another initiator has counted before, and further.
         assert_eq!(damage(operation, |region| region.store_release_u64(0, 500)), (50, 50, 50), "{operation:?}");
     }
 }
 
-/// A target's memory may be used for what is measured, and for nothing else.
+/// The target's memory permits only the measured operation.
 #[test]
 fn a_target_allows_only_its_operation() {
     let given = parameters(Operation::Read);

@@ -1,8 +1,10 @@
-//! Processes that call the coordinator of a study, where a launcher or ssh has started them, instead of being called.
+//! Callers: processes that call the coordinator of a study. A launcher or ssh starts them, so the coordinator does not
+//! call them.
 //!
-//! A caller says its rank and shows the token, hears that it was understood, and waits. For each point that it has a part in, the coordinator tells it to
-//! serve; from then on the stream is that of a session whose other end it is ([`serve`](super::serve)). Afterwards it calls
-//! again. So a stream is never used after something went wrong on it, and a caller whose coordinator is gone notices.
+//! A caller sends its rank and the token, receives a confirmation, and waits. For each point that has a part for the
+//! caller, the coordinator tells it to serve. From then on the stream is that of a session in which the caller
+//! [serves](super::serve). Afterwards it calls again. So no stream is used after an error on it, and a caller notices
+//! when its coordinator is gone.
 
 use std::io;
 use std::net::TcpStream;
@@ -21,49 +23,51 @@ use super::tcp::parse;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
 
-/// What a caller says of itself.
+/// The first message of a caller.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Call {
-    /// Its number: the coordinator is 0.
+    /// Rank of the caller. The coordinator has rank 0.
     pub rank: usize,
-    /// How many there are, the coordinator included.
+    /// Number of processes, including the coordinator.
     pub ranks: usize,
-    /// Its version of Doorbell.
+    /// Release of Doorbell that the caller runs.
     pub doorbell: String,
-    /// What the coordinator wants to be shown.
+    /// Token that the coordinator requires.
     pub token: Option<Token>,
 }
 
 impl Call {
-    /// That of this release.
+    /// Makes the call of this release.
     pub fn new(rank: usize, ranks: usize, token: Option<Token>) -> Self {
         Self { rank, ranks, doorbell: env!("CARGO_PKG_VERSION").to_owned(), token }
     }
 }
 
-/// What the coordinator says.
+/// A message of the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Called {
-    /// The coordinator has heard who calls: whoever is at the other end is one.
+    /// The coordinator has received the call. This shows that the other end is a coordinator.
     Heard,
     /// A session begins.
     Serve,
     /// The study is over.
     Over,
-    /// The caller has no part in it, or the study has failed.
+    /// The coordinator has no part for the caller, or the study has failed.
     Refused(String),
 }
 
-/// How often a caller that has heard nothing yet asks whether to give up.
+/// Interval at which a caller without an answer asks whether to give up.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Calls the coordinator, and waits until it wants a session: its stream. `None` if the study is over. Until the coordinator
-/// has answered, something else may be at the other end, which need not say anything ever: `gives_up` is asked meanwhile.
+/// Calls the coordinator, and waits until it starts a session. Returns the stream, or `None` if the study is over.
+/// Before the coordinator has answered, the other end may be another service that never sends anything, so this
+/// function calls `gives_up` meanwhile.
 ///
 /// # Errors
 ///
-/// The coordinator is gone, or was given up ([`SessionError::Control`]), or it refuses ([`SessionError::Peer`]).
+/// The coordinator is gone, or the caller gave up ([`SessionError::Control`]), or the coordinator refuses
+/// ([`SessionError::Peer`]).
 pub fn call(
     stream: TcpStream,
     call: &Call,
@@ -88,7 +92,7 @@ pub fn call(
     }
 }
 
-/// Has the other end said something, or hung up, now or within a moment?
+/// Returns whether the other end has sent something, or closed the connection, within [`LOOK`].
 fn speaks(stream: &TcpStream) -> Result<bool, SessionError> {
     let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
     match poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO)) {
@@ -148,7 +152,7 @@ impl Opening for CallOpening {
     }
 }
 
-/// A caller that waits.
+/// A caller that waits for a session.
 #[derive(Debug)]
 pub struct Caller {
     /// Call with which it was admitted.
@@ -168,25 +172,25 @@ impl Caller {
         Ok(Self { call, peer })
     }
 
-    /// Has it serve a session, on the stream that is returned.
+    /// Tells the caller to serve a session, on the returned stream.
     ///
     /// # Errors
     ///
-    /// It is gone.
+    /// The caller is gone.
     pub fn serve(mut self) -> Result<TcpStream, SessionError> {
         block_on(self.peer.send(Called::Serve))?;
         Ok(self.peer.into_stream())
     }
 
-    /// Tells it why there is no study, or none any more.
+    /// Tells the caller why there is no study, or why the study ends.
     pub fn refuse(mut self, reason: &str) {
-        // If it cannot be told, it is gone.
+        // If the message does not reach the caller, the caller has gone.
         let _ = block_on(self.peer.send(Called::Refused(reason.to_owned())));
     }
 
-    /// Tells it that the study is over.
+    /// Tells the caller that the study is over.
     pub fn dismiss(mut self) {
-        // If it cannot be told, it is gone.
+        // If the message does not reach the caller, the caller has gone.
         let _ = block_on(self.peer.send(Called::Over));
     }
 }
@@ -216,8 +220,8 @@ mod tests {
         (Lobby::new(listener, opening, Limits::default()).unwrap(), stream)
     }
 
-    /// A process calls the coordinator of three. Returns what the caller learns (is it to serve a point?) and what the coordinator
-    /// does (which rank called), or why each refused.
+    /// Has a process call the coordinator of three. Returns whether the caller is to serve a point, and the rank that
+    /// the coordinator admitted, or the reason of each refusal.
     fn calling(rank: usize, doorbell: &str, token: &str) -> (Result<bool, String>, Result<usize, String>) {
         let (mut lobby, stream) = coordinator(3, Some("secret"));
         let said = Call { doorbell: doorbell.to_owned(), ..Call::new(rank, 3, token.parse().ok()) };
@@ -233,7 +237,7 @@ mod tests {
         (called.map(|stream| stream.is_some()).map_err(|error| error.to_string()), rank)
     }
 
-    /// As where a file that a dead launch has left behind leads to a service that waits for its client to speak.
+    /// A file of a dead launch may lead to a service that waits for its client to speak first.
     #[test]
     fn a_service_that_never_answers_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_admitted_by_token_release_and_rank_and_told_why_if_not() {
+    fn callers_need_token_release_and_rank() {
         let own = env!("CARGO_PKG_VERSION");
         assert_eq!(calling(1, own, "secret"), (Ok(true), Ok(1)));
         assert_eq!(calling(2, own, "secret"), (Ok(false), Ok(2)));

@@ -1,4 +1,4 @@
-//! The end that asks.
+//! The end that asks for points.
 
 use std::net::TcpStream;
 
@@ -19,26 +19,26 @@ use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
 use crate::workload::Progress;
 
-/// The end that asks, of a session with another process.
+/// The end that asks, in a session with another process.
 #[derive(Debug)]
 pub struct Client(Asking<TcpPeer<ToServer, FromServer>, OsThreads>);
 
 impl Client {
-    /// Greets the server and tells it what is to be measured.
+    /// Greets the server and sends the parameters.
     ///
     /// # Errors
     ///
-    /// The parameters are not allowed, here or there.
+    /// This end or the server rejects the parameters.
     pub fn new(device: &Device, stream: TcpStream, parameters: Parameters) -> Result<Self, SessionError> {
         parameters.check()?;
         block_on(Asking::new(device, TcpPeer::new(stream)?, OsThreads::default(), parameters)).map(Self)
     }
 
-    /// The same, after each end has introduced itself to the other.
+    /// Makes a client as [`new`](Self::new) does, after each end has introduced itself to the other.
     ///
     /// # Errors
     ///
-    /// The other end does not admit this one, or those of [`new`](Self::new).
+    /// The other end does not admit this one, or an error of [`new`](Self::new) occurs.
     pub fn introduced(
         device: &Device,
         stream: TcpStream,
@@ -54,7 +54,7 @@ impl Client {
         })
     }
 
-    /// Only makes the ends known to each other.
+    /// Introduces the ends to each other, without a measurement.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Client {
         Self::meet_within(stream, introduction, Patience::Answer)
     }
 
-    /// The same, where the other end has nothing to do before it answers.
+    /// Does the same as [`meet`](Self::meet), with this patience instead of that for an answer.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl Client {
         self
     }
 
-    /// Measures one size. `progress` hears how many messages of one connection are done.
+    /// Measures one size. Calls `progress` with the number of messages of one connection that are done.
     ///
     /// # Errors
     ///
@@ -97,13 +97,13 @@ impl Client {
         self.measure_heard_by(bytes, &progress)
     }
 
-    /// Not generic, so that the workloads of all protocols are compiled once, and not again for each `progress` of each
-    /// program.
+    /// Measures one size. It is not generic, so that the workloads of all protocols are compiled once, and not again
+    /// for each `progress` of each program.
     fn measure_heard_by(&mut self, bytes: usize, progress: Progress<'_>) -> Result<PointResult, SessionError> {
         block_on(self.0.measure(bytes, progress))
     }
 
-    /// Says that that was all.
+    /// Ends the session.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Client {
     }
 }
 
-/// The end that asks, whatever joins it to the other and whatever runs its tasks.
+/// The end that asks, for every kind of peer and of threads.
 ///
 /// ```
 /// use doorbell_exchange::asynchronous::Spin;
@@ -137,7 +137,8 @@ impl Client {
 ///     Ok(Some(result))
 /// };
 /// let answering = async { answer(&other, client, &OneThread(Spin), &terms).await.map(|()| None) };
-/// type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Option<doorbell_study::record::PointResult>, SessionError>> + 'a>>;
+/// type Ended = Result<Option<doorbell_study::record::PointResult>, SessionError>;
+/// type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Ended> + 'a>>;
 /// let tasks: [Task<'_>; 2] = [Box::pin(asking), Box::pin(answering)];
 /// let ended: Result<Vec<_>, _> = executor::run(&executor::Idle::spin(), tasks).into_iter().collect();
 /// assert_eq!(ended?[0].as_ref().map(|result| result.messages), Some(1000));
@@ -155,18 +156,18 @@ pub struct Asking<P, X> {
 }
 
 impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
-    /// Greets the peer and tells it what is to be measured.
+    /// Greets the peer and sends the parameters.
     ///
     /// # Errors
     ///
-    /// The parameters are not allowed, here or there.
+    /// This end or the peer rejects the parameters.
     pub async fn new(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
         parameters.check()?;
         peer.exchange(&[]).await?;
         Self::accepted(device, peer, threads, parameters).await
     }
 
-    /// Tells a peer that was greeted what is to be measured.
+    /// Sends the parameters to a peer that was greeted.
     async fn accepted(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
         if parameters.far.is_some() {
             return Err(SessionError::from(ParametersError {
@@ -181,7 +182,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         Ok(Self { device, pd, peer, threads, parameters, pinning })
     }
 
-    /// Measures one size. `progress` hears how many messages of one connection are done.
+    /// Measures one size. Calls `progress` with the number of messages of one connection that are done.
     ///
     /// # Errors
     ///
@@ -209,7 +210,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         progress: Progress<'_>,
     ) -> Result<PointResult, SessionError> {
         let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
-        // Before memory is touched for the first time, which makes it that of the CPU's NUMA node.
+        // Pin before the first access to memory, which binds the memory to the CPU's NUMA node.
         let _pinned = self.threads.pin(&self.pinning.of_point(parameters).cpus)?;
         self.peer.send(ToServer::Point { bytes, connections: None }).await?;
         let prepared = Prepared::new(protocol, &self.pd, parameters, bytes, &part)?;
@@ -240,7 +241,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         Ok(Seen { parameters, bytes, fitted, mtu, ipv6, tallies: &tallies, histogram, own, report }.result())
     }
 
-    /// Says that that was all.
+    /// Ends the session.
     ///
     /// # Errors
     ///
@@ -250,7 +251,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     }
 }
 
-/// Greets the peer, and makes the ends known to each other.
+/// Greets the peer, and introduces the ends to each other.
 async fn introduce<P>(peer: &mut P, introduction: Introduction, patience: Patience) -> Result<Introduced, SessionError>
 where
     P: Peer<Says = ToServer, Hears = FromServer>,
@@ -263,7 +264,7 @@ where
     }
 }
 
-/// The peer takes what it was told last.
+/// Waits until the peer accepts the last message.
 async fn expect_accepted(peer: &mut impl Peer<Hears = FromServer>) -> Result<(), SessionError> {
     match peer.receive(Patience::Answer).await? {
         FromServer::Accepted => Ok(()),

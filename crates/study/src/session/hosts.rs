@@ -1,12 +1,13 @@
 //! A session of many hosts.
 //!
-//! One process coordinates. It has a control connection to each host, to that of its own machine as well, and each host
-//! performs one part of a point: that of an end that asks, or of one that answers, with its share of the connections
-//! ([`Dealt`]). What ends tell each other goes through the coordinator: it passes descriptions of connections on to the
-//! hosts at the other end of them, so that no host needs to know how to reach another but over RDMA.
+//! One process coordinates. It has a control connection to each host, including that of its own machine. Each host
+//! performs one part of a point, the asking or the answering one, with its share of the connections ([`Dealt`]). The
+//! coordinator relays descriptions of connections between the hosts. So a host needs to reach other hosts only over
+//! RDMA.
 //!
-//! Clocks of hosts differ. The coordinator asks each for its time and takes the answer of the shortest round trip: the clock
-//! was read within it, so half of it bounds the error. All hosts that ask begin at one instant, each by its own clock.
+//! Clocks of hosts differ. The coordinator asks each host for its time and takes the answer of the shortest round
+//! trip. The host read its clock within that time, so half of it bounds the error. All hosts that ask begin at one
+//! instant, each by its own clock.
 
 mod clock;
 mod together;
@@ -34,37 +35,38 @@ use together::{SeenBy, Together};
 pub(super) use clock::{Clock, Watch};
 pub(super) use together::{Interval, in_common, of_common_time};
 
-/// How long a host may take to answer.
+/// Time that a host has to answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
-/// How much longer than a point lasts hosts may take for it.
+/// Time that hosts have for a point in addition to its duration.
 pub(super) const PERFORMANCE: Duration = Duration::from_secs(60);
 
-/// When one host has failed, how long the reasons of others are waited for.
+/// Time to wait for the reasons of other hosts after one host has failed.
 const REASONS: Duration = Duration::from_millis(500);
 
-/// How often each host is asked for its time at most.
+/// Maximum number of times that each host is asked for its clock.
 const CLOCK_LOOKS: usize = 8;
 
-/// A round trip that tells the time well enough: it errs by half of this, a two-thousandth of the shortest repetition.
+/// A round trip that is short enough to read a clock. The error is half of it, a two-thousandth of the shortest
+/// repetition.
 const SHORT_LOOK_NS: u64 = 100_000;
 
-/// From the decision when to begin until then: the word has to be at all hosts before.
+/// Time from the decision when to begin until the start. The message must reach all hosts within it.
 const UNTIL_START: Duration = Duration::from_millis(3);
 
-/// A session failed, and which host is to blame.
+/// The failure of a session, with the host that caused it.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: {error}")]
 pub struct HostError {
-    /// The name that it was given.
+    /// Name of the host.
     pub host: String,
-    /// Why.
+    /// Reason of the failure.
     #[source]
     pub error: SessionError,
 }
 
 impl HostError {
-    /// The host is not there any more, or not to be heard of.
+    /// Returns whether the host is gone or unreachable.
     pub fn is_gone(&self) -> bool {
         matches!(self.error, SessionError::Control(_))
     }
@@ -78,20 +80,20 @@ pub struct Dealt {
 }
 
 impl Dealt {
-    /// So many connections that lie so, dealt to so many hosts, two at least.
+    /// Deals `connections` connections of this layout to `hosts` hosts, at least two.
     pub fn new(layout: Layout, connections: usize, hosts: usize) -> Self {
         let lanes = layout.deal(connections, hosts);
         let shares = layout.shares(&lanes, hosts);
         Self { lanes, shares }
     }
 
-    /// The shares of the hosts that have one, in the order of hosts.
+    /// Returns the shares of the hosts that have one, in the order of hosts.
     pub fn shares(&self) -> &[Share] {
         &self.shares
     }
 }
 
-/// A host as the coordinator reaches it.
+/// A host, as the coordinator reaches it.
 pub(super) struct Host {
     pub(super) name: String,
     place: ProcessPosition,
@@ -107,7 +109,7 @@ impl Host {
         block_on(self.peer.send(message)).map_err(|error| self.failed(error))
     }
 
-    /// What it says next, which has begun to come or comes soon.
+    /// Returns the next message of the host, which has begun to arrive or arrives soon.
     fn hear(&mut self) -> Result<FromServer, HostError> {
         match block_on(self.peer.receive(Patience::Answer)) {
             Ok(FromServer::Failed(reason)) => Err(self.failed(SessionError::Peer(reason))),
@@ -116,7 +118,7 @@ impl Host {
         }
     }
 
-    /// What its clock shows.
+    /// Reads the clock of the host.
     fn clock(&mut self, watch: Watch) -> Result<Clock, HostError> {
         let mut looks = Vec::with_capacity(CLOCK_LOOKS);
         for _ in 0..CLOCK_LOOKS {
@@ -147,7 +149,7 @@ impl Hosts {
         self.hosts.iter_mut().enumerate().try_for_each(|(index, host)| host.say(message(index)))
     }
 
-    /// What every host says next, in order.
+    /// Returns the next message of each host, in order.
     pub(super) fn hear(&mut self, patience: Duration) -> Result<Vec<FromServer>, HostError> {
         let mut heard = self.nothing();
         self.hear_until(&mut heard, |_| true, Some(patience))?;
@@ -167,8 +169,9 @@ impl Hosts {
         Ok(())
     }
 
-    /// Hears hosts until all that are `awaited` have said something. Whoever goes or fails meanwhile ends it, awaited or
-    /// not. Of several reasons that of a host that is gone is the best: the others failed since it went.
+    /// Receives messages until all `awaited` hosts have sent one. If any host goes or fails meanwhile, this ends with
+    /// an error, also for a host that is not awaited. Of several errors it returns that of a host that is gone, since
+    /// the others fail in consequence.
     pub(super) fn hear_until(
         &mut self,
         heard: &mut [Option<FromServer>],
@@ -208,7 +211,7 @@ impl Hosts {
         Err(self.hosts[silent].failed(SessionError::Control(silence)))
     }
 
-    /// Those of these hosts that have said something or are gone, once there are some or the time is over.
+    /// Returns the pending hosts that have sent something or are gone, once there is one or the time is over.
     fn readable(&self, pending: &[usize], left: Option<Duration>) -> Result<Vec<usize>, HostError> {
         let mut fds: Vec<PollFd<'_>> = pending
             .iter()
@@ -229,16 +232,17 @@ impl Hosts {
 
 /// Measures one point on several hosts.
 ///
-/// `streams` lead to the hosts that have a share, in the order of [`Dealt::shares`], each with the name that it has in errors
-/// and records, and with its place among hosts that are one machine. Every one of them has an end that answers there ([`serve`](super::serve)).
+/// `streams` lead to the hosts that have a share, in the order of [`Dealt::shares`]. Each has the name of its host in
+/// errors and records, and the position of the host among hosts that are one machine. At the other end of each stream,
+/// an end must [serve](super::serve).
 ///
 /// # Errors
 ///
-/// A host refuses, fails, or is gone; the error names it.
+/// A host refuses, fails, or is gone. The error names the host.
 ///
 /// # Panics
 ///
-/// There are not as many streams as shares.
+/// The numbers of streams and of shares differ.
 pub fn measure_on(
     streams: Vec<(String, TcpStream, ProcessPosition)>,
     introduction: &Introduction,
@@ -257,16 +261,16 @@ pub fn measure_on(
     Together { names, parameters, bytes, dealt, clocks, mtu: joined.mtu, ipv6: joined.ipv6, start_ns }.result(seen)
 }
 
-/// What is known of connections once they are made.
+/// The properties of connections after set-up.
 struct Joined {
     mtu: PathMtu,
     ipv6: bool,
-    /// Of one-sided operations, one region for each lane; else none at all.
+    /// One region for each lane of one-sided operations; empty for other workloads.
     memory: Vec<Option<RemoteMemory>>,
 }
 
 impl Hosts {
-    /// All hosts at the other ends of these streams, when they have heard what is to be measured, and their clocks.
+    /// Greets all hosts of these streams, sends them the parameters, and reads their clocks.
     pub(super) fn meet(
         streams: Vec<(String, TcpStream, ProcessPosition)>,
         introduction: &Introduction,
@@ -285,7 +289,7 @@ impl Hosts {
     }
 
     fn greet(&mut self, introduction: &Introduction, parameters: &Parameters) -> Result<(), HostError> {
-        // All at once: each host opens a device before it answers.
+        // Greet all at once: each host opens a device before it answers.
         for host in &self.hosts {
             host.peer.say_descriptions(&[]).map_err(|error| host.failed(error))?;
         }
@@ -305,7 +309,7 @@ impl Hosts {
         self.hear_accepted()
     }
 
-    /// Has each host make its connections, and passes descriptions between them.
+    /// Tells each host to make its connections, and relays descriptions between hosts.
     fn connect(&mut self, dealt: &Dealt, bytes: usize) -> Result<Joined, HostError> {
         let Dealt { lanes, shares } = dealt;
         self.say(|index| {
@@ -345,13 +349,13 @@ impl Hosts {
         Ok(Joined { mtu, ipv6, memory })
     }
 
-    /// The instant at which all begin, on the coordinator's clock.
+    /// Returns the instant at which all begin, on the coordinator's clock.
     pub(super) fn soon(&self, clocks: &[Clock]) -> u64 {
         let farthest_ns = clocks.iter().map(|clock| clock.error_ns).max().unwrap_or(0);
         self.watch.ns() + UNTIL_START.as_nanos() as u64 + 2 * farthest_ns.min(ANSWER.as_nanos() as u64)
     }
 
-    /// Has all hosts that ask begin at one instant, which is returned.
+    /// Tells all hosts that ask to begin at one instant. Returns the instant.
     fn go(&mut self, dealt: &Dealt, clocks: &[Clock], joined: &Joined) -> Result<u64, HostError> {
         let start_ns = self.soon(clocks);
         for ((host, share), clock) in self.hosts.iter_mut().zip(&dealt.shares).zip(clocks) {
@@ -363,7 +367,7 @@ impl Hosts {
         Ok(start_ns)
     }
 
-    /// What each host saw, in order.
+    /// Receives the report of each host, in order.
     fn hear_performance(&mut self, parameters: &Parameters, dealt: &Dealt) -> Result<Vec<SeenBy>, HostError> {
         let Dealt { lanes, shares } = dealt;
         let patience = match parameters.extent {
@@ -400,7 +404,7 @@ impl Hosts {
     }
 }
 
-/// A host that hangs up in set-up is gone like one that does so elsewhere.
+/// Treats a host that closes the connection during set-up as gone, as elsewhere.
 fn gone_or(error: SetupError) -> SessionError {
     match error {
         SetupError::Io { error, .. } => SessionError::Control(error),

@@ -1,4 +1,4 @@
-//! Who the two ends are, and whether they may measure together.
+//! Introductions of the two ends, and the check whether they may measure together.
 
 use std::fmt;
 
@@ -13,15 +13,16 @@ use crate::pinning::{Pinning, ProcessPosition};
 
 /// A secret that both ends know.
 ///
-/// It keeps others away from a listener, as long as nobody reads what goes over the wire, where it stands in clear.
+/// It keeps strangers away from a listener. It is sent in clear text, so it does not protect against an observer of
+/// the network.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(String);
 
-/// Bytes of the longest token.
+/// Maximum length of a token in bytes.
 const LONGEST_TOKEN: usize = 256;
 
-/// Why something is no token.
+/// The error for a string that is no valid token, with its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a token has 1 to {LONGEST_TOKEN} bytes, this one has {0}")]
 pub struct TokenError(usize);
@@ -37,7 +38,7 @@ impl std::str::FromStr for Token {
     }
 }
 
-// A token in a log would be one that everybody knows.
+// A token in a log would no longer be secret.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
@@ -50,62 +51,63 @@ impl Token {
         &self.0
     }
 
-    /// How long the comparison takes tells a peer the length at most.
+    /// Returns whether the tokens are equal. The duration of the comparison reveals at most the length.
     fn is(&self, given: &Self) -> bool {
         self.0.as_bytes().ct_eq(given.0.as_bytes()).into()
     }
 }
 
-/// What an end that asks says of itself.
+/// The introduction of an end that asks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Introduction {
-    /// What the other end wants to be shown.
+    /// Token that the other end requires.
     pub token: Option<Token>,
-    /// The other end shall look for what would spoil a measurement, which takes it a second.
+    /// Whether the other end examines its machine for causes of distorted measurements, which takes a second.
     pub examine: bool,
-    /// The place of the end that answers among the processes of the study on its machine.
+    /// Position of the answering end among the processes of the study on its machine.
     pub place: ProcessPosition,
-    /// What fills packets, and comes back with the answer: a path may carry short ones alone.
+    /// Padding of packets, which the answer returns: a path may carry only short packets.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ballast: String,
 }
 
-/// What an end that answers says of itself.
+/// The introduction of an end that answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Introduced {
     /// The machine and the device.
     pub environment: Environment,
-    /// What would spoil a measurement, if that was asked for.
+    /// Causes of distorted measurements, if the introduction requested an examination.
     pub findings: Vec<Finding>,
-    /// Queue pairs that the device has; ends of earlier releases do not say.
+    /// Number of queue pairs of the device. Earlier releases do not send it.
     #[serde(default)]
     pub max_qps: Option<usize>,
-    /// The number of the process that answers ([`Terms::process`]).
+    /// Random number of the answering process ([`Terms::process`]).
     #[serde(default)]
     pub process: Option<u64>,
-    /// What filled packets of the introduction.
+    /// Padding of the introduction.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ballast: String,
 }
 
-/// On what terms an end answers.
+/// The conditions under which an end answers.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Bytes of message memory at most.
+    /// Maximum message memory in bytes.
     pub memory_bytes: usize,
-    /// What whoever asks has to show.
+    /// Token that clients must show.
     pub token: Option<Token>,
-    /// The CPUs that its threads are pinned to.
+    /// CPUs for the threads of this end.
     pub pinning: Pinning,
-    /// A random number of the process that answers. A host that has several addresses says the same number at each of them.
+    /// A random number of the process that answers. A host with several addresses sends the same number at each of
+    /// them.
     pub process: Option<u64>,
 }
 
 impl Terms {
-    /// So much memory for whoever asks; nothing is pinned.
+    /// Makes terms for every client with this amount of memory, without pinned threads.
     pub fn open(memory_bytes: usize) -> Self {
-        Self { memory_bytes, token: None, pinning: Pinning::none("nobody said where"), process: None }
+        Self { memory_bytes, token: None, pinning: Pinning::none("no CPUs are given"), process: None }
     }
 
     /// Rejects a peer that does not show the token of this end, if it has one.
@@ -125,7 +127,7 @@ pub(super) fn check_token(wanted: Option<&Token>, given: Option<&Token>) -> Resu
 }
 
 impl Introduced {
-    /// This end, as it answers.
+    /// Returns the introduction of this end.
     pub(super) fn now(device: &DeviceAttributes, terms: &Terms, introduction: &Introduction) -> Self {
         let findings =
             if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whoever_shows_the_token_may_measure() {
+    fn only_a_peer_with_the_token_may_measure() {
         let open = Terms::open(1);
         assert!(open.admit(None).is_ok() && open.admit(Some(&with(Some("any")))).is_ok());
         let closed = Terms { token: "secret".parse().ok(), ..open };
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_has_a_length_and_does_not_show_itself() {
+    fn tokens_have_a_maximum_length_and_debug_hides_them() {
         assert_eq!("".parse::<Token>(), Err(TokenError(0)));
         assert_eq!("x".repeat(257).parse::<Token>(), Err(TokenError(257)));
         let token: Token = "secret".parse().unwrap();

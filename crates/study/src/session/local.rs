@@ -12,16 +12,16 @@ use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use super::SessionError;
 use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
 
-/// What one end has said and the other has not heard yet.
+/// Messages that one end has sent and the other has not received yet.
 #[derive(Debug)]
 struct Inbox<T> {
-    waiting: VecDeque<Said<T>>,
+    waiting: VecDeque<Item<T>>,
     is_over: bool,
     waker: Option<Waker>,
 }
 
 #[derive(Debug)]
-enum Said<T> {
+enum Item<T> {
     Message(T),
     Descriptions(Vec<EndpointDescription>),
 }
@@ -32,22 +32,22 @@ fn inbox<T>() -> SharedInbox<T> {
     Arc::new(Mutex::new(Inbox { waiting: VecDeque::new(), is_over: false, waker: None }))
 }
 
-/// What it holds is whole after every call, whoever panicked.
+/// Runs `body` on the inbox. The inbox is consistent after every call, so a poisoned lock does no harm.
 fn with<T, R>(shared: &SharedInbox<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
     body(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The other end, in the same process. It says `S` and hears `H`.
+/// The other end, in the same process. This end sends `S` and receives `H`.
 ///
-/// Its futures give way to other tasks until the peer has said something, and fail once the peer was dropped. There
-/// are no deadlines, since a peer in the same process answers or is dropped.
+/// Its futures give way to other tasks until the peer has sent something, and fail once the peer was dropped. They
+/// have no deadlines, since a peer in the same process answers or is dropped.
 #[derive(Debug)]
 pub struct LocalPeer<S, H> {
     to: SharedInbox<S>,
     from: SharedInbox<H>,
 }
 
-/// Two ends of a session in one process: that of the end that asks, and that of the other.
+/// Returns two ends of a session in one process: first that of the asking end, then that of the answering end.
 pub fn local_pair() -> (LocalPeer<ToServer, FromServer>, LocalPeer<FromServer, ToServer>) {
     let (to_server, from_server) = (inbox(), inbox());
     let client = LocalPeer { to: to_server.clone(), from: from_server.clone() };
@@ -55,7 +55,7 @@ pub fn local_pair() -> (LocalPeer<ToServer, FromServer>, LocalPeer<FromServer, T
 }
 
 impl<S, H> LocalPeer<S, H> {
-    fn say(&self, said: Said<S>) -> Result<(), SessionError> {
+    fn say(&self, said: Item<S>) -> Result<(), SessionError> {
         if with(&self.from, |inbox| inbox.is_over) {
             return Err(gone());
         }
@@ -69,7 +69,7 @@ impl<S, H> LocalPeer<S, H> {
         Ok(())
     }
 
-    async fn hear(&self) -> Result<Said<H>, SessionError> {
+    async fn hear(&self) -> Result<Item<H>, SessionError> {
         poll_fn(|context| {
             with(&self.from, |inbox| match inbox.waiting.pop_front() {
                 Some(said) => Poll::Ready(Ok(said)),
@@ -98,24 +98,24 @@ impl<S: Send, H: Send> Peer for LocalPeer<S, H> {
     async fn exchange(&mut self, own: &[EndpointDescription]) -> Result<Vec<EndpointDescription>, SetupError> {
         let broke = |error: io::Error| SetupError::Io { peer: NAME.to_owned(), error };
         let is_gone = |_| broke(io::ErrorKind::UnexpectedEof.into());
-        self.say(Said::Descriptions(own.to_vec())).map_err(is_gone)?;
+        self.say(Item::Descriptions(own.to_vec())).map_err(is_gone)?;
         match self.hear().await.map_err(is_gone)? {
-            Said::Descriptions(theirs) if theirs.len() == own.len() => Ok(theirs),
-            Said::Descriptions(theirs) => {
+            Item::Descriptions(theirs) if theirs.len() == own.len() => Ok(theirs),
+            Item::Descriptions(theirs) => {
                 Err(SetupError::Count { peer: NAME.to_owned(), theirs: theirs.len(), ours: own.len() })
             }
-            Said::Message(_) => Err(broke(io::Error::new(io::ErrorKind::InvalidData, "a message came too early"))),
+            Item::Message(_) => Err(broke(io::Error::new(io::ErrorKind::InvalidData, "a message came too early"))),
         }
     }
 
     async fn send(&mut self, message: S) -> Result<(), SessionError> {
-        self.say(Said::Message(message))
+        self.say(Item::Message(message))
     }
 
     async fn receive(&mut self, _: Patience) -> Result<H, SessionError> {
         match self.hear().await? {
-            Said::Message(message) => Ok(message),
-            Said::Descriptions(_) => Err(SessionError::Unexpected("descriptions of connections".to_owned())),
+            Item::Message(message) => Ok(message),
+            Item::Descriptions(_) => Err(SessionError::Unexpected("descriptions of connections".to_owned())),
         }
     }
 
@@ -158,7 +158,7 @@ mod tests {
     use crate::executor::{self, block_on};
 
     #[test]
-    fn what_is_said_is_heard_in_order_and_then_the_end() {
+    fn messages_arrive_in_order_before_the_end() {
         let (mut client, mut server) = local_pair();
         block_on(async {
             client.send(ToServer::Point { bytes: 1, connections: None }).await.unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_that_differ_in_their_number_of_connections_are_told_so() {
+    fn different_numbers_of_connections_are_an_error() {
         let (mut client, mut server) = local_pair();
         type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Result<usize, SetupError>> + 'a>>;
         let asking: Task<'_> = Box::pin(async { client.exchange(&[]).await.map(|peers| peers.len()) });

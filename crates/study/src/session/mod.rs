@@ -1,12 +1,12 @@
 //! Two ends that measure together.
 //!
-//! The client says what is to be measured; then, point by point, both make fresh connections,
-//! exchange their descriptions, perform their parts, and the server tells what it saw. The server trusts nothing
-//! that it is told: it accepts the parameters and each point, or says why not and ends.
+//! The client sends the parameters. Then, point by point, both ends make fresh connections, exchange their
+//! descriptions and perform their parts, and the server sends its report. The server does not trust the client: it
+//! accepts or rejects the parameters and each point. A rejection has a reason and ends the session.
 //!
-//! What joins the ends is a [`Peer`], and what runs their connections' tasks is [`Threads`](crate::threads::Threads).
-//! [`Client`] and [`serve`] are for processes joined by TCP, where everything is a line of JSON, bounded in length
-//! and time. [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
+//! A [`Peer`] joins the ends, and [`Threads`](crate::threads::Threads) run the tasks of their connections. [`Client`]
+//! and [`serve`] are for processes joined by TCP. There each message is a line of JSON, bounded in length and time.
+//! [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
 
 mod calling;
 mod client;
@@ -48,7 +48,7 @@ pub use tcp::TcpPeer;
 #[doc(hidden)]
 pub use tcp::judge_line;
 
-/// Why a session ended early.
+/// A reason for which a session ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -63,7 +63,7 @@ pub enum SessionError {
     Connection {
         /// Size of the messages.
         bytes: usize,
-        /// Why.
+        /// Reason of the failure.
         error: ConnectionError,
     },
     /// Shared receives could not be posted again.
@@ -81,49 +81,49 @@ pub enum SessionError {
     /// A client of a store, or a queue pair to memory, failed.
     #[error("client {number}: {why}")]
     StoreClient {
-        /// Which.
+        /// Number of the client.
         number: u32,
-        /// Why.
+        /// Reason of the failure.
         why: String,
     },
     /// The middlebox could not be made, or broke.
     #[error("the middlebox: {0}")]
     Middlebox(#[from] BoxError),
-    /// What is to be measured cannot be.
+    /// The parameters are invalid.
     #[error(transparent)]
     Parameters(#[from] ParametersError),
-    /// The client wants more memory than this side gives.
+    /// The client wants more memory than this end allows.
     #[error("the client allows {asked} B of message memory, this side has {allowed} B for it")]
     Memory {
-        /// What the client allows.
+        /// Bytes in the client's parameters.
         asked: usize,
-        /// What this side was started with.
+        /// Bytes that this end allows.
         allowed: usize,
     },
-    /// The client may not measure here.
+    /// The token of the client is missing or wrong.
     #[error("the client shows {0}")]
     Token(&'static str),
-    /// A thread cannot run where it is to.
+    /// A thread cannot be pinned to its CPU.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// The client wants a point that it has not announced.
+    /// The client wants a point with a size that it has not announced.
     #[error("messages of {0} B are not among the sizes that the client announced")]
     UnknownSize(usize),
-    /// The peer says something unexpected.
+    /// The peer sent an unexpected message.
     #[error("the peer sent what is not expected here: {0}")]
     Unexpected(String),
-    /// Hosts that were to measure at the same time did not.
+    /// Hosts of one point did not measure at the same time.
     #[error("it began {0:.3} s after another host had ended, so that they measured nothing at the same time")]
     Apart(f64),
     /// The peer failed.
     #[error("the peer failed: {0}")]
     Peer(String),
-    /// Both ends have something to say.
+    /// Both ends failed.
     #[error("{own}; the peer says: {peer}")]
     Both {
-        /// This end.
+        /// Reason of this end.
         own: String,
-        /// The other.
+        /// Reason of the other end.
         peer: String,
     },
 }

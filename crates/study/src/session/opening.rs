@@ -1,4 +1,4 @@
-//! Openings of sessions: a client greets and shows the token before it gets its turn.
+//! Openings of sessions: a client greets and shows the token before the server serves it.
 
 use doorbell_exchange::admission::{Hello, Line, Opening, Verdict};
 use doorbell_exchange::setup;
@@ -9,10 +9,11 @@ use super::introduction::{Token, check_token};
 use super::peer::{FromServer, ToServer};
 use super::tcp::parse;
 
-/// Maximum length of a client's first line. An introduction may fill packets to test whether long ones pass.
+/// Maximum length of a client's first line. An introduction may be padded to test whether long packets pass.
 const LINE_MAX: usize = 64 << 10;
 
-/// The opening of a client of a session: its greeting, and its first line. If the server has a token, the line shows it.
+/// The opening of a client of a session: its greeting, and its first line. If the server has a token, the line
+/// contains it.
 #[derive(Clone, Debug)]
 pub struct SessionOpening {
     token: Option<Token>,

@@ -1,4 +1,4 @@
-//! An end performs its part: the workload of its role, on all its connections.
+//! The part of an end: the workload of its role, on all its connections.
 
 use doorbell_exchange::send_receive::SharedReceives;
 use doorbell_exchange::{ConnectionError, Connector};
@@ -16,10 +16,10 @@ use crate::threads::Threads;
 use crate::unacknowledged;
 use crate::workload::{self, Progress, Reception, Tally};
 
-/// What an end did: one tally for each connection, and how long rounds took where that is measured.
+/// The work of an end: one tally for each connection, and the times of rounds if they were measured.
 pub(super) type Done = (Vec<Tally>, Option<Histogram<u64>>);
 
-/// An end, about to perform its part.
+/// An end that is ready to perform its part.
 pub(super) struct Performance<'a, X> {
     pub(super) parameters: &'a Parameters,
     pub(super) part: &'a Part,
@@ -28,7 +28,7 @@ pub(super) struct Performance<'a, X> {
 }
 
 impl<X: Threads> Performance<'_, X> {
-    /// Runs the workload of a point on all its connections. An initiator knows the peer's `memory`.
+    /// Runs the workload of a point on all its connections. An initiator needs the `memory` of the peer.
     pub(super) async fn of<C: Connector<Connection: Send>>(
         &self,
         point: Point<C>,
@@ -106,7 +106,7 @@ impl<X: Threads> Performance<'_, X> {
                     let what = format!("no {} regions of {needed} B, but {memory:?}", ends.len());
                     return Err(SessionError::Unexpected(what));
                 }
-                // Connections may share words, as far as they are about words at all.
+                // Several connections may access the same region: only the first `addresses` regions are used.
                 let addresses = parameters.addresses.unwrap_or(ends.len()).max(1);
                 let memory = (0..ends.len()).map(|number| memory[number % addresses]);
                 if part.threads > 1 {
@@ -115,7 +115,7 @@ impl<X: Threads> Performance<'_, X> {
                         async move {
                             let tally =
                                 one_sided::stream(&end, memory, parameters, fitted, plan, waiter, &|_| {}).await;
-                            // The queue pair lives until all threads have ended, as with one thread.
+                            // The queue pair must live until all threads have ended, as with one thread.
                             (end, tally)
                         }
                     };
@@ -137,7 +137,7 @@ impl<X: Threads> Performance<'_, X> {
         }
     }
 
-    /// Runs `body` beside the thread that posts shared receives again, if there is to be one.
+    /// Runs `body` beside the thread that posts shared receives again, if the part has such a thread.
     async fn reposting<T>(
         &self,
         shared: Option<&SharedReceives>,
@@ -160,7 +160,7 @@ fn several(results: Vec<Result<Vec<Tally>, ConnectionError>>) -> Result<Done, Co
     Ok((results.into_iter().collect::<Result<Vec<_>, _>>()?.concat(), None))
 }
 
-/// What all connections have seen, in one histogram.
+/// Combines the histograms of all connections into one.
 fn timed(results: Vec<Result<(Tally, Histogram<u64>), ConnectionError>>) -> Result<Done, ConnectionError> {
     let (mut tallies, mut all) = (Vec::new(), Buckets::empty_histogram());
     for result in results {

@@ -1,4 +1,4 @@
-//! The other end of a session, as one end reaches it.
+//! The other end of a session, from the view of one end.
 
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_verbs::Device;
@@ -12,113 +12,113 @@ use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
 use crate::record::PointResult;
 
-/// What the end that asks says.
+/// Messages of the end that asks.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToServer {
-    /// Who asks. Whoever wants to know the other end, or has to show a token, says this first.
+    /// Introduction of the asking end. It comes first, if the asking end wants an introduction or must show a token.
     Introduce(Box<Introduction>),
-    /// What is to be measured.
+    /// Parameters of the session.
     Parameters(Box<Parameters>),
-    /// Make the connections of the next point.
+    /// Request to make the connections of the next point.
     Point {
-        /// Of messages of this size.
+        /// Size of the messages.
         bytes: usize,
-        /// The answering part of so many connections; without a number of all.
+        /// Number of connections of the answering part; `None` means all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         connections: Option<usize>,
     },
-    /// Make this end's connections of the next point, and perform the asking part: of a session of many hosts.
+    /// Request to make the connections of the next point and to perform the asking part, in a session of many hosts.
     Ask {
-        /// Of messages of this size.
+        /// Size of the messages.
         bytes: usize,
-        /// So many connections.
+        /// Number of connections.
         connections: usize,
     },
-    /// What does the clock of this end's device say?
+    /// Request for the time of the device's clock.
     Clock,
-    /// Perform the asking part, from this instant on.
+    /// Request to perform the asking part from this instant on.
     Go {
-        /// Of one-sided operations one region for each connection.
+        /// One region for each connection of one-sided operations.
         memory: Vec<RemoteMemory>,
-        /// On the clock of this end's device.
+        /// Start on the clock of the receiving end's device.
         start_ns: u64,
     },
-    /// Be these parties of a point about shared memory.
+    /// Request to become these parties of a point about shared memory.
     Be(Box<Duties>),
-    /// To a memory node, and to a middlebox before it: make an end for each of these, who have numbers.
+    /// Request to a memory node, and before it to a middlebox: make an end for each of these numbered clients.
     Accept {
-        /// To a middlebox: the memory node's end for it.
+        /// For a middlebox: the memory node's end for it.
         node: Option<Ends>,
-        /// Those who come.
+        /// Numbers and ends of the clients.
         clients: Vec<(u32, Ends)>,
     },
-    /// To a middlebox: pass on what these send to each other, each a client's end and the memory node's.
+    /// Request to a middlebox: forward packets between these pairs of a client's end and the memory node's.
     Relay(Vec<[End; 2]>),
-    /// To a metadata service: serve.
+    /// Request to a metadata service: serve.
     Serve {
         /// The memory node's end for it.
         memory: Ends,
-        /// Clients' ends, with their numbers.
+        /// Numbers and ends of the clients.
         clients: Vec<(u32, End)>,
     },
-    /// To clients: connect with these ends of the memory node, and of the metadata service.
+    /// Request to clients: connect with these ends of the memory node, and of the metadata service.
     Join(Vec<(Ends, Option<End>)>),
-    /// One-sided operations are complete, or all messages have left that nobody acknowledges. Parties of a point about shared
-    /// memory hear it when clients have ended.
+    /// One-sided operations are complete, or all unacknowledged messages have left. Parties of a point about shared
+    /// memory receive this when clients have ended.
     Done {
-        /// How many of each connection.
+        /// Number of messages of each connection.
         messages: Vec<u64>,
     },
-    /// That was all.
+    /// End of the session.
     End,
 }
 
-/// What the other end says.
+/// Messages of the end that answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromServer {
-    /// Who answers.
+    /// Introduction of the answering end.
     Introduced(Box<Introduced>),
-    /// The parameters, or the point, are acceptable.
+    /// Acceptance of the parameters, or of the point.
     Accepted,
-    /// Receives are posted, or memory is there for one-sided operations: go.
+    /// Permission to start: receives are posted, or memory is available for one-sided operations.
     Ready {
-        /// Of one-sided operations one region for each connection.
+        /// One region for each connection of one-sided operations.
         memory: Vec<RemoteMemory>,
     },
-    /// The point is over.
+    /// Report of this end at the end of the point.
     Report(Box<Report>),
-    /// What the device's clock says.
+    /// Time of the device's clock.
     Clock {
-        /// In nanoseconds.
+        /// Time in nanoseconds.
         now_ns: u64,
     },
-    /// The asking part was performed.
+    /// Report of the asking part.
     Performed(Box<Performed>),
-    /// The parties are made.
+    /// The parties that this end has made.
     Made(Box<Made>),
-    /// These are their ends for those who were to be accepted.
+    /// Ends for the clients of an [`Accept`](ToServer::Accept).
     Taken(Vec<Ends>),
-    /// The metadata service's ends for clients.
+    /// Ends of the metadata service for clients.
     Serving(Vec<End>),
-    /// What clients of a store did.
+    /// Results of the clients of a store.
     Stored(Box<ClientsDone>),
-    /// What came of queue pairs to bare memory.
+    /// Result of queue pairs to bare memory.
     Asked(Box<PointResult>),
-    /// It failed.
+    /// Reason of a failure.
     Failed(String),
 }
 
 impl ToServer {
-    /// What came instead of what was expected, as an error.
+    /// Returns the error for this message in place of the expected one.
     pub(super) fn instead_of(self, expected: &str) -> SessionError {
         SessionError::Unexpected(format!("{self:?} instead of {expected}"))
     }
 }
 
 impl FromServer {
-    /// What came instead of what was expected, as an error.
+    /// Returns the error for this message in place of the expected one.
     pub(super) fn instead_of(self, expected: &str) -> SessionError {
         match self {
             Self::Failed(reason) => SessionError::Peer(reason),
@@ -127,82 +127,84 @@ impl FromServer {
     }
 }
 
-/// How long a message of control may take. What that is in seconds, whoever joins the ends knows; where nobody can be
-/// kept waiting by an absent peer, it is no time at all.
+/// The class of deadline for a control message. Each [`Peer`] defines the time in seconds. A peer that cannot keep
+/// this end waiting has no deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// The peer answers at once.
     Answer,
-    /// If the peer knows a better reason for a failure, it has said so already.
+    /// If the peer knows a better reason for a failure, it has already sent it.
     Reason,
-    /// The peer has something to do before.
+    /// The peer has work to do before it answers.
     Endless,
 }
 
-/// What one look at a peer shows, while connections work.
+/// The state of a peer while connections work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It is there, and says nothing.
+    /// The peer is present, and has sent nothing.
     Silent,
-    /// It has said something that was not received yet. Behind that, its end may not be seen.
+    /// The peer has sent a message that was not received yet. Until then, the end of the connection may be invisible.
     Spoke,
 }
 
-/// The other end of a session: what joins the two.
+/// The other end of a session, with the connection to it.
 ///
-/// The ends may be processes, threads, or tasks of one thread. So nothing here takes real time: a future that blocks
-/// its thread ([`TcpPeer`](super::TcpPeer)'s do) runs where each end has a thread, one that gives way to other tasks
-/// ([`LocalPeer`](super::LocalPeer)'s) runs anywhere. Several threads of one end may look at the peer at once.
+/// The ends may be processes, threads, or tasks of one thread. A future that blocks its thread, such as that of
+/// [`TcpPeer`](super::TcpPeer), requires a thread for each end. A future that gives way to other tasks, such as that
+/// of [`LocalPeer`](super::LocalPeer), runs anywhere. Several threads of one end may look at the peer at once.
 pub trait Peer: Sync {
-    /// What this end says.
+    /// Messages that this end sends.
     type Says;
-    /// What this end hears.
+    /// Messages that this end receives.
     type Hears;
 
-    /// Sends descriptions of this end's connections, and returns the peer's, as many.
+    /// Sends descriptions of this end's connections. Returns the same number of descriptions of the peer.
     ///
     /// # Errors
     ///
-    /// The peer is gone, does not answer in time, or sends something other than as many descriptions.
+    /// The peer is gone, does not answer in time, or sends something other than this number of descriptions.
     fn exchange(
         &mut self,
         own: &[EndpointDescription],
     ) -> impl Future<Output = Result<Vec<EndpointDescription>, SetupError>>;
 
-    /// Says something.
+    /// Sends a message.
     ///
     /// # Errors
     ///
-    /// The peer is gone, or does not take it in time ([`SessionError::Control`]).
+    /// The peer is gone, or does not take the message in time ([`SessionError::Control`]).
     fn send(&mut self, message: Self::Says) -> impl Future<Output = Result<(), SessionError>>;
 
-    /// Hears what is said next.
+    /// Receives the next message.
     ///
     /// # Errors
     ///
-    /// The peer is gone or does not answer in time ([`SessionError::Control`]), or says what cannot be understood
+    /// The peer is gone or does not answer in time ([`SessionError::Control`]), or sends an invalid message
     /// ([`SessionError::Unexpected`]).
     fn receive(&mut self, patience: Patience) -> impl Future<Output = Result<Self::Hears, SessionError>>;
 
-    /// Does something again and again until there is something to hear, or the peer is gone.
+    /// Calls `busy` repeatedly until a message arrives or the peer is gone.
     ///
     /// # Errors
     ///
-    /// What joins the ends is broken ([`SessionError::Control`]). A peer that has hung up is no error here, but the
-    /// next [`receive`](Self::receive) says so.
+    /// The connection to the peer is broken ([`SessionError::Control`]). A peer that has hung up is no error here; the
+    /// next [`receive`](Self::receive) reports it.
     fn until_heard(&mut self, busy: impl FnMut()) -> impl Future<Output = Result<(), SessionError>>;
 
-    /// Does something while nothing is said or heard, and the peer is [looked](Self::look) at.
+    /// Runs `body` while the ends exchange no messages. Threads of this end may [look](Self::look) at the peer
+    /// meanwhile.
     ///
     /// # Errors
     ///
-    /// The error of `body`, or what joins the ends is broken ([`SessionError::Control`]).
+    /// The error of `body`, or the connection to the peer is broken ([`SessionError::Control`]).
     fn watched<T>(
         &self,
         body: impl Future<Output = Result<T, SessionError>>,
     ) -> impl Future<Output = Result<T, SessionError>>;
 
-    /// Is the peer still there? Only while it is [watched](Self::watched).
+    /// Returns whether the peer is silent or has sent something. Valid only while the peer is
+    /// [watched](Self::watched).
     ///
     /// # Errors
     ///
@@ -210,26 +212,27 @@ pub trait Peer: Sync {
     fn look(&self) -> Result<Presence, SessionError>;
 }
 
-/// How often connections that work are polled between two looks at the clock, while the peer is watched.
+/// Polls of working connections between two looks at the clock, while the peer is watched.
 const ROUNDS_BETWEEN: u32 = 15;
 
-/// How often a peer that is watched is looked at, which may be a system call.
+/// Interval at which a watched peer is looked at, which may be a system call.
 const LOOK_NS: u64 = 100_000_000;
 
-/// How a peer is watched while connections work.
+/// The watch on a peer while connections work.
 pub(super) struct Watch<'a> {
-    /// One look at the peer ([`Peer::look`]). Not a type parameter: what both ends do would be compiled for each of them.
+    /// One look at the peer ([`Peer::look`]). It is no type parameter, since the code of both ends would be compiled
+    /// for each.
     pub(super) look: &'a (dyn Fn() -> Result<Presence, SessionError> + Sync),
     pub(super) device: &'a Device,
-    /// The peer has nothing to say before this end has performed its part.
+    /// Whether the peer must send nothing before this end has performed its part.
     pub(super) is_to_be_silent: bool,
-    /// A round lasts as long as a receiver pauses.
+    /// Whether a round lasts as long as a receiver pauses.
     pub(super) rounds_are_long: bool,
 }
 
 impl Watch<'_> {
-    /// What a thread asks in each round: it fails when the peer has gone. A peer alone says when its RNIC gives up,
-    /// which may be hours from now.
+    /// Returns the check for each round of a thread, which fails when the peer has gone. Without it, only the RNIC
+    /// would give up, possibly hours later.
     pub(super) fn check(&self) -> impl FnMut() -> Result<(), SessionError> {
         let (mut countdown, mut next_ns) = (0, 0);
         move || {

@@ -14,18 +14,18 @@ use crate::roles::{Part, Role};
 use crate::unacknowledged;
 use crate::workload::{Plan, SendMemory};
 
-/// The connections that one end has.
+/// The connections of one end.
 pub(super) enum Ends<P: Connector> {
     Messages(Vec<(P::Connection, SendMemory)>),
-    /// One source for the readers at the other ends, and how many they are.
+    /// One source for the readers at the other ends, and the number of readers.
     Replicated(Replication, usize, SendMemory),
-    /// Those of a single receiver.
+    /// The connections of a single receiver.
     Gathered(Box<Hub>),
     OneSided(Vec<one_sided::End>),
     Unacknowledged(Vec<unacknowledged::End>),
 }
 
-/// One point, connected.
+/// One connected point.
 pub(super) struct Point<P: Connector> {
     pub(super) ends: Ends<P>,
     pub(super) fitted: Fitted,
@@ -43,7 +43,7 @@ enum Unconnected<P: Connector> {
     Unacknowledged(Vec<unacknowledged::End>),
 }
 
-/// What one end has made of a point before it knows the other.
+/// A point that one end has prepared before it knows the other end.
 pub(super) struct Prepared<P: Connector> {
     protocol: P,
     ends: Unconnected<P>,
@@ -136,7 +136,7 @@ impl<P: Connector> Prepared<P> {
     pub(super) async fn connect(self, peer: &mut impl Peer) -> Result<Point<P>, SessionError> {
         let own = self.descriptions();
         let peers = peer.exchange(&own).await?;
-        // The same for all connections of two devices.
+        // The MTU is the same for all connections of two devices.
         let mtu = own.iter().zip(&peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
         let ends = match self.ends {
             Unconnected::Messages(ends) => {
@@ -166,12 +166,12 @@ impl<P: Connector> Prepared<P> {
     }
 }
 
-/// One source for what all these connections send, from the memory of the first.
+/// Makes one source for the messages of all these connections, from the memory of the first.
 fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
     let (connections, mut memory): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
     let count = connections.len();
     match (P::replicate(connections)?, memory.drain(..).next()) {
         (Some(replication), Some(memory)) => Ok(Ends::Replicated(replication, count, memory)),
-        _ => Err(SessionError::Unexpected("one source for many readers, of a protocol that has none".to_owned())),
+        _ => Err(SessionError::Unexpected("one source for many readers, over a protocol without sources".to_owned())),
     }
 }

@@ -1,4 +1,4 @@
-//! What one end saw of a point.
+//! The report of one end about a point.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::far::Figures;
 use crate::record::{self, Buckets};
 use crate::workload::Tally;
 
-/// What a device had counted before a point.
+/// The counters of a device before a point.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before {
     counters: Option<Counters>,
@@ -23,7 +23,7 @@ impl Before {
     }
 }
 
-/// What one end saw of a point.
+/// The report of one end about a point.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     pub(super) sent: u64,
@@ -36,23 +36,23 @@ pub struct Report {
     pub(super) link: BTreeMap<String, u64>,
     #[serde(default)]
     pub(super) cpu: CpuTime,
-    /// What a middlebox saw of requests that it passed on.
+    /// Order of the requests that a middlebox forwarded.
     #[serde(default, skip_serializing_if = "Figures::is_empty")]
     pub(super) far: Figures,
 }
 
-/// What a host of many saw that performed the asking part.
+/// The report of a host of many that performed the asking part.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Performed {
-    /// One for each of its connections, on the clock of its device.
+    /// One tally for each of its connections, on the clock of its device.
     pub(super) tallies: Vec<Tally>,
-    /// How long rounds took, where that is measured.
+    /// Times of rounds, if they were measured.
     pub(super) histogram_ns: Option<Buckets>,
     pub(super) report: Report,
 }
 
 impl Report {
-    /// What two ends of one side saw together.
+    /// Combines the reports of two ends of one side.
     pub(super) fn and(self, other: &Self) -> Self {
         let both = |mut one: BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
             for (name, count) in other {
@@ -75,7 +75,7 @@ impl Report {
         }
     }
 
-    /// `before` is what the device had counted before the point.
+    /// Makes the report of a point. `before` has the counters of the device before the point.
     pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before) -> Self {
         let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum();
         Self {

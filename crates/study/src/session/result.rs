@@ -11,23 +11,23 @@ use crate::prediction::Path;
 use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
 use crate::workload::{self, Tally};
 
-/// What a point was, and what both ends saw of it.
+/// A point, and the reports of both ends.
 pub(super) struct Seen<'a> {
     pub(super) parameters: &'a Parameters,
     pub(super) bytes: usize,
     pub(super) fitted: Fitted,
     pub(super) mtu: PathMtu,
     pub(super) ipv6: bool,
-    /// Of the end that asked, one for each connection.
+    /// Tallies of the asking end, one for each connection.
     pub(super) tallies: &'a [Tally],
     pub(super) histogram: Option<Histogram<u64>>,
-    /// Of the end that asked.
+    /// Report of the asking end.
     pub(super) own: Report,
-    /// Of the other.
+    /// Report of the answering end.
     pub(super) report: Report,
 }
 
-/// How messages of a point travel.
+/// The path of the messages of a point.
 #[derive(Clone, Copy)]
 pub(super) struct Ways<'a> {
     pub(super) parameters: &'a Parameters,
@@ -38,14 +38,14 @@ pub(super) struct Ways<'a> {
 }
 
 impl Ways<'_> {
-    /// What an end sent, told apart.
+    /// Returns the packets that an end sent, by kind.
     pub(super) fn counted(&self, end: &Report) -> Counted {
-        // SENDs without bytes are words, unless messages without bytes look the same.
+        // A SEND without bytes counts as a word, unless messages without bytes look the same.
         let is_alike = self.bytes == 0 && self.parameters.protocol == Protocol::SendReceive;
         Counted::of(&end.counters, end.keepalives, is_alike.then_some(end.control_sends), self.ipv6)
     }
 
-    /// What the cost of messages over so many connections follows from.
+    /// Returns the path from which the cost of messages over `connections` connections follows.
     pub(super) fn path(&self, connections: usize) -> Path {
         let Self { parameters, bytes, fitted, mtu, ipv6 } = *self;
         Path {
@@ -63,7 +63,7 @@ impl Ways<'_> {
     }
 }
 
-/// Packets of an end that its peer may acknowledge beside those of data.
+/// Returns the packets of an end, other than data, that its peer may acknowledge.
 pub(super) fn acknowledged_besides(counted: &Counted) -> u64 {
     counted.control_packets + counted.retransmitted_packets
 }
@@ -77,7 +77,7 @@ impl Seen<'_> {
             ended_ns.saturating_sub(began_ns).max(1) as f64 / 1e9
         };
         let seconds = seconds_since(|tally| tally.began_ns);
-        // Counters know no warm-up.
+        // Counters include the warm-up.
         let counted_seconds = seconds_since(|tally| tally.first_ns);
         let is_acknowledged = parameters.transport == Transport::Rc;
         let lost = match parameters.kind {
@@ -99,7 +99,7 @@ impl Seen<'_> {
             client: path.predict(own.sent, own.received, counted.server.data_packets),
             server: path.predict(report.sent, report.received, counted.client.data_packets),
         };
-        // Each control message may be acknowledged as well, and each packet that is sent again.
+        // Each control message and each retransmitted packet may be acknowledged as well.
         predicted.client.ack_packets_max += acknowledged_besides(&counted.server);
         predicted.server.ack_packets_max += acknowledged_besides(&counted.client);
         let rates = BothEnds {

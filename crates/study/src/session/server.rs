@@ -1,4 +1,4 @@
-//! The other end.
+//! The end that answers.
 
 use std::net::TcpStream;
 
@@ -23,7 +23,7 @@ use crate::threads::{OsThreads, Threads};
 use crate::unacknowledged::{self, Listener};
 use crate::workload::{Plan, Tally};
 
-/// How far ahead the start of a point may be, in nanoseconds.
+/// Maximum time until the start of a point, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
 /// A client of another process that has completed its opening. Its requests follow.
@@ -34,11 +34,11 @@ pub struct AdmittedClient {
 }
 
 impl AdmittedClient {
-    /// Makes the client of a stream from its first line, which a [`SessionOpening`](super::SessionOpening) has admitted.
+    /// Makes the client of a stream from its first line, admitted by a [`SessionOpening`](super::SessionOpening).
     ///
     /// # Errors
     ///
-    /// The operating system refuses an option of the stream.
+    /// The operating system rejects an option of the stream.
     pub fn new(stream: TcpStream, first: ToServer) -> Result<Self, SessionError> {
         Ok(Self { peer: TcpPeer::new(stream)?, first })
     }
@@ -49,7 +49,7 @@ impl AdmittedClient {
     ///
     /// # Errors
     ///
-    /// The client asks for something that is not allowed, or a point failed. Then this end has sent the reason to the
+    /// The client requests something that is not allowed, or a point failed. Then this end has sent the reason to the
     /// client. Or the client has closed its connection.
     pub fn serve(self, device: Device, terms: &Terms) -> Result<(), SessionError> {
         let Self { mut peer, first } = self;
@@ -93,17 +93,17 @@ pub fn refuse(stream: TcpStream, reason: &str) -> Result<(), SessionError> {
     let mut peer = TcpPeer::<FromServer, ToServer>::new(stream)?;
     block_on(async {
         peer.exchange(&[]).await?;
-        // What is told before it was read is lost when the stream closes.
+        // Read a message first: data sent before all input was read is lost when the stream closes.
         let _ = peer.receive(Patience::Answer).await?;
         peer.send(FromServer::Failed(reason.to_owned())).await
     })
 }
 
-/// The same, whatever joins it to the end that asks and whatever runs its tasks: see [`Asking`](super::Asking).
+/// Serves a peer over any kind of connection, with any kind of threads. The counterpart is [`Asking`](super::Asking).
 ///
 /// # Errors
 ///
-/// Those of [`serve`].
+/// The errors of [`serve`].
 pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     mut peer: P,
@@ -116,28 +116,28 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
         Err(error) => return told(&mut peer, Err(error)).await,
     };
     let result = match answer_points(device, (&mut peer, first), threads, terms).await {
-        // Its parties are threads and sockets.
+        // The parties of such a point need threads and sockets.
         Ok(Some(_)) => {
-            Err(SessionError::Unexpected("a point about shared memory, which processes alone have".to_owned()))
+            Err(SessionError::Unexpected("a point about shared memory, which requires processes".to_owned()))
         }
         other => other.map(drop),
     };
     told(&mut peer, result).await
 }
 
-/// Tells the peer why a session failed.
+/// Sends the reason of a failed session to the peer. Returns `result`.
 async fn told(peer: &mut impl Peer<Says = FromServer>, result: Result<(), SessionError>) -> Result<(), SessionError> {
     if let Err(error) = &result
         && !matches!(error, SessionError::Control(_))
     {
-        // If it cannot be told, it is gone, and there is a better reason to report.
+        // If the message does not reach the peer, the peer has gone, and `result` has a better reason.
         let _ = peer.send(FromServer::Failed(error.to_string())).await;
     }
     result
 }
 
-/// Serves a client that began with `first` until it is done, or asks for a point about shared memory. Returns the
-/// parameters of that point, and this process's place among the processes that share its CPUs.
+/// Serves a client that began with `first`, until it is done or asks for a point about shared memory. Returns the
+/// parameters of that point, and this process's position among the processes that share its CPUs.
 async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     (peer, mut first): (&mut P, ToServer),
@@ -157,7 +157,7 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     }
     let parameters = match first {
         ToServer::Parameters(parameters) => parameters,
-        // Who only wanted to know who answers.
+        // The client only wanted the introduction.
         ToServer::End if is_introduced => return Ok(None),
         _ => return Err(SessionError::Unexpected("no parameters".to_owned())),
     };
@@ -205,10 +205,10 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     }
 }
 
-/// A part with so many of its connections.
+/// Returns the part with this number of its connections.
 fn share(part: Part, connections: usize) -> Result<Part, SessionError> {
     if !(1..=part.connections).contains(&connections) {
-        let what = format!("a point of {connections} connections, where {} were announced", part.connections);
+        let what = format!("a point of {connections} connections, allowed are 1 to {}", part.connections);
         return Err(SessionError::Unexpected(what));
     }
     Ok(part.share(connections))
@@ -230,7 +230,7 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     let (before, plan, cpu_before) = (point.before, point.plan, threads.cpu_time());
     if let Ends::OneSided(ends) = &point.ends {
         let tallies = be_target(ends, device, peer, parameters, &plan).await?;
-        // A target has nothing to find: what it polls for is the RNIC's work.
+        // A target has no empty polls: its polls do the RNIC's work.
         let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
@@ -238,14 +238,14 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     if let Ends::Unacknowledged(ends) = &point.ends {
         let listeners = ends.iter().map(|end| Listener::new(end, &plan, part.role == Role::Responder)).collect();
         let tallies = be_listener(listeners, device, peer, bytes).await?;
-        // It looks until it hears that nothing comes any more, without telling looks in vain from others.
+        // A listener polls until the messages end, and does not count empty polls separately.
         let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
     Ok(perform(point, &[], (device, peer), (threads, cpu_before), (parameters, &part)).await?.report)
 }
 
-/// Performs a part of a point, and hears meanwhile whether the peer is still there. CPU time counts from `cpu_before` on.
+/// Performs a part of a point, and checks meanwhile whether the peer is present. CPU time counts from `cpu_before` on.
 async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     point: Point<C>,
     memory: &[RemoteMemory],
@@ -263,7 +263,7 @@ async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hear
     Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
 }
 
-/// Nobody is kept waiting for ever.
+/// Rejects a start that is too far ahead.
 pub(super) fn check_start(start_ns: u64, device: &Device) -> Result<(), SessionError> {
     match start_ns.saturating_sub(device.now_ns()) {
         0..=LONGEST_WAIT_NS => Ok(()),
@@ -271,7 +271,7 @@ pub(super) fn check_start(start_ns: u64, device: &Device) -> Result<(), SessionE
     }
 }
 
-/// Performs the asking part of a point of many hosts, from the instant on that all of them begin at.
+/// Performs the asking part of a point of many hosts, from the common start on.
 async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     protocol: C,
     pd: &Pd,
@@ -287,7 +287,7 @@ async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, He
     let point = prepared.connect(peer).await?;
     peer.send(FromServer::Ready { memory: Vec::new() }).await?;
     let ToServer::Go { memory, start_ns } = peer.receive(Patience::Answer).await? else {
-        return Err(SessionError::Unexpected("something else than go".to_owned()));
+        return Err(SessionError::Unexpected("a message other than go".to_owned()));
     };
     check_start(start_ns, device)?;
     let waiter = threads.waiter(None);
@@ -301,7 +301,7 @@ async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, He
     perform(point, &memory, (device, peer), (threads, cpu_before), (parameters, &part)).await
 }
 
-/// Hears what comes, until the peer says that it has sent everything, and a little longer.
+/// Receives messages until the peer reports that it has sent all, and a little longer.
 async fn be_listener(
     mut listeners: Vec<Listener<'_>>,
     device: &Device,
@@ -318,7 +318,7 @@ async fn be_listener(
     .await?;
     result.map_err(failed)?;
     let ToServer::Done { messages } = peer.receive(Patience::Endless).await? else {
-        return Err(SessionError::Unexpected("something else than done".to_owned()));
+        return Err(SessionError::Unexpected("a message other than done".to_owned()));
     };
     if messages.len() != listeners.len() {
         let what = format!("{} connections done of {}", messages.len(), listeners.len());
@@ -328,7 +328,7 @@ async fn be_listener(
     Ok(listeners.iter().map(Listener::tally).collect())
 }
 
-/// Has memory that the peer uses, until it says that it is done.
+/// Provides memory for the peer until the peer reports that it is done.
 async fn be_target(
     ends: &[one_sided::End],
     device: &Device,
@@ -337,15 +337,15 @@ async fn be_target(
     plan: &Plan,
 ) -> Result<Vec<Tally>, SessionError> {
     peer.send(FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() }).await?;
-    // The RNIC works by itself. But a software RNIC has no processor but those of its
-    // programs: a target that polls lends it its own, one that sleeps has it woken.
-    // A machine's RNIC needs neither, and on few processors a target that polls costs it much.
+    // The RNIC works by itself. A software RNIC, however, has only the processors of its programs: a target that polls
+    // lends its own, and a target that sleeps has the RNIC woken. A hardware RNIC needs neither, and on few processors
+    // a polling target would slow it down.
     let wants_processor = device.attributes().provider == doorbell_verbs::soft::PROVIDER;
     if let (Some(end), true) = (ends.first(), wants_processor && !parameters.events) {
         peer.until_heard(|| end.lend_processor()).await?;
     }
     let ToServer::Done { messages } = peer.receive(Patience::Endless).await? else {
-        return Err(SessionError::Unexpected("something else than done".to_owned()));
+        return Err(SessionError::Unexpected("a message other than done".to_owned()));
     };
     if messages.len() != ends.len() {
         let what = format!("{} connections done of {}", messages.len(), ends.len());

@@ -1,4 +1,4 @@
-//! Ends that are processes, joined by TCP: one line of JSON at a time.
+//! Ends that are processes, joined by TCP. Each message is one line of JSON.
 
 use std::io;
 use std::marker::PhantomData;
@@ -13,43 +13,43 @@ use socket2::{SockRef, TcpKeepalive};
 use super::SessionError;
 use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
 
-/// How long one side waits for the other to answer.
+/// Time that one end waits for an answer of the other.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long one side that failed waits for the other's reason.
+/// Time that an end that failed waits for the other's reason.
 const REASON_DEADLINE: Duration = Duration::from_secs(2);
 
-/// A line longer than this is not one of ours.
+/// Maximum length of a line in bytes.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// A peer's machine of which nothing is heard is asked after so long, and again at this interval.
+/// Silence after which TCP probes the peer's machine, and the interval of further probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// A peer's machine that has not answered for so long is gone.
+/// Time without an answer after which the peer's machine counts as gone.
 const MACHINE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How often something else is done between two looks at the stream, which are system calls.
+/// Calls of `busy` between two looks at the stream, which are system calls.
 const LOOKS_BETWEEN: u32 = 256;
 
-/// Parses a line. The error is the beginning of a line that is not valid here.
+/// Parses a line. The error is the beginning of the invalid line.
 pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
 }
 
-/// Reads a line as either end would, and checks its parameters if it has some: for tests of what peers may say.
+/// Reads a line as both ends do, and checks its parameters if it has some. For tests of messages from peers.
 pub fn judge_line(line: &[u8]) {
     if let Ok(ToServer::Parameters(parameters)) = parse(line)
         && parameters.check().is_ok()
     {
-        // What was checked can be used.
+        // Parameters that pass the check must be usable.
         parameters.sizes.iter().for_each(|&size| drop(parameters.fit(size)));
     }
     drop(parse::<FromServer>(line).map(|answer| answer.instead_of("anything")));
 }
 
-/// The other end, over TCP. It says `S` and hears `H`.
+/// The other end, over TCP. This end sends `S` and receives `H`.
 ///
-/// Its futures block the thread that polls them: each end has a thread of its own, or a process.
+/// Its futures block the thread that polls them, so each end needs a thread or a process of its own.
 #[derive(Debug)]
 pub struct TcpPeer<S, H> {
     stream: TcpStream,
@@ -57,11 +57,11 @@ pub struct TcpPeer<S, H> {
 }
 
 impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
-    /// The peer at the other end of a stream.
+    /// Makes the peer at the other end of a stream.
     ///
     /// # Errors
     ///
-    /// The operating system refuses an option of the stream.
+    /// The operating system rejects an option of the stream.
     pub fn new(stream: TcpStream) -> Result<Self, SessionError> {
         stream.set_nodelay(true).map_err(SessionError::Control)?;
         let socket = SockRef::from(&stream);
@@ -71,30 +71,30 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         Ok(Self { stream, words: PhantomData })
     }
 
-    /// What the peer describes, so many ends: for whoever passes it on, and describes something only then. Its errors do not
-    /// name the peer, which whoever passes it on does.
+    /// Receives `count` descriptions of the peer, for a coordinator that relays them and sends its own later. The
+    /// errors do not name the peer, since the coordinator adds the name.
     pub(super) fn hear_descriptions(&self, count: usize) -> Result<Vec<EndpointDescription>, SetupError> {
         setup::receive(&mut Timed::new(&self.stream, ANSWER_DEADLINE), "it", count, ANSWER_DEADLINE)
     }
 
-    /// Describes ends to the peer, which has described its own before.
+    /// Sends descriptions to the peer, which has sent its own before.
     pub(super) fn say_descriptions(&self, descriptions: &[EndpointDescription]) -> Result<(), SessionError> {
         let hello = setup::hello(descriptions);
         Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&hello).map_err(SessionError::Control)
     }
 
-    /// The stream, for something else.
+    /// Returns the stream for another use.
     pub(super) fn into_stream(self) -> TcpStream {
         self.stream
     }
 
-    /// What is joined.
+    /// Returns the stream.
     pub(super) fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// The next line, which is there within the deadline as a whole. Without one it may begin at any time, but then it
-    /// is to be whole as soon as an answer.
+    /// Receives the next line, which must be complete within the deadline. Without a deadline, the line may begin at
+    /// any time, but must then be complete within the time of an answer.
     fn next(&mut self, deadline: Option<Duration>) -> Result<H, SessionError> {
         if deadline.is_none() {
             self.await_line()?;
@@ -103,7 +103,7 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         parse(&line).map_err(SessionError::Unexpected)
     }
 
-    /// Waits for a line to begin, or the end.
+    /// Waits until a line begins or the stream ends.
     fn await_line(&mut self) -> Result<(), SessionError> {
         self.stream.set_read_timeout(None).map_err(SessionError::Control)?;
         loop {
@@ -114,7 +114,7 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         }
     }
 
-    /// Reads no further than the line: what follows may be of another protocol.
+    /// Reads only up to the end of the line: the bytes after it may belong to another protocol.
     fn read_line(&mut self, deadline: Duration) -> Result<Vec<u8>, SessionError> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
@@ -207,9 +207,9 @@ mod tests {
 
     use super::*;
 
-    /// However soon each byte comes after the one before.
+    /// The deadline holds even if each byte arrives shortly after the one before.
     #[test]
-    fn a_line_that_drips_has_no_longer_than_the_deadline() {
+    fn a_slow_line_must_end_by_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_behind_a_line_is_read_and_a_line_without_end_is_refused() {
+    fn bytes_after_a_line_stay_unread_and_long_lines_fail() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();

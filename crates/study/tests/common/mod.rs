@@ -1,4 +1,4 @@
-//! What the tests of hostile peers and the fuzz targets share.
+//! Helpers of the tests of hostile peers and of the fuzz targets.
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod fuzz;

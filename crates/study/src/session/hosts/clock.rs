@@ -1,8 +1,8 @@
-//! The clocks of hosts, as the coordinator knows them.
+//! Clocks of hosts relative to the clock of the coordinator.
 
 use std::time::{Duration, Instant};
 
-/// What a host's clock shows when the coordinator's shows 0, and how wrong that may be.
+/// The offset of a host's clock from that of the coordinator, and its maximum error.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::session) struct Clock {
     ahead_ns: i128,
@@ -10,8 +10,8 @@ pub(in crate::session) struct Clock {
 }
 
 impl Clock {
-    /// Takes the look at a host's clock with the shortest round trip. A look is what the clock showed, and the coordinator's
-    /// time before and after it was asked.
+    /// Returns the clock by the look with the shortest round trip. A look is the host's time, and the coordinator's
+    /// time before and after the request.
     pub(super) fn of(looks: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
         let clock = |(shown, before, after): (u64, u64, u64)| {
             let (before, error_ns) = (i128::from(before), after.saturating_sub(before) / 2);
@@ -21,12 +21,12 @@ impl Clock {
         looks.into_iter().map(clock).min_by_key(|clock| clock.error_ns).unwrap_or(none)
     }
 
-    /// What it shows at this instant of the coordinator's clock.
+    /// Returns the host's time at this instant of the coordinator's clock.
     pub(in crate::session) fn at(self, coordinator_ns: u64) -> u64 {
         clamped(i128::from(coordinator_ns) + self.ahead_ns)
     }
 
-    /// The instant on the coordinator's clock when it shows this.
+    /// Returns the coordinator's time when the host's clock shows `shown_ns`.
     pub(in crate::session) fn back(self, shown_ns: u64) -> u64 {
         clamped(i128::from(shown_ns) - self.ahead_ns)
     }
@@ -36,17 +36,17 @@ fn clamped(ns: i128) -> u64 {
     u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
 }
 
-/// A clock of the machine, which starts with a point: that of the coordinator, and of a middlebox.
+/// A clock of the machine that starts with a point, for the coordinator and for a middlebox.
 #[derive(Clone, Copy)]
 pub(in crate::session) struct Watch(Instant);
 
 impl Watch {
-    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
+    #[expect(clippy::disallowed_methods, reason = "its owner has no device, and waits for others in real time")]
     pub(in crate::session) fn start() -> Self {
         Self(Instant::now())
     }
 
-    #[expect(clippy::disallowed_methods, reason = "whoever has it has no device, and waits for others in real time")]
+    #[expect(clippy::disallowed_methods, reason = "its owner has no device, and waits for others in real time")]
     pub(super) fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
@@ -61,12 +61,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_look_with_the_shortest_round_trip_tells_a_clock() {
+    fn the_shortest_round_trip_decides_the_clock() {
         // A clock that is 1000 ahead, read in the middle of 10, and at the end of 400.
         let clock = Clock::of([(1400, 0, 400), (1505, 500, 510), (2000, 600, 1000)]);
         assert_eq!((clock.ahead_ns, clock.error_ns), (1000, 5));
         assert_eq!((clock.at(7), clock.back(1007)), (1007, 7));
-        // One that started long after the coordinator's, asked for an instant before it did.
+        // A clock that started long after the coordinator's, asked for an instant before its start.
         let behind = Clock::of([(5, 1000, 1000)]);
         assert_eq!((behind.at(0), behind.at(1000), behind.back(5)), (0, 5, 1000));
     }

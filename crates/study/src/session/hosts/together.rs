@@ -1,4 +1,4 @@
-//! What hosts saw of a point, put together: the time that they measured in common, and what each did.
+//! The combined reports of the hosts of a point: the time that all of them measured, and the work of each.
 
 use doorbell_verbs::PathMtu;
 
@@ -12,7 +12,7 @@ use crate::parameters::Parameters;
 use crate::record::{Buckets, Counted, HostResult, PointResult};
 use crate::workload::Tally;
 
-/// What one host saw.
+/// The report of one host.
 pub(super) enum SeenBy {
     Asking(Performed),
     Answering(Report),
@@ -27,7 +27,7 @@ impl SeenBy {
     }
 }
 
-/// A point of many hosts, when all have told what they saw.
+/// A point of many hosts, after all have reported.
 pub(super) struct Together<'a> {
     pub(super) names: Vec<String>,
     pub(super) parameters: &'a Parameters,
@@ -39,7 +39,7 @@ pub(super) struct Together<'a> {
     pub(super) start_ns: u64,
 }
 
-/// When a host that asks measured, on the coordinator's clock.
+/// The time in which a host that asks measured, on the coordinator's clock.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::session) struct Interval {
     pub(in crate::session) began_ns: u64,
@@ -47,8 +47,9 @@ pub(in crate::session) struct Interval {
     pub(in crate::session) sent: u64,
 }
 
-/// The time in which all hosts measured, and the share of all messages that were sent in it: each host is taken to have
-/// sent evenly. If there is no such time, the host that began too late, and by how many nanoseconds.
+/// Returns the time in which all hosts measured, and the share of all messages that were sent in it. Each host counts
+/// as sending at a constant rate. If no such time exists, returns the host that began too late, and the delay in
+/// nanoseconds.
 pub(in crate::session) fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (usize, u64)> {
     let known = || intervals.iter().enumerate().filter_map(|(host, interval)| Some((host, (*interval)?)));
     let Some((last, began_ns)) = known().map(|(host, it)| (host, it.began_ns)).max_by_key(|(_, began)| *began) else {
@@ -65,7 +66,7 @@ pub(in crate::session) fn in_common(intervals: &[Option<Interval>]) -> Result<(u
     Ok((common_ns, if all > 0.0 { sent / all } else { 1.0 }))
 }
 
-/// A point's result, of which only the share `within` of all messages counts, that were sent in the common time.
+/// Reduces the result of a point to the share `within` of all messages that were sent in the common time.
 pub(in crate::session) fn of_common_time(all: PointResult, common_ns: u64, within: f64) -> PointResult {
     let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
     let messages_per_s = messages / seconds;
@@ -111,7 +112,7 @@ impl Together<'_> {
                 ..*tally
             }));
             if let Some(buckets) = &performed.histogram_ns {
-                // It grows by itself, so there is nothing that it cannot record.
+                // The histogram resizes itself, so it can record every value.
                 let _ = histogram.get_or_insert_with(Buckets::empty_histogram).add(buckets.to_histogram());
             }
         }
@@ -121,12 +122,12 @@ impl Together<'_> {
         Ok(PointResult { hosts, ..of_common_time(all, common_ns, within) })
     }
 
-    /// What each host did.
+    /// Returns the result of each host.
     fn each(&self, seen: &[SeenBy], intervals: &[Option<Interval>], ways: Ways<'_>) -> Vec<HostResult> {
         let counted: Vec<Counted> = seen.iter().map(|seen| ways.counted(seen.report())).collect();
         let (cast, shares) = (self.parameters.cast(), &self.dealt.shares);
         let host = |(index, (seen, share)): (usize, (&SeenBy, &Share))| {
-            // What those at the other ends of its connections sent: to it, or to others as well.
+            // Messages of the peers of its connections, which may also send to other hosts.
             let is_peer = |other: &&Share| {
                 let lanes = || other.lanes.iter().map(|&lane| self.dealt.lanes[lane]);
                 other.host != share.host && lanes().any(|lane| lane.asks == share.host || lane.answers == share.host)
@@ -165,10 +166,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_of_the_time_in_which_all_measured() {
+    fn rates_count_only_the_common_time() {
         let interval = |began_ns, ended_ns, sent| Some(Interval { began_ns, ended_ns, sent });
         assert_eq!(in_common(&[interval(10, 110, 500)]), Ok((100, 1.0)));
-        // One sends 100 in 100 ns, the other 300 in 50 ns of these; a third has no part.
+        // One host sends 100 in 100 ns, another 300 in 50 ns of these. A third has no part.
         let (common_ns, share) = in_common(&[interval(0, 100, 100), None, interval(50, 100, 300)]).unwrap();
         assert_eq!((common_ns, share), (50, 350.0 / 400.0));
         assert_eq!(in_common(&[interval(0, 10, 1), interval(30, 40, 1)]), Err((1, 20)));

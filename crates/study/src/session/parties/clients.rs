@@ -1,4 +1,4 @@
-//! A host with clients: of a store each a thread, of bare memory queue pairs of one thread.
+//! A host with clients. Each client of a store has a thread; queue pairs to bare memory share one thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,19 +21,20 @@ use crate::far::{FarPoint, Shape, StorePoint, run_pairs, words};
 use crate::one_sided::RemoteMemory;
 use crate::pinning::Pinning;
 
-/// What decides which operations come: the same as on one machine.
+/// Seed of the operations: the same as on one machine.
 const SEED: u64 = 1;
 
-/// After so long the holder of a lock is taken for dead: longer than a busy machine keeps a thread from running.
+/// Time after which the holder of a lock counts as dead. It exceeds the time that a busy machine keeps a thread from
+/// running.
 const LEASE_NS: u64 = 2_000_000_000;
 
-/// How often it is looked whether clients have ended, or the peer.
+/// Interval of the checks whether clients have ended, or the peer is gone.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The memory node's ends for a client, and the metadata service's.
+/// Ends of the memory node and of the metadata service for a client.
 type Joined = (Ends, Option<End>);
 
-/// Has these clients, until the peer says that this was all.
+/// Runs these clients until the peer ends the session.
 pub(super) fn be(
     device: &Device,
     peer: &mut Control,
@@ -41,7 +42,7 @@ pub(super) fn be(
     (duties, pinning): (&Duties, &Pinning),
 ) -> Result<(), SessionError> {
     if duties.memory || duties.metadata || duties.middlebox {
-        return Err(SessionError::Unexpected("clients on a host that is something else too".to_owned()));
+        return Err(SessionError::Unexpected("clients on a host with other parties".to_owned()));
     }
     let began = match point.store() {
         Some(store) => clients(device, peer, store, (&duties.clients, pinning))?,
@@ -59,7 +60,7 @@ pub(super) fn be(
     }
 }
 
-/// What the peer has the clients connect with, one for each.
+/// Receives the ends that the clients connect with, one for each.
 fn hear_joined(peer: &mut Control, count: usize) -> Result<Vec<Joined>, SessionError> {
     match hear(peer)? {
         ToServer::Join(joined) if joined.len() == count => Ok(joined),
@@ -67,7 +68,7 @@ fn hear_joined(peer: &mut Control, count: usize) -> Result<Vec<Joined>, SessionE
     }
 }
 
-/// Queue pairs to bare memory.
+/// Runs queue pairs to bare memory.
 fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usize) -> Result<Began, SessionError> {
     let Shape { slots, bytes, mtu, memory_bytes } = Shape::of(point)
         .filter(|shape| shape.slots.len() == count)
@@ -100,10 +101,10 @@ fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usi
     Ok(began)
 }
 
-/// A client's thread, as the one that talks with the peer reaches it.
+/// A client's thread, as seen by the thread that talks with the peer.
 struct Client<'scope> {
     number: u32,
-    /// Its ends, and again when it is connected.
+    /// The ends that the client has made. `connected` signals that the client has connected with those of `join`.
     made: Receiver<Joined>,
     connected: Receiver<()>,
     join: Sender<Joined>,
@@ -111,7 +112,7 @@ struct Client<'scope> {
     thread: ScopedJoinHandle<'scope, Result<Tally, String>>,
 }
 
-/// What all clients of a host share.
+/// The state that all clients of a host share.
 struct Conditions<'a> {
     device: &'a Device,
     load: Load,
@@ -120,14 +121,14 @@ struct Conditions<'a> {
     is_over: AtomicBool,
 }
 
-/// Clients of a store.
+/// Runs clients of a store.
 fn clients(
     device: &Device,
     peer: &mut Control,
     store: &StorePoint,
     (seats, pinning): (&[Seat], &Pinning),
 ) -> Result<Began, SessionError> {
-    // What has begun is waited for, so that all say goodbye.
+    // Operations that have begun are awaited, so that all clients disconnect in order.
     let load = Load { drains: true, ..store.load() };
     let options = ClientOptions {
         strategy: store.strategy,
@@ -171,7 +172,7 @@ fn clients(
         if conducted.is_err() {
             shared.is_over.store(true, Ordering::Release);
         }
-        // Those that were not told to go on end now.
+        // Clients without a start signal end now.
         let ended: Vec<_> = clients
             .into_iter()
             .map(|Client { number, thread, join, start, .. }| {
@@ -189,7 +190,7 @@ fn clients(
                 Err(error) => errors.push(error),
             }
         }
-        // Of several reasons the first that is one.
+        // Of several errors, the first that is a real reason counts.
         let first = errors.iter().position(|error| !stopped(error));
         match (first, conducted) {
             (Some(first), _) => Err(errors.swap_remove(first)),
@@ -202,7 +203,7 @@ fn clients(
     })
 }
 
-/// Leads clients through set-up, and watches until all have ended, or the peer has.
+/// Leads clients through set-up. Returns once all have ended, or the peer has.
 fn conduct(shared: &Conditions<'_>, peer: &mut Control, clients: &[Client<'_>]) -> Result<Began, SessionError> {
     let lost = |client: &Client<'_>| SessionError::StoreClient { number: client.number, why: STOPPED.to_owned() };
     let made: Vec<Joined> =
@@ -234,10 +235,10 @@ fn pause() {
     std::thread::sleep(LOOK);
 }
 
-/// What a client says that has ended because others have.
+/// Error of a client that ended because others have.
 const STOPPED: &str = "it was stopped";
 
-/// One client, from its ends to its goodbye.
+/// Runs one client, from its ends to its disconnect.
 fn client(
     shared: &Conditions<'_>,
     number: u32,

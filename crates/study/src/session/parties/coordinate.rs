@@ -1,4 +1,4 @@
-//! The coordinator of a point about shared memory: it leads the parties through set-up, and puts together what they saw.
+//! The coordinator of a point about shared memory. It leads the parties through set-up, and combines their reports.
 
 use std::net::{Ipv6Addr, TcpStream};
 use std::time::Duration;
@@ -18,24 +18,25 @@ use crate::pinning::ProcessPosition;
 use crate::prediction::Predicted;
 use crate::record::{BothEnds, Counted, HostResult, PointResult};
 
-/// How long the parties of a store may take to be made: millions of keys have to be written.
+/// Time to make the parties of a store: millions of keys have to be written.
 const MAKING: Duration = Duration::from_secs(120);
 
-/// The number of the metadata service, as the memory node knows it.
+/// Number of the metadata service at the memory node.
 const METADATA: u32 = 0;
 
 /// Measures one point about shared memory on several hosts.
 ///
-/// `streams` lead to the hosts that have a part in the point, in the order of [`Parties::duties`], each with the name that it
-/// has in errors and records, and with its place among hosts that are one machine. Every one of them has an end that answers there ([`serve`](crate::session::serve)).
+/// `streams` lead to the hosts that have a part in the point, in the order of [`Parties::duties`]. Each has the name
+/// of its host in errors and records, and the position of the host among hosts that are one machine. At the other end
+/// of each stream, an end must [serve](crate::session::serve).
 ///
 /// # Errors
 ///
-/// A host refuses, fails, or is gone; the error names it.
+/// A host refuses, fails, or is gone. The error names the host.
 ///
 /// # Panics
 ///
-/// The parameters are of no such point, or there are not as many streams as hosts with a part.
+/// The parameters are of another kind of point, or the numbers of streams and of hosts with a part differ.
 pub fn measure_parties(
     streams: Vec<(String, TcpStream, ProcessPosition)>,
     introduction: &Introduction,
@@ -57,31 +58,31 @@ pub fn measure_parties(
 struct Stage<'a> {
     hosts: Hosts,
     clocks: Vec<Clock>,
-    /// Hosts by their numbers, with what they are.
+    /// Numbers of hosts, with their duties.
     duties: &'a [(usize, Duties)],
     point: &'a FarPoint,
 }
 
-/// What a host said at the end.
+/// The last messages of a host.
 struct Seen {
     done: Option<FromServer>,
     report: Report,
 }
 
 impl Stage<'_> {
-    /// The first host that is something; one that every point has is there.
+    /// Returns the first host whose duties match. Parties that every point has are always found.
     fn at(&self, is: impl Fn(&Duties) -> bool) -> Option<usize> {
         self.duties.iter().position(|(_, duties)| is(duties))
     }
 
-    /// Says something to one host, and hears its answer.
+    /// Sends a message to one host, and receives its answer.
     fn ask(&mut self, index: usize, message: ToServer, patience: Duration) -> Result<FromServer, HostError> {
         self.hosts.hosts[index].say(message)?;
         let mut heard = self.hosts.nothing();
         self.hosts.hear_until(&mut heard, |other| other == index, Some(patience))?;
         let early = heard.iter().enumerate().find(|(other, said)| *other != index && said.is_some());
         if let Some((other, _)) = early {
-            let what = SessionError::Unexpected("something before it was its turn".to_owned());
+            let what = SessionError::Unexpected("a message before its turn".to_owned());
             return Err(self.hosts.hosts[other].failed(what));
         }
         heard[index].take().ok_or_else(|| self.hosts.hosts[index].failed(nothing()))
@@ -94,7 +95,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Has every host make its parties, and connects them. The memory's ends for clients.
+    /// Tells every host to make its parties, and connects them. Returns the memory's ends for clients.
     fn set_up(&mut self) -> Result<Vec<Ends>, HostError> {
         let duties = self.duties;
         self.hosts.say(|index| ToServer::Be(Box::new(duties[index].1.clone())))?;
@@ -105,7 +106,7 @@ impl Stage<'_> {
                 other => return Err(self.hosts.hosts[index].failed(other.instead_of("what it made"))),
             }
         }
-        // Those who use the memory, by their numbers: the metadata service comes first.
+        // Users of the memory, by number: the metadata service comes first.
         let mut callers: Vec<(u32, Ends)> = Vec::new();
         let metadata = self.at(|duties| duties.metadata);
         if let Some(index) = metadata {
@@ -130,7 +131,7 @@ impl Stage<'_> {
             };
             of_metadata = served.into_iter().map(Some).collect();
         }
-        // In the order in which they were accepted: host by host.
+        // In the order in which they were accepted, host by host.
         let mut joined = ends.iter().copied().zip(of_metadata);
         for (index, (_, duties)) in duties.iter().enumerate().filter(|(_, (_, duties))| !duties.clients.is_empty()) {
             let own: Vec<(Ends, Option<End>)> = joined.by_ref().take(duties.clients.len()).collect();
@@ -148,7 +149,7 @@ impl Stage<'_> {
         Ok(ends)
     }
 
-    /// The memory's ends for those who use it, straight or through a middlebox.
+    /// Returns the memory's ends for its users, directly or through a middlebox.
     fn accept(&mut self, made: &[Made], callers: &[(u32, Ends)]) -> Result<Vec<Ends>, HostError> {
         let memory = self.at(|duties| duties.memory).unwrap_or(0);
         let accept = |node, clients: &[(u32, Ends)]| ToServer::Accept { node, clients: clients.to_vec() };
@@ -160,7 +161,7 @@ impl Stage<'_> {
             let node = self.ask_for_ends(memory, accept(None, &[(BOX, Ends::bare(own))]), 1)?;
             return self.ask_for_ends(middlebox, accept(node.first().copied(), callers), callers.len());
         }
-        // Each end takes the box for its peer, which is told who the two are.
+        // Each end uses the box as its peer. The box learns which two ends belong together.
         let through: Vec<(u32, Ends)> = callers.iter().map(|(number, ends)| (*number, ends.at(own.gid))).collect();
         let ends = self.ask_for_ends(memory, accept(None, &through), callers.len())?;
         let pairs = callers.iter().zip(&ends).map(|((_, client), node)| [client.lane, node.lane]).collect();
@@ -170,7 +171,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Has all clients begin at one instant, which is returned.
+    /// Tells all clients to begin at one instant. Returns the instant.
     fn go(&mut self) -> Result<u64, HostError> {
         let start_ns = self.hosts.soon(&self.clocks);
         let clocks = &self.clocks;
@@ -252,7 +253,7 @@ impl Stage<'_> {
                 sent,
                 received: 0,
                 counted: counted(&seen.report),
-                // What clients ask for again when others were faster, nobody knows before.
+                // The number of repeated requests is unknown in advance: it depends on faster clients.
                 predicted: Predicted { asks: true, ..Predicted::default() },
                 cpu: seen.report.cpu,
                 cpu_per_message: CpuPerMessage::default(),
@@ -266,12 +267,12 @@ impl Stage<'_> {
         Ok(all)
     }
 
-    /// When operations begin to count.
+    /// Returns the instant from which operations count.
     fn counts_from(&self, start_ns: u64) -> u64 {
         start_ns + self.point.store().map_or(0, |store| store.load().warm_up_ns)
     }
 
-    /// What the clients of a store did in the time in which all of them measured.
+    /// Returns the operations of the clients of a store in the time in which all of them measured.
     fn stored(
         &self,
         seen: &[Seen],
@@ -312,5 +313,5 @@ fn is_ipv6(gid: Ipv6Addr) -> bool {
 }
 
 fn nothing() -> SessionError {
-    SessionError::Unexpected("less than was asked for".to_owned())
+    SessionError::Unexpected("fewer results than requested".to_owned())
 }

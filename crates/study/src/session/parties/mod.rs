@@ -1,15 +1,15 @@
-//! Points about memory that several clients share, on several hosts: each is one or more of the parties.
+//! Points about memory that several clients share, on several hosts. Each host is one or more of the parties.
 //!
-//! The coordinator deals the parties to hosts ([`Parties`]), and passes on what they need to know of each other, as in a
-//! session of many hosts. Steps that wait for each other:
+//! The coordinator deals the parties to hosts ([`Parties`]), and relays descriptions between them, as in a session of
+//! many hosts. The steps of set-up, each of which waits for the one before:
 //!
 //! 1. [`Be`](super::ToServer::Be): each host makes its parties and describes them.
-//! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client, for the metadata service and for the
-//!    middlebox. Behind a middlebox of the store that is the memory node's only client, and accepts the others itself. One that
-//!    passes packets on ([`Relay`](super::ToServer::Relay)) is told whose.
+//! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client, for the metadata service and
+//!    for the middlebox. A middlebox of the store is the only client of the memory node, and accepts the others itself.
+//!    A middlebox that forwards packets receives the pairs of ends ([`Relay`](super::ToServer::Relay)).
 //! 3. [`Serve`](super::ToServer::Serve): the metadata service connects with the memory node, and accepts clients.
 //! 4. [`Join`](super::ToServer::Join): clients connect.
-//! 5. `Go`: clients begin at one instant. The others serve until they hear `Done`.
+//! 5. `Go`: clients begin at one instant. The others serve until they receive `Done`.
 
 mod clients;
 mod coordinate;
@@ -27,43 +27,43 @@ pub(super) use serving::serve;
 use crate::far::FarPoint;
 use crate::record::Buckets;
 
-/// Which hosts are which parties.
+/// The hosts of the parties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parties {
     /// The host with the memory node.
     pub memory: usize,
     /// The host with the metadata service.
     pub metadata: usize,
-    /// The host with the middlebox, if there is one to spare.
+    /// The host with the middlebox, if enough hosts exist.
     pub middlebox: Option<usize>,
-    /// The hosts that clients are dealt to.
+    /// The hosts with clients.
     pub clients: Vec<usize>,
 }
 
-/// A client, on the host that it was dealt to.
+/// A client, on its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
-    /// Its number, from 1 on.
+    /// Number of the client, counted from 1.
     pub number: u32,
-    /// Clients of the store in one place share a cache.
+    /// Place of the client. Clients of the store in one place share a cache.
     pub place: usize,
 }
 
-/// What one host is in a point.
+/// The parties that one host is in a point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Duties {
-    /// The memory node.
+    /// Whether the host is the memory node.
     pub memory: bool,
-    /// The metadata service.
+    /// Whether the host is the metadata service.
     pub metadata: bool,
-    /// The middlebox, which needs the address of the host's device for itself.
+    /// Whether the host is the middlebox, which takes over the address of the host's device.
     pub middlebox: bool,
-    /// These clients; of points about bare memory these queue pairs.
+    /// Clients of a store, or queue pairs to bare memory.
     pub clients: Vec<Seat>,
 }
 
 impl Duties {
-    /// What the host is, in words.
+    /// Returns the duties in words.
     fn role(&self) -> &'static str {
         match self {
             Self { clients, .. } if !clients.is_empty() => "clients",
@@ -74,12 +74,13 @@ impl Duties {
         }
     }
 
-    /// Threads of the host that poll: one for each client of a store, and one for all else.
+    /// Returns the number of polling threads of the host: one for each client of a store, and one for all other
+    /// duties.
     pub(crate) fn threads(&self, point: &FarPoint) -> usize {
         if point.store().is_some() { self.clients.len().max(1) } else { 1 }
     }
 
-    /// Queue pairs that the host's device has at the same time.
+    /// Returns the number of queue pairs that the host's device has at the same time.
     fn queue_pairs(&self, point: &FarPoint) -> usize {
         let Some(store) = point.store() else {
             return if self.memory { pairs(point) } else { self.clients.len() };
@@ -92,15 +93,16 @@ impl Duties {
     }
 }
 
-/// Queue pairs of a point about bare memory.
+/// Returns the number of queue pairs of a point about bare memory.
 fn pairs(point: &FarPoint) -> usize {
     crate::far::Shape::of(point).map_or(0, |shape| shape.slots.len())
 }
 
 impl Parties {
-    /// Deals the parties to so many hosts, two at least. The first host has clients and the second the memory node; a third
-    /// one is the middlebox, a fourth the metadata service, which is with the memory node otherwise; all others have clients. It is
-    /// the same for all points, also for those that have no middlebox, so that they differ by nothing else.
+    /// Deals the parties to `hosts` hosts, at least two. The first host has clients and the second the memory node. A
+    /// third host is the middlebox. A fourth is the metadata service, which otherwise shares the host of the memory
+    /// node. All further hosts have clients. The deal is the same for all points, also for those without a middlebox,
+    /// so that results stay comparable.
     pub fn deal(hosts: usize) -> Self {
         Self {
             memory: 1,
@@ -110,24 +112,23 @@ impl Parties {
         }
     }
 
-    /// Why a point cannot be measured on these hosts; `None` if it can. `are_soft` says that all hosts have software RNICs.
+    /// Returns why a point cannot be measured on these hosts; `None` if it can. `are_soft` tells that all hosts have
+    /// software RNICs.
     pub fn lacks(&self, point: &FarPoint, are_soft: bool) -> Option<&'static str> {
         let passes_box = match point {
             FarPoint::Store(store) => store.strategy.is_steered(),
             FarPoint::Order(_) => true,
-            FarPoint::Hot(_) => return Some("each of its clients has a host of its own, which virtual time alone has"),
+            FarPoint::Hot(_) => return Some("each of its clients needs its own host: use virtual time"),
             FarPoint::Tearing(_) | FarPoint::Scope(_) => false,
         };
         match () {
-            () if passes_box && self.middlebox.is_none() => {
-                Some("the middlebox needs a third host to itself: name another host")
-            }
-            () if passes_box && !are_soft => Some("a middlebox goes between software RNICs alone: add -d doorbell0"),
+            () if passes_box && self.middlebox.is_none() => Some("the middlebox needs a third host: name another host"),
+            () if passes_box && !are_soft => Some("a middlebox requires software RNICs: add -d doorbell0"),
             () => None,
         }
     }
 
-    /// What each host that has a part in a point is in it, in the order of hosts.
+    /// Returns the duties of each host that has a part in a point, in the order of hosts.
     pub fn duties(&self, point: &FarPoint) -> Vec<(usize, Duties)> {
         let mut all: Vec<(usize, Duties)> = Vec::new();
         let mut at = |host: usize, change: &dyn Fn(&mut Duties)| {
@@ -144,14 +145,14 @@ impl Parties {
         match point.store() {
             Some(store) => {
                 at(self.metadata, &|duties| duties.metadata = true);
-                // Where there are fewer hosts than the workload has, one stands for several.
+                // If there are fewer hosts than in the workload, one host stands for several.
                 let places = store.hosts.max(self.clients.len()).min(store.clients).max(1);
                 for client in 0..store.clients {
                     let seat = Seat { number: client as u32 + 1, place: client % places };
                     at(self.clients[seat.place % self.clients.len()], &|duties| duties.clients.push(seat));
                 }
             }
-            // A middlebox sees in which order requests of one host pass.
+            // A middlebox sees the order in which requests of one host pass.
             None => {
                 for pair in 0..pairs(point) {
                     let seat = Seat { number: pair as u32 + 1, place: 0 };
@@ -163,13 +164,13 @@ impl Parties {
         all
     }
 
-    /// The most queue pairs that a point needs of one host.
+    /// Returns the maximum number of queue pairs that a point needs on one host.
     pub fn queue_pairs(&self, point: &FarPoint) -> usize {
         self.duties(point).iter().map(|(_, duties)| duties.queue_pairs(point)).max().unwrap_or(0)
     }
 }
 
-/// Do its packets pass a middlebox?
+/// Returns whether the packets of a point pass a middlebox.
 fn is_boxed(point: &FarPoint) -> bool {
     match point {
         FarPoint::Store(store) => store.strategy.is_steered(),
@@ -177,7 +178,7 @@ fn is_boxed(point: &FarPoint) -> bool {
     }
 }
 
-/// A description of an end, in text.
+/// The description of an end, serialized as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End(pub(super) EndpointDescription);
 
@@ -194,12 +195,12 @@ impl<'de> Deserialize<'de> for End {
     }
 }
 
-/// The ends that a client and the memory node have for each other.
+/// The pair of ends of a client and the memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
-    /// For verbs. That of a memory node has its region.
+    /// End for verbs. The end of a memory node has its region.
     pub(super) lane: End,
-    /// For messages, where the memory node's CPU serves.
+    /// End for messages, if the memory node's CPU serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) calls: Option<End>,
 }
@@ -217,24 +218,24 @@ impl Ends {
         ClientDescription { lane: self.lane.0, calls: self.calls.map(|end| end.0) }
     }
 
-    /// The same at another address.
+    /// Returns the same ends at another address.
     fn at(self, gid: std::net::Ipv6Addr) -> Self {
         Self { lane: End(EndpointDescription { gid, ..self.lane.0 }), ..self }
     }
 }
 
-/// What a host has made of its parties.
+/// The parties that a host has made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Made {
-    /// The metadata service's end for the memory node.
+    /// End of the metadata service for the memory node.
     pub(super) metadata: Option<Ends>,
-    /// The middlebox's end for the memory node.
+    /// End of the middlebox for the memory node.
     pub(super) middlebox: Option<End>,
-    /// Clients' ends, in order: for the memory node, and for the metadata service.
+    /// Ends of the clients, in order: for the memory node, and for the metadata service.
     pub(super) clients: Vec<(Ends, Option<End>)>,
 }
 
-/// What the clients of one host did, as it goes over a control connection.
+/// The work of the clients of one host, in a message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientsDone {
     operations: Vec<u64>,
@@ -246,7 +247,7 @@ pub struct ClientsDone {
     skipped: u64,
     absent: u64,
     wire_bytes: Option<f64>,
-    /// On the clock of the host's device.
+    /// Times on the clock of the host's device.
     span_ns: (u64, u64),
 }
 
@@ -296,14 +297,14 @@ mod tests {
         FarPoint::Store(StorePoint { strategy, clients, ..StorePoint::default() })
     }
 
-    /// What each host is, and how many clients it has.
+    /// Returns the role of each host, and its number of clients.
     fn dealt(point: &FarPoint, hosts: usize) -> Vec<(usize, &'static str, usize)> {
         let duties = Parties::deal(hosts).duties(point);
         duties.iter().map(|(host, duties)| (*host, duties.role(), duties.clients.len())).collect()
     }
 
     #[test]
-    fn each_party_has_a_host_of_its_own_where_there_are_enough() {
+    fn each_party_gets_its_own_host_if_enough_exist() {
         let (plain, steered) = (store(Strategy::Lock, 5), store(Strategy::Steered, 5));
         let both = "memory node, metadata service";
         assert_eq!(dealt(&plain, 2), [(0, "clients", 5), (1, both, 0)]);
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_a_host_that_stands_for_two_have_a_cache_for_each() {
+    fn a_host_that_stands_for_two_has_two_caches() {
         let places = |hosts: usize, host: usize| -> Vec<usize> {
             let duties = Parties::deal(hosts).duties(&store(Strategy::Combine, 5));
             let (_, own) = duties.into_iter().find(|(other, _)| *other == host).expect("it has a part");
@@ -337,18 +338,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_dealt_is_said_and_queue_pairs_are_counted() {
+    fn impossible_points_are_reported_and_queue_pairs_counted() {
         let (plain, steered) = (store(Strategy::Server, 5), store(Strategy::Steered, 5));
         let lacks = |hosts: usize, point, are_soft| Parties::deal(hosts).lacks(point, are_soft).unwrap_or_default();
         assert!(lacks(2, &steered, true).contains("third") && lacks(3, &steered, false).contains("-d doorbell0"));
         assert_eq!((lacks(3, &steered, true), lacks(2, &plain, false)), ("", ""));
-        // Three for each client; where memory node and metadata service share a device, three for each client and two more.
+        // Each client needs three. A device with memory node and metadata service needs three for each client and two
+        // more.
         assert_eq!(Parties::deal(4).queue_pairs(&plain), 15);
         assert_eq!(Parties::deal(2).queue_pairs(&plain), 17);
     }
 
     #[test]
-    fn a_description_comes_back_as_it_was_and_others_are_refused() {
+    fn descriptions_round_trip_and_invalid_text_is_rejected() {
         let lane = EndpointDescription::one_sided(
             std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped(),
             doorbell_verbs::Qpn::new(77),

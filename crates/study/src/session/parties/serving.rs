@@ -1,4 +1,4 @@
-//! A host as a party: memory node, metadata service and middlebox. Clients are in [`clients`](super::clients).
+//! A host as memory node, metadata service or middlebox. Clients are in [`clients`](super::clients).
 
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_fabric::UdpLink;
@@ -20,24 +20,24 @@ use crate::parameters::Parameters;
 use crate::pinning::Pinning;
 use crate::threads::{OsThreads, Threads as _};
 
-/// How often parties are polled between two looks at the control connection, which are system calls.
+/// Polls of parties between two looks at the control connection, which are system calls.
 const POLLS_BETWEEN: u32 = 64;
 
-/// How long the memory node may take to acknowledge before a middlebox sends again, in nanoseconds; that doubles up to 64
-/// times as long. A machine with fewer processors than parties may take its time.
+/// Initial time after which a middlebox retransmits to the memory node, in nanoseconds. It doubles up to 64 times
+/// this. A machine with fewer processors than parties may answer slowly.
 const NODE_TIMEOUT_NS: u64 = 4_000_000;
-/// How often in a row it sends again: some five seconds in all.
+/// Number of retransmissions in a row: some five seconds in all.
 const NODE_RETRIES: u8 = 25;
 
-/// Keys whose newest node a middlebox remembers at most.
+/// Maximum number of keys whose newest node a middlebox remembers.
 const MOST_STEERED_KEYS: usize = 1 << 20;
 
-/// Bytes that a client's cache keeps of a key, more or less.
+/// Approximate size of a key in a client's cache, in bytes.
 const CACHED_BYTES: u64 = 64;
 
 pub(super) type Control = TcpPeer<FromServer, ToServer>;
 
-/// Is the parties that the peer asks for, of one point, whose parameters were checked. `pinning` is this host's share.
+/// Runs the parties that the peer asks for, of one point with checked parameters. `pinning` is this host's share.
 pub(in crate::session) fn serve(
     device: Device,
     peer: &mut Control,
@@ -72,7 +72,7 @@ pub(super) fn hear(peer: &mut Control) -> Result<ToServer, SessionError> {
     block_on(peer.receive(Patience::Endless))
 }
 
-/// The instant at which clients begin.
+/// Receives the instant at which clients begin.
 pub(super) fn hear_start(peer: &mut Control, device: &Device) -> Result<u64, SessionError> {
     match hear(peer)? {
         ToServer::Go { start_ns, .. } => check_start(start_ns, device).map(|()| start_ns),
@@ -80,7 +80,7 @@ pub(super) fn hear_start(peer: &mut Control, device: &Device) -> Result<u64, Ses
     }
 }
 
-/// Neither a memory node nor clients' caches are larger than this side allows.
+/// Rejects a memory node or clients' caches that are larger than this side allows.
 fn check_memory(point: &FarPoint, terms: &Terms) -> Result<(), SessionError> {
     let asked = match point.store() {
         Some(store) => {
@@ -100,13 +100,13 @@ pub(super) fn geometry(store: &StorePoint) -> Geometry {
     store.load().geometry(store.clients)
 }
 
-/// What a memory node has told of itself.
+/// Returns the description of a memory node from its ends.
 pub(super) fn described(ends: Ends, geometry: Geometry) -> MemoryDescription {
     let (endpoint, calls) = (ends.lane.0, ends.calls.map(|end| end.0));
     MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls }
 }
 
-/// What a memory node tells of itself.
+/// Returns the ends that describe a memory node.
 fn telling(memory: MemoryDescription) -> Ends {
     let lane = EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint };
     Ends { lane: End(lane), calls: memory.calls.map(End) }
@@ -123,44 +123,44 @@ enum Service {
     Works(Metadata),
 }
 
-/// A middlebox at the address of the device that was here, and what is behind it.
+/// A middlebox at the address of the former device, and the store that it serves.
 struct Middlebox {
     driver: Driver<UdpLink>,
     behind: Option<StoreControl>,
     broken: Option<std::io::Error>,
     own: EndpointDescription,
-    /// What clients of a store are to show: they never learn the memory node's own key.
+    /// Key that clients of a store must use: they never learn the memory node's own key.
     rkey: RKey,
 }
 
 /// The parties of this host.
 #[derive(Default)]
-struct Here {
+struct LocalParties {
     memory: Option<Memory>,
     service: Option<Service>,
     middlebox: Option<Middlebox>,
-    /// A software RNIC works when its program polls.
+    /// Queue of a software RNIC, which works only when its program polls.
     lent: Option<Cq>,
 }
 
-/// Is memory node, metadata service or middlebox, until the peer says that this was all.
+/// Runs memory node, metadata service or middlebox until the peer ends the session.
 fn be(
     device: Device,
     peer: &mut Control,
     point: &FarPoint,
     (duties, pinning): (Duties, &Pinning),
 ) -> Result<(), SessionError> {
-    // Before memory is touched for the first time, which makes it that of the CPU's NUMA node.
+    // Pin before the first access to memory, which binds the memory to the CPU's NUMA node.
     let _pinned = pinning.pin(0);
     let clock = Watch::start();
     let (mut here, device, pd) = if duties.middlebox {
         if duties.memory || duties.metadata || !is_boxed(point) {
-            return Err(SessionError::Unexpected("a middlebox that is something else too".to_owned()));
+            return Err(SessionError::Unexpected("a middlebox on a host with other parties".to_owned()));
         }
-        (Here { middlebox: Some(Middlebox::at(device, point)?), ..Here::default() }, None, None)
+        (LocalParties { middlebox: Some(Middlebox::at(device, point)?), ..LocalParties::default() }, None, None)
     } else {
         let pd = device.create_pd()?;
-        let here = Here::new(&pd, point, &duties)?;
+        let here = LocalParties::new(&pd, point, &duties)?;
         (here, Some(device), Some(pd))
     };
     let mut began = Began::now(device.as_ref());
@@ -188,7 +188,7 @@ fn be(
     }
 }
 
-/// What had been counted when a point began.
+/// The counters at the beginning of a point.
 pub(super) struct Began {
     /// `None` if the host has no device.
     counted: Option<Before>,
@@ -200,16 +200,16 @@ impl Began {
         Self { counted: device.map(Before::now), cpu: OsThreads::default().cpu_time() }
     }
 
-    /// What the host saw since.
+    /// Returns the report of the host since then.
     pub(super) fn report(&self, device: Option<&Device>) -> Report {
-        // Looks in vain are not told from others.
+        // Empty polls are not counted separately.
         let cpu = CpuTime { empty_ns: None, ..OsThreads::default().cpu_time().since(self.cpu) };
         let counted = device.zip(self.counted.as_ref()).map(|(device, before)| Report::new(&[], device, before));
         Report { cpu, ..counted.unwrap_or_default() }
     }
 }
 
-/// Polls until the peer says something.
+/// Polls until the peer sends a message.
 async fn until_spoken(peer: &Control, mut poll: impl FnMut() -> bool) -> Result<(), SessionError> {
     let polling = async {
         loop {
@@ -218,15 +218,15 @@ async fn until_spoken(peer: &Control, mut poll: impl FnMut() -> bool) -> Result<
                 return Ok(());
             }
             if !happened {
-                std::thread::yield_now(); // whoever is waited for may need this very CPU
+                std::thread::yield_now(); // the awaited peer may need this very CPU
             }
         }
     };
     peer.watched(polling).await
 }
 
-impl Here {
-    /// Memory node and metadata service on one device.
+impl LocalParties {
+    /// Makes memory node and metadata service on one device.
     fn new(pd: &Pd, point: &FarPoint, duties: &Duties) -> Result<Self, SessionError> {
         let memory = match point {
             FarPoint::Store(store) => {
@@ -271,7 +271,7 @@ impl Here {
         happened
     }
 
-    /// The memory node's ends for these.
+    /// Makes the memory node's ends for these clients.
     fn accept(
         &mut self,
         pd: Option<&Pd>,
@@ -285,7 +285,7 @@ impl Here {
             }
             (Some(Memory::Words(region, shape, pairs)), Some(pd)) => {
                 if pairs.len() + clients.len() > shape.slots.len() {
-                    let what = format!("{} queue pairs, where {} were announced", clients.len(), shape.slots.len());
+                    let what = format!("{} queue pairs, expected are {}", clients.len(), shape.slots.len());
                     return Err(SessionError::Unexpected(what));
                 }
                 let accept = |(_, ends): &(u32, Ends)| {
@@ -302,7 +302,7 @@ impl Here {
         }
     }
 
-    /// The middlebox's ends for clients of a store.
+    /// Makes the middlebox's ends for clients of a store.
     fn enter(&mut self, point: &FarPoint, node: Ends, clients: &[(u32, Ends)]) -> Result<Vec<Ends>, SessionError> {
         let (Some(middlebox), Some(store)) = (&mut self.middlebox, point.store()) else { return Err(no_box()) };
         let node = described(node, geometry(store));
@@ -312,7 +312,7 @@ impl Here {
             retries: NODE_RETRIES,
             ..NodeEnd::at(address, path_mtu)
         };
-        // Everything passes here, so a CAS may become a WRITE.
+        // All packets pass this middlebox, so a CAS may become a WRITE.
         let behind = StoreControl::connect(steer, node, end, (middlebox.rkey, true, store.strategy.steers_reads()))?;
         let behind = middlebox.behind.insert(behind);
         let steer = middlebox.driver.steer_mut();
@@ -320,7 +320,7 @@ impl Here {
         clients.iter().map(accept).collect()
     }
 
-    /// Passes on what these send to each other.
+    /// Forwards packets between these ends.
     fn relay(&mut self, pairs: &[[End; 2]]) -> Result<FromServer, SessionError> {
         let Some(middlebox) = &mut self.middlebox else { return Err(no_box()) };
         let steer = middlebox.driver.steer_mut();
@@ -331,7 +331,7 @@ impl Here {
         Ok(FromServer::Accepted)
     }
 
-    /// Has the metadata service work. Its ends for clients.
+    /// Starts the metadata service. Returns its ends for clients.
     fn serve(&mut self, point: &FarPoint, memory: Ends, clients: &[(u32, End)]) -> Result<Vec<End>, SessionError> {
         let no_service = || SessionError::Unexpected("clients for a metadata service that is not here".to_owned());
         let (Some(Service::Made(end)), Some(store)) = (self.service.take(), point.store()) else {
@@ -349,12 +349,12 @@ impl Here {
 }
 
 impl Middlebox {
-    /// Takes the place of a device.
+    /// Makes a middlebox that takes over the address of a device.
     fn at(device: Device, point: &FarPoint) -> Result<Self, SessionError> {
         let attributes = device.attributes();
         if attributes.provider != soft::PROVIDER {
             return Err(SessionError::Unexpected(format!(
-                "a middlebox in the place of {}, which is no software RNIC",
+                "a middlebox in the place of {}: must be a software RNIC",
                 attributes.name
             )));
         }
@@ -366,7 +366,7 @@ impl Middlebox {
             },
             point => Limits { clients: super::pairs(point), ..Limits::default() },
         };
-        // Whoever was here before had other queue pairs.
+        // Seed and key must be new: the former device had other queue pairs.
         let random = || u64::from(device.random_psn().get());
         let (seed, rkey) = (random() << 48 ^ random() << 24 ^ random(), RKey::new((random() << 8 ^ random()) as u32));
         drop(device);
@@ -385,7 +385,7 @@ impl Middlebox {
         }
     }
 
-    /// In which order requests were answered, if it passed them on.
+    /// Ends the middlebox. Returns the order in which it forwarded requests.
     fn end(&mut self) -> Result<crate::far::Figures, SessionError> {
         match self.broken.take() {
             Some(error) => Err(BoxError::from(error).into()),

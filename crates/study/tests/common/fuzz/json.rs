@@ -1,10 +1,10 @@
-//! JSON that is changed somewhere.
+//! Mutations of JSON values.
 
 use serde_json::{Value, json};
 
 use super::Choices;
 
-/// Changes one place: another value, a field less, one more, an element twice.
+/// Changes one place: replaces a value, removes or adds a field, or duplicates an element.
 pub fn change(value: &mut Value, choices: &mut Choices<'_>) {
     let descends = choices.byte() < 200;
     match value {
@@ -26,7 +26,7 @@ pub fn change(value: &mut Value, choices: &mut Choices<'_>) {
             }
         }
         Value::Number(number) if choices.chance() => {
-            // Close to what it was.
+            // A number close to the old one.
             let near = number.as_u64().unwrap_or(1).wrapping_add(u64::from(choices.byte())).wrapping_sub(128);
             *value = json!(near);
         }
@@ -34,7 +34,7 @@ pub fn change(value: &mut Value, choices: &mut Choices<'_>) {
     }
 }
 
-/// A value that nobody expects.
+/// Returns an arbitrary value.
 pub fn any(choices: &mut Choices<'_>) -> Value {
     match choices.byte() % 12 {
         0 => Value::Null,

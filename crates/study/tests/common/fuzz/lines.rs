@@ -1,4 +1,4 @@
-//! What the two ends of a session say to each other: a line of JSON each.
+//! Messages of the two ends of a session, each a line of JSON.
 
 use doorbell_study::session;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::super::parameters;
 use super::{Choices, json};
 
-/// A line that the bytes are, or that they make of an honest one.
+/// Reads a line: the bytes themselves, or a valid line that they mutate.
 pub fn fuzz_lines(data: &[u8]) {
     let mut choices = Choices(data);
     if choices.byte() < 64 {
@@ -18,7 +18,7 @@ pub fn fuzz_lines(data: &[u8]) {
     }
 }
 
-/// A line that an end might say, changed a little or not at all.
+/// Returns a valid message of an end, possibly with a small change.
 pub fn line(choices: &mut Choices<'_>) -> Value {
     let mut line = match choices.byte() % 11 {
         10 => json!({ "introduce": { "token": "secret", "examine": false } }),

@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded
-//! time of mutation, cargo-fuzz for as long as one likes.
+//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation,
+//! cargo-fuzz for any time.
 
 #[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
 pub mod choices;

@@ -1,4 +1,4 @@
-//! Records of measurements, which are read from files.
+//! Records of measurements, as read from files.
 
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{FORMAT, PointRecord, Quantity, SCHEMA};
@@ -18,7 +18,7 @@ const QUANTITIES: [Quantity; 6] = [
     Quantity::Fairness,
 ];
 
-/// A record that the bytes are, or that they make of an honest one.
+/// Reads a record: the bytes themselves, or a valid record that they mutate.
 pub fn fuzz_records(data: &[u8]) {
     let mut choices = Choices(data);
     if choices.byte() < 64 {
