@@ -8,13 +8,6 @@ use crate::cost::{TERMS, Term, Values};
 /// Schema of a parameter file.
 pub const SCHEMA: &str = "doorbell-parameters/1";
 
-/// Parameter files of the testbeds, by name.
-const TESTBEDS: [(&str, &str); 3] = [
-    ("t1", include_str!("../data/t1.toml")),
-    ("t2", include_str!("../data/t2.toml")),
-    ("t3", include_str!("../data/t3.toml")),
-];
-
 /// Longest time of a parameter: one second.
 const MAX_NS: f64 = 1e9;
 /// Largest gap per byte, which corresponds to a kilobyte per second.
@@ -247,9 +240,9 @@ impl Parameters {
 
     /// Returns the parameters of a published testbed by its name, independent of case.
     pub fn of_testbed(name: &str) -> Option<Self> {
-        let (file, text) = TESTBEDS.into_iter().find(|(testbed, _)| name.eq_ignore_ascii_case(testbed))?;
-        let parameters = Self::from_toml(file, text);
-        Some(parameters.unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}")))
+        let file = doorbell_data::PARAMETERS.iter().find(|file| name.eq_ignore_ascii_case(file.name))?;
+        let parameters = Self::from_toml(file.path, file.text);
+        Some(parameters.unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}")))
     }
 
     /// Returns numbers of plausible size for an RNIC of a kind, as the start of a fit. They are no basis for
@@ -474,7 +467,7 @@ mod tests {
     /// Every number in a testbed's file has an origin, and fitted numbers name published rows and shapes.
     #[test]
     fn every_parameter_of_a_testbed_has_one_origin() {
-        for set in TESTBEDS.map(|(name, _)| Parameters::of_testbed(name).unwrap()) {
+        for set in doorbell_data::PARAMETERS.iter().map(|file| Parameters::of_testbed(file.name).unwrap()) {
             let table: toml::Table = set.to_toml().parse().unwrap();
             let limits = table["limits"].as_table().unwrap().keys().map(|name| format!("limits.{name}"));
             let is_used = |name: &str| name.contains("_ns") && table[name].as_float() != Some(0.0);
@@ -514,7 +507,7 @@ mod tests {
 
     #[test]
     fn range_errors_name_file_field_and_range() {
-        let t1 = TESTBEDS[0].1;
+        let t1 = doorbell_data::PARAMETERS[0].text;
         for (line, wrong, words) in [
             ("l_ns = 1900.0", "l_ns = -1.0", &["my.toml: l_ns is -1, allowed is 0.000001 to 1000000000"][..]),
             ("l_ns = 1900.0", "l_ns = nan", &["l_ns is NaN"]),

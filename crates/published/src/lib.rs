@@ -1,4 +1,4 @@
-//! Published figures of RDMA message exchange as data: `published/*.toml`, one file per testbed.
+//! Published figures of RDMA message exchange as data: `data/published/*.toml`, one file per testbed.
 //!
 //! A [`Row`] is one published number, a [`Shape`] one published sentence with the numbers in it. Each states
 //! its experiment, its configuration, its source, and its uncertainties. The files are part of the program. [`all`]
@@ -126,18 +126,12 @@ impl Shape {
     }
 }
 
-/// Names and texts of the built-in files.
-const FILES: [(&str, &str); 3] = [
-    ("published/t1.toml", include_str!("../data/t1.toml")),
-    ("published/t2.toml", include_str!("../data/t2.toml")),
-    ("published/t3.toml", include_str!("../data/t3.toml")),
-];
-
 static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {
-    let load = |(file, text)| {
-        Testbed::from_toml(file, text).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+    let load = |file: &doorbell_data::File| {
+        Testbed::from_toml(file.path, file.text)
+            .unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}"))
     };
-    FILES.into_iter().map(load).collect()
+    doorbell_data::PUBLISHED.iter().map(load).collect()
 });
 
 /// Returns all testbeds.

@@ -33,7 +33,7 @@ fn listed(answer: &Answer) -> String {
     answer.explanations.iter().map(line).collect::<String>() + &answer.verdict
 }
 
-/// Published figures from `published/t2.toml`.
+/// Published figures from `data/published/t2.toml`.
 mod published {
     use doorbell_published::row;
 

@@ -171,7 +171,7 @@ fn impossible_workloads_are_wrong_usage() {
 #[test]
 fn damaged_files_are_named_with_field_and_range_and_nothing_is_overwritten() {
     let folder = Folder::new("damaged");
-    let t1 = include_str!("../../../model/data/t1.toml");
+    let t1 = doorbell_data::PARAMETERS[0].text;
     for (from, to, words) in [
         ("l_ns = 1900.0", "l_ns = -3.0", &["wrong.toml: l_ns is -3, allowed is"][..]),
         ("l_ns = 1900.0", "", &["wrong.toml", "missing field `l_ns`"]),

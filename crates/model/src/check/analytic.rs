@@ -13,9 +13,6 @@ use crate::parameters::Parameters;
 use crate::predict::{Bound, BoundKind, Prediction, predict};
 use crate::workload::{Workload, WorkloadError};
 
-/// One sentence per row that the model misses, by id: the reason for the miss.
-const LACKS: &str = include_str!("../../data/lacks.toml");
-
 /// Maximum relative deviation of a latency.
 pub const LATENCY_TOLERANCE: f64 = 0.15;
 /// Maximum relative deviation of a throughput, or of a number that follows from throughputs.
@@ -27,7 +24,8 @@ const FULL: u32 = 1024;
 /// Returns the reason why the model misses a row, in a sentence.
 pub fn lack_of(id: &str) -> Option<&'static str> {
     static ALL: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
-        toml::from_str(LACKS).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+        toml::from_str(doorbell_data::LACKS.text)
+            .unwrap_or_else(|error| unreachable!("tests read the built-in file: {error}"))
     });
     ALL.get(id).map(String::as_str)
 }

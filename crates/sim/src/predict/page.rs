@@ -114,7 +114,7 @@ fn section(text: &mut String, testbed: &Testbed, predicted: &[Predicted]) -> std
 
 /// Returns the sentence that names the testbed's file and the digest of its values.
 pub fn revision(testbed: &Testbed) -> String {
-    format!("Made with `testbeds/{}.toml`, whose values have the digest `{}`.", testbed.name, testbed.digest())
+    format!("Made with `data/testbeds/{}.toml`, whose values have the digest `{}`.", testbed.name, testbed.digest())
 }
 
 /// Returns the heading of the table that has this row.

@@ -8,8 +8,10 @@ use super::fields::{Dimension, FIELDS, Field, Groups};
 use super::unit::{self, NoNumber, Unit};
 use super::{Entry, Testbed};
 
-/// Name of the file layout.
+/// Name of the layout of testbeds.
 pub const SCHEMA: &str = "doorbell-testbed/1";
+/// Name of the layout of hardware.
+const HARDWARE_SCHEMA: &str = "doorbell-hardware/1";
 
 /// Maximum size of a file in bytes: a hundred times the size of the fields.
 const LONGEST: usize = 1 << 20;
@@ -29,38 +31,94 @@ pub struct TestbedError {
 /// Text fields outside the groups.
 const TEXTS: [&str; 4] = ["schema", "name", "about", "hardware"];
 const LISTS: [&str; 1] = ["open_points"];
-const OPTIONAL: [&str; 1] = ["published"];
+const OPTIONAL: [&str; 2] = ["published", "parts"];
+/// Text fields of hardware.
+const HARDWARE_TEXTS: [&str; 2] = ["schema", "about"];
 const ENTRY: [&str; 4] = ["value", "unit", "source", "fitted"];
 
-pub(super) fn testbed(file: &str, text: &str) -> Result<Testbed, TestbedError> {
-    let reader = Reader { file, text };
-    if text.len() > LONGEST {
-        return Err(reader.refuse(0, "the file", format!("it has {} bytes, allowed is {LONGEST}", text.len())));
-    }
-    let parsed = DeTable::parse(text).map_err(|error| {
-        let at = error.span().map_or(0, |span| span.start);
-        reader.refuse(at, "the file", format!("it is no TOML: {}", error.message()))
-    })?;
-    let table = parsed.get_ref();
-    let schema = reader.text(table, "schema")?;
-    if schema != SCHEMA {
-        let at = table.get("schema").map_or(0, |value| value.span().start);
-        return Err(reader.refuse(at, "schema", format!("it is \"{schema}\", allowed is \"{SCHEMA}\"")));
-    }
-    let mut groups: Vec<&str> = FIELDS.iter().map(|field| field.group).collect();
-    groups.dedup();
-    let known = [&TEXTS[..], &LISTS, &OPTIONAL, &groups].concat();
-    reader.only(table, "", &known)?;
+/// A file whose layout was checked.
+struct Layer<'a> {
+    reader: Reader<'a>,
+    table: DeTable<'a>,
+}
 
-    for group in &groups {
-        let names: Vec<&str> = FIELDS.iter().filter(|it| it.group == *group).map(|it| it.name).collect();
-        let (_, of_group) = reader.table(table, group)?;
-        reader.only(of_group, &format!("{group}."), &names)?;
+impl<'a> Layer<'a> {
+    /// Parses a file with this schema, which may have all groups and these other fields.
+    fn new(file: &'a str, text: &'a str, schema: &str, others: &[&str]) -> Result<Self, TestbedError> {
+        let reader = Reader { file, text };
+        if text.len() > LONGEST {
+            return Err(reader.refuse(0, "the file", format!("it has {} bytes, allowed is {LONGEST}", text.len())));
+        }
+        let table = DeTable::parse(text)
+            .map_err(|error| {
+                let at = error.span().map_or(0, |span| span.start);
+                reader.refuse(at, "the file", format!("it is no TOML: {}", error.message()))
+            })?
+            .into_inner();
+        let given = reader.text(&table, "schema")?;
+        if given != schema {
+            let at = table.get("schema").map_or(0, |value| value.span().start);
+            return Err(reader.refuse(at, "schema", format!("it is \"{given}\", allowed is \"{schema}\"")));
+        }
+        let mut groups: Vec<&str> = FIELDS.iter().map(|field| field.group).collect();
+        groups.dedup();
+        reader.only(&table, "", &[others, &groups].concat())?;
+        for group in groups.into_iter().filter(|group| table.contains_key(*group)) {
+            let names: Vec<&str> = FIELDS.iter().filter(|it| it.group == group).map(|it| it.name).collect();
+            let (_, of_group) = reader.table(&table, group)?;
+            reader.only(of_group, &format!("{group}."), &names)?;
+        }
+        Ok(Self { reader, table })
     }
-    let entries = FIELDS.iter().map(|field| reader.entry(table, field)).collect::<Result<Vec<_>, _>>()?;
-    let at = |index: usize| reader.at_field(table, &FIELDS[index]);
-    let groups =
-        build(&entries).map_err(|(index, problem)| reader.refuse(at(index), &FIELDS[index].path(), problem))?;
+
+    /// Parses the hardware that a testbed names.
+    fn hardware(name: &str) -> Option<Result<Self, TestbedError>> {
+        let file = doorbell_data::HARDWARE.iter().find(|file| file.name == name)?;
+        Some(Layer::new(file.path, file.text, HARDWARE_SCHEMA, &HARDWARE_TEXTS))
+    }
+
+    fn has(&self, field: &Field) -> bool {
+        self.reader.table(&self.table, field.group).is_ok_and(|(_, group)| group.contains_key(field.name))
+    }
+
+    /// Returns the hardware that the file names.
+    fn parts(&self) -> Result<Vec<Layer<'static>>, TestbedError> {
+        let Some(list) = self.table.get("parts") else { return Ok(Vec::new()) };
+        let refuse = |problem| self.reader.refuse(list.span().start, "parts", problem);
+        let names = self.reader.texts(&self.table, "parts")?;
+        let mut parts: Vec<Layer<'static>> = Vec::new();
+        for name in names {
+            let known = doorbell_data::HARDWARE.iter().map(|file| file.name);
+            let part = Layer::hardware(&name)
+                .ok_or_else(|| refuse(format!("there is no hardware \"{name}\"; {}", nearest(&name, known))))??;
+            let twice = FIELDS.iter().find(|field| part.has(field) && parts.iter().any(|earlier| earlier.has(field)));
+            if let Some(field) = twice {
+                return Err(refuse(format!("{} is in two parts, allowed is one", field.path())));
+            }
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+}
+
+pub(super) fn testbed(file: &str, text: &str) -> Result<Testbed, TestbedError> {
+    let own = Layer::new(file, text, SCHEMA, &[&TEXTS[..], &LISTS, &OPTIONAL].concat())?;
+    let parts = own.parts()?;
+    // The testbed's own values replace those of its hardware.
+    let layer_of = |field: &Field| {
+        if own.has(field) { &own } else { parts.iter().find(|part| part.has(field)).unwrap_or(&own) }
+    };
+    let entry = |field| {
+        let Layer { reader, table } = layer_of(field);
+        reader.entry(table, field)
+    };
+    let entries = FIELDS.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+    let groups = build(&entries).map_err(|(index, problem)| {
+        let field = &FIELDS[index];
+        let Layer { reader, table } = layer_of(field);
+        reader.refuse(reader.at_field(table, field), &field.path(), problem)
+    })?;
+    let Layer { reader, table } = &own;
     let published = match table.get("published") {
         Some(_) => Some(reader.text(table, "published")?),
         None => None,

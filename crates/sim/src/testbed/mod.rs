@@ -1,4 +1,4 @@
-//! Costs of the parts of a testbed, read from `testbeds/*.toml`.
+//! Costs of the parts of a testbed, read from `data/testbeds/*.toml`.
 //!
 //! A file has a table for each part. Each value in it has a unit and a source, and may be marked as fitted:
 //!
@@ -35,7 +35,7 @@ pub struct Testbed {
     pub about: String,
     /// Hardware of the testbed.
     pub hardware: String,
-    /// Name in `published/*.toml` of the published testbed that it models.
+    /// Name in `data/published/*.toml` of the published testbed that it models.
     pub published: Option<String>,
     /// Sentences about assumed, unknown or contradictory facts.
     pub open_points: Vec<String>,
@@ -212,18 +212,12 @@ fn find(path: &str) -> Option<(usize, Option<Unit>)> {
     })
 }
 
-/// The built-in files.
-const FILES: [(&str, &str); 3] = [
-    ("testbeds/connectx5-100g.toml", include_str!("../../data/connectx5-100g.toml")),
-    ("testbeds/counters-100g.toml", include_str!("../../data/counters-100g.toml")),
-    ("testbeds/connectx5-100g-far.toml", include_str!("../../data/connectx5-100g-far.toml")),
-];
-
 static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {
-    let load = |(file, text)| {
-        Testbed::from_toml(file, text).unwrap_or_else(|error| unreachable!("the file is part of the crate: {error}"))
+    let load = |file: &doorbell_data::File| {
+        Testbed::from_toml(file.path, file.text)
+            .unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}"))
     };
-    FILES.into_iter().map(load).collect()
+    doorbell_data::TESTBEDS.iter().map(load).collect()
 });
 
 /// Returns the built-in testbeds.

@@ -4,7 +4,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::time::{PerByte, Ps};
 
-const T1: &str = include_str!("../../data/connectx5-100g.toml");
+/// A testbed with all values in its own file.
+static T1: LazyLock<String> = LazyLock::new(|| {
+    let own = doorbell_data::TESTBEDS[0].text;
+    let head = own[..own.find("\n[").unwrap()].lines().filter(|line| !line.starts_with("parts = "));
+    let parts = doorbell_data::HARDWARE.iter().flat_map(|file| file.text[file.text.find("\n[").unwrap()..].lines());
+    head.chain(parts).map(|line| format!("{line}\n")).collect()
+});
 
 fn t1() -> &'static Testbed {
     by_name("connectx5-100g").unwrap()
@@ -20,27 +26,6 @@ fn each_value_of_a_testbed_has_a_source() {
         assert_eq!(by_name(&testbed.name), Some(testbed));
     }
     assert_eq!(by_name("connectx9"), None);
-}
-
-/// A value copied from another testbed must follow that testbed when it is fitted again.
-#[test]
-fn values_copied_from_a_testbed_equal_its_values() {
-    let mut count = 0;
-    for testbed in all() {
-        for own in testbed.parameters() {
-            let Some((name, _)) = own.source.strip_prefix("As in ").and_then(|rest| rest.split_once([':', ','])) else {
-                continue;
-            };
-            let other =
-                by_name(name).unwrap_or_else(|| panic!("{}: {} is of no testbed: {name}", testbed.name, own.path));
-            let same =
-                other.parameters().find(|parameter| parameter.path == own.path).expect("all have the same fields");
-            let place = format!("{}: {}", testbed.name, own.path);
-            assert_eq!((&own.value, own.unit), (&same.value, same.unit), "{place}");
-            count += 1;
-        }
-    }
-    assert!(count > 40, "{count}");
 }
 
 #[test]
@@ -160,6 +145,33 @@ fn errors_of_missing_fields_name_the_line_of_the_group() {
 }
 
 #[test]
+fn hardware_provides_the_values_that_a_testbed_does_not_replace() {
+    let head = "schema = \"doorbell-testbed/1\"\nname = \"n\"\nabout = \"a\"\nhardware = \"h\"\nopen_points = []\n";
+    let parts = "parts = [\"connectx5\", \"xeon-gold-6152\", \"ethernet-100g\"]\n";
+    let read = |text: &str| Testbed::from_toml("my.toml", &format!("{head}{text}"));
+    let own = "[link]\nrate = { value = 25, unit = \"Gb/s\", source = \"Measured here.\" }\n";
+    let testbed = read(&format!("{parts}{own}")).unwrap();
+    assert_eq!(testbed.link.rate.bits_per_s(), 25_000_000_000);
+    assert_eq!((&testbed.cpu, &testbed.switch), (&t1().cpu, &t1().switch));
+    for (text, words) in [
+        (
+            parts.replace("connectx5", "connectx"),
+            "my.toml:6: parts: there is no hardware \"connectx\"; the nearest is connectx5",
+        ),
+        (parts.replace("xeon-gold-6152", "connectx5"), "my.toml:6: parts: nic.units is in two parts, allowed is one"),
+        (parts.replace("\"connectx5\", ", ""), "my.toml:1: nic: it is missing"),
+        ("parts = 7\n".to_owned(), "my.toml:6: parts: it is an integer, allowed is a list of texts"),
+        (
+            format!("{parts}[switch]\nqueue = {{ value = 1, unit = \"KiB\", source = \"Here.\" }}\n"),
+            "data/hardware/ethernet-100g.toml:",
+        ),
+    ] {
+        let error = read(&text).expect_err(&text).to_string();
+        assert!(error.starts_with(words), "{error}");
+    }
+}
+
+#[test]
 fn a_value_can_be_replaced_with_or_without_a_unit() {
     let t1 = t1();
     for (path, value) in [
@@ -203,7 +215,7 @@ proptest! {
     /// A file with some bytes replaced is either accepted or rejected with a valid line number.
     #[test]
     fn damaged_files_are_refused_with_a_line(at in 0..T1.len(), with in "[ -~]{0,6}") {
-        let mut text = T1.to_owned();
+        let mut text = T1.clone();
         let end = (at + 3).min(text.len());
         text.replace_range(at..end, &with);
         if let Err(error) = Testbed::from_toml("my.toml", &text) {

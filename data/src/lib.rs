@@ -1,0 +1,41 @@
+//! Data of Doorbell as text, built into the program. The crates that use the data parse and check it.
+//!
+//! Each file exists once, in this crate's folder. So a package builds from its own files.
+
+#![no_std]
+
+/// A file of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Name without folder and extension, such as `connectx5`.
+    pub name: &'static str,
+    /// Path in the repository, for error messages.
+    pub path: &'static str,
+    /// Contents.
+    pub text: &'static str,
+}
+
+macro_rules! files {
+    ($folder:literal: $($name:literal),+) => {
+        &[$(File {
+            name: $name,
+            path: concat!("data/", $folder, "/", $name, ".toml"),
+            text: include_str!(concat!("../", $folder, "/", $name, ".toml")),
+        }),+]
+    };
+}
+
+/// Published figures, by testbed. `doorbell-published` documents the layout.
+pub const PUBLISHED: &[File] = files!("published": "t1", "t2", "t3");
+
+/// Testbeds of the simulator. `doorbell-sim` documents the layout.
+pub const TESTBEDS: &[File] = files!("testbeds": "connectx5-100g", "counters-100g", "connectx5-100g-far");
+
+/// Hardware that testbeds consist of, in the layout of testbeds.
+pub const HARDWARE: &[File] = files!("hardware": "connectx5", "xeon-gold-6152", "ethernet-100g");
+
+/// Parameters of the performance model, by published testbed. `doorbell-model` documents the layout.
+pub const PARAMETERS: &[File] = files!("parameters": "t1", "t2", "t3");
+
+/// Reasons why the performance model makes no prediction for some published figures.
+pub const LACKS: File = File { name: "lacks", path: "data/lacks.toml", text: include_str!("../lacks.toml") };

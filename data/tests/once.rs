@@ -1,0 +1,76 @@
+//! Each file of the data exists once in the repository.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders without sources.
+const LEFT_OUT: [&str; 3] = [".git", "target", "benchmarks"];
+
+fn visit(folder: &Path, file: &mut dyn FnMut(PathBuf)) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        if LEFT_OUT.iter().any(|name| entry.file_name() == *name) {
+            continue;
+        }
+        // A link to a folder is no folder here, so no loop can occur.
+        if entry.file_type().unwrap().is_dir() { visit(&entry.path(), file) } else { file(entry.path()) }
+    }
+}
+
+/// Returns the reason for which one of these files violates the rule.
+fn violation(files: &[PathBuf], data: &Path) -> Option<String> {
+    let is_data = |path: &Path| path.starts_with(data) && path.extension().is_some_and(|extension| extension == "toml");
+    let own: BTreeMap<Vec<u8>, &PathBuf> =
+        files.iter().filter(|path| is_data(path)).map(|path| (fs::read(path).unwrap(), path)).collect();
+    files.iter().find_map(|path| {
+        let target = path.canonicalize().ok()?;
+        if path.is_symlink() && is_data(&target) {
+            return Some(format!("{} is a link to {}", path.display(), target.display()));
+        }
+        let original = own.get(&fs::read(path).ok()?)?;
+        (*original != path).then(|| format!("{} is a copy of {}", path.display(), original.display()))
+    })
+}
+
+#[test]
+fn data_is_neither_copied_nor_linked() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // The package alone has no workspace around it.
+    let root = data.parent().filter(|root| root.join("Cargo.lock").exists()).unwrap_or(data);
+    let mut files = Vec::new();
+    visit(&root.canonicalize().unwrap(), &mut |path| files.push(path));
+    assert!(files.len() > 10, "{files:?}");
+    assert_eq!(violation(&files, &data.canonicalize().unwrap()), None);
+}
+
+#[test]
+fn copies_and_links_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    let (data, copy, link) = (root.join("data"), root.join("copy.toml"), root.join("link.toml"));
+    let original = data.join("nic.toml");
+    fs::create_dir(&data).unwrap();
+    fs::write(&original, "value = 1").unwrap();
+    assert_eq!(violation(std::slice::from_ref(&original), &data), None);
+    fs::write(&copy, "value = 1").unwrap();
+    assert!(violation(&[original.clone(), copy], &data).unwrap().contains("is a copy of"));
+    std::os::unix::fs::symlink(&original, &link).unwrap();
+    assert!(violation(&[original, link], &data).unwrap().contains("is a link to"));
+}
+
+#[test]
+fn every_file_of_the_folders_is_built_in() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (folder, files) in [
+        ("published", doorbell_data::PUBLISHED),
+        ("testbeds", doorbell_data::TESTBEDS),
+        ("hardware", doorbell_data::HARDWARE),
+        ("parameters", doorbell_data::PARAMETERS),
+    ] {
+        assert_eq!(fs::read_dir(data.join(folder)).unwrap().count(), files.len(), "{folder}");
+        for file in files {
+            let path = data.join(folder).join(file.name).with_extension("toml");
+            assert_eq!(fs::read_to_string(path).unwrap(), file.text, "{}", file.path);
+        }
+    }
+}
