@@ -11,7 +11,7 @@ use crate::programs::doorbell;
 use crate::shell::{Running, command, run};
 use crate::test::StepEnd;
 
-/// What a record may say, and what must stay text.
+/// Text of a record that a page must show as text, not as markup.
 const HOSTILE: &str = "</script><script>window.owned=1</script><img src=x onerror=owned=1> & 'quoted'";
 
 /// A few experiments are measured, their report is opened at the width of a desk and of a phone, and a
@@ -29,7 +29,7 @@ pub(crate) fn report() -> StepEnd {
         .into()
 }
 
-/// Two runs: one measured, and one with names in it that nobody should trust.
+/// Writes two runs: a measured one, and one whose names contain markup ([`HOSTILE`]).
 fn measure(directory: &Path) -> Result<(), String> {
     let said = |error: std::io::Error| format!("{}: {error}", directory.display());
     let (measured, hostile) = (directory.join("measured"), directory.join("hostile"));

@@ -1,8 +1,8 @@
 //! Core files of programs that died in a step, and the backtraces in them.
 //!
-//! The setting `core_pattern` decides where the kernel writes them. It belongs to the whole machine, and is only read here.
-//! With the pattern `core`, a core lies in the working directory of its program: the root, a crate, or a folder of this
-//! run.
+//! The setting `core_pattern` decides where the kernel writes them. It belongs to the whole machine, and is only read
+//! here. With the pattern `core`, a core lies in the working directory of its program: the root, a crate, or a folder
+//! of this run.
 
 use std::fs;
 use std::io::Read as _;

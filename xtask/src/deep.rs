@@ -1,4 +1,5 @@
-//! `cargo xtask deep`: tools that find defects which tests miss. They take seconds to hours, so `test` does not run them.
+//! `cargo xtask deep`: tools that find defects which tests miss. They take seconds to hours, so `test` does not run
+//! them.
 
 mod mutants;
 
@@ -82,8 +83,8 @@ impl Deep {
     }
 }
 
-/// Returns the command for tests of a crate, built with a sanitizer. The compiler offers sanitizers to nightly users, and
-/// with `RUSTC_BOOTSTRAP`.
+/// Returns the command for tests of a crate, built with a sanitizer. The compiler offers sanitizers to nightly users,
+/// and with `RUSTC_BOOTSTRAP`.
 fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command {
     let mut test = cargo(&["test", "--target", TARGET, "--no-fail-fast", "--package", package]);
     test.args(["--lib", "--bins", "--tests"]);
@@ -102,8 +103,8 @@ fn address() -> Result<(), String> {
     joined(ADDRESS.iter().map(of))
 }
 
-/// Atomics of the standard library are not instrumented without its sources. So ThreadSanitizer runs only if the toolchain
-/// has them.
+/// Atomics of the standard library are not instrumented without its sources. So ThreadSanitizer runs only if the
+/// toolchain has them.
 fn thread() -> Result<(), String> {
     let sysroot = output_of(command("rustc", &["--print", "sysroot"]))?;
     let sources = PathBuf::from(sysroot.trim()).join("lib/rustlib/src/rust/library/std");

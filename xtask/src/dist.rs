@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use crate::shell::{command, output_of, root, run, target};
 use crate::{place, programs};
 
-/// What goes into the archive besides the license texts: where it is built, and where `doorbell run`
-/// looks for it.
+/// Files of the archive besides the license texts: the path after the build, and the path at which `doorbell run`
+/// looks.
 const BUILT: [(&str, &str); 2] =
     [("doorbell", "bin/doorbell"), ("libdoorbell_ibverbs.so", "lib/libdoorbell_ibverbs.so")];
 
 /// Files of the repository that belong to every copy.
 const TEXTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
-/// What the command prints of itself, and where systems look for it.
+/// Texts that the command prints about itself, and the paths at which systems look for them.
 const PRINTED: [(&[&str], &str); 3] = [
     (&["completions", "bash"], "share/bash-completion/completions/doorbell"),
     (&["completions", "zsh"], "share/zsh/site-functions/_doorbell"),
     (&["completions", "fish"], "share/fish/vendor_completions.d/doorbell.fish"),
 ];
 
-/// Where manual pages lie.
+/// Directory of manual pages.
 const MANUAL: &str = "share/man/man1";
 
 /// Builds the archive and puts it into a folder. Returns where it is.
@@ -74,7 +74,7 @@ fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &s
         run(command("cp", &["--recursive", &printed.join(".").to_string_lossy(), &folder.to_string_lossy()]))?;
     }
     let archive = folder.with_file_name(format!("{name}.tar.gz"));
-    // The same files make the same archive, whoever packs them and when.
+    // The same files make the same archive, independent of the user and the time.
     let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rw,go-w,a+rX"];
     let (place, to) = (place.to_string_lossy().into_owned(), archive.to_string_lossy().into_owned());
     let rest = ["--use-compress-program=gzip -9n", "--create", "--file", &to, "--directory", &place, name];
@@ -177,8 +177,8 @@ mod tests {
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
     }
 
-    /// Checks that every test step of the workflow in docs/ci.md writes packets to the place that the last step keeps, each
-    /// step under its own names.
+    /// Checks that every test step of the workflow in docs/ci.md writes packets to the place that the last step
+    /// keeps, each step under its own names.
     #[test]
     fn every_step_of_the_workflow_keeps_its_packets() {
         let page = fs::read_to_string(root().join("docs/ci.md")).expect("the page is there");

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What is wanted of a ratio.
+/// Goal of a ratio.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
     AtMost(f64),

@@ -2,9 +2,9 @@
 //!
 //! libFuzzer only wants the coverage of the code it drives, which stable code generation options give: 8-bit counters
 //! and a table of program counters. There is no sanitizer. A target is `crates/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
-//! its corpus `crates/CRATE/tests/corpus/TARGET`. What a run finds is kept in the target directory. Afterwards the corpus
-//! is the fewest inputs, of it and of what was found, that reach all the code that all of them reach, and those that
-//! somebody gave a name: they may stand for a defect that was mended.
+//! its corpus `crates/CRATE/tests/corpus/TARGET`. What a run finds is kept in the target directory. Afterwards the
+//! corpus is the fewest inputs, of it and of what was found, that reach all the code that all of them reach, and
+//! those that somebody gave a name: they may stand for a defect that was mended.
 //!
 //! A corpus is part of the repository, and every test run replays it, so it has a limit ([`CORPUS`]). Named inputs
 //! always stay. Of the others the smallest come first, until the next one is too many; the command says how many it
@@ -19,7 +19,7 @@ use crate::place::Lock;
 use crate::shell::{cargo, command, output_of, root, run, target};
 use crate::test::StepEnd;
 
-/// What makes rustc count edges, and tells crates that they are being fuzzed.
+/// Flags that make rustc count edges and tell crates that they are being fuzzed.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing";
@@ -27,7 +27,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// An input takes longer only if something is wrong.
 const LONGEST_S: u32 = 20;
 
-/// What a corpus holds at most: all corpora together then stay below 1 MiB, whatever is found.
+/// Limit of a corpus. It keeps all corpora together below 1 MiB.
 const CORPUS: Limit = Limit { inputs: 256, bytes: 64 << 10 };
 
 /// How much one corpus may hold.
@@ -44,7 +44,7 @@ struct Input {
     bytes: Vec<u8>,
 }
 
-/// What a corpus is made of, and what did not fit.
+/// Inputs chosen for a corpus, and the inputs that did not fit.
 struct Choice {
     kept: Vec<Input>,
     dropped: Vec<Input>,
@@ -79,7 +79,7 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Where programs are checked that are no members of the workspace.
+/// Returns the target directory for programs that are no members of the workspace.
 pub(crate) fn check_target() -> PathBuf {
     target().join("xtask").join("fuzz-check")
 }
@@ -105,7 +105,7 @@ pub(crate) fn build() -> StepEnd {
 /// the inputs that they find. A target that fails does not keep the others from running.
 pub(crate) fn fuzz(name: Option<&str>, minutes: f64) -> Result<(), String> {
     peers::install_for_fuzzing()?;
-    // What is found is kept between runs, and the corpora in the repository are replaced.
+    // Runs share the found inputs, and replace the corpora in the repository.
     let _alone = Lock::take(&target().join("xtask").join("fuzz.lock"), "fuzzing")?;
     let targets = all()?;
     let known: Vec<&str> = targets.iter().map(|target| target.name.as_str()).collect();
@@ -144,7 +144,7 @@ impl Target {
         }
         let program = home.join("target").join(&triple).join("release").join(&self.name);
         let limit = format!("-timeout={LONGEST_S}");
-        // Whole seconds, of which 0 would be without end.
+        // Whole seconds, at least 1: libFuzzer treats 0 as unlimited.
         let duration = format!("-max_total_time={}", (minutes * 60.0).ceil().max(1.0) as u64);
         let mut search = command(&program, &[&duration, &limit, "-print_final_stats=1"]);
         // It ends the directory's name with what it writes there.
@@ -164,8 +164,8 @@ impl Target {
     }
 }
 
-/// Makes a corpus what is in `fewest`, as far as the limit allows, but keeps the inputs that somebody gave a name.
-/// Returns what became of it.
+/// Replaces the inputs of a corpus by those in `fewest`, as far as the limit allows. Named inputs stay. Returns a
+/// summary of the change.
 fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String> {
     let cannot = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     let read = |path: &Path| fs::read(path).map_err(|error| cannot(path, error));
@@ -191,8 +191,8 @@ fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String>
     Ok(choice.report(&named, limit))
 }
 
-/// Chooses what a corpus holds beside its named inputs: of those that the merge kept the smallest first (of one size,
-/// by name), until the next one would be one input or some bytes too many. Named inputs count too, but all stay.
+/// Chooses the inputs of a corpus besides its named ones. Takes the smallest merged inputs first (by name within one
+/// size), and stops before the first one that exceeds the limit. Named inputs count towards the limit, but all stay.
 fn choose(named: &[Vec<u8>], mut merged: Vec<Input>, limit: Limit) -> Choice {
     // libFuzzer calls each input it keeps by its hash, named ones too.
     merged.retain(|input| !named.contains(&input.bytes));
@@ -237,14 +237,14 @@ impl Choice {
     }
 }
 
-/// Did somebody name this input? A program names it by a hash in hexadecimal.
+/// Returns whether a person named this input. A program names inputs by a hash in hexadecimal.
 fn is_named(input: &Path) -> bool {
     let name = input.file_name().unwrap_or_default().to_string_lossy();
     let is_hash = matches!(name.len(), 16 | 40) && name.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
     !is_hash
 }
 
-/// What this machine's programs are built for.
+/// Returns the target triple of this machine.
 fn host() -> Result<String, String> {
     let said = output_of(command("rustc", &["--version", "--verbose"]))?;
     let triple = said.lines().find_map(|line| line.strip_prefix("host: "));

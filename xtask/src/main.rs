@@ -138,7 +138,8 @@ enum Command {
         #[arg(long, value_name = "SEED", value_parser = seed)]
         from: Option<u64>,
     },
-    /// Runs pairs of verbs programs of which one is killed, stopped, forked, or loses memory, descriptors or disk space.
+    /// Runs pairs of verbs programs of which one is killed, stopped, forked, or loses memory, descriptors or disk
+    /// space.
     ///
     /// A round that fails prints its seed, the output of both programs, and the stacks of a process that crashed or
     /// hangs. Consecutive seeds pass through all kinds of disturbance.

@@ -4,9 +4,9 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::shell::{command, run};
 
-/// Runs a step in a network namespace of its own, which goes with the step's last process: some programs take ports
-/// that nobody can choose, and a port that was free may be somebody else's a moment later. Only root can make one;
-/// elsewhere the step shares the machine's network.
+/// Runs a step in its own network namespace, which disappears with the last process of the step. Some programs use
+/// ports that are not configurable, and another process may take a port that was free. Only root can create a
+/// namespace; other users share the machine's network.
 pub(crate) fn apart<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     apart_with(&[&["link", "set", "lo", "up"]], step)
 }
@@ -46,7 +46,8 @@ fn apart_with<T: From<Result<(), String>> + Send>(commands: &[&[&str]], step: im
 pub(crate) fn outside<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let outcome = scope.spawn(|| {
-            // The first thread of the process never leaves it. Whoever may not go there has not left it either.
+            // The first thread of the process never leaves its namespace. A user without the right to create one
+            // stays there too.
             let first = std::fs::File::open("/proc/self/ns/net").map_err(|error| error.to_string());
             if let Err(why) =
                 first.and_then(|first| setns(first, CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string()))

@@ -1,4 +1,4 @@
-//! What other programs make of the packets that the tests captured.
+//! Checks of captured packets by other programs.
 //!
 //! Beside each capture `NAME.pcap` lies `NAME.expected`, written by the test that made it:
 //!
@@ -150,7 +150,7 @@ pub(crate) fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
             return Err(format!("tshark takes packet {number} for {protocols}"));
         }
         if protocols.contains(PAYLOAD_AS_FRAME) {
-            // What is malformed then is what tshark takes the payload for.
+            // tshark may misinterpret the payload. It then reports the payload as malformed.
         } else if !malformed.is_empty() {
             return Err(format!("tshark finds packet {number} malformed"));
         } else if !expert.is_empty() && expert != comment {

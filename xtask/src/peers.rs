@@ -6,8 +6,7 @@ use std::process::Command;
 use crate::network;
 use crate::shell::{command, run, succeeds};
 
-/// Installs what is missing, where that is possible. What is still missing afterwards is said by
-/// the steps that need it.
+/// Installs missing packages if possible. The steps that need a package report it if it is still missing.
 pub(crate) fn install() {
     // Debian's packages, and whether what they bring is here.
     install_missing(|| {
@@ -118,7 +117,7 @@ pub(crate) fn install_for_guests() {
     install_missing(guest_packages);
 }
 
-/// What of that is not here.
+/// Returns the packages for guests that are missing on this machine.
 pub(crate) fn missing_for_guests() -> Vec<&'static str> {
     guest_packages().into_iter().filter(|(_, is_here)| !is_here).map(|(package, _)| package).collect()
 }
@@ -145,7 +144,8 @@ fn has_header(name: &str) -> bool {
     std::path::Path::new("/usr/include").join(name).exists()
 }
 
-/// Whose lock runs on this machine take turns with when they install something. It is there wherever apt-get is.
+/// Directory with the lock that serializes package installations of several runs. It exists on each system with
+/// apt-get.
 const PACKAGES: &str = "/var/lib/dpkg";
 
 /// How long apt-get may wait for another program that installs something.

@@ -1,5 +1,5 @@
-//! Files of a run. Two runs may go on at once, in one checkout too: each has a folder of its own, and what is expensive
-//! to make is made once, by whoever holds its lock.
+//! Files of a run. Two runs may go on at once, also in one checkout: each has its own folder. The run that holds the
+//! lock of an expensive file makes that file once.
 //!
 //! Both rest on `flock`, which the kernel releases when the process that holds it ends, in whatever way. So a run that
 //! was killed stops no other: the next one removes its folder, and kills the processes that it has left behind.
@@ -20,7 +20,7 @@ use crate::shell::target;
 /// Names the folder of a run to all that the run starts.
 pub(crate) const VARIABLE: &str = "XTASK_RUN";
 
-/// Lies in the folder of a run that failed: it is kept, for whoever wants to know why.
+/// Name of a file that marks the folder of a failed run. Such a folder is kept for inspection.
 const FAILED: &str = "failed";
 
 /// How many folders of failed runs are kept, before the one that fails now.
@@ -137,7 +137,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Kills what a run that is gone had started: its processes are told by the variable that they inherited.
+/// Kills the remaining processes of a run that has ended. An inherited environment variable identifies them.
 fn end_processes_of(folder: &Path) {
     let wanted = format!("{VARIABLE}={}", folder.display()).into_bytes();
     let is_of_it = |pid: i32| {
@@ -198,7 +198,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Nobody is waited for any more. If that cannot be said, only a message names somebody who is gone.
+        // No run waits for this holder any more. If truncation fails, a message may name a holder that is gone.
         let _ = self.0.set_len(0);
     }
 }

@@ -27,8 +27,8 @@ pub(crate) use ucx::all as ucx;
 /// Longer than any of these programs takes, however busy the machine: protection against hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What perftest says when it cannot measure the processor's clock, as happens while other programs
-/// compute: that has nothing to do with us.
+/// Message of perftest when it cannot measure the processor's clock. This happens while other programs compute, and
+/// is unrelated to Doorbell.
 const NO_CLOCK: &str = "Correlation coefficient";
 
 /// How often it is tried again then.
@@ -70,7 +70,7 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 500 -m 512",
     "ib_send_bw -n 500 -m 1024",
     "ib_send_bw -n 500 -m 2048",
-    // What these lose nobody sends again, so all of it has to fit into the receive buffer.
+    // UC does not retransmit, so all messages have to fit into the receive buffer.
     "ib_send_bw -n 100 -s 1024 -c UC",
     "ib_send_bw -n 100 -s 1024 -c UD",
     "ib_send_lat -n 500",
@@ -97,10 +97,10 @@ const PAIRS: &[&str] = &[
     "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
 ];
 
-/// What all of them need.
+/// Files that all programs need.
 pub(crate) const BUILT: [&str; 2] = ["doorbell", "libdoorbell_ibverbs.so"];
 
-/// What builds the command and the library that it preloads.
+/// Arguments of cargo that build the command and the library that it preloads.
 pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"];
 
 /// Builds the command and the library. This run keeps what was built, whatever others build meanwhile.
@@ -111,7 +111,7 @@ pub(crate) fn build() -> Result<(), String> {
     BUILT.iter().try_for_each(|name| place::link(&target().join("release").join(name), &folder.join(name)))
 }
 
-/// Where they are.
+/// Returns the directory of the built files.
 pub(crate) fn built() -> PathBuf {
     place::own().join("release")
 }
@@ -128,7 +128,7 @@ fn on_doorbell(options: &[&str], program: &[&str]) -> Command {
     doorbell
 }
 
-/// What shows the device.
+/// Checks the programs that show the device.
 pub(crate) fn show() -> Result<(), String> {
     let list = output_of(on_doorbell(&[], &["ibv_devices"]))?;
     let info = output_of(on_doorbell(&[], &["ibv_devinfo", "-v"]))?;
@@ -243,7 +243,8 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs all programs of our own under valgrind's memcheck. If memcheck found an error, the program ends with this status.
+/// Runs all programs of our own under valgrind's memcheck. If memcheck found an error, the program ends with this
+/// status.
 pub(crate) fn under_memcheck() -> Result<(), String> {
     const FOUND: &str = "--error-exitcode=99";
     let mut failures = Vec::new();
@@ -274,8 +275,8 @@ pub(crate) fn compile_with(compiler: &str, name: &str, options: &[&str], librari
     Ok(program)
 }
 
-/// Each pair of processes through shared memory, as they are by default; those of perftest also over UDP, with the ids
-/// of a vendor for which perftest uses more of verbs.
+/// Runs each pair of processes through shared memory, which is the default. Pairs of perftest also run over UDP, with
+/// the ids of a vendor for which perftest uses more of verbs.
 pub(crate) fn pairs() -> Result<(), String> {
     pairs_of(PAIRS)
 }
@@ -331,7 +332,8 @@ struct Started {
 /// Name of the file with a program's output.
 const OUTPUT: &str = "output.txt";
 
-/// Starts a program, in a folder of its own unless its command names one. So each of two programs that die has its core.
+/// Starts a program, in a folder of its own unless its command names one. So each of two programs that die has its
+/// core.
 fn start(mut command: Command) -> Result<Started, String> {
     let folder = place::own_file("program");
     let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(folder.join(OUTPUT)));

@@ -255,7 +255,8 @@ impl Workshop {
         })
     }
 
-    /// Runs cargo in the clone and writes its output to a file. Returns no status if cargo was killed at the time limit.
+    /// Runs cargo in the clone and writes its output to a file. Returns no status if cargo was killed at the time
+    /// limit.
     fn cargo(&self, arguments: &[&str], log: &Path, limit: Option<Duration>) -> Result<Option<ExitStatus>, String> {
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
         let out = File::create(log).map_err(|error| failed(&log.display().to_string(), error))?;
@@ -324,7 +325,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// What the programs of `cargo test` say that they ran.
+/// Tests that the programs of `cargo test` report as run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     started: u64,

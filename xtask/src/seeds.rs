@@ -7,8 +7,8 @@ use crate::shell::{cargo, run};
 /// The simulation: its test binary, and its test.
 const SIMULATION: [&str; 2] = ["lifecycle", "completions_stay_true"];
 
-/// Tries seeds from `from` on (else from one that was never tried) for so many hours; without hours it replays
-/// that one.
+/// Tries seeds for a number of hours, starting with `from` or with a seed that was never tried. Without hours it
+/// replays the seed `from`.
 pub(crate) fn try_for(hours: Option<f64>, from: Option<u64>) -> Result<(), String> {
     let [binary, test] = SIMULATION;
     let mut command = cargo(&["test", "-p", "doorbell-rnic", "--test", binary, test]);

@@ -17,7 +17,7 @@ pub(crate) fn root() -> PathBuf {
     own.parent().unwrap_or(own).to_path_buf()
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 pub(crate) fn target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(given) => root().join(given),
@@ -59,7 +59,7 @@ pub(crate) fn run_tests(mut command: Command) -> Result<(), String> {
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("`{text}` could not be started: {error}"))?;
     let mut failed = Vec::new();
-    // What is no text is no line of the test runner's.
+    // A line that is not text is no line of the test runner.
     for line in child.stdout.take().into_iter().flat_map(|pipe| BufReader::new(pipe).split(b'\n').map_while(Result::ok))
     {
         let line = String::from_utf8_lossy(&line);
@@ -107,7 +107,7 @@ impl Running {
         let read = |mut pipe: ChildStdout| {
             std::thread::spawn(move || {
                 let mut text = String::new();
-                // What is no text is missed by whoever expects some.
+                // Output that is not text is dropped; a caller that expects text reports it as missing.
                 let _ = pipe.read_to_string(&mut text);
                 text
             })

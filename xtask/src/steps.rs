@@ -35,8 +35,8 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// Returns the number of steps that run at the same time. Programs wait for timeouts and for each other, and a guest
-    /// uses one processor for most of its time.
+    /// Returns the number of steps that run at the same time. Programs wait for timeouts and for each other, and a
+    /// guest uses one processor for most of its time.
     pub(crate) const fn at_a_time(self) -> usize {
         match self {
             Self::Programs | Self::Guests => 2,

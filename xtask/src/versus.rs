@@ -1,8 +1,8 @@
 //! `cargo xtask compare --against`: two builds of Doorbell beside each other.
 //!
-//! Wall time is measured by `doorbell bench`, once of each build in each round; its spread is 5 to 10 %, so what is
-//! said is an interval of the ratio. Instructions per message are counted by valgrind's callgrind, of both ends in one
-//! thread (`benchmarks/instructions`), as the difference of two lengths, so that starting up does not count. The
+//! `doorbell bench` measures wall time, once of each build in each round. Its spread is 5 to 10 %, so the result is
+//! an interval of the ratio. valgrind's callgrind counts instructions per message, of both ends in one thread
+//! (`benchmarks/instructions`). The count is the difference of two lengths, so that start-up does not count. The
 //! program for that is built in the crates of either revision.
 
 use std::fs;
@@ -22,7 +22,7 @@ pub(crate) const LEAST_ROUNDS: u32 = 15;
 /// Longer than a measurement takes, be the machine busy.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What is compared with what is in this folder.
+/// Revision with which the build of this folder is compared.
 pub(crate) struct Against {
     /// A `doorbell`, for wall time.
     pub(crate) binary: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub(crate) struct Against {
 struct Timed {
     name: &'static str,
     arguments: &'static str,
-    /// Where its result stands in the record, and how much of it is a unit.
+    /// Path of the result in the record, and the size of its unit.
     pointer: &'static str,
     unit: &'static str,
     scale: f64,
@@ -162,7 +162,7 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
     for round in 0..against.rounds {
         eprintln!("round {} of {}", round + 1, against.rounds);
         for (timed, taken) in TIMED.iter().zip(&mut taken) {
-            // Whoever comes second meets another machine, so they take turns at that, too.
+            // The second run meets a machine in another state, so the builds take turns in going first.
             let mut pair = [0.0; 2];
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for index in order {
@@ -276,7 +276,7 @@ fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, Str
     Ok(program)
 }
 
-/// What a workload of this length takes from start to end.
+/// Returns the instructions of a workload of this length from start to end.
 fn instructions(program: &Path, workload: &str, length: u64) -> Result<f64, String> {
     let mut valgrind = command("valgrind", &["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
     // Publishing counters goes by the clock.
@@ -296,8 +296,8 @@ fn median(values: &[f64]) -> f64 {
     figures::spread(values.iter().copied()).map_or(f64::NAN, |(median, ..)| median)
 }
 
-/// An interval that holds the median of what was drawn from in 95 of 100 cases, whatever its distribution: between two
-/// order statistics, by the binomial distribution (the sign test turned around).
+/// Returns an interval that contains the median of the distribution in 95 of 100 cases, for any distribution. Its
+/// ends are two order statistics, by the binomial distribution (inversion of the sign test).
 fn interval(values: &[f64]) -> [f64; 2] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

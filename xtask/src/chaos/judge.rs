@@ -15,7 +15,8 @@ const ENDED: i32 = 3;
 const REFUSED: i32 = 4;
 const LEFT: i32 = 7;
 
-/// Time after which the command asks a foreign program that only receives to end: verbs do not report a dead peer to it.
+/// Time after which the command asks a foreign program that only receives to end: verbs do not report a dead peer to
+/// it.
 const PASSIVE: Duration = Duration::from_secs(5);
 
 /// Waits until both processes have ended, and compares their ends with the plan.

@@ -1,7 +1,7 @@
 //! Mutants: small changes of the code that some test of its crate should notice.
 //!
-//! cargo-mutants lists them. The clone in which stored patches are judged takes one at a time. A file keeps every verdict
-//! with the state of the changed file for which it holds. So a run continues where the last one ended.
+//! cargo-mutants lists them. The clone in which stored patches are judged takes one at a time. A file keeps every
+//! verdict with the state of the changed file for which it holds. So a run continues where the last one ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,8 +27,8 @@ pub(super) struct Options {
     /// Judges at most N mutants without a verdict [default: all]
     #[arg(long, value_name = "N")]
     at_most: Option<usize>,
-    /// File of the verdicts, which the run continues [default: the newest `mutants.txt` below `benchmarks`, or one below
-    /// today's date]
+    /// File of the verdicts, which the run continues [default: the newest `mutants.txt` below `benchmarks`, or one
+    /// below today's date]
     #[arg(long, value_name = "FILE")]
     verdicts: Option<PathBuf>,
 }
@@ -177,8 +177,8 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
     Ok(all.ok_or("a mutant lacks its file, name or diff")?.into_iter().flatten().collect())
 }
 
-/// Returns the mutants with the smallest hashes of seed and name. A change elsewhere in the code leaves most of the sample
-/// as it is.
+/// Returns the mutants with the smallest hashes of seed and name. A change elsewhere in the code leaves most of the
+/// sample as it is.
 fn sample(mut all: Vec<Mutant>, seed: u64, count: usize) -> Vec<Mutant> {
     all.sort_by_cached_key(|mutant| (hash(seed, &mutant.name), mutant.name.clone()));
     all.truncate(count);

@@ -28,8 +28,8 @@ use crate::{network, peers, place};
 /// Longer than any program takes here, be the machine busy.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Measures everything and prints the table; `out` gets each figure. With `busy`, so many programs that spin take
-/// processors away, and a few series are measured without and with them.
+/// Measures all series, prints the table, and writes each figure to `out`. With `busy`, measures a few series without
+/// and with that number of spinning programs.
 pub(crate) fn compare(rounds: u32, busy: Option<u32>, out: Option<&Path>) -> Result<(), String> {
     let failed = |path: &Path, error| format!("{} could not be written: {error}", path.display());
     // Better known now than after all has been measured.
@@ -131,7 +131,7 @@ fn output_on(series: &Series, port: &str) -> Result<String, String> {
             pair(server, client, port)
         }
         Source::Ucx(transport) => {
-            // The server is told by the client what is measured.
+            // The client sends the parameters of the measurement to the server.
             let client = [&words[..], &["-w", "1000", "-f", "-v", "-p", port, "127.0.0.1"]].concat();
             let (server, client) = (ucx::perftest(transport, &["-p", port]), ucx::perftest(transport, &client));
             pair(over_link(server), over_link(client), port)
@@ -139,7 +139,7 @@ fn output_on(series: &Series, port: &str) -> Result<String, String> {
     }
 }
 
-/// What the client prints.
+/// Returns the output of the client.
 fn pair(server: Command, client: Command, port: &str) -> Result<String, String> {
     let mut server = start(server)?;
     wait_until_listening(port, &mut server)?;
@@ -202,7 +202,7 @@ fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
     json!({ "schema": "doorbell-compare/2", "series": series.collect::<Vec<_>>() })
 }
 
-/// What else the machine does.
+/// Returns the load of the machine by other programs.
 pub(super) fn load() -> String {
     text_of("/proc/loadavg")
 }

@@ -1,7 +1,8 @@
 //! Ports for servers that cannot say which one they took: of TCP, and of `rdma_cm` on Doorbell.
 //!
-//! In a network of its own ([`crate::network::apart`]) a step has no rival. Where only root could make one, a port that
-//! was free may be somebody else's before its server has it: the server says so, and gets another.
+//! In its own network namespace ([`crate::network::apart`]) a step has no rival. Without root there is no such
+//! namespace, and another process may take a free port before the server does. The server then reports that, and gets
+//! another port.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -15,7 +16,7 @@ const OTHER_PORTS: usize = 8;
 /// How long another program may have a port that cannot be chosen: longer than another run of a step needs it.
 pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What servers say whose port somebody else has; perftest says the last two, without the reason.
+/// Messages of servers whose port another process has. perftest prints the last two, without the reason.
 const TAKEN: &[&str] = &[
     "Address already in use",
     "Cannot assign requested address", // as rdma_cm says it of any address
@@ -23,12 +24,12 @@ const TAKEN: &[&str] = &[
     "rdma_bind_addr failed",
 ];
 
-/// Did a server fail because somebody else has its port?
+/// Returns whether a server failed because another process has its port.
 pub(super) fn is_taken(why: &str) -> bool {
     TAKEN.iter().any(|words| why.contains(words))
 }
 
-/// Runs something on a free port; on another one if somebody else was faster.
+/// Calls `attempt` with a free port, and again with another port if another process took it first.
 pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>) -> Result<T, String> {
     for _ in 0..OTHER_PORTS {
         let port = free_port()?.to_string();
@@ -40,7 +41,7 @@ pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>
     attempt(&free_port()?.to_string())
 }
 
-/// A TCP port that nobody has on any address just now.
+/// Returns a TCP port that is currently unused on all addresses.
 fn free_port() -> Result<u16, String> {
     // IPv4's addresses are among those of such a socket.
     let listener =
@@ -49,7 +50,7 @@ fn free_port() -> Result<u16, String> {
     address.map(|address| address.port()).map_err(|error| format!("no TCP port is free: {error}"))
 }
 
-/// A TCP port of loopback that nobody listens on, and nobody can: a connection has it at one end.
+/// TCP port of loopback on which no process can listen, because a connection has it at one end.
 pub(super) struct Deaf {
     client: TcpStream,
     _server: TcpStream,
@@ -59,7 +60,7 @@ impl Deaf {
     pub(super) fn new() -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let client = TcpStream::connect(listener.local_addr()?)?;
-        // Somebody else's connection may have come first; ours waits behind it.
+        // The connection of another process may have come first. The own connection is then queued after it.
         let own = client.local_addr()?;
         loop {
             let (server, from) = listener.accept()?;
@@ -96,7 +97,8 @@ pub(crate) fn is_listening(process: u32, port: u16) -> bool {
     !listening.is_empty() && has_one_of(process, &listening)
 }
 
-/// The sockets that listen on a port, whoever has them, as a process's descriptors name them.
+/// Returns the sockets that listen on a port, of all processes, in the form in which a process's descriptors name
+/// them.
 fn listeners(port: u16) -> Vec<String> {
     let own = format!(":{port:04X}");
     let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"].map(fs::read_to_string);
@@ -145,7 +147,7 @@ mod tests {
         let found = on_free_port(|port| {
             let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
             if taken.len() < 3 {
-                // Somebody else is faster.
+                // Another process is faster.
                 taken.push(listen().unwrap());
             }
             listen().map_err(|error| format!("bind: {error}"))

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::Started;
 use super::page::Run;
 
-/// What the guest has, and how much of it holds random bytes, as the commands say.
+/// Memory of the guest, and its part with random bytes. The commands contain the same sizes.
 const MEMORY_BYTES: usize = 128 << 20;
 const RANDOM_AT: usize = 0x100_0000;
 const RANDOM_BYTES: usize = 64 << 20;

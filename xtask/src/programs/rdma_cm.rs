@@ -40,8 +40,8 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("rdma_server", "rdma_client -s 127.0.0.1"),
 ];
 
-/// What two members of a group are given, and the second of them, which sends. Their group is given in
-/// addition.
+/// Arguments of two members of a group, and additional arguments of the second, which sends. The address of the group
+/// follows them.
 const MEMBERS: &[(&str, &str)] = &[
     ("mckey -C 20", ""),
     ("mckey -C 50 -S 1000 -c 3", ""),
@@ -73,7 +73,8 @@ fn example(server_line: &str, client_line: &str, port: &str) -> Result<(), Strin
     client.and(server).map(drop).map_err(|why| format!("{client_line}: {why}"))
 }
 
-/// Lines of udaddy; false if another program has its port and keeps it. In a network namespace nobody else has it.
+/// Returns lines of udaddy, or false if another program has its port and keeps it. In a network namespace no other
+/// program has it.
 fn udaddy(server: &str, client: &str) -> Result<bool, String> {
     let until = Instant::now() + PORT_PATIENCE;
     loop {
@@ -89,14 +90,14 @@ fn expect(said: &str, words: &str) -> Result<(), String> {
     if said.contains(words) { Ok(()) } else { Err(format!("{words:?} is missing in:\n{said}")) }
 }
 
-/// Where nobody listens, a connection is rejected.
+/// Checks that a connection is rejected if no server listens.
 fn refused() -> Result<(), String> {
     let deaf = Deaf::new().and_then(|deaf| Ok((deaf.address()?.port(), deaf)));
     let (port, _deaf) = deaf.map_err(|error| format!("no port could be kept from others: {error}"))?;
     expect(&program("rping -c -a 127.0.0.1", &port.to_string())?.ended()?, "RDMA_CM_EVENT_REJECTED, error 8")
 }
 
-/// Whoever is left when the other end is killed sees the connection end, and the port is free again.
+/// Checks that a killed peer ends the connection of the remaining process, and that the port is free again.
 fn killed(port: &str) -> Result<(), String> {
     let (server_line, client_line) = ("rping -s -v", "rping -c -a 127.0.0.1 -v");
     for kill_server in [true, false] {
@@ -115,7 +116,8 @@ fn killed(port: &str) -> Result<(), String> {
     example("rping -s -C 10", "rping -c -a 127.0.0.1 -C 10", port)
 }
 
-/// What one member of a group sends, the other gets: it ends once it has all of it.
+/// Checks that one member of a group receives all messages that the other sends. The receiver ends after the last
+/// one.
 fn multicast() -> Result<(), String> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     for (number, (line, sender)) in (0_u8..).zip(MEMBERS) {
@@ -142,7 +144,7 @@ fn timed(port: &str) -> Result<(), String> {
     expect(&said, "disconnect")
 }
 
-/// Programs on one of two machines, whose ports nobody else has.
+/// Programs on one of two machines, whose ports no other program has.
 struct Machine<'a> {
     machines: &'a TwoMachines,
     number: usize,
@@ -178,7 +180,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Two machines meet by TCP. Where another program of the server has that port, those of its own machine meet.
+/// Connects two machines by TCP. If another program of the server has that port, connects programs of one machine.
 fn between_machines() -> Result<(), String> {
     const PORT: u16 = 7471;
     let machines = TwoMachines::new(1500)?;

@@ -2,9 +2,9 @@
 //!
 //! Up to release 58 of rdma-core, rping never ends its thread for `rdma_cm` events. The main thread destroys the event
 //! channel once the connection is over. If the other thread then asks for the next event, it gets EBADF, prints it, and
-//! ends the process with status 255, although all bytes have passed. The kernel's connection manager gives the same error
-//! at the same place, so rping on `rdma_rxe` has both ends too. Release 59 fixes it ("rping: terminate CM event thread
-//! before exiting", f3ae6534ad93).
+//! ends the process with status 255, although all bytes have passed. The kernel's connection manager gives the same
+//! error at the same place, so rping on `rdma_rxe` has both ends too. Release 59 fixes it ("rping: terminate CM event
+//! thread before exiting", f3ae6534ad93).
 
 /// Output of the thread for events.
 const LAST_WORDS: &str = "rdma_get_cm_event: Bad file descriptor";
@@ -13,8 +13,8 @@ const LAST_WORDS: &str = "rdma_get_cm_event: Bad file descriptor";
 const GOOD_WORDS: [&str; 3] =
     ["server DISCONNECT EVENT...", "client DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
 
-/// Returns whether a program is an rping whose connection ended well, and whose thread for events asked too late. Any other
-/// error of rping is a failure.
+/// Returns whether a program is an rping whose connection ended well, and whose thread for events asked too late. Any
+/// other error of rping is a failure.
 pub(super) fn lost_its_race(code: Option<i32>, said: &str) -> bool {
     let mut lines = said.lines().filter(|line| !line.starts_with("doorbell: ") && !line.contains("ping data: "));
     code == Some(255)

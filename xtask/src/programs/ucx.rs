@@ -9,8 +9,8 @@ use crate::place;
 use crate::shell::{command, output_of};
 use crate::two_machines::{Family, TwoMachines};
 
-/// What `UCX_TLS` is set to, and what an endpoint must then use. `rc_v` is `rc_verbs` with `ud_verbs` for nothing but
-/// connecting: where programs exchange addresses, UCX refuses to connect with `rc_verbs` alone.
+/// Values of `UCX_TLS`, and the transports that an endpoint must then use. `rc_v` is `rc_verbs`, with `ud_verbs` only
+/// for connecting. If programs exchange addresses, UCX refuses to connect with `rc_verbs` alone.
 const TRANSPORTS: &[(&str, &[&str])] = &[
     ("rc_v", &["rc_verbs/doorbell0:1"]),
     ("ud_verbs", &["ud_verbs/doorbell0:1"]),
@@ -170,7 +170,7 @@ fn own_programs() -> Result<(), String> {
     Ok(())
 }
 
-/// Who starts whom.
+/// Way in which the processes are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Starts {
     /// `doorbell run -- mpirun ... PROGRAM`

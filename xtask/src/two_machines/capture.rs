@@ -27,7 +27,7 @@ pub(super) struct Packet {
     is_data: bool,
 }
 
-/// What a capture shows.
+/// Contents of a capture.
 #[derive(Default)]
 pub(super) struct Seen {
     /// In the order in which they passed.
@@ -55,9 +55,8 @@ impl Runs {
     }
 }
 
-/// Reads a capture, and checks of every packet that it comes from and goes to RoCE's port, with DF
-/// set, and that its ICRC fits the IP header around it, with the identification that the kernel
-/// wrote there.
+/// Reads a capture and checks every packet: source and destination have RoCE's port, and DF is set. The ICRC must fit
+/// the IP header around it, including the identification that the kernel wrote there.
 pub(super) fn read(path: &Path, interface_mtu: u64) -> Result<Seen, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     let mut seen = Seen::default();
@@ -126,9 +125,9 @@ fn frames(file: &[u8]) -> Result<Vec<&[u8]>, String> {
     Ok(frames)
 }
 
-/// The packets of a frame: one, or those of a segmented send that nobody has cut up yet. Of such a
-/// send the frame does not say how long its packets are, but their ICRCs do: at one length each is
-/// right, and with the identification that it gets once it is cut off.
+/// Returns the packets of a frame: one, or those of a segmented send that is not yet cut up. The frame does not state
+/// the length of these packets, but their ICRCs determine it. At one length each ICRC is right, with the
+/// identification that the packet gets when it is cut off.
 fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
     let (outer, around) = (frame.outer, frame.encapsulation);
     if (around.src_port, around.dst_port) != (ROCE_UDP_PORT, ROCE_UDP_PORT) {
@@ -209,7 +208,7 @@ pub(super) fn compare(seen: &Seen, expected: &Expected, record: &Value) -> Resul
             let packets = packets.len();
             return Err(format!("{packets} data packets of {bytes} B from {address}, expected are {cost:?}"));
         }
-        // What ends a connection may leave after its end has counted.
+        // The end of a connection may send packets after the endpoint has counted.
         let (passed, counted) = (own().count() as u64, record::sum(record, side, "tx_vport_rdma_unicast_packets")?);
         let most = counted + record::LAST_PACKETS * expected.sizes.len() as u64;
         if !(counted..=most).contains(&passed) {

@@ -13,8 +13,8 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of, succeeds};
 use crate::test::StepEnd;
 
-/// Four machines of which one loses packets, memory that clients share on them, and eight: all experiments have all their
-/// points, every machine its part in each, and packets are as predicted.
+/// Runs four machines of which one loses packets, memory that clients share on them, and eight machines. Checks that
+/// all experiments have all their points, that each machine has its part, and that packets are as predicted.
 pub(crate) fn cluster() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -50,7 +50,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// So many machines, with interfaces of this MTU in bytes.
+    /// Creates machines with interfaces of this MTU in bytes.
     pub(super) fn new(machines: usize, mtu: u64) -> Result<Self, String> {
         let cluster = Self { namespaces: Namespaces::new(machines + 1)?, machines };
         let (bridge, mtu) = (machines, mtu.to_string());
@@ -146,13 +146,13 @@ pub(super) fn read(directory: &Path) -> Result<Vec<(PathBuf, Value)>, String> {
     if records.is_empty() { Err(format!("{} has no records", directory.display())) } else { Ok(records) }
 }
 
-/// Every point has its repetitions, with packets as predicted at each machine, and in some of them all machines have a part.
-/// Returns how many packets were sent again.
+/// Checks that every point has its repetitions, with packets as predicted at each machine, and that all machines take
+/// part in some points. Returns the number of retransmitted packets.
 pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> Result<u64, String> {
     let (mut resent, mut most) = (0, 0);
     for (file, record) in records {
         let failed = |why: String| format!("{}: {why}", file.display());
-        // Where there is one other, it is the peer of each point.
+        // A single other machine is the peer of each point.
         let one = usize::from(record.pointer("/environment/peer").is_some_and(Value::is_object));
         let others = record.pointer("/environment/hosts").and_then(Value::as_array).map_or(one, Vec::len);
         let repetitions = record["repetitions"].as_array().map_or(&[][..], Vec::as_slice);
@@ -174,7 +174,7 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
                 let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
                 let data = number(counted, "data_packets");
                 let (least, greatest) = (number(predicted, "data_packets"), number(predicted, "data_packets_max"));
-                // Whoever asks by READ may ask as often as it likes.
+                // The number of requests of a client that polls by READ is unlimited.
                 let is_bounded = predicted["asks"] != Value::Bool(true);
                 if data < least || (is_bounded && data > greatest) {
                     return Err(failed(format!("{data} data packets, predicted are {least} to {greatest}: {counted}")));

@@ -33,13 +33,13 @@ pub(crate) use whole::hosts;
 /// Longer than anything here takes, however slow the machine: protection against hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What both sides of a measurement know.
+/// Secret that both sides of a measurement share.
 const TOKEN: &str = "a-secret-of-this-test";
 
 /// An interface's MTU in bytes, and the path MTU that must follow from it.
 const MTUS: [(u64, u64); 2] = [(1500, 1024), (9000, 4096)];
 
-/// Packets in so many are lost in the check with loss.
+/// One packet in this number is lost in the check with loss.
 const ONE_LOST_IN: u64 = 100;
 
 /// Sizes as of every kind of message: nothing, less than a word, a word, one packet, several of
@@ -105,7 +105,7 @@ pub(crate) fn with_loss() -> StepEnd {
     losing().into()
 }
 
-/// Who loses packets.
+/// Machine that loses packets.
 #[derive(Clone, Copy)]
 enum Loss {
     /// The queue of both interfaces (`sch_netem`).
@@ -159,8 +159,8 @@ impl Loss {
     }
 }
 
-/// Real frames, captured on the cable by another program: the ICRC of each fits its IP header as
-/// the kernel made it, also where the kernel cut a segmented send up, and tshark and scapy agree.
+/// Checks real frames that another program captured on the cable. The ICRC of each frame fits its IP header as the
+/// kernel made it, also if the kernel cut a segmented send up. tshark and scapy must agree.
 pub(crate) fn frames() -> StepEnd {
     let missing = [
         (!succeeds(command("dumpcap", &["--version"])) || !peers::has_tshark(), "tshark"),

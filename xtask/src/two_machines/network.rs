@@ -51,7 +51,7 @@ impl Family {
 pub(crate) struct Namespaces(Vec<File>);
 
 impl Namespaces {
-    /// So many, each with nothing but a loopback interface that is up.
+    /// Creates this number of machines. Each has only a loopback interface, which is up.
     pub(crate) fn new(count: usize) -> Result<Self, String> {
         let namespaces = Self((0..count).map(|_| namespace()).collect::<Result<_, _>>()?);
         (0..count).try_for_each(|machine| namespaces.ip(machine, &["link", "set", "lo", "up"]).map(drop))?;
@@ -106,7 +106,7 @@ impl TwoMachines {
         for machine in [0, 1] {
             let (v4, v6) = (Family::V4.address(machine) + "/24", Family::V6.address(machine) + "/64");
             machines.ip(machine, &["address", "add", &v4, "dev", INTERFACE])?;
-            // Nobody else is there who could have the address: it can be used at once.
+            // No other machine can have the address, so it is usable at once (`nodad`).
             machines.ip(machine, &["address", "add", &v6, "dev", INTERFACE, "nodad"])?;
             machines.ip(machine, &["link", "set", INTERFACE, "up"])?;
         }
@@ -142,8 +142,8 @@ impl TwoMachines {
         self.namespaces.ip(machine, arguments)
     }
 
-    /// From now on only single frames with whole checksums pass the cable, as on a real one: the
-    /// kernel cuts segmented sends up before it hands them over, and puts nothing together again.
+    /// Turns offloading off: only single frames with whole checksums pass the cable, as on a real one. The kernel
+    /// cuts segmented sends up before it hands them over, and does not reassemble frames.
     pub(super) fn without_offload(&self) -> Result<(), String> {
         let off = ["gso", "gro", "tx-udp-segmentation", "tx"].map(|feature| [feature, "off"]).concat();
         for machine in [0, 1] {
@@ -152,7 +152,7 @@ impl TwoMachines {
         Ok(())
     }
 
-    /// What the kernels of both dropped so far between the cable and the sockets, by cause.
+    /// Returns the packets that the kernels of both machines dropped between the cable and the sockets, by cause.
     pub(super) fn dropped(&self) -> Result<Vec<String>, String> {
         let mut found = Vec::new();
         for machine in [0, 1] {

@@ -1,10 +1,10 @@
-//! What a run between two machines must have counted.
+//! Counters that a run between two machines must show.
 
 use serde_json::Value;
 
 use super::network::Family;
 
-/// What is known of a run before it.
+/// Properties of a run that are known before it starts.
 #[derive(Clone, Copy)]
 pub(super) struct Expected {
     pub(super) family: Family,
@@ -25,8 +25,8 @@ const FRAME_BYTES: u64 = 14 + 8 + 12 + 4;
 const IMMEDIATE_BYTES: u64 = 4;
 
 impl Expected {
-    /// Packets and frame bytes of so many messages of a size: worked out here once more, in
-    /// another way than the product does it.
+    /// Returns packets and frame bytes of `messages` messages of a size. The calculation is independent of that of
+    /// the product.
     pub(super) fn cost(&self, messages: u64, bytes: u64) -> (u64, u64) {
         let packets = bytes.div_ceil(self.path_mtu).max(1);
         let headers = packets * (FRAME_BYTES + self.family.header_bytes());
@@ -64,9 +64,8 @@ pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String>
 /// How many packets may have been on their way when one end counted: what ends a connection.
 pub(super) const LAST_PACKETS: u64 = 8;
 
-/// On a network that loses nothing, packets are sent again only because an end was slower than a
-/// timer, or not ready yet when its peer was: each of them must have arrived and been recognised.
-/// Returns how many there were.
+/// Checks retransmissions on a network without loss. Their only causes are an end that was slower than a timer, or a
+/// peer that was not ready. Each retransmitted packet must have arrived and been recognised. Returns their number.
 pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
     let mut all = 0;
     for result in results(record)? {
@@ -84,7 +83,7 @@ pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
             let bytes = number(result, "/bytes")?;
             let because =
                 sent("early_retransmit")? + sent("local_ack_timeout_err")? + sent("packet_seq_err")? + underway;
-            // What was sent again at the very end may arrive after the other end has counted.
+            // Packets that were retransmitted at the very end may arrive after the other end has counted.
             if underway > LAST_PACKETS + repeated
                 || repeated > recognised + too_early + underway
                 || (repeated > 0 && because == 0)

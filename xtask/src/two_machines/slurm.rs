@@ -68,7 +68,7 @@ fn start(directory: &Path) -> Result<Vec<Running>, String> {
     fs::write(directory.join("slurm.conf"), configuration).map_err(failed)?;
     let key = directory.join("munge.key");
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key).map_err(failed)?;
-    // Nobody but these daemons is asked for it.
+    // Only these daemons use this key.
     file.write_all(&[b'k'; 1024]).map_err(failed)?;
     fs::create_dir(directory.join("state")).map_err(failed)?;
     let own = |option: &str, name: &str| format!("--{option}={at}/{name}");
@@ -137,7 +137,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
     )
 }
 
-/// What the daemons have written, for whoever looks for the reason of a failure.
+/// Returns the logs of the daemons, for the report of a failure.
 fn logs(directory: &Path) -> String {
     let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let logs = files.filter(|file| file.extension().is_some_and(|extension| extension == "log"));

@@ -27,8 +27,8 @@ read -r answer <&3
 exit 1
 "#;
 
-/// Daemons of OpenSSH on two machines start the hosts of a study of a third one: what they cannot start is named, a study has
-/// all its points, and one that is killed leaves no process behind.
+/// Starts the hosts of a study by the OpenSSH daemons of two machines, from a third machine. Checks that the study
+/// names programs that did not start, that it has all its points, and that a killed study leaves no process.
 pub(crate) fn ssh() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -123,7 +123,7 @@ impl Machines<'_> {
         Ok(Ok(()))
     }
 
-    /// Starts the daemon of a machine, which listens. It has system files of its own, which nobody else sees.
+    /// Starts the daemon of a machine, which listens. It has its own system files, invisible to other processes.
     fn daemon(&self, machine: usize) -> Result<Running, String> {
         const START: &str = "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && mount --bind \"$0/shadow\" /etc/shadow \
                              && exec \"$(PATH=$PATH:/usr/sbin:/sbin command -v sshd)\" -D -e -f \"$0/sshd-$1\"";

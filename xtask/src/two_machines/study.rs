@@ -13,8 +13,8 @@ use crate::test::StepEnd;
 /// Experiments that a study between two machines makes here: some of messages, some of one-sided operations.
 const EXPERIMENTS: [&str; 2] = ["direct-write/latency", "one-sided/atomics"];
 
-/// The doctor finds two machines sound, finds each fault that is made between them, and a study between them has all
-/// its points, both machines in each record, and packets as predicted.
+/// Checks that the doctor finds no fault between two sound machines, and finds each injected fault. A study between
+/// them must have all its points, both machines in each record, and packets as predicted.
 pub(crate) fn study() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -63,7 +63,7 @@ pub(super) fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(),
     }
 }
 
-/// Whoever listens without a token serves this machine alone.
+/// Checks that a listener without a token serves only its own machine.
 fn refuses(machines: &TwoMachines) -> Result<(), String> {
     let [own, other] = [0, 1].map(|machine| Family::V4.address(machine));
     for command in ["study", "doctor"] {

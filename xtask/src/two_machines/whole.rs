@@ -1,4 +1,5 @@
-//! The whole study between machines, beside one on loopback. It takes a quarter of an hour, so it is no part of the tests.
+//! The whole study between machines, beside one on loopback. It takes a quarter of an hour, so it is no part of the
+//! tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ use crate::test::StepEnd;
 /// Longer than a study takes, however slow the machine.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Runs all of `study --quick` between two machines and among four of which one loses packets, and has both judged. The records
-/// stay in `out`.
+/// Runs all of `study --quick` between two machines and among four of which one loses packets, and has both judged.
+/// The records stay in `out`.
 pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     if let Some(StepEnd::LeftOut(why) | StepEnd::Failed(why)) = TwoMachines::are_impossible() {
         return Err(why);
@@ -38,7 +39,8 @@ pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     is_judged(&missing, &left_out)
 }
 
-/// Claims of which a study between machines lacks the points are those of which one on loopback lacks them too, since it is quick.
+/// Checks that a study between machines lacks only the points of claims that a loopback study lacks too, since it is
+/// quick.
 fn is_judged(missing: &BTreeSet<String>, left_out: &BTreeSet<String>) -> Result<(), String> {
     match missing.difference(left_out).next() {
         None => Ok(()),
@@ -54,8 +56,8 @@ fn fresh(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// How long a study of everything takes, but for far memory, whose points are all there with packets as predicted; and of which
-/// claims it lacks the points, far memory's included.
+/// Runs a study of everything and returns its duration, and the claims whose points it lacks. The duration excludes
+/// far memory. The points of far memory must all be there, with packets as predicted.
 fn study(cluster: &Cluster, directory: &Path, mtu: u64) -> Result<(Duration, BTreeSet<String>), String> {
     fresh(directory)?;
     let begun = Instant::now();

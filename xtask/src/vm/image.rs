@@ -1,6 +1,6 @@
-//! What the guest boots: Debian's kernel, and an initramfs of its modules, busybox, perftest and the
-//! RDMA libraries of this machine. Both are kept until the packages or the recipe change. One run makes them, and each
-//! guest gets names of its own for them, which stay what they are when another run makes new ones.
+//! Image that the guest boots: Debian's kernel, and an initramfs of its modules, busybox, perftest and the RDMA
+//! libraries of this machine. Both are kept until the packages or the recipe change. One run makes them. Each guest
+//! gets its own names for them, which do not change when another run makes new ones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -55,7 +55,7 @@ const PROGRAMS: &[&str] = &[
 /// The package that is always the newest kernel.
 const KERNEL: &str = "linux-image-amd64";
 
-/// What qemu takes.
+/// Files that qemu boots.
 pub(super) struct Image {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
@@ -81,7 +81,7 @@ fn make(home: &Path) -> Result<Image, String> {
     if image.initramfs.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
         return Ok(image);
     }
-    // A run that is killed now leaves an image that nobody takes for a good one.
+    // A run that is killed now leaves an image without a stamp, which no run uses.
     match fs::remove_file(&stamp) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&stamp)(error)),
         _ => {}
@@ -130,7 +130,7 @@ fn kernel(files: &Path) -> Result<String, String> {
     Ok(version.file_name().to_string_lossy().into_owned())
 }
 
-/// What the image is made of: when this changes, so does the image.
+/// Returns the contents of the image as text. A change of this text causes a new image.
 fn recipe(version: &str) -> Result<String, String> {
     let packages = output_of(command(
         "dpkg-query",
@@ -153,7 +153,7 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
     }
     install(&program("busybox")?, root)?;
     symlink("/bin/busybox", root.join("sbin/modprobe")).map_err(at(root))?;
-    // Somebody without rights, for what the limits on locked memory do.
+    // User without rights, for the tests of limits on locked memory.
     let users = root.join("etc/passwd");
     fs::write(&users, "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n").map_err(at(&users))?;
     modules(root, files, version)?;
@@ -163,8 +163,8 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         libraries.extend(needed_by(&program)?);
         install(&program, root)?;
     }
-    // What programs of Rust need, as this is one.
-    // (Its file may have gone: another run may have built it anew.)
+    // Libraries that Rust programs need, found from this program. (Its file may have gone: another run may have built
+    // it anew.)
     libraries.extend(needed_by(Path::new(&format!("/proc/{}/exe", std::process::id())))?);
     for driver in rxe_driver(&libraries)? {
         libraries.extend(needed_by(&driver)?);
@@ -180,7 +180,7 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).map_err(at(&init))
 }
 
-/// Where a program of this machine is.
+/// Returns the path of a program of this machine.
 fn program(name: &str) -> Result<PathBuf, String> {
     let path = output_of(command("sh", &["-c", &format!("PATH=$PATH:/usr/sbin:/sbin command -v {name}")]))
         .map_err(|_| format!("there is no program {name}"))?;

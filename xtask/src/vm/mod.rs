@@ -4,7 +4,7 @@
 //! The guest has no network but its own. It sees one folder of the host, as `/host`: the command it
 //! runs, the files that it is given, its exit status, and whatever it leaves there.
 
-/// What the guest runs: these scripts in turn, behind what all of them share.
+/// Script of the guest: a common part, followed by these scripts in turn.
 macro_rules! script {
     ($($name:literal),+) => {
         concat!(
@@ -52,8 +52,8 @@ const COMPLAINTS_MAX: usize = 10;
 /// The last lines of its file are shown of a guest that failed.
 const LINES_OF_FAILED: usize = 60;
 
-/// A guest that has not come to its command by then is started again: booting takes some ten seconds, also beside another
-/// guest, and one guest was seen to print nothing for 45 minutes.
+/// Time after which a guest that has not reached its command is started again. Booting takes some ten seconds, also
+/// beside another guest. One guest was seen to print nothing for 45 minutes.
 const BOOT: Duration = Duration::from_secs(120);
 
 /// How often a guest is started, at most.
@@ -72,10 +72,10 @@ pub(crate) struct Ended {
     shared: Folder,
 }
 
-/// What of a guest the host sees, which goes with it.
+/// Folder of a guest on the host. It is removed with the guest.
 struct Folder(PathBuf);
 
-/// What is missing for a guest, once what can be installed is installed.
+/// Returns the things that a guest lacks, after the installation of all that can be installed.
 pub(crate) fn missing() -> Option<String> {
     peers::install_for_guests();
     let missing = peers::missing_for_guests();
@@ -123,8 +123,8 @@ impl Guest {
         Ok(Ended { status, complaints, shared })
     }
 
-    /// Boots the guest, and boots it again if it does not reach its command in time. Returns once the guest has reached its command
-    /// or has ended.
+    /// Boots the guest, and boots it again if it does not reach its command in time. Returns once the guest has
+    /// reached its command or has ended.
     fn boot(
         &self,
         image: &image::Image,
@@ -203,7 +203,7 @@ impl Ended {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What somebody wanted of it has been moved; if it stays, it is only in the way.
+        // The needed files have been moved. A folder that remains does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -216,8 +216,8 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
         text.push(rest);
         text
     };
-    // As on machines of metal, time is read from the processor: else each look at the clock, which the software
-    // RNIC takes at every poll, is a system call and an access to an emulated HPET, behind qemu's one lock.
+    // The guest reads time from the processor, as real machines do. Otherwise each clock read is a system call and an
+    // access to an emulated HPET, behind qemu's one lock. The software RNIC reads the clock at every poll.
     let kernel = "console=ttyS0 quiet panic=-1 mitigations=off clocksource=tsc tsc=reliable";
     // Two processors, since one alone would hide every race; a process of the guest is slow enough.
     // KVM is not asked for: machines that are guests themselves may offer one below which this kernel never boots.
@@ -238,7 +238,8 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     qemu
 }
 
-/// Waits until qemu has ended or `done` says that this is enough, or kills it when the time is up. Says whether it was in time.
+/// Waits until qemu has ended or `done` returns true, or kills qemu at the time limit. Returns whether qemu was in
+/// time.
 fn wait(child: &mut Child, limit: Duration, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while matches!(child.try_wait(), Ok(None)) && !done() {
@@ -261,7 +262,7 @@ fn print(pipe: ChildStdout, log: Option<PathBuf>) -> JoinHandle<Vec<String>> {
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line);
             let line = line.trim_end_matches('\r');
-            // What cannot be written is printed, so that no line is lost.
+            // A line that cannot be written to the log is printed, so that no line is lost.
             let is_written = matches!(&log, Some(Ok(file)) if writeln!(&mut &*file, "{line}").is_ok());
             if !is_written {
                 println!("{line}");

@@ -11,17 +11,17 @@ use crate::figures::{Goal, spread};
 
 const SCRIPT: &str = script!("two_rxe", "ratios");
 
-/// What a round takes in an emulated machine, at most.
+/// Maximum duration of a round in an emulated machine.
 const ROUND: Duration = Duration::from_secs(400);
 const BOOT: Duration = Duration::from_secs(120);
 
-/// What is compared, and what is to come of it.
+/// Comparison of two series, with its goal.
 struct Comparison {
     /// The script's name.
     measure: &'static str,
     what: &'static str,
     unit: &'static str,
-    /// Whose figure is held against the other's.
+    /// Series whose figure is compared with the other one.
     ours: &'static str,
     theirs: &'static str,
     goal: Option<Goal>,

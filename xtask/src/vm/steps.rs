@@ -1,4 +1,4 @@
-//! What `cargo xtask test` has the guest do.
+//! Steps of `cargo xtask test` that run in the guest.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub(crate) fn commands(guest: Guest) -> StepEnd {
     compared.into()
 }
 
-/// That of the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
+/// Exchanges messages between the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
 pub(crate) fn exchange(guest: Guest) -> StepEnd {
     suite(guest, "doorbell-exchange", "--skip loss_is_not_seen")
 }

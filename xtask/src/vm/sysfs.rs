@@ -1,10 +1,10 @@
-//! What programs see of the software RNIC in sysfs, beside what the kernel shows of `rdma_rxe`: path by path, and kind
-//! of value by kind of value. Each difference is in one table, with its reason.
+//! Comparison of the software RNIC's sysfs files with those of the kernel for `rdma_rxe`: path by path, and kind of
+//! value by kind of value. Each difference is in one table, with its reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is different, and why: a path, or the beginning of several before a star. A line that no difference needs is an
-/// error, as is a difference without a line.
+/// Differences and their reasons: a path, or the common prefix of several paths before a star. A line without a
+/// difference is an error, as is a difference without a line.
 const DIFFERENCES: &[(&str, &str)] = &[
     ("device/parent", "rxe's own: the interface that it was put on"),
     ("device/power*", "power management, which a device without power has none of"),
@@ -79,7 +79,7 @@ fn is_hexadecimal(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// What kind of value it is.
+/// Returns the kind of a value.
 fn kind(value: &str) -> String {
     let groups: Vec<&str> = value.split(':').collect();
     if value.is_empty() {

@@ -9,7 +9,7 @@ use super::{in_rounds, judged, measure, median_of_ratios, spread_of};
 use crate::figures::Goal;
 use crate::shell::command;
 
-/// What a busy machine may make of a latency and of a rate.
+/// Goal for the growth of a latency on a busy machine.
 const LATENCY: Goal = Goal::AtMost(2.5);
 const RATE: Goal = Goal::AtLeast(0.5);
 
@@ -74,7 +74,7 @@ impl<'a> Line<'a> {
         Self { series, quiet, busy, ratio }
     }
 
-    /// What a busy machine may make of it.
+    /// Returns the goal for a busy machine.
     fn goal(&self) -> Option<Goal> {
         self.series.name.link?;
         Some(if self.series.quantity == Quantity::Latency { LATENCY } else { RATE })

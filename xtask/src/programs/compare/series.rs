@@ -1,11 +1,11 @@
-//! What is compared with what: the lines of the table.
+//! Series of the comparison: the lines of the table.
 
 use std::fmt;
 
 use crate::figures::Goal;
 use crate::programs::ucx;
 
-/// What is compared.
+/// Measured quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quantity {
     Latency,
@@ -48,13 +48,13 @@ impl Quantity {
     }
 }
 
-/// Whose program it is: how it is started, and how it prints.
+/// Program of a series. It determines the command and the format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     Bench,
-    /// What the kernel gives for the same datagrams.
+    /// Rate or latency of the kernel for the same datagrams.
     Limit,
-    /// What memory that two processes share gives for the same packets.
+    /// Rate or latency of memory that two processes share, for the same packets.
     LimitOfMemory,
     Perftest,
     /// With this provider.
@@ -74,7 +74,7 @@ impl Source {
     }
 }
 
-/// What carries the packets of the software RNIC.
+/// Link that carries the packets of the software RNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Link {
     Udp,
@@ -118,9 +118,9 @@ pub(super) struct Series {
     pub(super) arguments: &'static str,
     /// The series whose figures this one's are divided by.
     pub(super) beside: Option<Name>,
-    /// What is wanted of that ratio.
+    /// Goal of that ratio.
     pub(super) goal: Option<Goal>,
-    /// What is wanted of the figure itself.
+    /// Goal of the figure itself.
     pub(super) bound: Option<Goal>,
 }
 
@@ -170,7 +170,7 @@ impl Program {
     }
 }
 
-/// What is wanted of a program whose packets go through shared memory, where that differs.
+/// Goals of a program whose packets go through shared memory, if they differ.
 struct InMemory {
     name: &'static str,
     of: Of,
@@ -198,10 +198,10 @@ const LONG_OF_MEMORY: &str = "packets of 4154 B through shared memory";
 const NEAR: Goal = Goal::AtMost(1.15);
 const NEAR_FROM_BELOW: Goal = Goal::AtLeast(0.85);
 
-/// What an RNIC that nobody drives may cost.
+/// Goal for an RNIC that no thread drives.
 const PASSIVE: Goal = Goal::AtMost(3.0);
 
-/// What UCX's transports over verbs may cost, beside its own over TCP.
+/// Goal for the latency of UCX's transports over verbs, compared with UCX over TCP.
 const UCX_LATENCY: Goal = Goal::AtMost(1.3);
 const UCX_RATE: Goal = Goal::AtLeast(3.0);
 const UCX_BANDWIDTH: Goal = Goal::AtLeast(1.0);

@@ -24,16 +24,16 @@ pub(crate) use text::write;
 /// Longer than any of these programs takes, be the machine busy.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What is run, what is checked, and what is measured.
+/// Row of the page: a run, its checks, and its measurements.
 pub(crate) struct Row {
-    /// Whose program it is: rows of one program stand together.
+    /// Name of the program. Rows of one program stand together.
     pub(crate) program: &'static str,
-    /// What of it.
+    /// Part of the program.
     pub(crate) what: &'static str,
     pub(crate) ours: Commands,
     /// The same, or what comes nearest to it, over TCP.
     pub(crate) tcp: Option<Commands>,
-    /// What the run shows beside that both programs succeed: a text for the page.
+    /// Text for the page: facts that the run shows besides the success of both programs.
     pub(crate) checked: &'static str,
     /// Words that the client must print, or the server.
     pub(crate) words: &'static [&'static str],
@@ -42,12 +42,12 @@ pub(crate) struct Row {
     pub(crate) figures: &'static [Figure],
 }
 
-/// Two commands as somebody types them in two terminals; or only the second of them.
+/// Two commands as a user types them in two terminals, or only the second of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Commands {
     pub(crate) server: &'static str,
     pub(crate) client: &'static str,
-    /// Where the server listens before the client may start.
+    /// Port on which the server must listen before the client starts.
     pub(crate) port: u16,
 }
 
@@ -67,8 +67,7 @@ impl Commands {
     }
 }
 
-/// What a program is told while it runs, beside its command, and what is checked of it. It returns what there is to
-/// read figures from.
+/// Function that controls a program while it runs and checks it. It returns the text from which figures are read.
 pub(crate) type Drive = fn(&Run<'_>) -> Result<String, String>;
 
 /// A figure that a run gives.
@@ -160,7 +159,7 @@ impl Row {
             Some(drive) => drive(&run)?,
             None => run.to_its_end()?,
         };
-        // What they say over TCP is not ours to check.
+        // The checks do not cover the programs' own TCP traffic.
         let words = if std::ptr::eq(commands, &raw const self.ours) { self.words } else { &[] };
         match words.iter().find(|word| !said.contains(**word)) {
             Some(missing) => Err(format!("{missing:?} is missing in:\n{said}")),
@@ -202,7 +201,7 @@ impl Run<'_> {
         self.start(self.commands.client)
     }
 
-    /// What the server's command says behind this word.
+    /// Returns the argument after this word in the server's command.
     pub(crate) fn word_after(&self, word: &str) -> Option<&'static str> {
         self.commands.server.split(' ').skip_while(|other| *other != word).nth(1)
     }

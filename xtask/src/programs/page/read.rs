@@ -52,7 +52,7 @@ impl Read {
     }
 }
 
-/// What `fi_pingpong` prints in this column of its table, in the row of a size.
+/// Returns the value of a column in the table of `fi_pingpong`, from the row of a size.
 pub(in crate::programs) fn pingpong(text: &str, size: &str, column: &str) -> Option<f64> {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("bytes"));
     let at = lines.next()?.split_whitespace().position(|heading| heading == column)?;
@@ -82,7 +82,7 @@ pub(in crate::programs) fn perftest_row<'a>(text: &'a str, heading: &str) -> Opt
     Some(lines.nth(1)?.split_whitespace().collect())
 }
 
-/// What `ucx_perftest` prints with `-f -v`: headings and one row, with commas between.
+/// Returns a value from the output of `ucx_perftest -f -v`: headings and one row, separated by commas.
 pub(in crate::programs) fn ucx(text: &str, heading: &str) -> Option<f64> {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("iterations,"));
     let column = lines.next()?.split(',').position(|other| other.trim() == heading)?;

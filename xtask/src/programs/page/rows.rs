@@ -119,7 +119,7 @@ macro_rules! perftest {
 const PERFTEST_TIME: &[Figure] = &[time("one way", PerftestTime, Some(Qperf("tcp_lat")))];
 const PERFTEST_RATE: &[Figure] = &[rate("throughput", PerftestRate, Some(Qperf("tcp_bw")))];
 
-/// fio's server is told by its client what to do; it can verify files, but not what went through a connection.
+/// fio's client sends the job to its server. fio can verify files, but not the data that went through a connection.
 macro_rules! fio {
     ($what:literal, $verb:literal) => {
         row(
@@ -184,7 +184,7 @@ const fn example(
     row("librdmacm's examples", what, Commands::pair(server, client, port)).checks(checked, words)
 }
 
-/// `ucx_perftest` over verbs, beside UCX's own TCP; the server is told by its client what is measured.
+/// `ucx_perftest` over verbs, beside UCX's own TCP. The client sends the parameters of the measurement to the server.
 macro_rules! ucx {
     ($what:literal, $transport:literal, $test:literal, $figures:expr) => {
         row(
