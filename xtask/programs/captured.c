@@ -1,5 +1,5 @@
-/* A program that leaves its device open when it ends, in the way that its argument names. Its capture must be complete. It
- * posts ten WRITEs between two queue pairs of one device, and awaits each. */
+/* A program that leaves its device open when it ends, in the way that its argument names. Its capture must be
+ * complete. It posts ten WRITEs between two queue pairs of one device, and awaits each. */
 #include <pthread.h>
 #include <signal.h>
 

@@ -2,8 +2,8 @@
  * socket to the other end, over which the connections are set up and which says goodbye at the end. Arguments are words
  * like KEY=VALUE; `struct plan` has the keys.
  *
- * The exit status shows the end of the process: 0 after all messages arrived, 1 after wrong data or a failed check, 3 after
- * a completion with an error, 4 after a refused call that the act makes legitimate, 7 if the act ends the process. */
+ * The exit status shows the end of the process. 0: all messages arrived. 1: wrong data or a failed check. 3: a
+ * completion with an error. 4: a rejected call, which the act may cause. 7: the act ends the process. */
 #include "chaos.h"
 
 /* ---- connections ---- */

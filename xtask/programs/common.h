@@ -1,5 +1,5 @@
-/* What the programs here share: a check that says where it failed, and one device with what most
- * of verbs needs. Both ends of each connection are in one process. */
+/* Shared code of these programs: a check that prints its place when it fails, and one device with the objects that
+ * most verbs need. Both ends of each connection are in one process. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -143,7 +143,7 @@ static inline struct ibv_wc next_completion(struct ibv_cq *cq)
 	struct ibv_wc wc;
 	int found;
 
-	/* Polling is what drives the device; whoever started this ends it if nothing comes. */
+	/* Polling drives the device. The caller of the program ends it if no completion arrives. */
 	while ((found = ibv_poll_cq(cq, 1, &wc)) == 0)
 		;
 	CHECK(found == 1);

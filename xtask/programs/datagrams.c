@@ -1,11 +1,11 @@
-/* What the completion of a datagram says of its sender, and how it is answered. */
+/* The sender that a datagram's completion names, and how to answer it. */
 #include "common.h"
 
 #define HEADER 40
 #define LENGTH 16
 
-/* What mlx5 says in a completion's service level of a datagram's packet: that it had a UDP header, and
- * whether that came after one of IPv6 or of IPv4. */
+/* Values of mlx5 in the service level of a datagram's completion: whether the packet had a UDP header, and whether an
+ * IPv4 or an IPv6 header preceded it. */
 #define OVER_UDP 8
 #define OVER_IPV6 1
 #define OVER_IPV4 2
@@ -109,7 +109,7 @@ static void answered(void)
 	CHECK(post_receive(a, NULL, 3, mr, memory[0], HEADER + LENGTH) == 0);
 	send_to(b, wc.src_qp, back);
 	expect_datagram(cq, b, a);
-	/* What nothing was received into tells nothing. */
+	/* A receive without data carries no information. */
 	CHECK(post_receive(a, NULL, 4, mr, memory[0], HEADER + LENGTH) == 0);
 	to_error(a);
 	wc = next_completion(cq);

@@ -13,8 +13,8 @@
 /* As many answers let the acknowledgement of the next message wait for its answer. */
 #define ANSWERS 12
 #define ROUNDS 3
-/* The acknowledgement leaves by itself where the process that goes is slow to end: less than every second time it does
- * not, if nobody sees to it. */
+/* The last acknowledgement leaves by itself if the ending process is slow. Without a special effort it is missing in
+ * less than every second round. */
 #define ROUNDS_OF_DAEMON 20
 
 extern char **environ;
@@ -24,7 +24,7 @@ static struct ibv_mr *mr;
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 
-/* What one end must know of the other. */
+/* Data that each end must know about the other. */
 struct end {
 	union ibv_gid gid;
 	uint32_t qpn;
@@ -174,7 +174,7 @@ static void send_to(int answers, void (*end)(void))
 	close_device();
 }
 
-/* A handler that ends the process may have interrupted whoever holds the device's locks, or malloc's. */
+/* A handler that ends the process may have interrupted a thread that holds locks of the device or of malloc. */
 static void ends_within_a_call(void)
 {
 	for (int round = 0; round < 40; round++) {

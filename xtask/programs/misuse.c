@@ -1,5 +1,5 @@
-/* What verbs promise to a program that is wrong, and what a forked child finds: each call that is
- * refused ends with the documented errno, and everything can be cleared away afterwards. */
+/* Promises of verbs to a wrong program, and the view of a forked child. Each rejected call returns the documented
+ * errno, and all objects can be destroyed afterwards. */
 #include <sys/wait.h>
 
 #include "common.h"
@@ -64,7 +64,7 @@ static void queues(struct ibv_comp_channel *channel)
 	CHECK(ibv_post_recv(qp, &receive, &bad_receive) == EINVAL && bad_receive == &receive);
 }
 
-/* What does not fit into a queue is refused there and then; what was before it in the list stays. */
+/* A full queue rejects a work request at once. Requests before it in the list stay posted. */
 static void full_queues(void)
 {
 	struct ibv_cq *own_cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -123,7 +123,7 @@ static void full_queues(void)
 	CHECK(ibv_destroy_cq(own_cq) == 0);
 }
 
-/* What something else needs is not destroyed, and what belongs to others is not taken. */
+/* Objects in use cannot be destroyed, and objects of another context are rejected. */
 static void belongings(void)
 {
 	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -163,8 +163,8 @@ static void belongings(void)
 	CHECK(ibv_destroy_cq(others) == 0 && ibv_dealloc_pd(other_pd) == 0 && ibv_close_device(other) == 0);
 }
 
-/* What is not offered is refused here, and never reaches the system's library, which would take these
- * objects for its own. */
+/* Unsupported calls are rejected here. They never reach the system's library, which would treat these objects as its
+ * own. */
 static void not_offered(void)
 {
 	struct ibv_ah_attr address = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };

@@ -1,5 +1,5 @@
-/* MPI between two ranks or more, with every byte checked: messages of all sizes between all pairs at once, whatever
- * comes first, collective operations, and memory that others put to, get from and add to. */
+/* MPI between two or more ranks, with every byte checked. Covers messages of all sizes between all pairs at once,
+ * receives from any source, collective operations, and put, get and accumulate on remote memory. */
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* How fast two ranks of MPI are. What comes back of each message is compared with what was sent. */
+/* Speed of two ranks of MPI. Each returned message is compared with the sent one. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

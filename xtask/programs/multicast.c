@@ -1,5 +1,5 @@
-/* Multicast between processes: who is attached to a group gets what is sent there, who sent it
- * included, and nobody else does. */
+/* Multicast between processes: only the members of a group receive its messages, including the sender if it is a
+ * member. */
 #include <sys/wait.h>
 
 #include "common.h"
@@ -162,7 +162,7 @@ int main(void)
 	CHECK(read(told[0], &sender, sizeof(sender)) == sizeof(sender));
 	CHECK(ibv_req_notify_cq(cq, 0) == 0);
 	CHECK(write(go[1], &word, 1) == 1);
-	/* While nobody polls. */
+	/* The event arrives while no thread polls. */
 	CHECK(ibv_get_cq_event(channel, &named, &told_of) == 0 && named == cq);
 	ibv_ack_cq_events(cq, 1);
 	expect_messages(2 * MESSAGES, NULL, sender.qpn, &sender.gid);

@@ -1,5 +1,5 @@
-/* Files that programs read besides libibverbs: /dev/infiniband, /sys/class/infiniband and the files that belong to them.
- * The program uses every function of the C library that takes a path, with every error that a path can have. */
+/* Files that programs read besides libibverbs: /dev/infiniband, /sys/class/infiniband and the files that belong to
+ * them. The program uses every function of the C library that takes a path, with every error that a path can have. */
 #include "paths.h"
 
 /* A null path that the compiler does not see. */
@@ -105,7 +105,7 @@ static void opening(void)
 	CHECK((file = freopen(PORT "/rate", "re", file)) && fileno(file) == fd && fgets(text, sizeof(text), file));
 	CHECK(!strcmp(text, "100 Gb/sec (4X EDR)\n") && fclose(file) == 0);
 
-	/* The device: whoever speaks the kernel's language to it learns that nobody understands. */
+	/* The device: a program that uses the kernel's commands on it gets errors. */
 	CHECK((fd = open(uverbs, O_RDWR | O_CLOEXEC)) >= 0);
 	FAILS(write(fd, text, 8), ENOSPC);
 	FAILS(ioctl(fd, 0xc0181b01, text), ENOTTY);
@@ -332,7 +332,7 @@ static void lengths(void)
 	FAILS(open(path, O_RDONLY), ENAMETOOLONG);
 }
 
-/* Messages show in the counters at once, whoever opens them how. */
+/* Counters include each message at once, for every way of opening them. */
 static void counting(void)
 {
 	static char memory[4096];

@@ -1,5 +1,5 @@
-/* Reads the paths of a device under all events of a process: signals, cancelled threads, forks, passed descriptors, kills,
- * limits, other users, sandboxes. */
+/* Reads the paths of a device under all events of a process: signals, cancelled threads, forks, passed descriptors,
+ * kills, limits, other users, sandboxes. */
 #include "paths.h"
 
 static volatile sig_atomic_t interrupted;

@@ -1,5 +1,5 @@
-/* What verbs promise to a program that is right, where ready-made programs do not look: every byte
- * of many connections, how work is flushed, events, and what happens to what is left behind. */
+/* Promises of verbs to a correct program that ready-made programs do not check: every byte of many connections,
+ * flushing of work, events, and the fate of objects left behind. */
 #include <pthread.h>
 
 #include "common.h"
@@ -50,8 +50,8 @@ static uint32_t length_of(uint32_t pair, uint32_t round)
 	return 1 + (pair * 7919 + round * 104729) % LONGEST;
 }
 
-/* SENDs, WRITEs with immediate and READs of many queue pairs at once, over one completion queue:
- * each byte arrives where it belongs, and the completions of each queue pair in order. */
+/* SENDs, WRITEs with immediate and READs of many queue pairs at once, over one completion queue. Each byte arrives at
+ * its place, and the completions of each queue pair are in order. */
 static void every_byte(void)
 {
 	char *from = buffer(PAIRS * SLOT), *to = buffer(PAIRS * SLOT), *back = buffer(PAIRS * SLOT);
@@ -81,7 +81,7 @@ static void every_byte(void)
 					   place) == 0);
 			else
 				CHECK(post(a[pair], IBV_WR_SEND_WITH_IMM, pair, from_mr, source, length, NULL, NULL) == 0);
-			/* What was written before it is what it brings back. */
+			/* The READ returns the data written before it. */
 			CHECK(post(a[pair], IBV_WR_RDMA_READ, pair, back_mr, back + pair * SLOT, length, to_mr, place) == 0);
 		}
 		for (int left = PAIRS * 3; left > 0; left--) {
@@ -260,7 +260,7 @@ static void shared_receives(void)
 			CHECK(ibv_query_srq(own.srq, &attr) == 0 && attr.srq_limit == 0);
 		}
 	}
-	/* The last receive belongs to nobody any more once its only user stops. */
+	/* The last receive has no user any more once its only queue pair stops. */
 	to_error(own.qp[1]);
 	EXPECT_EVENT(IBV_EVENT_QP_LAST_WQE_REACHED, own.qp[1]);
 	tear_down(own);
@@ -354,7 +354,7 @@ static void notifications(void)
 	tear_down(own);
 }
 
-/* What UCX asks a device before it uses its atomics. */
+/* Checks the attributes that UCX queries before it uses a device's atomics. */
 static void atomics_of_adapters(void)
 {
 	struct ibv_device_attr device;

@@ -28,7 +28,7 @@ static uint64_t seed_of(int from, size_t size, int number)
 	return (uint64_t)from << 60 ^ (uint64_t)size << 20 ^ number;
 }
 
-/* Room for a message, with bytes behind it that nobody may touch. */
+/* Returns memory for a message, followed by guard bytes that must stay unchanged. */
 static char *room(size_t size)
 {
 	char *memory = malloc(size + GUARD);
@@ -97,7 +97,7 @@ static void tags(struct line *line, size_t size, int batch, int is_early, int is
 			for (int i = batch; i-- > 0;)
 				sends[i] = is_sync ? ucp_tag_send_sync_nbx(line->ep, from[i], size, base + i, &none) :
 					   ucp_tag_send_nbx(line->ep, from[i], size, base + i, &none);
-			/* What comes unexpectedly is kept until somebody asks for it. */
+			/* An unexpected message is kept until the receiver asks for it. */
 			for (int turn = 0; turn < 100; turn++)
 				ucp_worker_progress(line->worker);
 		}
@@ -242,7 +242,7 @@ static void unshare_memory(struct shared *own)
 	free(own->memory);
 }
 
-/* What one puts is there once it has flushed; what it gets is what was there. */
+/* A put is complete once it has flushed. A get returns the data that was there. */
 static void one_sided(struct shared *shared, size_t size)
 {
 	ucp_request_param_t none = { 0 };

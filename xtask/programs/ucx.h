@@ -1,5 +1,5 @@
-/* What the programs over UCX share: two processes, each with a worker, an endpoint to the other, and a socket between
- * them beside UCX. UCX is used from after the fork on only, so that each process has a device of its own. */
+/* Shared code of the programs over UCX: two processes, each with a worker, an endpoint to the other, and a socket
+ * between them besides UCX. UCX is used only after the fork, so each process has its own device. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -28,7 +28,7 @@ static void close_by_force(void)
 {
 	ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };
 
-	/* Where the endpoint has failed this has nothing left to do. */
+	/* A failed endpoint needs no further work. */
 	outcome_of(line.worker, ucp_ep_close_nbx(line.ep, &param));
 }
 
@@ -56,7 +56,7 @@ static void discard(struct traffic *own)
 		free(own->to[i]);
 }
 
-/* Has it ended? What was received must be what was sent. */
+/* Returns whether the request has ended. Received data must equal sent data. */
 static int reap(ucs_status_ptr_t *request, ucs_status_t *outcome)
 {
 	if (UCS_PTR_IS_PTR(*request)) {
@@ -115,7 +115,8 @@ static void end_sends(struct traffic *own)
 	}
 }
 
-/* Until both have received so many: whoever has must go on, since the other's messages come from here. */
+/* Drives the worker until both ends have received this number of messages. An end that is done continues, since it
+ * sends the messages of the other. */
 static void drive_until_both(struct traffic *own, uint64_t messages)
 {
 	double since = now();
@@ -181,7 +182,7 @@ static void under_traffic(void)
 		own = prepare();
 		open_line();
 		drive_until_both(&own, 2 * WINDOW + 40 * (round % 3));
-		/* One closes first, then the other; what the first says last may find nobody. */
+		/* One endpoint closes first, then the other. The last message of the first may find no receiver. */
 		for (int turn = 0; turn < 200; turn++)
 			drive(&own, 1, 1);
 		close_by_force();

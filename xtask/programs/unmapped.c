@@ -1,5 +1,5 @@
-/* Memory that goes away while it is registered: the work requests that need it end with errors, and the program goes on.
- * Handlers of SIGSEGV and SIGBUS that the program installs are called only for its own faults. */
+/* Memory that goes away while it is registered: the work requests that need it end with errors, and the program goes
+ * on. Handlers of SIGSEGV and SIGBUS that the program installs are called only for its own faults. */
 #define _GNU_SOURCE
 #include "common.h"
 #include <fcntl.h>
@@ -330,8 +330,8 @@ static void deaths(void)
 	}
 }
 
-/* Does the same as Go's runtime: installs handlers that the C library does not know. From the fourth replacement on, the
- * kernel copies. */
+/* Does the same as Go's runtime: installs handlers that the C library does not know. From the fourth replacement on,
+ * the kernel copies. */
 static void handlers_by_system_call(void)
 {
 	struct {

@@ -2,9 +2,9 @@
 //!
 //! libFuzzer only wants the coverage of the code it drives, which stable code generation options give: 8-bit counters
 //! and a table of program counters. There is no sanitizer. A target is `crates/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
-//! its corpus `crates/CRATE/tests/corpus/TARGET`. What a run finds is kept in the target directory. Afterwards the
-//! corpus is the fewest inputs, of it and of what was found, that reach all the code that all of them reach, and
-//! those that somebody gave a name: they may stand for a defect that was mended.
+//! its corpus `crates/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs
+//! that a run finds. A run then minimizes the corpus to the fewest old and found inputs that reach the same code.
+//! Inputs with a given name stay, since they may reproduce a fixed defect.
 //!
 //! A corpus is part of the repository, and every test run replays it, so it has a limit ([`CORPUS`]). Named inputs
 //! always stay. Of the others the smallest come first, until the next one is too many; the command says how many it

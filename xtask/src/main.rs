@@ -84,8 +84,8 @@ enum Command {
     Report,
     /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
     Programs {
-        /// Only these: programs of our own (in `xtask/programs`), or of docs/programs.md (fio, qperf, ...); `ucx`
-        /// stands for all that runs over UCX, `box` for perftest through a middlebox, `rdma_cm` for librdmacm's
+        /// Runs only these: C programs of `xtask/programs`, or programs of docs/programs.md (fio, qperf, ...). `ucx`
+        /// selects all programs over UCX, and `box` perftest through a middlebox. `rdma_cm` selects librdmacm's
         /// examples, perftest with `-R` and rdma-core's tests.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
@@ -108,7 +108,7 @@ enum Command {
         /// figures go to --out, by default `programs.json` below today's date in `benchmarks`.
         #[arg(long, conflicts_with_all = ["against", "against_revision", "instructions"])]
         programs: bool,
-        /// Measures latency and rate without and with so many programs that spin and take processors away, in turns.
+        /// Measures latency and rate in turns without and with N programs (1 to 64) that spin and use processor time.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
             conflicts_with_all = ["programs", "against", "against_revision"])]
         busy: Option<u32>,
@@ -168,7 +168,7 @@ enum Command {
     },
     /// Makes an archive with the command and the library that it preloads.
     Dist {
-        /// Where to [default: `dist` in the target directory]
+        /// Directory of the archive [default: `dist` in the target directory]
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
@@ -183,7 +183,7 @@ enum Command {
         /// Copies what the command left in `/host` to this folder.
         #[arg(long, value_name = "FOLDER")]
         keep: Option<PathBuf>,
-        /// Ends the machine after so many seconds.
+        /// Time limit of the machine in seconds.
         #[arg(long, default_value_t = 600)]
         limit_s: u64,
         /// The command, and its arguments; one word alone is a line for its shell.
@@ -210,12 +210,12 @@ enum Command {
         /// How often each is measured, in turn.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: u32,
-        /// Where to [default: `xtask/ratios` in the target directory]
+        /// Folder of the results [default: `xtask/ratios` in the target directory]
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
-    /// Runs fuzz targets under libFuzzer, and makes the corpora in the repository the fewest inputs that reach all the
-    /// code that they and what was found reach; those that somebody named stay.
+    /// Runs fuzz targets under libFuzzer and minimizes the corpora in the repository. A corpus keeps the fewest
+    /// inputs that reach all code that its inputs and the found ones reach. Inputs with a given name stay.
     ///
     /// A corpus holds 256 inputs and 64 KiB at most: the smallest of them, and all that have a name.
     Fuzz {
@@ -249,7 +249,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
-    place::own(); // what killed runs have left behind goes before anything else
+    place::own(); // first removes the remains of killed runs
     place::close(run(command))
 }
 

@@ -1,8 +1,9 @@
 //! `cargo xtask chaos`: pairs of programs under `doorbell run`. At a random time one of them is killed, stopped or
 //! forked, loses memory, descriptors or disk space, or ends by itself.
 //!
-//! A round passes if both processes end in bounded time in a way that the disturbance allows, the programs saw no wrong
-//! byte, and no process, socket, name or file is left. A seed determines everything but the scheduling of the kernel.
+//! A round passes if both processes end in bounded time in a way that the disturbance allows. The programs must see
+//! no wrong byte, and no process, socket, name or file may be left. A seed determines everything but the scheduling
+//! of the kernel.
 
 mod judge;
 mod plan;

@@ -1,6 +1,6 @@
-//! `cargo xtask compare`: how fast unmodified verbs programs are on the software RNIC over either link, beside
-//! `doorbell bench`, libfabric and UCX over TCP and through shared memory, UCX over verbs, and what kernel and memory
-//! give for the same packets.
+//! `cargo xtask compare`: speed of unmodified verbs programs on the software RNIC, over either link. The comparison
+//! has `doorbell bench`, libfabric and UCX over TCP and through shared memory, UCX over verbs, and the limits of
+//! kernel and memory for the same packets.
 //!
 //! Machines change from minute to minute, so everything runs once per round, and a ratio is made of two
 //! figures of the same round.

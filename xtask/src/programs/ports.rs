@@ -84,7 +84,7 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
             return Ok(());
         }
         if server.has_ended() {
-            break; // whoever waits for it says why
+            break; // the caller that waits for it reports the reason
         }
         std::thread::sleep(Duration::from_millis(20));
     }

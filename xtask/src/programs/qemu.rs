@@ -2,8 +2,8 @@
 //! differ, nor a number be left out.
 //!
 //! The guest is a boot sector. It writes its counter to its debug console, in hexadecimal digits, one line for each
-//! number, and to one page of its memory after the other, so that pages change while they are migrated. Half of its
-//! memory holds random bytes.
+//! number. It also writes the counter to one page of its memory after the other, so that pages change during the
+//! migration. Half of its memory holds random bytes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -105,7 +105,7 @@ pub(crate) fn with_loss() -> StepEnd {
     losing().into()
 }
 
-/// Machine that loses packets.
+/// Method of losing packets.
 #[derive(Clone, Copy)]
 enum Loss {
     /// The queue of both interfaces (`sch_netem`).

@@ -89,9 +89,9 @@ pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
                 || (repeated > 0 && because == 0)
             {
                 return Err(format!(
-                    "messages of {bytes} B: the {from} sent {} packets, {repeated} of them again, {because} times that \
-                     a timer or a NAK asked for it; the {to} received {}, {recognised} of them duplicates, and \
-                     {too_early} before it was ready",
+                    "messages of {bytes} B: the {from} sent {} packets and retransmitted {repeated}, after {because} \
+                     timeouts and NAKs. The {to} received {}, with {recognised} duplicates, and {too_early} before \
+                     it was ready",
                     packets.0, packets.1
                 ));
             }

@@ -63,7 +63,8 @@ pub(super) fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(),
     }
 }
 
-/// Checks that a listener without a token serves only its own machine.
+/// Checks that the commands reject a listener without a token, a peer that does not listen, and an unknown
+/// experiment.
 fn refuses(machines: &TwoMachines) -> Result<(), String> {
     let [own, other] = [0, 1].map(|machine| Family::V4.address(machine));
     for command in ["study", "doctor"] {
