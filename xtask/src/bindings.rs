@@ -79,7 +79,7 @@ fn split(generated: &str) -> (String, String) {
     (bindings, layout)
 }
 
-/// Has the C compiler confirm each size and offset that the checked-in bindings assert.
+/// Checks with the C compiler each size and offset that the checked-in bindings assert.
 pub(crate) fn check_layout() -> Result<(), String> {
     let read = |name: &str| {
         let path = sources().join(name);

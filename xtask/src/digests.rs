@@ -6,7 +6,7 @@ use crate::shell::{command, output_of, root};
 /// The digests that every build must find: a test of `doorbell-sim` holds the test build to them.
 const FILE: &str = "crates/sim/tests/digests.txt";
 
-/// Has the release build repeat the runs whose digests are kept.
+/// Repeats the runs whose digests are kept, with the release build.
 pub(crate) fn compare() -> Result<(), String> {
     let file = root().join(FILE);
     let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;

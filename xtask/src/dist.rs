@@ -38,7 +38,7 @@ pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
     pack(&programs::built(), Some(&printed), &place::own().join("pack"), &out, &name)
 }
 
-/// Has the command print what belongs to it, into a folder.
+/// Prints the texts of the command into a folder.
 fn print(doorbell: &Path, folder: &Path) -> Result<(), String> {
     empty(folder)?;
     for (arguments, to) in PRINTED {

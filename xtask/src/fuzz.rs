@@ -30,7 +30,7 @@ const LONGEST_S: u32 = 20;
 /// Limit of a corpus. It keeps all corpora together below 1 MiB.
 const CORPUS: Limit = Limit { inputs: 256, bytes: 64 << 10 };
 
-/// How much one corpus may hold.
+/// Maximum size of one corpus.
 #[derive(Clone, Copy)]
 struct Limit {
     inputs: usize,

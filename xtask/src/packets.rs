@@ -53,7 +53,7 @@ const ACKNOWLEDGE: &str = "17";
 /// AETH syndromes below this are ACKs; NAKs lie above.
 const FIRST_NAK: u64 = 0x20;
 
-/// Has tshark dissect every capture.
+/// Dissects every capture with tshark.
 pub(crate) fn dissect(captures: &Path) -> StepEnd {
     if !peers::has_tshark() {
         return StepEnd::LeftOut("there is no tshark; Debian's package is tshark".to_owned());
@@ -68,7 +68,7 @@ pub(crate) fn dissect(captures: &Path) -> StepEnd {
     .into()
 }
 
-/// Has scapy compute every ICRC anew.
+/// Computes every ICRC anew with scapy.
 pub(crate) fn recompute_icrc(captures: &Path) -> StepEnd {
     let Some(python) = peers::python_with_scapy() else {
         return StepEnd::LeftOut("no Python here knows scapy; Debian's package is python3-scapy".to_owned());
@@ -126,7 +126,7 @@ impl Packet {
     }
 }
 
-/// Has tshark dissect one capture, in which it must find nothing wrong.
+/// Dissects one capture with tshark, which must report no error.
 pub(crate) fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
     let mut tshark = command("tshark", &["-n", "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f", "-r"]);
     tshark.arg(capture);

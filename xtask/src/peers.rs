@@ -128,7 +128,7 @@ fn guest_packages() -> Vec<(&'static str, bool)> {
     packages
 }
 
-/// Is a program here?
+/// Returns whether a program is installed.
 pub(crate) fn has(program: &str) -> bool {
     let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
     succeeds(command("sh", &["-c", &find]))
@@ -139,7 +139,7 @@ fn has_libclang() -> bool {
     succeeds(libraries)
 }
 
-/// Is one of rdma-core's public headers here?
+/// Returns whether one of rdma-core's public headers is installed.
 fn has_header(name: &str) -> bool {
     std::path::Path::new("/usr/include").join(name).exists()
 }
@@ -148,7 +148,7 @@ fn has_header(name: &str) -> bool {
 /// apt-get.
 const PACKAGES: &str = "/var/lib/dpkg";
 
-/// How long apt-get may wait for another program that installs something.
+/// Time for which apt-get may wait for another program that installs packages.
 const APT_PATIENCE: &str = "DPkg::Lock::Timeout=600";
 
 fn install_missing(packages: impl Fn() -> Vec<(&'static str, bool)>) {
@@ -189,7 +189,7 @@ fn lock_packages() -> Option<File> {
     Some(lock)
 }
 
-/// Is tshark here?
+/// Returns whether tshark is installed.
 pub(crate) fn has_tshark() -> bool {
     succeeds(command("tshark", &["--version"]))
 }
@@ -209,7 +209,7 @@ pub(crate) fn chromium() -> Option<&'static str> {
         .find(|browser| succeeds(command(browser, &["--version"])))
 }
 
-/// Does this run as root?
+/// Returns whether this process runs as root.
 pub(crate) fn is_root() -> bool {
     crate::shell::output_of(command("id", &["-u"])).is_ok_and(|id| id.trim() == "0")
 }

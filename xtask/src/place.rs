@@ -23,10 +23,10 @@ pub(crate) const VARIABLE: &str = "XTASK_RUN";
 /// Name of a file that marks the folder of a failed run. Such a folder is kept for inspection.
 const FAILED: &str = "failed";
 
-/// How many folders of failed runs are kept, before the one that fails now.
+/// Maximum number of kept folders of failed runs, besides the one that fails now.
 const KEPT: usize = 3;
 
-/// How long processes that were killed may take to end.
+/// Time limit for the end of killed processes.
 const TO_END: Duration = Duration::from_secs(10);
 
 static OWN: OnceLock<Folder> = OnceLock::new();

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// is unrelated to Doorbell.
 const NO_CLOCK: &str = "Correlation coefficient";
 
-/// How often it is tried again then.
+/// Number of further attempts after that message.
 const OTHER_TRIES: usize = 4;
 
 /// rdma-core's tests that pass, module by module: it may only rise.

@@ -23,7 +23,7 @@ use crate::place::Lock;
 use crate::programs::BUILD;
 use crate::shell::{command, output_of, root, run, target};
 
-/// How long a test may take unless its patch says otherwise.
+/// Default time limit of a test. The patch may state another one.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A stored patch.
@@ -301,7 +301,7 @@ pub(crate) fn git(directory: &Path, arguments: &[&str]) -> Command {
     git
 }
 
-/// How a test ended.
+/// Outcome of a test.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Passed,

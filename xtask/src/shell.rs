@@ -84,7 +84,7 @@ pub(crate) fn output_of(mut command: Command) -> Result<String, String> {
     String::from_utf8(output.stdout).map_err(|_| format!("`{text}` printed something that is not text"))
 }
 
-/// Does a command succeed? It prints nothing.
+/// Returns whether a command succeeds. Its output is dropped.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }

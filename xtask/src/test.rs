@@ -12,7 +12,7 @@ use crate::shell::{cargo, command, output_of, run, run_tests, succeeds};
 use crate::steps::{self, Body, Group, Step};
 use crate::{cores, network, place, programs, vm};
 
-/// How a step ended.
+/// Outcome of a step.
 pub(crate) enum StepEnd {
     Passed,
     Failed(String),

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::{PATIENCE, Started};
 
-/// How often another port is tried.
+/// Maximum number of further ports to try.
 const OTHER_PORTS: usize = 8;
 
-/// How long another program may have a port that cannot be chosen: longer than another run of a step needs it.
+/// Time for which another program may have a port that is not configurable. It is longer than another run of a step
+/// needs the port.
 pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Messages of servers whose port another process has. perftest prints the last two, without the reason.
@@ -122,7 +123,7 @@ fn listeners(port: u16) -> Vec<String> {
     of_tcp.chain(of_rdma_cm).collect()
 }
 
-/// Does a process have one of these sockets, or one that it has started?
+/// Returns whether a process, or one that it has started, has one of these sockets.
 fn has_one_of(process: u32, sockets: &[String]) -> bool {
     let entries = |of: &str| fs::read_dir(format!("/proc/{process}/{of}")).into_iter().flatten().filter_map(Result::ok);
     let mut names = entries("fd").filter_map(|entry| fs::read_link(entry.path()).ok());

@@ -68,7 +68,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// How many there are.
+    /// Returns the number of machines.
     pub(super) fn machines(&self) -> usize {
         self.machines
     }

@@ -140,7 +140,7 @@ impl Loss {
         }
     }
 
-    /// How many it has lost so far.
+    /// Returns the number of packets lost so far.
     fn count(self, machines: &TwoMachines) -> Result<u64, String> {
         let mut lost = 0;
         for machine in [0, 1] {

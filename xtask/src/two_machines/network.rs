@@ -16,7 +16,7 @@ use crate::test::StepEnd;
 /// Both ends of the cable.
 pub(super) const INTERFACE: &str = "veth0";
 
-/// How long the kernel may take to make them ready: protection against waiting for ever.
+/// Time limit for the kernel to make the interfaces ready.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Which IP they speak.
@@ -120,7 +120,7 @@ impl TwoMachines {
         Ok(machines)
     }
 
-    /// Has the kernel made the routes? It does so in its own time.
+    /// Returns whether the kernel has made the routes. It does so asynchronously.
     fn are_ready(&self) -> Result<bool, String> {
         for machine in [0, 1] {
             let link = self.ip(machine, &["link", "show", INTERFACE])?;

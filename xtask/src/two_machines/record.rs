@@ -34,8 +34,8 @@ impl Expected {
     }
 }
 
-/// Does the record hold what was expected: each point measured, every message intact, and in each
-/// direction as many packets and bytes as the messages must take?
+/// Checks that the record holds the expected counts: each point measured, and every message intact. In each
+/// direction, packets and bytes must match the messages.
 pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String> {
     same("the active MTU", number(record, "/environment/active_mtu")?, expected.path_mtu)?;
     let results = results(record)?;
@@ -61,7 +61,7 @@ pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String>
     Ok(())
 }
 
-/// How many packets may have been on their way when one end counted: what ends a connection.
+/// Maximum number of packets that may be underway when one end counts. They end a connection.
 pub(super) const LAST_PACKETS: u64 = 8;
 
 /// Checks retransmissions on a network without loss. Their only causes are an end that was slower than a timer, or a

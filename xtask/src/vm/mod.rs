@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use crate::shell::{command, target};
 use crate::{peers, place, programs};
 
-/// How much of what the kernel said is shown when the guest ends without a status.
+/// Number of kernel log lines or bytes to show when the guest ends without a status.
 const CONSOLE_LINES: usize = 30;
 
 /// A guest that has not booted yet.
@@ -56,13 +56,13 @@ const LINES_OF_FAILED: usize = 60;
 /// beside another guest. One guest was seen to print nothing for 45 minutes.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// How often a guest is started, at most.
+/// Maximum number of starts of a guest.
 const BOOTS_MAX: u32 = 3;
 
 /// A guest that does not even end itself is killed so long after its limit.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// How a guest ended.
+/// Outcome of a guest.
 pub(crate) struct Ended {
     /// Exit status of its command.
     pub(crate) status: i32,

@@ -64,7 +64,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Does it run on the software RNIC?
+    /// Returns whether the program runs on the software RNIC.
     fn is_on_doorbell(self) -> bool {
         match self {
             Self::Bench | Self::Perftest => true,
