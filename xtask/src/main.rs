@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_out_of_bounds_is_refused_with_what_is_allowed() {
+    fn a_number_out_of_bounds_is_rejected_with_the_range() {
         assert_eq!(number("0.2", 0.01, 100.0), Ok(0.2));
         assert_eq!(number("100", 0.01, 100.0), Ok(100.0));
         for text in ["", "0", "-1", "100.1", "NaN", "inf", "5m"] {

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_says_what_it_brings_back_and_what_fails() {
+    fn a_patch_header_names_its_defect_and_tests() {
         let text = "Defect: It hangs.\nTest: cargo test -p a b\nTest: cargo xtask c\nFails: by hanging\nLimit: 7 s\n\n\
                     diff --git a/x b/x\nDefect: not a header any more\n";
         let patch = parse(text).unwrap();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_alone_comes_after_what_it_needs_once() {
+    fn a_single_step_runs_after_its_needs() {
         let steps = with_needs(named("rdma").unwrap());
         assert_eq!(names(&steps)[..3], ["other programs", "release build", "rdma-core's tests"]);
         assert_eq!(names(&with_needs(of(Group::Guests)))[0], "release build");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn names_differ_and_whatever_a_group_needs_is_a_step() {
+    fn step_names_differ_and_each_need_is_a_step() {
         for (index, step) in STEPS.iter().enumerate() {
             assert!(STEPS[..index].iter().all(|other| other.name != step.name), "{}", step.name);
             assert!(step.group.needs().iter().all(|name| STEPS.iter().any(|step| step.name == *name)));

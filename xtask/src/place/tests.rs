@@ -25,7 +25,7 @@ fn is_alive(pid: &str) -> bool {
 
 #[test]
 #[allow(clippy::zombie_processes, reason = "what is started and left behind is what this is about")]
-fn a_run_that_is_killed_stops_nobody_and_leaves_nothing() {
+fn a_killed_run_blocks_no_other_and_leaves_nothing() {
     if let Some(home) = std::env::var_os(HOLDER) {
         // This is the run that is killed: it has a lock, a folder, and a program.
         let home = PathBuf::from(home);
@@ -40,7 +40,7 @@ fn a_run_that_is_killed_stops_nobody_and_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let home = place.path().join("runs");
     let mut killed = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "place::tests::a_run_that_is_killed_stops_nobody_and_leaves_nothing", "--nocapture"])
+        .args(["--exact", "place::tests::a_killed_run_blocks_no_other_and_leaves_nothing", "--nocapture"])
         .env(HOLDER, &home)
         .stdout(Stdio::piped())
         .spawn()
@@ -135,7 +135,7 @@ fn the_newest_folders_of_failed_runs_are_kept() {
 }
 
 #[test]
-fn what_is_replaced_keeps_its_second_name() {
+fn a_replaced_file_keeps_its_second_name() {
     let place = tempfile::tempdir().unwrap();
     let [made, public, own] = ["made", "public", "own"].map(|name| place.path().join(name));
     for content in ["one", "two"] {

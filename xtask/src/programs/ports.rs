@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_listen_on_a_deaf_port() {
+    fn a_deaf_port_rejects_listeners_and_connections() {
         let deaf = Deaf::new().unwrap();
         let address = deaf.address().unwrap();
         assert_eq!(TcpStream::connect(address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);

@@ -2,7 +2,7 @@
 //! differ, nor a number be left out.
 //!
 //! The guest is a boot sector. It writes its counter to its debug console, in hexadecimal digits, one line for each
-//! number. It also writes the counter to one page of its memory after the other, so that pages change during the
+//! number. It also writes the counter to one of 128 pages from 0x10000 after the other, so that pages change during the
 //! migration. Half of its memory holds random bytes.
 
 use std::fs;
@@ -190,7 +190,7 @@ fn boot_sector() -> Vec<u8> {
     let next_number = code.len();
     code.extend([
         0x66, 0x43, // inc ebx
-        // The next of 128 pages from 0x10000.
+        // Next of 128 pages.
         0x89, 0xd8, // mov ax, bx
         0xc1, 0xe0, 0x08, // shl ax, 8
         0x25, 0x00, 0x7f, // and ax, 0x7f00

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_grows_fails_a_long_run_by_its_share_and_a_short_run_by_a_bound() {
+    fn memory_growth_fails_long_and_short_runs() {
         let grows_by = |kib: u64| process(sample(10, 100_000, 7), sample(99, 100_000 + kib, 7));
         assert_eq!(judge(&grows_by(1000), 60.0), [""; 0]);
         assert_eq!(judge(&grows_by(1001), 60.0).len(), 1);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_a_line_per_sample_and_a_line_of_the_plot_per_process_and_quantity() {
+    fn a_report_has_a_line_per_sample_and_plot_series() {
         let rest = process(sample(10, 100_000, 7), sample(99, 100_000, 7));
         let outcome = Outcome { link: "udp", processes: vec![rest], errors: 2, ..Outcome::default() };
         let report = Report { minutes: 1.0, seed: 5, outcomes: vec![outcome] };

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn segmented_sends_are_told_from_single_packets_and_from_damage() {
+    fn segments_are_found_and_damage_is_rejected() {
         for lengths in [&[16][..], &[4112], &[36; 64], &[1044, 1044, 20], &[16, 16]] {
             let mut bytes = frame(lengths, 0);
             let found = segments(&parse_frame(&bytes).unwrap()).unwrap();

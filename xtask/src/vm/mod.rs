@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use crate::shell::{command, target};
 use crate::{peers, place, programs};
 
-/// Number of kernel log lines or bytes to show when the guest ends without a status.
+/// Number of console lines to show when the guest ends without a status.
 const CONSOLE_LINES: usize = 30;
 
 /// A guest that has not booted yet.

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_figure_is_named() {
+    fn a_line_without_a_figure_is_an_error() {
         for line in ["1 send rxe", "1 send rxe x", "one send rxe 1", "1 send rxe 0", "1 send rxe inf"] {
             let error = Figures::parse(line).err().unwrap();
             assert!(error.contains(line), "{error}");

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_that_is_not_listed_is_an_error_and_so_is_one_that_is_none() {
+    fn unlisted_and_unused_differences_are_errors() {
         let listed: String =
             DIFFERENCES.iter().map(|(pattern, _)| format!("{}x\tvalue 1\n", pattern.trim_end_matches('*'))).collect();
         let listed = DIFFERENCES.iter().fold(listed, |text, (pattern, _)| {

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_wanted_of_programs_that_exist() {
+    fn goals_name_only_existing_programs() {
         for name in IN_MEMORY.iter().map(|wanted| wanted.name).chain(OF_BUSY.iter().copied()) {
             assert!(PROGRAMS.iter().any(|program| program.name == name), "{name}");
         }

@@ -111,7 +111,7 @@ mod tests {
 
     /// The commands that the page prints are those that run, and its figures those that were recorded.
     #[test]
-    fn the_page_is_what_the_table_and_the_record_say() {
+    fn the_page_matches_the_table_and_the_record() {
         let there = read_text(&page()).unwrap();
         let record = named_record(&there).map(|path| Record::read(path).unwrap());
         let written = with_written(&there, record.as_ref()).unwrap();
