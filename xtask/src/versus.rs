@@ -17,9 +17,9 @@ use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
 use crate::{figures, fuzz, peers};
 
-/// Fewer rounds say nothing about a few per cent.
+/// Minimum number of rounds for differences of a few per cent.
 pub(crate) const LEAST_ROUNDS: u32 = 15;
-/// Longer than a measurement takes, be the machine busy.
+/// Time limit of a measurement, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Revision with which the build of this folder is compared.
@@ -98,7 +98,7 @@ const COUNTED: &[Counted] = &[
     counted("bench-bw-64k", 160, 4800),
 ];
 
-/// How often instructions are counted: nothing but the clock differs from one time to the next.
+/// Number of counts of instructions. Only the clock differs from one count to the next.
 const COUNTS: usize = 5;
 
 /// Measures both builds, and prints a table; the raw figures go to `out`.

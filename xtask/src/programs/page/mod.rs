@@ -37,7 +37,7 @@ pub(crate) struct Row {
     pub(crate) checked: &'static str,
     /// Words that the client must print, or the server.
     pub(crate) words: &'static [&'static str],
-    /// How it is run, where it is more than two programs that end by themselves.
+    /// Control of the run, if it is more than two programs that end by themselves.
     pub(crate) drive: Option<Drive>,
     pub(crate) figures: &'static [Figure],
 }

@@ -1,6 +1,6 @@
 //! Figures in what programs print, in seconds and in bytes per second.
 
-/// How a program says a figure.
+/// Format in which a program prints a figure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Read {
     /// `fi_pingpong`: the time of a transfer, of this size as it prints it.
