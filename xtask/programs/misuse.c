@@ -123,7 +123,7 @@ static void full_queues(void)
 	CHECK(ibv_destroy_cq(own_cq) == 0);
 }
 
-/* Objects in use cannot be destroyed, and objects of another context are rejected. */
+/* Objects in use cannot be destroyed, and objects of another context or protection domain are rejected. */
 static void belongings(void)
 {
 	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };

@@ -56,7 +56,7 @@ static void discard(struct traffic *own)
 		free(own->to[i]);
 }
 
-/* Returns whether the request has ended. Received data must equal sent data. */
+/* Returns whether the request has ended, and stores its outcome. */
 static int reap(ucs_status_ptr_t *request, ucs_status_t *outcome)
 {
 	if (UCS_PTR_IS_PTR(*request)) {

@@ -193,8 +193,8 @@ impl Row {
     }
 }
 
-/// Have as many packets passed the cable as both ends counted, and as many packets and bytes of
-/// data as the messages must take?
+/// Checks that as many packets passed the cable as both ends counted, and that the packets and bytes of data match the
+/// messages.
 pub(super) fn compare(seen: &Seen, expected: &Expected, record: &Value) -> Result<(), String> {
     for (machine, side, messages) in [(0, "client", expected.client), (1, "server", expected.server)] {
         let address = expected.family.address(machine);
