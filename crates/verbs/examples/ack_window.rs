@@ -5,9 +5,9 @@
 //! $ cargo run --release -p doorbell-verbs --example ack_window
 //! ```
 //!
-//! One program answers twelve messages, takes a thirteenth, and from then on calls nothing. The example prints the
-//! time from there until the sender, which polls, sees its completion, over many rounds. It compares acknowledgements
-//! that wait for answers with those that never wait, which only take the way back.
+//! One program answers twelve messages, receives a thirteenth, and then makes no further call. The example measures,
+//! over many rounds, the time from then until the polling sender sees its completion. It compares acknowledgements that
+//! wait for answers with those that never wait. The latter take only the time of the way back.
 
 use std::sync::mpsc;
 use std::time::Instant;
@@ -88,7 +88,7 @@ impl Side {
         self.qp.post_send(&[request]).expect("there is room");
     }
 
-    /// Polls until something completes.
+    /// Polls until a request completes, and returns its number.
     fn wait(&self) -> u64 {
         let mut out = [Completion::default()];
         while self.cq.poll(&mut out).expect("the queue is deep enough") == 0 {}
@@ -116,7 +116,7 @@ fn measure(ack: AckPolicy) {
                 }
                 b.wait();
                 seen.send(Instant::now()).expect("the other thread waits for it");
-                // From here on this program calls nothing of the device.
+                // From here on, this program makes no call on the device.
                 told_to_go_on.recv().expect("the other thread goes on");
                 b.receive();
             }
@@ -131,9 +131,9 @@ fn measure(ack: AckPolicy) {
             a.send(SendFlags::SIGNALED);
             assert_eq!(a.wait(), 2, "the send");
             let done = Instant::now();
-            let seen = when_seen.recv().expect("it saw the message");
+            let seen = when_seen.recv().expect("the program saw the message");
             waits_ns.push(done.saturating_duration_since(seen).as_nanos() as u64);
-            go_on.send(()).expect("it waits");
+            go_on.send(()).expect("the other thread waits");
         }
     });
     waits_ns.sort_unstable();

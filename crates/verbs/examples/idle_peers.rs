@@ -16,7 +16,7 @@ use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 
-/// How long nothing is done.
+/// Time for which all devices stay idle.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn cpu_ns() -> i64 {
@@ -24,7 +24,7 @@ fn cpu_ns() -> i64 {
     (usage.user_time() + usage.system_time()).num_nanoseconds()
 }
 
-/// KiB of rings that are in memory, each page counted once though it is mapped twice.
+/// Returns the KiB of resident ring memory. Each page counts once, though it is mapped twice.
 fn ring_kib() -> u64 {
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the process's own mappings");
     let mut is_ring = false;
@@ -75,7 +75,7 @@ fn main() {
     let share = (cpu_ns() - before) as f64 / IDLE.as_nanos() as f64;
     let kib = ring_kib() as f64 / peers as f64;
     println!("{peers} idle peers: {:.3} % of a processor, {kib:.1} KiB of rings for each", 100.0 * share);
-    // One of many is heard at once.
+    // The device receives a message of one of its many peers at once.
     let (a, b) = &pairs[peers / 2];
     let mut times: Vec<Duration> = Vec::new();
     for number in 0..2000 {
@@ -91,7 +91,7 @@ fn main() {
         "a message to one of them and its acknowledgement, both ends on this thread: {:?}",
         times[times.len() / 2]
     );
-    // Each is there still.
+    // Each peer is still connected.
     for (a, b) in &pairs {
         b.post_recv(3, &[]);
         a.post(4, SendOperation::Send, &[]);

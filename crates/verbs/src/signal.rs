@@ -287,7 +287,7 @@ mod tests {
         let sleepers = notices.sleepers();
         sleepers.begin();
         notices.lock().push(1);
-        assert!(!is_readable(&notices), "the sleeper is woken");
+        assert!(!is_readable(&notices), "the notice counts an entry although it woke the sleeper");
         notices.lock().push(2);
         assert!(is_readable(&notices), "one sleeper takes one entry");
         sleepers.end();
@@ -315,7 +315,7 @@ mod tests {
         let (is_about_to_sleep, begins) = std::sync::mpsc::channel();
         let sleeper = std::thread::spawn(move || {
             let (added, word) = (sleepers.added(), sleepers.begin());
-            // Longer than any step of this test takes: a protection against hanging.
+            // Longer than any step of this test takes. It protects against hanging.
             let patience = libc::timespec { tv_sec: 90, tv_nsec: 0 };
             // SAFETY: the word lives as long as the sleepers do.
             let woken = unsafe {

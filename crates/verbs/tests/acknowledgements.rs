@@ -1,4 +1,4 @@
-//! A receive that completed is a send that succeeds: whatever the receiver does next, its acknowledgement has left.
+//! Once a receive completes, its send succeeds: the acknowledgement has left, even if the receiver then ends.
 
 mod common;
 
@@ -6,10 +6,10 @@ use common::*;
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_verbs::{Completion, Device, QpOptions, QpState, SendFlags, SendOperation, SendRequest, Status};
 
-/// Answers that are enough for acknowledgements to wait for the next one.
+/// Number of answers after which the receiver holds acknowledgements back for its next answer.
 const ANSWERS: u64 = 12;
 
-/// How a receiver ends right after its last message.
+/// Ways in which a receiver ends right after its last message.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Reset,
@@ -24,13 +24,13 @@ fn pair(ack: AckPolicy) -> (Side, Side) {
     Plan::rc().connect(&(open(), open()))
 }
 
-/// The program of the receiving side: it answers some messages, takes one more, and ends.
+/// Plays the receiver: answers some messages, takes one more, and ends.
 fn receive(side: Side, answers: u64, end: End) {
     let memory = side.memory(64);
     for round in 0..answers {
         side.expect(round);
         side.post_recv(round + 1, &[memory.sge(0, 64)]);
-        // Unsignalled, since its acknowledgement may come behind the next message.
+        // Unsignalled, since the answer's acknowledgement may arrive after the next message.
         let sges = [memory.sge(0, 8)];
         let answer = signalled(100, SendOperation::Send, &sges);
         side.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
@@ -89,8 +89,8 @@ fn a_completed_receive_with_a_held_ack_means_a_successful_send() {
     }
 }
 
-/// Programs with a queue for sends and one for receives (UCX) look at one after the other. A message that arrives while
-/// they look for sends is not yet one that they do not answer.
+/// A program with separate queues for sends and receives (UCX) polls them in turn. A message that arrives while the
+/// program polls the send queue must not count as unanswered.
 #[test]
 fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
     let open = || open_soft(SoftOptions { ack: Some(AckPolicy::Answer), ..SoftOptions::default() });
@@ -126,6 +126,6 @@ fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
         b.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
         a.reap(2 - acknowledged);
     }
-    // The device's thread may take a message first, and then acknowledges it at once.
+    // The device's thread may process a message first, and then acknowledges it at once.
     assert!(together * 4 >= found_by_then, "of {found_by_then} messages only {together} were acknowledged by answers");
 }

@@ -1,4 +1,4 @@
-//! Notifications of completion queues that come and go on one channel.
+//! Completion queues that are created and destroyed on one channel, and their notifications.
 
 mod common;
 
@@ -10,8 +10,8 @@ use common::*;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::{Channel, Cq, Device, Notify, Pd};
 
-/// A completion queue that notifies on the channel, and has: of a receive that was flushed, before
-/// this returns.
+/// Creates a completion queue on the channel and makes it notify: a flushed receive completes before this function
+/// returns.
 fn notified(device: &Device, channel: &Channel, pd: &Pd) -> Cq {
     let plan = Plan { depth: 1, ..Plan::rc() };
     let cq = device.create_cq_on(1, channel).unwrap();
@@ -31,7 +31,7 @@ fn destroying_a_queue_keeps_notifications_of_its_successor() {
     let pd = device.create_pd().unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These are never armed, so that only the others' notifications are on the channel.
+        // These queues are never armed, so the channel carries only notifications of the other queues.
         for _ in 0..3 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -57,8 +57,8 @@ fn destroying_a_queue_removes_its_own_notification() {
     let channel = device.create_channel().unwrap();
     let pd = device.create_pd().unwrap();
     drop(notified(&device, &channel, &pd));
-    assert_eq!(channel.next(), None, "it names a queue that is gone");
-    assert!(!channel.wait(Some(Duration::ZERO)).unwrap(), "the descriptor is readable for nothing");
+    assert_eq!(channel.next(), None, "the notification names a destroyed queue");
+    assert!(!channel.wait(Some(Duration::ZERO)).unwrap(), "the descriptor is readable without a notification");
     let next = notified(&device, &channel, &pd);
     assert_eq!(channel.next(), Some(next.id()));
 }

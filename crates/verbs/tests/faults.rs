@@ -1,5 +1,5 @@
-//! Every operation over a network that loses, repeats, reorders, delays and alters packets, each
-//! byte checked. The seed of a plan decides the fault of each packet.
+//! Tests of each operation over a network that loses, repeats, reorders, delays and alters packets. Each byte is
+//! checked. The seed of a plan decides the fault of each packet.
 
 mod common;
 
@@ -31,15 +31,15 @@ fn size_of(message: u64) -> usize {
     [0, 1, 4, 100, 1023, 1024, 1025, 5000, LARGEST][message as usize % 9]
 }
 
-/// Checks that the plan had any effect.
+/// Checks that the plan caused faults.
 fn assert_struck(plan: &str, a: &Side, b: &Side) {
     let counted = a.device.counters().unwrap().plus(&b.device.counters().unwrap());
     let lost = counted.tx_retransmitted_packets > 0;
     if plan.contains("drop") || plan.contains("corrupt") {
-        assert!(lost, "{plan}: nothing was lost");
+        assert!(lost, "{plan}: no packet was lost");
     }
     if plan.contains("corrupt") {
-        assert!(counted.rx_icrc_encapsulated > 0, "{plan}: nothing was altered");
+        assert!(counted.rx_icrc_encapsulated > 0, "{plan}: no packet was altered");
     }
 }
 
@@ -71,7 +71,7 @@ fn sends_arrive_once_in_order_and_intact() {
                 (0..DEPTH).for_each(receive);
                 let (mut posted, mut sent, mut received) = (0, 0, 0);
                 let mut out = [Completion::default(); 8];
-                // A window of messages under way, so that the faults strike between them.
+                // Keep a window of messages in flight, so that faults strike between them.
                 while received < 4 * MESSAGES {
                     while posted < 4 * MESSAGES && posted < sent + DEPTH && posted < received + DEPTH {
                         let message = pattern(size_of(posted), posted);
@@ -134,7 +134,7 @@ fn reads_arrive_intact() {
             let bytes = pattern(size_of(message), message);
             theirs.copy_in(0, &bytes);
             mine.fill(0, LARGEST, 0xaa);
-            // Several at a time, of pieces that together are all of it.
+            // Post both halves of the message at a time.
             let half = bytes.len() / 2;
             let pieces = [(0, half), (half, bytes.len() - half)];
             let sges = pieces.map(|(offset, length)| [mine.sge(offset, length)]);
@@ -170,7 +170,7 @@ fn atomics_happen_exactly_once() {
             let operation = SendOperation::CompareSwap { remote_address, rkey, compare: round, swap: round + 7 };
             a.post(round, operation, &[mine.sge(0, 8)]);
             a.expect(round);
-            // Done twice, it would return its own new value.
+            // An atomic that runs twice would return its own new value.
             assert_eq!((mine.load_acquire_u64(0), theirs.load_acquire_u64(0)), (round, round + 7), "{plan}");
         }
     });
@@ -232,10 +232,10 @@ fn unreliable_messages_arrive_intact() {
         let (mut arrived, mut out) = (0, [Completion::default(); 16]);
         let (start, mut left) = (Instant::now(), 4 * MESSAGES);
         for message in 0.. {
-            // The path to the other device may not be open yet when the first ones leave. The queue for that path is
-            // bounded, and the rest is lost, so the count begins with the first that arrives.
+            // The path to the other device may not be open yet when the first datagrams leave. The queue for that path
+            // is bounded, and datagrams beyond it are lost. So the count begins with the first datagram that arrives.
             if arrived == 0 {
-                assert!(start.elapsed() < PATIENCE, "{plan} {kind:?}: nothing arrives");
+                assert!(start.elapsed() < PATIENCE, "{plan} {kind:?}: no message arrives");
             } else if left == 0 {
                 break;
             } else {
@@ -260,6 +260,6 @@ fn unreliable_messages_arrive_intact() {
                 arrived += 1;
             }
         }
-        assert!(arrived > MESSAGES, "{plan} {kind:?}: hardly anything arrived: {arrived}");
+        assert!(arrived > MESSAGES, "{plan} {kind:?}: only {arrived} messages arrived");
     }
 }

@@ -1,4 +1,4 @@
-//! Devices that are asked to share memory with a hostile peer, with another user, or without the resources for it.
+//! Devices that share memory with a hostile peer, with another user, or without enough resources.
 
 mod common;
 
@@ -20,10 +20,10 @@ use nix::unistd::{Gid, Pid, Uid, geteuid, setgid, setgroups, setuid};
 /// The test that the other processes run.
 const TEST: &str = "others_play_their_parts";
 
-/// So long a process is watched that has nothing to do.
+/// Time for which a test watches an idle process.
 const WATCHED: Duration = Duration::from_millis(500);
 
-/// Tests here take turns: some count what the whole process holds.
+/// Lock that serializes the tests of this file, since some count resources of the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
@@ -35,14 +35,14 @@ fn auto(address: Option<&str>) -> Device {
     open_soft(SoftOptions { address, link: Some(LinkChoice::Auto), ..SoftOptions::default() })
 }
 
-/// Makes system calls with this number fail; of `socket` only those for Unix sockets.
+/// Makes system calls with this number fail. Of `socket`, only calls for Unix sockets fail.
 fn forbid(call: libc::c_long, errno: libc::c_int) {
     let step = |code: u32, jt, jf, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
     let unless = |value: u32, skipped| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skipped, value);
     let end = |with| step(libc::BPF_RET | libc::BPF_K, 0, 0, with);
     let fails = end(libc::SECCOMP_RET_ERRNO | errno as u32);
-    // The number lies at the start of what the filter sees, the first argument (of 64 bits) at 16.
+    // In the filter's input, the number is at the start and the first argument (64 bits) at 16.
     let mut steps = vec![load(0), unless(call as u32, 1), fails, end(libc::SECCOMP_RET_ALLOW)];
     if call == libc::SYS_socket {
         steps[1] = unless(call as u32, 3);
@@ -87,12 +87,12 @@ fn others_play_their_parts() {
     }
 }
 
-/// Two devices of one process find their way to each other.
+/// Two devices of one process reach each other.
 fn pair() {
     let devices = (auto(None), auto(None));
-    // A few in any case, and until it is known what becomes of shared memory.
+    // Write a few times at least, and until the devices know that they share no memory.
     let mut rounds = 0;
-    eventually("it is noticed that no memory is shared", || {
+    eventually("the device knows that no memory is shared", || {
         let (a, b) = plan().connect(&devices);
         b.post_recv(1, &[]);
         a.post(1, SendOperation::Send, &[]);
@@ -105,10 +105,10 @@ fn pair() {
     println!("refused {} shared {}", counted.shared_memory_refused, counted.tx_shared_memory_packets);
 }
 
-/// Opens devices with as few descriptors as it takes to fail, and with a few more each time.
+/// Opens devices with few descriptors, so that opening fails, then with a few more each time.
 fn tight() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    let count = || std::fs::read_dir("/proc/self/fd").unwrap().count() - 1; // less the folder itself
+    let count = || std::fs::read_dir("/proc/self/fd").unwrap().count() - 1; // without the directory itself
     drop(auto(None));
     let before = count();
     let (mut opened, mut refused) = (0, 0);
@@ -119,7 +119,7 @@ fn tight() {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
         match device {
             Ok(device) => {
-                // The device works like any other.
+                // The opened device works like any other.
                 let (a, b) = plan().connect(&(device, auto(None)));
                 b.post_recv(1, &[]);
                 a.post(1, SendOperation::Send, &[]);
@@ -129,7 +129,7 @@ fn tight() {
             }
             Err(_) => refused += 1,
         }
-        eventually("all descriptors are given back", || count() == before);
+        eventually("all descriptors are closed", || count() == before);
     }
     assert!(opened > 0 && refused > 0, "opened {opened}, refused {refused}");
     println!("done");
@@ -203,8 +203,8 @@ fn target(address: Option<&str>) {
     }
 }
 
-/// Puts readable files of the program under all numbers of the library's descriptors, as a program may do that closes
-/// descriptors of others. Returns the files: sockets with one datagram in each.
+/// Opens files of the program under all numbers of the library's descriptors, as a program can that closes descriptors
+/// of others. Returns the files, which are readable sockets with one datagram each.
 fn replace_all() -> Vec<UnixDatagram> {
     let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -226,16 +226,16 @@ fn replace_all() -> Vec<UnixDatagram> {
     files
 }
 
-/// Contents of a program's file.
+/// Contents of the program's file.
 const DATAGRAM: &[u8] = &[0x5a; 64];
 
-/// Returns whether the file has its datagram.
+/// Returns whether the file still holds its datagram.
 fn is_untouched(file: &UnixDatagram) -> bool {
     let mut buffer = [0; 128];
     file.recv(&mut buffer).is_ok_and(|length| &buffer[..length] == DATAGRAM)
 }
 
-/// A process that is written to, and what that takes.
+/// A process that receives WRITEs, and the data needed to write to it.
 struct Target {
     peer: Peer,
     side: Side,
@@ -262,7 +262,8 @@ impl Target {
         self.side.expect(7);
     }
 
-    /// Until some of it goes that way: the first may leave before both know of it.
+    /// Writes until a message passes through shared memory. The first may leave over UDP, before both ends share
+    /// memory.
     fn write_through_memory(&self, device: &Device) {
         let before = shared(device);
         eventually("memory is shared", || {
@@ -271,10 +272,10 @@ impl Target {
         });
     }
 
-    /// Until it is known that no memory is shared, which the device may learn after the first writes.
+    /// Writes until the device knows that no memory is shared, which may be after the first writes.
     fn write_until_refused(&self, device: &Device) {
         let before = refused(device);
-        eventually("it is noticed that no memory is shared", || {
+        eventually("the device knows that no memory is shared", || {
             self.write();
             refused(device) > before
         });
@@ -285,11 +286,11 @@ impl Target {
         self.peer.answer(answer)
     }
 
-    /// It has nothing to do, and does nothing.
+    /// Checks that the idle target uses little CPU time.
     fn is_calm(&mut self) {
         let spent = self.tell("watch", "spent ");
         let spent_ms: u64 = spent.trim().split(' ').nth(1).unwrap().parse().unwrap();
-        assert!(spent_ms < WATCHED.as_millis() as u64 / 2, "it spent {spent_ms} ms of {WATCHED:?}");
+        assert!(spent_ms < WATCHED.as_millis() as u64 / 2, "the target used {spent_ms} ms CPU time in {WATCHED:?}");
     }
 }
 
@@ -305,7 +306,7 @@ fn refused(device: &Device) -> u64 {
 fn may_be_others() -> bool {
     let may = geteuid().is_root();
     if !may {
-        println!("left out: it takes root to be another user");
+        println!("left out: only root can become another user");
     }
     may
 }
@@ -332,7 +333,7 @@ fn other_users_are_reached_over_udp_and_counted() {
     if !may_be_others() {
         return;
     }
-    // One of them is that which users without a mapping read as.
+    // One of these users is the one that files of unmapped users show.
     for user in [1000, 65_533, 65_534] {
         let device = auto(None);
         let target = Target::start(&device, &format!("target user={user}"));
@@ -340,7 +341,7 @@ fn other_users_are_reached_over_udp_and_counted() {
         (0..10).for_each(|_| target.write());
         assert_eq!(shared(&device), 0, "user {user}");
     }
-    // Two processes whose user may be anybody's do not believe each other either.
+    // Two processes of the overflow user do not trust each other either, since any user may show as it.
     let line = Peer::start(TEST, "pair user=65534", LinkChoice::Auto).answer("refused ");
     assert!(line.ends_with(" shared 0\n") && !line.starts_with("refused 0 "), "{line}");
 }
@@ -378,11 +379,11 @@ fn no_memory_is_shared_with_another_user_of_an_address() {
     let first = Target::start(&device, &format!("target {address}"));
     first.write_through_memory(&device);
     drop(first);
-    eventually("its memory is given back", || held_rings(&device) == 0);
+    eventually("the memory of the peer is unmapped", || held_rings(&device) == 0);
     let second = Target::start(&device, &format!("target {address} user=1000"));
     let before = shared(&device);
     (0..5).for_each(|_| second.write());
-    assert_eq!(shared(&device), before, "nothing goes to who was there before");
+    assert_eq!(shared(&device), before, "a packet went to the previous device of the address");
     drop(second);
     let third = Target::start(&device, &format!("target {address}"));
     eventually("memory is shared again", || {
@@ -397,7 +398,7 @@ fn a_process_without_descriptors_is_reached_over_udp() {
     let device = auto(None);
     let mut target = Target::start(&device, "target");
     target.tell("starve", "done");
-    // For any peer: the device cannot take the connection, and does not try all the time.
+    // The device can accept no connection, and does not retry all the time.
     target.write();
     target.is_calm();
     target.write();
@@ -414,13 +415,13 @@ fn a_process_without_descriptors_is_reached_over_udp() {
 fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     let _turn = turn();
     let device = auto(None);
-    // The next device without a fixed address must not take this address, which is free while its thread still holds
-    // the ring.
+    // The next device without a fixed address must not take this address. The address is free while the target's thread
+    // still holds the ring.
     let mut target = Target::start(&device, "target 127.77.45.4");
     target.write();
     target.tell("close all", "done");
     target.is_calm();
-    // The result depends on which of its threads slept at that moment.
+    // The result depends on which thread of the target slept at that moment.
     let (remote_address, rkey) = target.remote;
     target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
     assert!([Status::Success, Status::RetryExceeded].contains(&target.side.reap(1)[0].status));
@@ -431,22 +432,23 @@ fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     a.expect(1);
     b.expect(1);
     drop((a, b));
-    // It ends as it would otherwise.
+    // The target still ends normally.
     writeln!(target.peer.commands, "end").unwrap();
     assert!(target.peer.child.wait().unwrap().success());
-    eventually("its memory is given back", || held_rings(&device) == 0);
+    eventually("the memory of the peer is unmapped", || held_rings(&device) == 0);
 }
 
-/// The device of a program that closes descriptors of others does not read the files that have their numbers then.
+/// A program may close descriptors that belong to a device. The device does not read the files that then reuse these
+/// numbers.
 #[test]
 fn files_that_reuse_numbers_of_a_device_are_not_read() {
     let _turn = turn();
     let device = auto(None);
     let mut target = Target::start(&device, "target 127.77.45.5");
     target.write();
-    target.is_calm(); // a thread that is awake may read once more
+    target.is_calm(); // an awake thread may read once more
     target.tell("replace all", "done");
-    // The peer goes on, so packets and wake-ups arrive for the device.
+    // The peer continues, so packets and wake-ups arrive for the device.
     let (remote_address, rkey) = target.remote;
     target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
     target.side.reap(1);
@@ -473,7 +475,7 @@ fn a_parent_that_dies_is_gone_although_its_child_lives() {
     let child = Pid::from_raw(line.trim().split(' ').nth(1).unwrap().parse().unwrap());
     target.peer.child.kill().unwrap();
     target.peer.child.wait().unwrap();
-    eventually("its memory is given back", || held_rings(&device) == 0);
-    assert!(nix::sys::signal::kill(child, None).is_ok(), "the child lives");
+    eventually("the memory of the peer is unmapped", || held_rings(&device) == 0);
+    assert!(nix::sys::signal::kill(child, None).is_ok(), "the child has ended");
     nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
 }

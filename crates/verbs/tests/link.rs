@@ -1,4 +1,4 @@
-//! The link of a device counts lost packets, and continues with the others.
+//! The link of a device counts lost packets, and still carries all other packets.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn lost(device: &Device) -> LinkCounters {
     LinkCounters { tx_udp_packets: 0, ..device.link_counters() }
 }
 
-/// A message from `a` to `b` arrives intact.
+/// Checks that a message from `a` to `b` arrives intact.
 fn reaches(a: &Side, b: &Side, length: usize) {
     let (from, to) = (a.patterned(length, 9), b.memory(length));
     b.post_recv(91, &[to.sge(0, length)]);
@@ -30,7 +30,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     let over_udp = SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() };
     let tiny = SoftOptions { receive_buffer_bytes: Some(8192), ..over_udp.clone() };
     let devices = (open_soft(over_udp), open_soft(tiny));
-    // Nothing bounds how many datagrams are under way.
+    // UD has no limit on datagrams in flight.
     let plan = Plan { depth: DEPTH, cq_depth: 2 * DEPTH, ..Plan::new(QpKind::Ud) };
     let (a, b) = plan.connect(&devices);
     let from = a.patterned(LENGTH, 1);
@@ -41,7 +41,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
         a.reap(DEPTH);
         devices.1.link_counters().rx_overflow > 0
     });
-    assert_eq!(lost(&devices.0), LinkCounters::default(), "the sender lost nothing");
+    assert_eq!(lost(&devices.0), LinkCounters::default(), "the sender counts losses");
     let at_receiver = lost(&devices.1);
     assert_eq!(at_receiver, LinkCounters { rx_overflow: at_receiver.rx_overflow, ..LinkCounters::default() });
     // Reliable transport works with a buffer of any size.
@@ -61,14 +61,14 @@ fn datagrams_without_a_route_are_counted() {
             a.qp.post_send(&[SendRequest { destination: Some(destination), ..request }]).unwrap();
             a.expect(1);
             let expected = LinkCounters { tx_unreachable: 1, ..LinkCounters::default() };
-            eventually("it was refused", || lost(&devices.0) == expected);
+            eventually("the kernel refused the datagram", || lost(&devices.0) == expected);
             let (a, b) = Plan::rc().connect(&devices);
             reaches(&a, &b, 1000);
         }
     });
 }
 
-/// The MTU shrinks under connections that have been made for a larger one.
+/// Shrinks the MTU under connections that were made for a larger one.
 fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert_eq!(devices.0.attributes().active_mtu, PathMtu::Mtu4096);
     let large = Plan { mtu: PathMtu::Mtu4096, ..Plan::rc() };
@@ -80,14 +80,14 @@ fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert_eq!(lost(&devices.0), LinkCounters::default());
     let from = a.patterned(20_000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 20_000)]);
-    // It is not tried for ever, and meanwhile others are not held up.
+    // The device does not retry forever, and other connections are not held up meanwhile.
     reaches(&c, &d, 20_000);
     a.expect_failure(1, Status::RetryExceeded);
     let counted = lost(&devices.0);
     assert!(counted.tx_oversize >= 1, "{counted:?}");
     assert_eq!(counted, LinkCounters { tx_oversize: counted.tx_oversize, ..LinkCounters::default() });
     reaches(&c, &d, 20_000);
-    // Once there is room again, so it is for such packets.
+    // Once the interface has room again, large packets pass.
     namespace::ip("link set lo mtu 65536");
     let (a, b) = large.connect(devices);
     reaches(&a, &b, 20_000);
@@ -113,7 +113,12 @@ fn a_device_takes_the_path_mtu_that_its_interface_carries() {
             namespace::ip(&format!("link set lo mtu {mtu}"));
             for (devices, bytes) in [(soft_pair(), over_ipv4), (namespace::soft_pair(), over_ipv6)] {
                 let active = devices.0.attributes().active_mtu;
-                assert_eq!(active.bytes(), bytes, "of an MTU of {mtu} at {}", devices.0.attributes().address);
+                assert_eq!(
+                    active.bytes(),
+                    bytes,
+                    "path MTU of an interface with MTU {mtu} at {}",
+                    devices.0.attributes().address
+                );
                 let (a, b) = Plan { mtu: active, ..Plan::rc() }.connect(&devices);
                 reaches(&a, &b, 3 * bytes + 1);
                 let largest = a.qp.query().attributes.path_mtu;

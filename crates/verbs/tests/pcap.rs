@@ -1,6 +1,5 @@
-//! A capture of each operation. Beside each lies what other programs must find in it, which
-//! `cargo xtask test` has them look for; where `DOORBELL_PCAP_DIR` names no directory, only this
-//! process looks.
+//! Captures of each operation. The test writes beside each capture what other programs must find in it, and `cargo
+//! xtask test` runs these programs. If `DOORBELL_PCAP_DIR` names no directory, only this process checks the captures.
 
 mod common;
 
@@ -18,7 +17,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 
 const MTU: usize = 1024;
 
-/// Two captured ends, and what their captures must show.
+/// Two captured ends, and the expected contents of their captures.
 struct Script {
     name: &'static str,
     directory: PathBuf,
@@ -28,7 +27,7 @@ struct Script {
     psn: Psn,
     requests: Vec<String>,
     responses: Vec<String>,
-    /// Requests that are answered with an acknowledgement and nothing else.
+    /// Number of requests whose only answer is an acknowledgement.
     acknowledged: usize,
 }
 
@@ -43,7 +42,8 @@ impl Script {
             open_soft(SoftOptions {
                 pcap: Some(directory.join(format!("{name}-{role}.pcap"))),
                 faults: faults.map(|plan| plan.parse().unwrap()),
-                // A retransmission that arrives with the packets after a gap fills it before a NAK leaves.
+                // An early retransmission that arrives with the packets after a gap would fill the gap before a NAK
+                // leaves.
                 retransmits_early: false,
                 ..SoftOptions::default()
             })
@@ -56,7 +56,7 @@ impl Script {
         Self { name, directory, a, b, psn, requests, responses, acknowledged: 0 }
     }
 
-    /// One request packet.
+    /// Expects one request packet.
     fn request(&mut self, opcode: Opcode, more: &str) {
         let (psn, qpn) = (self.psn.get(), self.b.qp.qpn().get());
         self.requests.push(format!("opcode={} psn={psn} dqpn={qpn} {more}", opcode.0));
@@ -103,8 +103,8 @@ impl Script {
         self.a.expect(1);
     }
 
-    /// Closes the captures and writes what they must show. Memory that is left keeps its device
-    /// open, so it is handed in.
+    /// Closes the captures and writes their expected contents. Remaining memory keeps its device open, so the caller
+    /// passes it in.
     fn finish(self, memory: impl Sized) {
         let Self { name, directory, a, b, requests, responses, acknowledged, .. } = self;
         let reliable = a.qp.query().kind == QpKind::Rc && b.state() != QpState::Error && a.state() != QpState::Error;
@@ -153,8 +153,7 @@ fn frames_of(capture: &Path) -> Vec<Captured> {
     frames
 }
 
-/// Reads a capture: each packet is a frame whose ICRC fits its IP header, and an answer is later than the request
-/// before it, on either side.
+/// Checks a capture: the ICRC of each packet fits its IP header, and on both sides an answer comes after its request.
 fn check(capture: &Path, least_packets: usize) {
     let frames = frames_of(capture);
     let mut before = (Duration::ZERO, false);
@@ -186,7 +185,7 @@ const WRITE: [Opcode; 4] =
 const WRITE_IMMEDIATE: [Opcode; 4] =
     [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST_IMM, Opcode::RC_WRITE_ONLY_IMM];
 
-/// The same operations of UC (IBTA's transport bits of the opcode).
+/// Returns the same operations of UC (transport bits of the opcode, IBTA).
 fn unreliable(opcodes: [Opcode; 4]) -> [Opcode; 4] {
     opcodes.map(|opcode| Opcode(opcode.0 | 0x20))
 }
@@ -371,7 +370,7 @@ fn receiver_not_ready() {
 
 #[test]
 fn sequence_error() {
-    // Of the first hundred packets that arrive, this plan drops the second and no other.
+    // This plan drops only the second of the first hundred arriving packets.
     let plan = Plan { timeout: 20, ..Plan::rc() };
     let mut script = Script::new("rc-sequence-error", &plan, Some("drop=0.02,seed=10"));
     let to = script.b.memory(64);
@@ -407,7 +406,7 @@ fn refusals() {
         let psn = script.psn;
         script.message(if operation == SendOperation::Send { SEND } else { WRITE }, 16, "", "");
         script.nak(psn, Syndrome::nak(code));
-        // Too short for the message, or of memory that is gone.
+        // The receive buffer is too short for the message, or its memory is gone.
         let length = if code == NakCode::INVALID_REQUEST { 15 } else { 16 };
         script.b.post_recv(1, &[to.sge(0, length)]);
         let kept = (code != NakCode::REMOTE_OPERATIONAL_ERROR).then_some(to);
@@ -420,7 +419,7 @@ fn refusals() {
 /// Without early retransmission, only the timeout of the queue pair starts a retransmission.
 #[test]
 fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
-    // Of the first hundred packets that arrive, this plan drops the second and no other.
+    // This plan drops only the second of the first hundred arriving packets.
     let faults = Some("drop=0.02,seed=10".parse().unwrap());
     let requester = SoftOptions { retransmits_early: false, ..SoftOptions::default() };
     let devices = (open_soft(requester), open_soft(SoftOptions { faults, ..SoftOptions::default() }));
@@ -434,7 +433,7 @@ fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
     assert!(counted.local_ack_timeout_err >= 1 && counted.early_retransmit == 0, "{counted:?}");
 }
 
-/// A device's own capture has the frames that its faults drop, with a mark. The device counts them.
+/// A device's capture holds, with a mark, the frames that its faults drop. The device counts these frames.
 #[test]
 fn dropped_frames_are_in_the_capture_and_in_the_counters() {
     const WRITES: u64 = 20;
@@ -453,7 +452,7 @@ fn dropped_frames_are_in_the_capture_and_in_the_counters() {
     let frames = frames_of(&path);
     std::fs::remove_file(&path).unwrap();
     let dropped = frames.iter().filter(|frame| frame.marks == FaultMarks::DROPPED).count() as u64;
-    assert!(counted > 0 && dropped >= counted, "{dropped} are marked, {counted} were counted before the end");
+    assert!(counted > 0 && dropped >= counted, "{dropped} frames are marked, {counted} were counted before the end");
     let arrived = frames.iter().filter(|frame| frame.marks.is_empty() && frame.opcode() == Opcode::RC_WRITE_ONLY);
     assert!(arrived.count() as u64 >= WRITES);
 }
@@ -474,15 +473,15 @@ fn a_device_that_is_opened_again_keeps_its_first_capture() {
     assert_eq!(std::fs::read(&path).unwrap(), mark);
     for number in 2..=4 {
         let header = std::fs::read(directory.join(format!("a.b-{number}.pcap"))).unwrap();
-        assert!(header.len() >= 24, "a capture of its own");
+        assert!(header.len() >= 24, "the second device has no capture file");
     }
     std::fs::remove_dir_all(directory).unwrap();
 }
 
-/// Path of the capture, for a process that writes one and ends without closing its device.
+/// Environment variable with the path of the capture, for a process that ends without closing its device.
 const ENDS: &str = "DOORBELL_TEST_CAPTURE_OF";
 
-/// The capture is complete although a program that returns from `main`, or calls `exit`, closes no device.
+/// The capture is complete even if a program returns from `main` or calls `exit` without closing its device.
 #[test]
 fn a_capture_is_whole_when_its_process_exits() {
     const WRITES: usize = 10;
@@ -503,7 +502,7 @@ fn a_capture_is_whole_when_its_process_exits() {
     assert!(process.status().unwrap().success());
     let frames = frames_of(&path);
     std::fs::remove_file(&path).unwrap();
-    // A WRITE that was acknowledged late may have been sent twice.
+    // The device may send a WRITE again if its acknowledgement is late.
     for kind in [Opcode::RC_WRITE_ONLY, Opcode::RC_ACKNOWLEDGE] {
         let found = frames.iter().filter(|frame| frame.opcode() == kind).count();
         assert!(found >= WRITES, "{found} of {kind:?} among {} frames", frames.len());

@@ -1,4 +1,4 @@
-//! Devices in two processes: the same as in one, and what is left when one of them dies.
+//! Devices in two processes behave as in one. After the death of one process, nothing of it remains in the other.
 
 mod common;
 
@@ -11,20 +11,20 @@ use common::*;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{QpState, RKey, SendOperation, Status};
 
-/// The test that a peer runs.
+/// The test that the peer process runs.
 const TEST: &str = "two_processes_exchange_and_survive_each_other";
 
-/// Rounds of the test that kills peers, if not 1,000.
+/// Environment variable with the number of rounds of the test that kills peers, 1,000 by default.
 const ROUNDS: &str = "DOORBELL_ROUNDS";
 
-/// Tests here take turns: one counts what the whole process holds.
+/// Lock that serializes the tests of this file, since one counts resources of the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the other process: it doubles each number that it gets, then waits until it is killed.
+/// Plays the other process: doubles each number that it receives, then waits until it is killed.
 fn be_the_peer() {
     let side = plan().side(&open_soft(SoftOptions::default()));
     let memory = side.memory(BYTES);
@@ -44,7 +44,7 @@ fn be_the_peer() {
     side.post(3, SendOperation::SendImmediate(3), &[]);
     side.expect(3);
     line.clear();
-    let _ = std::io::stdin().read_line(&mut line); // until the first process has enough of it
+    let _ = std::io::stdin().read_line(&mut line); // until the first process kills this one
 }
 
 #[test]
@@ -75,14 +75,14 @@ fn exchange_and_survive(link: LinkChoice) {
     ids.sort_unstable();
     assert_eq!(ids, [1, 2]);
     let doubled: Vec<u8> = pattern(BYTES, 1).iter().map(|byte| byte.wrapping_mul(2)).collect();
-    assert_bytes(&memory, 0, &doubled, "what came back");
-    // It dies without a word, with a request under way.
+    assert_bytes(&memory, 0, &doubled, "the doubled numbers");
+    // The peer is killed while a request is outstanding.
     peer.child.kill().unwrap();
     peer.child.wait().unwrap();
     side.post(3, SendOperation::Send, &[]);
     side.expect_failure(3, Status::RetryExceeded);
     assert_eq!(side.state(), QpState::Error);
-    // The device still works: the next peer reaches it.
+    // The device still works, and the next peer reaches it.
     let other = open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() });
     let (a, b) = plan().connect(&(side.device.clone(), other));
     b.post_recv(1, &[]);
@@ -91,7 +91,7 @@ fn exchange_and_survive(link: LinkChoice) {
     b.expect(1);
 }
 
-/// A process that takes a given address, and writes to its peer's memory until it is killed.
+/// Plays a process that takes a given address and writes to its peer's memory until it is killed.
 fn stream() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -110,7 +110,7 @@ fn stream() {
     }
 }
 
-/// So that the death of a peer is noticed within milliseconds.
+/// Returns a plan with a short timeout, with which the death of a peer is noticed within milliseconds.
 fn hasty() -> Plan {
     Plan { timeout: 8, retry_count: 1, ..Plan::rc() }
 }
@@ -119,7 +119,7 @@ fn hasty() -> Plan {
 fn a_peer_killed_at_any_moment_leaves_no_resources() {
     let _turn = turn();
     let rounds = std::env::var(ROUNDS).ok().map_or(1000, |text| text.parse().expect("a number of rounds"));
-    // One that no test takes without being asked.
+    // Addresses that no other test takes.
     let (own, theirs) = ("127.77.41.1", "127.77.41.2");
     let device = open_soft(SoftOptions {
         address: Some(own.parse().unwrap()),
@@ -132,16 +132,16 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
         let side = hasty().side(&device);
         let memory = side.memory(BYTES);
         let mut peer = Peer::start(TEST, "stream", LinkChoice::Shm);
-        // Its address, and the name that goes with it, are free again in each round.
+        // The address and its name are free again in each round.
         writeln!(peer.commands, "{theirs}").unwrap();
         let line = peer.answer("peer ");
         let psn = side.device.random_psn();
         writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
         connect(hasty(), &side, psn, &line);
         peer.answer("ready");
-        // The first byte of what it writes arrives; then it dies somewhere in the middle.
+        // Wait for the first byte of a WRITE, then kill the peer in the middle.
         let mut first = [0];
-        eventually("it writes", || {
+        eventually("the first byte of the peer arrives", || {
             assert!(reap_within(&side.cq, 1, Duration::ZERO).is_empty());
             side.device.drive();
             memory.copy_out(0, &mut first);
@@ -152,21 +152,21 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
         peer.child.wait().unwrap();
         side.post(2, SendOperation::Write { remote_address: 8, rkey: RKey::new(1) }, &[memory.sge(0, 5000)]);
         side.expect_failure(2, Status::RetryExceeded);
-        // Others notice nothing.
+        // Other connections are not affected.
         let (a, b) = plan().connect(&(device.clone(), other.clone()));
         b.post_recv(1, &[]);
         a.post(1, SendOperation::Send, &[]);
         a.expect(1);
         b.expect(1);
         drop((side, memory, a, b));
-        // Nor does this process keep anything of it: neither memory that both mapped, nor descriptors. The first rounds
-        // show how much belongs to the two devices that live on.
+        // This process keeps neither shared mappings nor descriptors of the peer. The first rounds show how many belong
+        // to the two devices that live on.
         if round < 5 {
             let now = held_now();
             held = (held.0.max(now.0), held.1.max(now.1));
             continue;
         }
-        eventually("what was shared with the dead is given back", || {
+        eventually("the memory shared with the dead peer is unmapped", || {
             device.drive();
             other.drive();
             let now = held_now();
@@ -179,7 +179,7 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
 fn a_stopped_peer_delays_no_other_connection() {
     let _turn = turn();
     let device = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
-    // Some minutes, so that it does not give the stopped one up on any machine.
+    // Retries last for minutes, so that this end does not give up on the stopped peer on any machine.
     let patient = Plan { timeout: 19, retry_count: 7, ..Plan::rc() };
     let side = patient.side(&device);
     let memory = side.patterned(BYTES, 1);
@@ -192,16 +192,16 @@ fn a_stopped_peer_delays_no_other_connection() {
     let process = nix::unistd::Pid::from_raw(peer.child.id().cast_signed());
     nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGSTOP).unwrap();
     let tasks = format!("/proc/{process}/task");
-    eventually("all its threads have stopped", || {
+    eventually("all threads of the peer have stopped", || {
         let tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
         tasks.map(|stat| std::fs::read_to_string(stat).unwrap()).all(|stat| stat.contains(") T "))
     });
-    // More than the ring to it holds, whatever the window allows.
+    // Post more than the ring to the peer holds, also within the window.
     let writes: Vec<u64> = (10..40).collect();
     for &wr_id in &writes {
         side.post(wr_id, SendOperation::Write { remote_address, rkey }, &[memory.sge(0, BYTES)]);
     }
-    // Another peer is served by the same device meanwhile, and by a device of its own.
+    // Meanwhile, the same device serves another peer, and another device serves a third.
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
     for devices in [(device.clone(), open()), (open(), open())] {
         let (a, b) = plan().connect(&devices);

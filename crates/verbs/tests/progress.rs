@@ -1,5 +1,5 @@
-//! Progress without the program: after a post, work requests complete even if the program calls nothing more. An idle
-//! process uses no CPU time.
+//! Progress without calls: posted work requests complete even if the program makes no further call. An idle process
+//! uses no CPU time.
 
 mod common;
 
@@ -18,7 +18,7 @@ use nix::sys::time::TimeValLike;
 /// Opens two devices that reach each other.
 type Pair = fn() -> (Device, Device);
 
-/// Tests of both links: a thread that sleeps is woken by what arrives over either.
+/// Generates each test for both links. Packets of either link wake a sleeping thread.
 macro_rules! over_each_link {
     ($($name:ident)*) => {
         mod over_udp {
@@ -44,14 +44,14 @@ over_each_link! {
     idle_devices_cost_nothing
 }
 
-/// An end whose completion queue notifies.
+/// Creates an end whose completion queue notifies.
 fn notifying(plan: &Plan, device: &Device) -> (Side, Channel) {
     let channel = device.create_channel().unwrap();
     let cq = device.create_cq_on(64, &channel).unwrap();
     (plan.side_on(&device.create_pd().unwrap(), &cq, None), channel)
 }
 
-/// Leaves the engine as programs leave it: last polls that found something, or nothing, or none.
+/// Leaves the engine as programs leave it: after polls that found completions, after empty polls, or without polls.
 fn habits(side: &Side, peer: &Side, habit: usize) {
     let mut out = [Completion::default(); 4];
     match habit {
@@ -75,9 +75,9 @@ fn a_program_may_post_and_never_call_again(pair: Pair) {
         // The test only looks at memory, so no call drives either engine.
         a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
         let last = pattern(1 << 20, 1)[(1 << 20) - 1];
-        eventually("all of it arrived", || to.load_acquire_u8((1 << 20) - 1) == last);
-        assert_bytes(&to, 0, &pattern(1 << 20, 1), "a WRITE whose program went away");
-        // And many single posts, which the engine may have gathered.
+        eventually("the whole WRITE has arrived", || to.load_acquire_u8((1 << 20) - 1) == last);
+        assert_bytes(&to, 0, &pattern(1 << 20, 1), "a WRITE whose program makes no further call");
+        // Then post many single requests, which the engine may have gathered.
         for at in 0..32 {
             a.post(2, write_to(&to, at * 100), &[from.sge(at * 200, 100)]);
         }
@@ -101,7 +101,7 @@ fn a_program_may_post_unsignalled_and_spin_on_memory(pair: Pair) {
         a.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..request }]).unwrap();
         let start = Instant::now();
         while mine.load_acquire_u64(8) != round {
-            assert!(start.elapsed() < PATIENCE, "round {round} never came");
+            assert!(start.elapsed() < PATIENCE, "round {round} did not arrive");
             std::hint::spin_loop();
         }
     }
@@ -111,20 +111,20 @@ fn programs_may_poll_for_their_completions_and_then_spin_on_memory(pair: Pair) {
     const ROUNDS: u64 = 2000;
     let (a, b) = Plan::rc().connect(&pair());
     let (of_a, of_b) = (a.memory(16), b.memory(16));
-    // Each waits for the other's number, then for its own WRITE to complete; only memory tells of the first.
+    // Each side waits for the other's number, then for its own WRITE to complete. Only memory shows the number.
     let play = |side: &Side, mine: &Region, theirs: &Region, begins: bool| {
         for round in 1..=ROUNDS {
             let arrived = || mine.load_acquire_u64(8) >= round;
             let start = Instant::now();
             while !begins && !arrived() {
-                assert!(start.elapsed() < PATIENCE, "round {round} never came");
+                assert!(start.elapsed() < PATIENCE, "the WRITE of round {round} did not complete");
                 std::thread::yield_now();
             }
             mine.store_release_u64(0, round);
             side.post(round, write_to(theirs, 8), &[mine.sge(0, 8)]);
             side.expect(round);
             while begins && !arrived() {
-                assert!(start.elapsed() < PATIENCE, "the answer to round {round} never came");
+                assert!(start.elapsed() < PATIENCE, "the answer to round {round} did not arrive");
                 std::thread::yield_now();
             }
         }
@@ -162,7 +162,7 @@ fn echo(side: &Side, channel: &Channel, messages: u64) {
             }
         }
         if count == 0 {
-            assert!(channel.wait(Some(PATIENCE)).unwrap(), "message {received} never came");
+            assert!(channel.wait(Some(PATIENCE)).unwrap(), "message {received} did not arrive");
             if channel.next().is_some() {
                 side.cq.arm(Notify::Next);
             }
@@ -179,7 +179,7 @@ fn programs_that_sleep_on_the_channel_are_woken(pair: Pair) {
     plan.join(&a, &b);
     (0..8).for_each(|_| (a.post_recv(1, &[]), b.post_recv(1, &[])).0);
     std::thread::scope(|scope| {
-        // It answers the last one, too, so the other gets as many as it sends.
+        // The thread also answers the last message, so this side receives as many as it sends.
         scope.spawn(|| echo(&b, &channel_b, MESSAGES));
         a.post(2, SendOperation::Send, &[]);
         echo(&a, &channel_a, MESSAGES - 1);
@@ -207,7 +207,7 @@ fn edge_and_level_triggered_epoll_both_work(pair: Pair) {
             assert_eq!(channel.next(), None);
             assert_eq!(b.expect(round).wr_id, round);
             a.expect(round);
-            assert_eq!(epoll.wait(&mut events, EpollTimeout::ZERO).unwrap(), 0, "nothing is left");
+            assert_eq!(epoll.wait(&mut events, EpollTimeout::ZERO).unwrap(), 0, "an event remains");
         }
     }
 }
@@ -222,17 +222,17 @@ fn a_program_may_alternate_between_channel_and_descriptor(pair: Pair) {
         b.cq.arm(Notify::Next);
         a.post(round, SendOperation::Send, &[]);
         if round / 10 % 2 == 0 {
-            assert!(channel.wait(Some(PATIENCE)).unwrap(), "round {round} was not told to a waiter");
+            assert!(channel.wait(Some(PATIENCE)).unwrap(), "no notification woke the waiter in round {round}");
         } else {
             let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
             let patience = PollTimeout::try_from(PATIENCE).unwrap();
-            assert_eq!(poll(&mut fds, patience), Ok(1), "round {round} was not told by the descriptor");
+            assert_eq!(poll(&mut fds, patience), Ok(1), "the descriptor was not readable in round {round}");
         }
         assert_eq!(channel.next(), Some(b.cq.id()));
         assert_eq!(b.expect(round).wr_id, round);
         a.expect(round);
     }
-    // A wait ends when its time is over, and one that may not take any time looks all the same.
+    // A wait ends at its timeout. A wait with a timeout of zero still checks for a notification.
     b.cq.arm(Notify::Next);
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(!channel.wait(Some(Duration::ZERO)).unwrap());
@@ -258,7 +258,7 @@ fn an_async_runtime_waits_for_the_channel(pair: Pair) {
             let mut out = [Completion::default(); 8];
             while received < MESSAGES {
                 b.cq.arm(Notify::Next);
-                // Once more after arming: what came before does not notify.
+                // Poll again after arming, since earlier completions do not notify.
                 let mut count = b.cq.poll(&mut out).unwrap();
                 if count == 0 {
                     watched.readable().await.unwrap();
@@ -275,26 +275,26 @@ fn an_async_runtime_waits_for_the_channel(pair: Pair) {
 fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     let (one, other) = pair();
     let third = open_soft(SoftOptions::default());
-    // One connection to a queue pair that is gone, which tries again and again, ever more rarely.
+    // One connection leads to a destroyed queue pair, and retransmits at growing intervals.
     let (stuck, gone) = Plan { timeout: 0, ..Plan::rc() }.connect(&(one.clone(), third));
     drop(gone);
     stuck.post(1, SendOperation::Send, &[]);
     let (a, b) = Plan::rc().connect(&(one, other));
     let (from, to) = (a.memory(8), b.memory(8));
     let early = || stuck.device.counters().unwrap().early_retransmit;
-    eventually("it has waited for long", || early() >= 6);
+    eventually("the stuck connection has retransmitted often", || early() >= 6);
     let before = early();
     for round in 1..=20 {
         from.store_release_u64(0, round);
         a.post(round, write_to(&to, 0), &[from.sge(0, 8)]);
-        eventually("it arrived", || to.load_acquire_u64(0) == round);
+        eventually("the WRITE has arrived", || to.load_acquire_u64(0) == round);
         a.expect(round);
     }
     let tries = early() - before;
-    assert!(tries < 10, "the posts left with {tries} tries of the other connection");
+    assert!(tries < 10, "the posts left only with {tries} retries of the other connection");
 }
 
-/// A long round trip is no reason to send each post by itself: that would make it longer still.
+/// Even with a long round trip, the engine does not send each post alone, which would take longer still.
 #[test]
 fn single_posts_become_runs_despite_a_long_round_trip() {
     let open = || open_soft(SoftOptions { faults: Some("delay=240us".parse().unwrap()), ..SoftOptions::default() });
@@ -310,15 +310,15 @@ fn single_posts_become_runs_despite_a_long_round_trip() {
         (0..20).for_each(|wr_id| _ = a.expect(wr_id));
         before == after
     };
-    // First the round trip becomes known.
+    // The engine first measures the round trip.
     (0..10).for_each(|_| _ = waited_for_company());
-    // Now and then this process loses the processor for longer than they wait.
+    // At times this process loses the processor for longer than the posts wait.
     let most_waited = |_| (0..200).filter(|_| waited_for_company()).count() > 150;
-    assert!((0..5).any(most_waited), "each post was sent by itself");
+    assert!((0..5).any(most_waited), "each post was sent alone");
 }
 
 fn a_device_closes_at_any_moment(pair: Pair) {
-    // Its thread may be driving, watching, napping, or on its way from one to the other.
+    // The engine's thread may be driving, watching, sleeping, or changing from one of these to another.
     for round in 0..300 {
         let (a, b) = Plan::rc().connect(&pair());
         let (mine, theirs) = (a.memory(8), b.memory(8));
@@ -331,15 +331,15 @@ fn a_device_closes_at_any_moment(pair: Pair) {
     }
 }
 
-/// CPU time of the whole process.
+/// Returns the CPU time of the whole process.
 fn cpu_time() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Duration::from_micros(micros.unsigned_abs())
 }
 
-/// The CPU time that this process takes while devices and connections lie idle. It runs in a
-/// process of its own, since the other tests of this one are busy.
+/// Measures the CPU time of this process while devices and connections are idle. The test runs in a separate process,
+/// since other tests keep this one busy.
 fn idle_devices_cost_nothing(pair: Pair) {
     const CHILD: &str = "DOORBELL_TEST_IDLE";
     if std::env::var_os(CHILD).is_none() {
@@ -348,7 +348,7 @@ fn idle_devices_cost_nothing(pair: Pair) {
         child.args(["--exact", &name, "--nocapture"]).env(CHILD, "1");
         let output = child.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        // Not its count of tests: there is but this one.
+        // Prints only the measurements, not the test harness's summary of the inner process.
         let measured: Vec<_> = text.lines().filter(|line| line.contains("of a core")).collect();
         measured.iter().for_each(|line| println!("{line}"));
         assert!(!output.status.success() || measured.len() == 3, "{text}");
@@ -359,7 +359,7 @@ fn idle_devices_cost_nothing(pair: Pair) {
         let (a, b) = Plan::rc().connect(&pair());
         habits(&a, &b, habit);
         habits(&b, &a, habit);
-        // One last packet, so that the habit takes effect.
+        // One last packet makes the habit take effect.
         let (mine, theirs) = (a.memory(8), b.memory(8));
         a.post(3, write_to(&theirs, 0), &[mine.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));

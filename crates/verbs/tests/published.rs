@@ -12,10 +12,10 @@ use doorbell_counters::{DIRECTORY_VARIABLE, Name, PublishedSource, Reading, SWIT
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::{Device, SendOperation};
 
-/// Set for the process that runs the body of a test.
+/// Environment variable that is set for the process that runs the body of a test.
 const INNER: &str = "DOORBELL_TEST_INNER";
 
-/// The body has a process of its own, so that the environment is its own.
+/// Runs the body in a separate process with its own environment.
 fn in_own_process(test: &str, switch: Option<&str>, body: impl FnOnce(&Path)) {
     if let Some(directory) = std::env::var_os(INNER) {
         return body(Path::new(&directory));
@@ -28,7 +28,7 @@ fn in_own_process(test: &str, switch: Option<&str>, body: impl FnOnce(&Path)) {
     let _ = std::fs::remove_file(&directory).or_else(|_| std::fs::remove_dir_all(&directory));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(text(&output.stdout).contains("1 passed"), "it ran: {}", text(&output.stdout));
+    assert!(text(&output.stdout).contains("1 passed"), "the inner test did not run: {}", text(&output.stdout));
 }
 
 fn published() -> Vec<Sample> {
@@ -38,7 +38,7 @@ fn published() -> Vec<Sample> {
     reading.samples
 }
 
-/// Waits until what is published of a device is what it counts.
+/// Waits until the published counters equal the device's counters.
 fn wait_for(device: &Device) {
     let until = Instant::now() + Duration::from_secs(60);
     let address = device.attributes().address;
@@ -77,11 +77,11 @@ fn final_values_are_published_without_further_calls() {
             published().iter().all(|sample| sample.identity.pid == Some(pid) && sample.identity.name == "doorbell0")
         );
         drop((a, b));
-        assert!(published().is_empty(), "a device takes its file with it");
+        assert!(published().is_empty(), "the file of a closed device remains");
     });
 }
 
-/// How often threads that drive engines went to sleep.
+/// Returns how often threads that drive engines went to sleep.
 fn sleeps() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let ours =
@@ -104,7 +104,7 @@ fn an_idle_device_wakes_no_thread_to_publish() {
         b.expect(1);
         wait_for(&a.device);
         wait_for(&b.device);
-        // Deadlines that were set while there was traffic pass first, on a slow machine slowly.
+        // Deadlines that traffic set must expire first, which takes long on a slow machine.
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             let before = sleeps();
@@ -112,7 +112,7 @@ fn an_idle_device_wakes_no_thread_to_publish() {
             if sleeps() == before {
                 break;
             }
-            assert!(Instant::now() < until, "the threads never come to rest");
+            assert!(Instant::now() < until, "the threads do not go to sleep");
         }
     });
 }

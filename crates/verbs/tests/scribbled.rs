@@ -1,6 +1,6 @@
-//! A peer that shares memory with a device and writes whatever it likes there, with the whole RNIC reading.
+//! A peer that shares memory with a device and writes arbitrary data there, which the whole RNIC reads.
 //!
-//! The peer is made by hand, from the bytes up: nothing of it is the device's own code.
+//! The test builds the peer from raw bytes, without the device's code.
 
 mod common;
 
@@ -33,11 +33,11 @@ const MAGIC: &[u8] = b"\xffdoorbel";
 const ROUNDS: usize = 3000;
 
 #[path = "../../rnic/tests/common/rng.rs"]
-#[allow(dead_code, unreachable_pub)] // it serves other tests too
+#[allow(dead_code, unreachable_pub)] // other tests use the rest of the file
 mod rng;
 use rng::Rng;
 
-/// The peer's side of the rings: it writes the first one.
+/// The peer's side of the rings. It writes to the first ring.
 struct Raw {
     _udp: UdpSocket,
     _connection: OwnedFd,
@@ -67,24 +67,24 @@ impl Raw {
         let rights = [file.as_raw_fd()];
         let control = [ControlMessage::ScmRights(&rights)];
         sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(&hello)], &control, MsgFlags::empty(), None).unwrap();
-        // Welcome: kind 2, version 1, yes.
+        // Welcome: kind 2, version 1, accepted.
         let mut welcome = [0; 64];
         let mut vector = [IoSliceMut::new(&mut welcome)];
         let length = recvmsg::<()>(connection.as_raw_fd(), &mut vector, None, MsgFlags::empty()).unwrap().bytes;
         assert_eq!(&welcome[..length], [MAGIC, &[2, 1, 0, 1]].concat());
-        // Challenge: kind 4, our nonce, theirs. Proof: kind 3, theirs.
+        // Challenge: kind 4, own nonce, nonce of the device. Proof: kind 3, nonce of the device.
         let mut challenge = [0; 64];
         let length = udp.recv(&mut challenge).unwrap();
         assert_eq!(&challenge[..25], [MAGIC, &[4], &nonce].concat());
         let proof = [MAGIC, &[3], &challenge[25..length]].concat();
         sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(&proof)], &[], MsgFlags::empty(), None).unwrap();
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, of a file that is as long.
+        // SAFETY: this is a new mapping of a file of the same length.
         let base = unsafe { mmap(None, NonZeroUsize::new(FILE).unwrap(), access, MapFlags::MAP_SHARED, &file, 0) };
         Self { _udp: udp, _connection: connection, base: base.unwrap(), tail: 0 }
     }
 
-    /// Stores a word anywhere in the file.
+    /// Stores a word at an offset of the file.
     fn store(&self, at: usize, word: u64) {
         assert!(at.is_multiple_of(8) && at < FILE);
         // SAFETY: eight aligned bytes of the mapping; the device reaches them by atomics and raw copies.
@@ -100,7 +100,7 @@ impl Raw {
         }
     }
 
-    /// Writes a record as a device does, with any packets.
+    /// Writes a record with arbitrary packets as a device does.
     fn push(&mut self, bytes: &[u8], segment_bytes: usize) {
         let word = 1 << 63 | 64 << 34 | (segment_bytes as u64) << 17 | bytes.len() as u64;
         let start = self.tail % RING;
@@ -113,7 +113,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to it any more.
+        // SAFETY: no reference to the mapping remains.
         unsafe { munmap(self.base, FILE).unwrap() };
     }
 }
@@ -123,7 +123,7 @@ fn file_of(own: &str) -> String {
     format!("rings-of-{own}")
 }
 
-/// Returns whether this process maps that file.
+/// Returns whether this process maps the peer's file.
 fn is_mapped(own: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(&file_of(own))
 }
@@ -132,7 +132,7 @@ fn open() -> Device {
     open_soft(SoftOptions { link: Some(LinkChoice::Auto), publish: false, ..SoftOptions::default() })
 }
 
-/// A queue pair of each kind whose peer is at this address.
+/// Creates a queue pair of each kind whose peer is at this address.
 fn sides(device: &Device, peer: &str) -> Vec<Side> {
     let sides = [QpKind::Rc, QpKind::Uc, QpKind::Ud].map(|kind| {
         let plan = Plan { retry_count: 7, timeout: 18, ..Plan::new(kind) };
@@ -149,7 +149,7 @@ fn sides(device: &Device, peer: &str) -> Vec<Side> {
     sides.into()
 }
 
-/// A packet that says anything, often to a queue pair that exists and of memory that does.
+/// Fills in a random packet, often for an existing queue pair and existing memory.
 fn packet(rng: &mut Rng, sides: &[Side], open_to_all: &Region, psn: u32, bytes: &mut [u8]) {
     bytes.iter_mut().for_each(|byte| *byte = rng.next() as u8);
     let side = &sides[rng.below(sides.len() as u64) as usize];
@@ -178,8 +178,8 @@ fn exchange(a: &Side, b: &Side, number: u64) {
     b.expect(number);
 }
 
-/// Checks that after any damage by `misbehave` to a ring, the device serves other peers, and that memory closed to
-/// the peer stays unchanged.
+/// Checks that after any damage by `misbehave` to a ring, the device serves other peers. Memory closed to the peer must
+/// stay unchanged.
 fn survives(own: &str, misbehave: impl Fn(&mut Raw, &mut Rng, &[Side], &Region, usize)) {
     let seed = std::env::var("DOORBELL_SEED").ok().map_or(1, |text| text.parse().expect("a number"));
     eprintln!("DOORBELL_SEED={seed}");
@@ -202,10 +202,10 @@ fn survives(own: &str, misbehave: impl Fn(&mut Raw, &mut Rng, &[Side], &Region, 
             }
         }
     }
-    assert_bytes(&secret, 0, &pattern(8192, 5), "what no peer may write");
-    // It goes, and so does what was shared with it.
+    assert_bytes(&secret, 0, &pattern(8192, 5), "memory that no peer may write");
+    // The peer leaves, and the device unmaps the shared rings.
     drop(raw);
-    eventually("its rings are given back", || {
+    eventually("the rings of the peer are unmapped", || {
         device.drive();
         !is_mapped(own)
     });
@@ -221,7 +221,7 @@ fn packets_of_any_kind_in_a_ring_do_no_harm() {
         for packet_bytes in bytes.chunks_mut(segment) {
             packet(rng, sides, open_to_all, round as u32, packet_bytes);
         }
-        // Room in the ring is not waited for: that is part of it.
+        // Write without waiting for room in the ring, as a part of the attack.
         raw.push(&bytes, segment);
     });
 }
@@ -230,7 +230,7 @@ fn packets_of_any_kind_in_a_ring_do_no_harm() {
 fn a_ring_scribbled_over_does_no_harm() {
     survives("127.77.46.2", |raw, rng, sides, open_to_all, round| {
         if round % 50 == 0 {
-            // Records everywhere, as if the ring were full for ever.
+            // Write records everywhere, as if the ring were full forever.
             let word = 1 << 63 | 64 << 34 | 40 << 17 | 40;
             (0..RING).step_by(64).for_each(|at| raw.store(CONTROL + at, word));
         }
@@ -239,11 +239,11 @@ fn a_ring_scribbled_over_does_no_harm() {
         raw.put(rng.below(RING as u64) as usize, &bytes);
         for _ in 0..20 {
             let at = rng.below(FILE as u64 / 8) as usize * 8;
-            // Often in the words that tell how far a side is, and of lengths that may be.
+            // Often choose the words with a side's position, and possible lengths.
             let at = if rng.below(4) == 0 { at % 512 } else { at };
             let possible = 1 << 63 | rng.below(2000) << 17 | rng.below(60_000);
             let word = if rng.below(64) == 0 { rng.next() } else { possible };
-            // A word that no run has would end it all.
+            // A word that no valid record has would end the sharing, so store it rarely.
             if at < CONTROL || !at.is_multiple_of(64) || round % 1000 == 999 {
                 raw.store(at, word);
             }

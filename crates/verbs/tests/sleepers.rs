@@ -30,7 +30,7 @@ impl Kernel {
         Self { counted: Mutex::new(0), queue: Mutex::new(()), woken: Condvar::new() }
     }
 
-    /// `futex_wait`: compares the word with the queue locked, and sleeps if it has the value.
+    /// Models `futex_wait`: compares the word under the lock of the queue, and sleeps if the word has the value.
     fn wait(&self, word: &AtomicU32, value: u32) {
         let queue = self.queue.lock().unwrap();
         if word.load(Ordering::SeqCst) == value {
@@ -82,7 +82,7 @@ impl World {
         is_there
     }
 
-    /// Sleeps until an entry is there, and takes it. The model checker fails a run in which the thread sleeps for ever.
+    /// Sleeps until an entry exists, and takes it. The model checker fails a run in which the thread sleeps forever.
     fn take(&self) {
         loop {
             let added = self.tally.added();
@@ -95,11 +95,11 @@ impl World {
         }
     }
 
-    /// Sleeps, and takes no entry, as a cancelled thread.
+    /// Sleeps and takes no entry, like a cancelled thread.
     fn sleep_in_vain(&self, is_interrupted: bool) {
         let word = self.tally.begin();
         if !is_interrupted {
-            self.tally.signals.wait(word, 0); // it looked before the first entry was added
+            self.tally.signals.wait(word, 0); // as if the check came before the first entry
         }
         self.tally.end_in_vain();
     }

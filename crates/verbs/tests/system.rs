@@ -1,5 +1,5 @@
-//! The machine's libibverbs where it is missing or unsuitable. Tests that need a device are in the conformance suite,
-//! which `cargo xtask guest` runs on one.
+//! Errors for a missing or unsuitable libibverbs. Tests that need a device are in the conformance suite, which `cargo
+//! xtask guest` runs on a device.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn an_error_without_libibverbs_says_to_install_it() {
 
 #[test]
 fn a_library_without_required_symbols_is_too_old() {
-    // A library that every program of Rust has loaded, and that is no libibverbs of any age.
+    // Each Rust program has loaded this library, which is no version of libibverbs.
     let error = list(&with_library("libgcc_s.so.1")).unwrap_err();
     assert!(matches!(&error, SystemError::TooOld { symbol, .. } if symbol == "ibv_get_device_list"), "{error}");
     let text = error.to_string();

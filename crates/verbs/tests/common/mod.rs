@@ -14,34 +14,34 @@ use doorbell_verbs::{
     SendRequest, Sge, Srq, Status, UdDestination, Window, WindowBinding, WindowKind,
 };
 
-/// Longer than anything here takes, however slow the machine: protection against hanging.
+/// Longest wait of a test, longer than any step takes on a slow machine. It protects against hanging.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The Q_Key of all UD queue pairs here.
+/// The Q_Key of all UD queue pairs of these tests.
 pub const QKEY: QKey = QKey::new(0x1111_2222);
 
 pub const ALL_ACCESS: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// A software RNIC.
+/// Opens a software RNIC.
 pub fn open_soft(options: SoftOptions) -> Device {
     soft::open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Two of them that reach each other over UDP.
+/// Opens two software RNICs that reach each other over UDP.
 pub fn soft_pair() -> (Device, Device) {
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() });
     (open(), open())
 }
 
-/// Two of them that reach each other through shared memory alone.
+/// Opens two software RNICs that reach each other through shared memory alone.
 pub fn shm_pair() -> (Device, Device) {
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
     (open(), open())
 }
 
-/// The device of the machine that `DOORBELL_TEST_DEVICE` names, opened twice: what it sends to itself
-/// goes through it as to another. `DOORBELL_TEST_PEER_DEVICE` names another, across a network.
+/// Opens the device of the machine that `DOORBELL_TEST_DEVICE` names twice. Messages between the two handles pass
+/// through the device as between two devices. `DOORBELL_TEST_PEER_DEVICE` names a second device across a network.
 pub fn system_pair() -> (Device, Device) {
     let name = std::env::var("DOORBELL_TEST_DEVICE").expect("DOORBELL_TEST_DEVICE names a device of the machine");
     let peer = std::env::var("DOORBELL_TEST_PEER_DEVICE").unwrap_or_else(|_| name.clone());
@@ -52,7 +52,7 @@ pub fn system_pair() -> (Device, Device) {
     (open(name), open(peer))
 }
 
-/// Work requests of the long case: `DOORBELL_MESSAGES`, 10,000 otherwise.
+/// Returns the number of work requests of the long case: `DOORBELL_MESSAGES`, 10,000 by default.
 pub fn long_case() -> usize {
     std::env::var("DOORBELL_MESSAGES").ok().map_or(10_000, |text| text.parse().expect("a number of work requests"))
 }
@@ -62,8 +62,8 @@ pub fn system_is_lossy() -> bool {
     std::env::var_os("DOORBELL_TEST_PEER_DEVICE").is_some()
 }
 
-/// Returns whether the device is Linux's software RNIC, which departs from the specification in `how`. Prints the
-/// departure and the kernel version; the test then leaves that check out.
+/// Returns whether the device is Linux's software RNIC, which departs from the specification as `how` describes. Prints
+/// the departure and the kernel version. The caller then skips that check.
 pub fn rxe_departs(device: &Device, how: &str) -> bool {
     let is_rxe = device.attributes().name.starts_with("rxe");
     if is_rxe {
@@ -73,19 +73,18 @@ pub fn rxe_departs(device: &Device, how: &str) -> bool {
     is_rxe
 }
 
-/// Runs a test that needs nothing around it.
+/// Runs a test that needs no special environment.
 pub fn as_it_is(test: impl FnOnce()) {
     test();
 }
 
-/// Checks that a device reports no event for the last action, within a time in which others report it.
+/// Checks that a device reports no event for the last action within the time in which devices report one.
 #[track_caller]
 pub fn assert_no_event(device: &Device) {
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(device.poll_event(), None, "this device tells what it was said not to tell");
+    assert_eq!(device.poll_event(), None, "the device reports an event that it should not report");
 }
 
-/// Ended a request like this because its peer refused it for that reason?
 ///
 /// Checks the status of a refused request. The responder sends the refusal once, since its queue pair is then in
 /// error and answers no more (IBTA Vol 1, 9.9.3). If the refusal is lost, the requester exhausts its retries without
@@ -99,7 +98,7 @@ pub fn assert_refusal(ended: Status, reason: Status, what: &str) {
     }
 }
 
-/// How queue pairs are created and connected.
+/// Options with which queue pairs are created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub kind: QpKind,
@@ -140,7 +139,8 @@ impl Plan {
         Self::new(QpKind::Rc)
     }
 
-    /// With retries that end, which seven do not on rxe: a peer that refuses something, or stands still, is noticed.
+    /// Returns a plan with six retries, since seven mean unlimited on rxe. Requests to a peer that refuses them or
+    /// stops then fail.
     pub fn with_an_end() -> Self {
         Self { retry_count: 6, ..Self::rc() }
     }
@@ -205,7 +205,7 @@ impl Plan {
         (a, b)
     }
 
-    /// One end, in the reset state.
+    /// Creates one end in the reset state.
     pub fn side(&self, device: &Device) -> Side {
         let pd = device.create_pd().unwrap();
         let cq = device.create_cq(self.cq_depth).unwrap();
@@ -226,7 +226,7 @@ impl Plan {
         Side { device: pd.device().clone(), pd: pd.clone(), cq: cq.clone(), qp }
     }
 
-    /// Takes two fresh ends to RTS.
+    /// Takes both new ends to RTS.
     pub fn join(&self, a: &Side, b: &Side) {
         let (from_a, from_b) = (a.device.random_psn(), b.device.random_psn());
         for (one, other, send, receive) in [(a, b, from_a, from_b), (b, a, from_b, from_a)] {
@@ -237,7 +237,7 @@ impl Plan {
     }
 }
 
-/// Memory that is open to one peer, through a window of type 2, until the peer or the owner invalidates its key.
+/// Memory that one peer can access through a window of type 2, until the peer or the owner invalidates its key.
 pub struct Lent {
     pub region: Region,
     window: Window,
@@ -249,13 +249,13 @@ impl Lent {
         self.binding.rkey
     }
 
-    /// Makes the window ready to be bound under another key.
+    /// Gives the binding of the window another key.
     fn renew(&mut self) {
         self.binding.rkey = self.window.key((self.binding.rkey.get() as u8).wrapping_add(1));
     }
 }
 
-/// One end.
+/// One end of a connection.
 pub struct Side {
     pub qp: Qp,
     pub cq: Cq,
@@ -268,7 +268,7 @@ impl Side {
         self.pd.allocate(length, ALL_ACCESS, MemoryKind::Plain).unwrap()
     }
 
-    /// Lends memory to the peer of this queue pair alone.
+    /// Opens memory to the peer of this queue pair alone.
     pub fn lend(&self, length: usize) -> Lent {
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let region = self.pd.allocate(length, access, MemoryKind::Plain).unwrap();
@@ -286,7 +286,7 @@ impl Side {
         lent
     }
 
-    /// Lends memory again under another key, after its key was invalidated.
+    /// Opens memory to the peer again under another key, after its key was invalidated.
     pub fn lend_again(&self, lent: &mut Lent) {
         const NUMBER: u64 = 0x1e4d;
         lent.renew();
@@ -294,7 +294,7 @@ impl Side {
         self.expect(NUMBER);
     }
 
-    /// Memory with a pattern in it.
+    /// Allocates memory with a pattern in it.
     pub fn patterned(&self, length: usize, seed: u64) -> Region {
         let region = self.memory(length);
         region.copy_in(0, &pattern(length, seed));
@@ -310,25 +310,25 @@ impl Side {
         self.qp.post_recv(&[RecvRequest { wr_id, sges }]).unwrap();
     }
 
-    /// The next `count` completions.
+    /// Returns the next `count` completions.
     pub fn reap(&self, count: usize) -> Vec<Completion> {
         reap(&self.cq, count)
     }
 
-    /// The next completion, which must be this work request's success.
+    /// Returns the next completion, and checks that it is the success of this work request.
     pub fn expect(&self, wr_id: u64) -> Completion {
         let completion = self.reap(1)[0];
         assert_eq!((completion.wr_id, completion.status), (wr_id, Status::Success), "{completion:?}");
         completion
     }
 
-    /// The next completion, which must be this failure.
+    /// Checks that the next completion is this failure.
     pub fn expect_failure(&self, wr_id: u64, status: Status) {
         let completion = self.reap(1)[0];
         assert_eq!((completion.wr_id, completion.status), (wr_id, status));
     }
 
-    /// The next completion, which must be the failure of a request that the peer refused for this reason.
+    /// Checks that the next completion is the failure of a request that the peer refused for this reason.
     pub fn expect_refusal(&self, wr_id: u64, status: Status) {
         let completion = self.reap(1)[0];
         assert_eq!(completion.wr_id, wr_id);
@@ -343,7 +343,7 @@ impl Side {
         self.qp.modify(&to_state(QpState::Error)).unwrap();
     }
 
-    /// How datagrams reach it.
+    /// Returns the destination of datagrams to this end.
     pub fn as_destination(&self) -> UdDestination {
         let address = AddressVector::to(self.device.attributes().address);
         UdDestination { address, qpn: self.qp.qpn(), qkey: QKEY }
@@ -378,8 +378,8 @@ pub fn fetch_add(region: &Region, offset: usize, add: u64) -> SendOperation {
     SendOperation::FetchAdd { remote_address: region.address().wrapping_add(offset as u64), rkey: region.rkey(), add }
 }
 
-/// Posts a list of `pairs` times a READ, with these flags, and a fenced WRITE that takes what it brought further,
-/// and waits for all of it, `lists` times. Returns how many of them were done before one took longer than `patience`.
+/// Posts `lists` lists, each with `pairs` times a READ with these flags and a fenced WRITE of the bytes read, and waits
+/// for each list. Returns the number of lists done before one took longer than `patience`.
 pub fn fenced_lists(a: &Side, b: &Side, pairs: usize, read_flags: SendFlags, lists: u64, patience: Duration) -> u64 {
     const BYTES: usize = 1500;
     let (mine, theirs) = (a.memory(pairs * BYTES), b.memory(2 * pairs * BYTES));
@@ -403,7 +403,7 @@ pub fn fenced_lists(a: &Side, b: &Side, pairs: usize, read_flags: SendFlags, lis
         if done.len() < 2 * pairs {
             return list;
         }
-        assert_bytes(&theirs, pairs * BYTES, &pattern(pairs * BYTES, list), "what fenced WRITEs took further");
+        assert_bytes(&theirs, pairs * BYTES, &pattern(pairs * BYTES, list), "the bytes that fenced WRITEs copied");
     }
     lists
 }
@@ -412,7 +412,7 @@ pub fn wrong(rkey: RKey) -> RKey {
     RKey::new(rkey.get() ^ 0x5a5a_5a00)
 }
 
-/// Bytes that tell where they belong.
+/// Returns bytes that depend on their position and on the seed.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..length)
@@ -429,23 +429,23 @@ pub fn bytes_of(region: &Region, offset: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Compares without printing all of it.
+/// Compares bytes of a region with the expected ones, and prints only the first difference.
 #[track_caller]
 pub fn assert_bytes(region: &Region, offset: usize, expected: &[u8], what: &str) {
     let found = bytes_of(region, offset, expected.len());
     let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
-    assert_eq!(differs, None, "{what}: the first byte that differs of {}", expected.len());
+    assert_eq!(differs, None, "{what}: index of the first of {} bytes that differs", expected.len());
 }
 
-/// The next `count` completions of a queue.
+/// Returns the next `count` completions of a queue.
 #[track_caller]
 pub fn reap(cq: &Cq, count: usize) -> Vec<Completion> {
     let reaped = reap_within(cq, count, PATIENCE);
-    assert_eq!(reaped.len(), count, "these completions came: {reaped:?}");
+    assert_eq!(reaped.len(), count, "completions missing, found only {reaped:?}");
     reaped
 }
 
-/// Those of them that come in time.
+/// Returns up to `count` completions that arrive within `patience`.
 #[track_caller]
 pub fn reap_within(cq: &Cq, count: usize, patience: Duration) -> Vec<Completion> {
     let mut reaped = Vec::with_capacity(count);
@@ -465,8 +465,8 @@ pub fn reap_within(cq: &Cq, count: usize, patience: Duration) -> Vec<Completion>
     reaped
 }
 
-/// Waits until a device has counted something. One of the machine, of which the kernel counts, is
-/// given some time instead.
+/// Waits until the device's counters meet a condition. The kernel counts for devices of the machine, so for these the
+/// function waits a fixed time instead.
 #[track_caller]
 pub fn eventually_counted(what: &str, device: &Device, holds: impl Fn(&Counters) -> bool) {
     match device.counters() {
@@ -475,12 +475,12 @@ pub fn eventually_counted(what: &str, device: &Device, holds: impl Fn(&Counters)
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < PATIENCE, "this did not happen: {what}");
+        assert!(start.elapsed() < PATIENCE, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

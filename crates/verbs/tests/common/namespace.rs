@@ -1,4 +1,4 @@
-//! Network namespaces: loopback interfaces of a test's own, with addresses and an MTU to its taste.
+//! Network namespaces of a test: loopback interfaces with chosen addresses and MTU.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
@@ -13,16 +13,16 @@ use nix::sched::{CloneFlags, unshare};
 /// Number of IPv6 addresses in a namespace, the maximum number of devices of one test.
 const ADDRESSES: u16 = 16;
 
-/// One of them, of a range for use within a site (RFC 4193).
+/// Returns an IPv6 address of this number, from the range for use within a site (RFC 4193).
 fn address(number: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + number)
 }
 
-/// Runs a test in a network namespace of its own, which ends with its last socket. Only root can create one. Without
-/// root, the test prints that it is left out, and fails with `CI=true`.
+/// Runs a test in its own network namespace, which ends with its last socket. Only root can create one. Without root,
+/// the test prints that it is left out; with `CI=true` it fails.
 pub fn within(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
-        // A namespace belongs to a thread and to those that it starts.
+        // A namespace applies to one thread and to the threads that it starts.
         let done = scope.spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
             Err(why) => {
                 leave_out(&format!("tests in network namespaces of their own, which only root can make: {why}"))
@@ -43,8 +43,8 @@ pub fn within(test: impl FnOnce() + Send) {
     });
 }
 
-/// Does what is sent to an address arrive? The kernel makes the routes to new addresses in its own
-/// time, and what comes before them is lost.
+/// Returns whether a datagram to an address arrives. The kernel adds the routes to new addresses with a delay, and
+/// loses earlier datagrams.
 fn is_reachable(address: Ipv6Addr) -> bool {
     let socket = UdpSocket::bind((address, 0)).unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -52,7 +52,7 @@ fn is_reachable(address: Ipv6Addr) -> bool {
     socket.send_to(&[1], own).is_ok() && socket.recv(&mut [0]).is_ok()
 }
 
-/// Gives the interfaces of this namespace other properties: lines of arguments of iproute2's `ip`.
+/// Configures the interfaces of this namespace. Each line of `commands` holds arguments of iproute2's `ip`.
 pub fn ip(commands: &str) {
     let mut ip = Command::new("ip")
         .args(["-batch", "-"])
@@ -63,13 +63,13 @@ pub fn ip(commands: &str) {
     assert!(ip.wait().unwrap().success(), "ip refused one of:\n{commands}");
 }
 
-/// Two software RNICs with IPv6 addresses of this namespace that reach each other over UDP.
+/// Opens two software RNICs with IPv6 addresses of this namespace that reach each other over UDP.
 pub fn soft_pair() -> (Device, Device) {
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() });
     (open(), open())
 }
 
-/// A software RNIC at the next free IPv6 address of this namespace.
+/// Opens a software RNIC at the next free IPv6 address of this namespace.
 pub fn open_soft(options: SoftOptions) -> Device {
     for number in 0..ADDRESSES {
         let address = Some(IpAddr::from(address(number)));
@@ -81,8 +81,8 @@ pub fn open_soft(options: SoftOptions) -> Device {
     panic!("all {ADDRESSES} IPv6 addresses are taken")
 }
 
-/// Says what this machine cannot test: on standard error, past the harness, which would keep it to
-/// itself; and in the file that `DOORBELL_LEFT_OUT` names, for who started the tests.
+/// Reports a test that this machine cannot run. The report goes to standard error, past the test harness, which would
+/// hide it, and to the file that `DOORBELL_LEFT_OUT` names.
 fn leave_out(what: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "in CI nothing may be left out: {what}");
     static SAID: Once = Once::new();

@@ -1,4 +1,4 @@
-//! Devices of other processes: this program once more, in a part of its own.
+//! Devices of other processes. Each process runs this test program again and plays another part.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,10 +8,10 @@ use doorbell_verbs::{AddressVector, Psn, QpAttributes, Qpn, RKey, Region};
 
 use super::{Plan, Side};
 
-/// Set for the process that plays the peer, to the part that it plays.
+/// Environment variable that names the part of a process that plays the peer.
 pub const CHILD: &str = "DOORBELL_TEST_PEER";
 
-/// Bytes of the memory of each end.
+/// Bytes of memory of each end.
 pub const BYTES: usize = 100_000;
 
 pub fn plan() -> Plan {
@@ -24,10 +24,10 @@ pub fn describe(side: &Side, psn: Psn, region: &Region) -> String {
     format!("peer {address} {} {} {} {}", side.qp.qpn().get(), psn.get(), region.address(), region.rkey().get())
 }
 
-/// Connects to the end that a line describes: where its memory lies.
+/// Connects to the end that a line describes. Returns the address and key of its memory.
 pub fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey) {
     let mut words = line.trim().split(' ').skip(1);
-    let mut next = || words.next().unwrap_or_else(|| panic!("{line:?} is no description"));
+    let mut next = || words.next().unwrap_or_else(|| panic!("{line:?} does not describe an end"));
     let address = next().parse().unwrap();
     let (qpn, psn) = (Qpn::new(next().parse().unwrap()), Psn::new(next().parse().unwrap()));
     side.qp.modify(&plan.to_init()).unwrap();
@@ -51,7 +51,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts a test of this program, which plays a part.
+    /// Starts one test of this program in another process, which plays a part.
     pub fn start(test: &str, part: &str, link: LinkChoice) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]);
@@ -62,12 +62,12 @@ impl Peer {
         Self { child, commands, answers }
     }
 
-    /// The next line that starts so: a test program prints others before.
+    /// Returns the next line that starts with `start`. A test program prints other lines before it.
     pub fn answer(&mut self, start: &str) -> String {
         loop {
             let mut line = String::new();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it said {start:?}");
-            // The first line of a test stands behind the runner's words.
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it printed {start:?}");
+            // The first line of a test follows the runner's output on the same line.
             if let Some(at) = line.find(start) {
                 return line.split_off(at);
             }

@@ -9,7 +9,7 @@ use doorbell_verbs::{
 use crate::Open;
 use crate::common::*;
 
-/// Sizes around every boundary of a path MTU.
+/// Returns sizes around each boundary of a path MTU.
 fn sizes(mtu: usize) -> Vec<usize> {
     let mut sizes = vec![0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 65];
     for packets in [1, 2, 3, 16, 64, 65] {
@@ -121,7 +121,7 @@ pub(crate) fn immediate_data_and_invalidation(open: Open<'_>) {
         a.post(4, SendOperation::SendInvalidate(lent.rkey()), &[mine.sge(0, size)]);
         a.expect(4);
         assert_eq!(b.expect(4).attachment, Attachment::Invalidated(lent.rkey()));
-        // The owner still uses it, and lends it again.
+        // The owner can still use the memory, and lends it again.
         b.post_recv(5, &[lent.region.sge(0, 64)]);
         a.post(5, SendOperation::Send, &[mine.sge(0, 64)]);
         a.expect(5);
@@ -216,7 +216,7 @@ pub(crate) fn atomics_of_many_are_atomic(open: Open<'_>) {
         adders.into_iter().flat_map(|adder| adder.join().unwrap()).collect()
     });
     seen.sort_unstable();
-    assert_eq!(seen, (0..4 * EACH).collect::<Vec<_>>(), "each saw another value");
+    assert_eq!(seen, (0..4 * EACH).collect::<Vec<_>>(), "two atomics returned the same value");
     assert_eq!(word.load_acquire_u64(0), 4 * EACH);
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn inline_data_is_copied(open: Open<'_>) {
         let mut bytes = pattern(size, 3);
         b.post_recv(1, &[to.sge(0, most)]);
         a.qp.post_send(&[inline(1, SendOperation::Send, &bytes)]).unwrap();
-        bytes.fill(0xff); // it is the program's again as soon as the call returns
+        bytes.fill(0xff); // inline data belongs to the program again when the call returns
         a.expect(1);
         assert_eq!(b.expect(1).byte_len as usize, size);
         assert_bytes(&to, 0, &pattern(size, 3), "inline SEND");
@@ -246,7 +246,7 @@ pub(crate) fn scatter_gather_lists(open: Open<'_>) {
     let (a, b) = Plan { sges: most, depth: 8, ..Plan::rc() }.connect(&devices);
     let (from, to) = (a.patterned(8192, 9), b.memory(8192));
     let source = pattern(8192, 9);
-    // Pieces of odd lengths, empty ones among them, in another order than they lie in.
+    // Pieces of odd lengths, some of them empty, in reverse order of their addresses.
     let pieces: Vec<(usize, usize)> = (0..most).map(|index| ((most - 1 - index) * 256, index * 7 % 200)).collect();
     let sges: Vec<_> = pieces.iter().map(|&(offset, length)| from.sge(offset, length)).collect();
     let message: Vec<u8> =
@@ -301,7 +301,7 @@ pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
     for round in 0..50_u64 {
         yours.store_release_u64(0, round);
         word.store_release_u64(0, u64::MAX);
-        // The WRITE carries what the READ brought, since it may not start before.
+        // The fenced WRITE starts after the READ, so it carries the bytes that the READ returned.
         let (read_into, write_from) = ([word.sge(0, 4096)], [word.sge(0, 8)]);
         let fenced = SendRequest {
             flags: SendFlags::SIGNALED | SendFlags::FENCE,
@@ -314,14 +314,14 @@ pub(crate) fn a_fence_waits_for_reads(open: Open<'_>) {
     }
 }
 
-/// A retransmitted request waits at a fence for the READs before it, and for no others.
+/// A retransmitted request waits at a fence only for the READs before it.
 pub(crate) fn a_fence_waits_only_for_earlier_reads(open: Open<'_>) {
     const LISTS: u64 = 300;
     let (devices, plan) = (open(), Plan::with_an_end());
     for (pairs, read_flags) in [(1, SendFlags::empty()), (1, SendFlags::FENCE), (4, SendFlags::empty())] {
         let (a, b) = plan.connect(&devices);
         let is_alone = pairs == 1 && read_flags.is_empty();
-        // Shorten the wait only in the case in which it may last forever.
+        // Use a shorter wait only in the case that may last forever.
         let patience = if system_is_lossy() && !is_alone { Duration::from_secs(5) } else { PATIENCE };
         let done = fenced_lists(&a, &b, pairs, read_flags, LISTS, patience);
         if done == LISTS {
@@ -366,8 +366,7 @@ pub(crate) fn requests_complete_in_order(open: Open<'_>) {
 }
 
 pub(crate) fn a_message_larger_than_any_window(open: Open<'_>) {
-    // rxe's timer goes off after many a loss: three times 16 MiB take it a minute where one
-    // packet in a hundred gets lost.
+    // rxe often waits for its timer after a loss. With a loss of 1 %, three transfers of 16 MiB take a minute.
     let bytes = if system_is_lossy() { 2 << 20 } else { 16 << 20 } + 5;
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.patterned(bytes, 1), b.memory(bytes));

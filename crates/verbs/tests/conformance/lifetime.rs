@@ -1,4 +1,4 @@
-//! Objects that go while others use them.
+//! Destruction of objects while other objects use them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ pub(crate) fn handles_keep_their_dependencies(open: Open<'_>) {
     let plan = Plan::rc();
     let (a, b) = plan.connect(&open());
     let (from, to) = (a.patterned(100, 1), b.memory(100));
-    // Of all handles only those of the queue pairs and of the memory are left.
+    // After this, only the handles of the queue pairs and of the memory remain.
     let (a, b) = (a.qp, b.qp);
     b.post_recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(0, 100)] }]).unwrap();
     a.post_send(&[signalled(1, SendOperation::Send, &[from.sge(0, 100)])]).unwrap();
@@ -22,13 +22,13 @@ pub(crate) fn handles_keep_their_dependencies(open: Open<'_>) {
     drop(a);
     assert_eq!(clone.query().state, QpState::ReadyToSend, "a clone is the same queue pair");
     drop(clone);
-    // Memory outlives the queue pairs, the domain's handle and the device's.
+    // Memory outlives the queue pairs and the handles of the domain and the device.
     drop((pd, b));
     assert_bytes(&to, 0, &pattern(100, 1), "the message, afterwards");
     from.fill(0, 100, 0);
 }
 
-/// How a work request ends whose memory is gone (IBTA Vol 1, 10.10.3).
+/// Returns the status of a work request whose memory is gone (IBTA Vol 1, 10.10.3).
 fn protection_error(device: &doorbell_verbs::Device) -> Status {
     if rxe_departs(device, "memory that is gone is a local queue pair operation error, not one of protection") {
         Status::LocalQpOperation
@@ -39,12 +39,12 @@ fn protection_error(device: &doorbell_verbs::Device) -> Status {
 
 pub(crate) fn a_region_dropped_under_a_send(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
-    // The peer is not ready, so the request waits, and is sent again when the region is gone.
+    // The peer is not ready, so the request waits. The device retransmits it after the region is gone.
     let from = a.patterned(1000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 1000)]);
     a.post(2, SendOperation::Send, &[]);
     drop(from);
-    eventually_counted("it was sent without receive", &b.device, |counted| {
+    eventually_counted("the message arrived without a receive", &b.device, |counted| {
         counted.rnr_nak_sent > 0 || a.state() == QpState::Error
     });
     a.expect_failure(1, protection_error(&a.device));
@@ -81,14 +81,14 @@ pub(crate) fn a_region_dropped_under_remote_access(open: Open<'_>) {
 pub(crate) fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
-    // The refusal has the PSN of the READ's first packet, and rxe treats it as an answer that it has already had. It
-    // requests again, and forever if seven retries were allowed.
+    // The refusal has the PSN of the READ's first packet, and rxe treats it as a duplicate. It requests again, with
+    // seven retries forever.
     let departs = rxe_departs(&one, "a READ whose memory goes while its bytes flow ends when its retries are spent");
     let plan = if departs { Plan { retry_count: 2, ..Plan::rc() } } else { Plan::rc() };
     for round in 0..6 {
         let (a, b) = plan.connect(&(one.clone(), other.clone()));
         let (mine, theirs) = (a.memory(BYTES), b.memory(BYTES));
-        // The far end goes, or the near end, while the bytes flow.
+        // The far region or the near region is destroyed while bytes arrive.
         a.post(1, read_from(&theirs, 0), &[mine.sge(0, BYTES)]);
         std::thread::sleep(std::time::Duration::from_micros(100 * round));
         let (allowed, _kept) = if round % 2 == 0 {
@@ -126,7 +126,7 @@ pub(crate) fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
             eventually("the other end notices", || a.state() == QpState::Error);
             stop.store(true, Ordering::Relaxed);
         });
-        // And the busy end itself, with its work outstanding.
+        // Now destroy the busy end itself, with its work outstanding.
         let (c, d) = plan.connect(&devices);
         let (mine, theirs) = (c.memory(1 << 20), d.memory(1 << 20));
         for wr_id in 0..16 {
@@ -135,15 +135,15 @@ pub(crate) fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
         drop(c.qp);
         let mut out = [Completion::default(); 32];
         if !rxe_departs(&c.device, "completions stay when their queue pair goes (IBTA Vol 1, 11.2.4.4 allows it)") {
-            assert_eq!(c.cq.poll(&mut out), Ok(0), "completions of a queue pair go with it");
+            assert_eq!(c.cq.poll(&mut out), Ok(0), "a completion of a destroyed queue pair remains");
         }
     }
 }
 
 pub(crate) fn destroying_makes_room_for_others(open: Open<'_>) {
     const BYTES: usize = 4 << 20;
-    // One queue pair fills the limit of outstanding packets to the other device, with a peer that answers nothing.
-    // The second waits for room, and no other call drives the device.
+    // The first queue pair fills the limit of outstanding packets to the other device, and its peer answers nothing.
+    // The second queue pair waits for room, and no other call drives the device.
     let devices = open();
     let (stuck, silent) = Plan { timeout: 0, ..Plan::rc() }.connect(&devices);
     let (waiting, answers) = Plan::rc().connect(&devices);
@@ -155,5 +155,5 @@ pub(crate) fn destroying_makes_room_for_others(open: Open<'_>) {
     drop(stuck);
     eventually("the last byte arrived", || to.load_acquire_u8(BYTES - 1) == pattern(BYTES, 1)[BYTES - 1]);
     waiting.expect(2);
-    assert_bytes(&to, 0, &pattern(BYTES, 1), "what waited for room");
+    assert_bytes(&to, 0, &pattern(BYTES, 1), "the WRITE that waited for room");
 }

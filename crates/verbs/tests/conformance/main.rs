@@ -1,6 +1,6 @@
 //! Requirements for every provider, as one suite. Each test gets a function that opens two devices that reach each
-//! other. A provider joins with a line at the end, which names the function that its tests run within. The provider
-//! in virtual time joins in the crate doorbell-sim, which is above this one.
+//! other. A line at the end adds a provider and names the function that runs its tests. The crate doorbell-sim, which
+//! is above this one, adds the provider in virtual time.
 
 #[path = "../common/mod.rs"]
 mod common;

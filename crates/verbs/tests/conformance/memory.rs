@@ -1,4 +1,4 @@
-//! Kinds of memory, and how programs reach it.
+//! Kinds of memory, and access of programs to them.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Seek};
@@ -13,7 +13,7 @@ use crate::common::*;
 
 const PAGE: usize = 4096;
 
-/// A file of this test alone, gone with its handle.
+/// Creates a file of this test alone, which disappears with its handle.
 fn temporary_file(length: usize) -> std::fs::File {
     let name = format!("doorbell-{}-{:?}", std::process::id(), std::thread::current().id());
     let path = std::env::temp_dir().join(name);
@@ -54,13 +54,13 @@ pub(crate) fn mirrored_memory_wraps(open: Open<'_>) {
     let ring = b.pd.allocate(PAGE, ALL_ACCESS, MemoryKind::Mirrored).unwrap();
     assert_eq!(ring.len(), 2 * PAGE);
     let from = a.patterned(PAGE, 1);
-    // A message that wraps around the end of the ring, in one piece.
+    // The message wraps around the end of the ring, but the mapping shows it in one piece.
     a.post(1, write_to(&ring, PAGE - 100), &[from.sge(0, PAGE)]);
     a.expect(1);
     let message = pattern(PAGE, 1);
-    assert_bytes(&ring, PAGE - 100, &message, "in one piece");
-    assert_bytes(&ring, 0, &message[100..], "what wrapped, at the start");
-    assert_bytes(&ring, 2 * PAGE - 100, &message[..100], "the other end of it");
+    assert_bytes(&ring, PAGE - 100, &message, "the message in one piece");
+    assert_bytes(&ring, 0, &message[100..], "the wrapped bytes, at the start");
+    assert_bytes(&ring, 2 * PAGE - 100, &message[..100], "the first bytes, in the second mapping");
     ring.store_release_u64(8, 77);
     assert_eq!(ring.load_acquire_u64(PAGE + 8), 77);
 }
@@ -128,7 +128,7 @@ pub(crate) fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
                 post();
             }
             eventually("the peer wrote", || mine.load_acquire_u8(63) == round);
-            // The last byte is placed last, so all of the message is here with it.
+            // The device places the last byte last, so the whole message is here.
             assert_bytes(mine, 0, &[round; 64], "a message with its last byte");
             if !first {
                 post();
@@ -144,7 +144,7 @@ pub(crate) fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
 /// The bytes of a region that a window opens.
 const OPENED: std::ops::Range<u64> = 1024..3072;
 
-/// Binds a window to a part of a region that is open to no peer itself.
+/// Binds a window to a part of a region that peers cannot access directly.
 fn bind(side: &Side, region: &Region, window: &Window, lowest: u8) -> RKey {
     let binding = WindowBinding {
         rkey: window.key(lowest),
@@ -159,11 +159,11 @@ fn bind(side: &Side, region: &Region, window: &Window, lowest: u8) -> RKey {
     binding.rkey
 }
 
-/// Takes the key back.
+/// Invalidates the window's key.
 fn close(side: &Side, kind: WindowKind, key: RKey) {
     let operation = match kind {
         WindowKind::Type2 => SendOperation::LocalInvalidate(key),
-        // Bound to nothing.
+        // Bind the window to no bytes.
         WindowKind::Type1 => SendOperation::BindWindow(WindowBinding {
             rkey: key,
             lkey: doorbell_verbs::LKey(0),
@@ -182,7 +182,7 @@ pub(crate) fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>
         let devices = open();
         let region_of =
             |side: &Side| side.pd.allocate(PAGE, Access::LOCAL_WRITE | Access::WINDOW_BIND, MemoryKind::Plain).unwrap();
-        // A peer that is refused is in error: each refusal has a connection of its own.
+        // A refusal puts the connection into the error state, so each refusal uses a new connection.
         let refused = |what: &str, act: &dyn Fn(&Side, &Region, &Window) -> (RKey, u64)| {
             let (a, b) = Plan::with_an_end().connect(&devices);
             let (region, mine) = (region_of(&b), a.patterned(64, 2));
@@ -204,7 +204,7 @@ pub(crate) fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>
             }
         };
         let (region, mine) = (region_of(&b), a.patterned(2048, 1));
-        // Another key each time: bound, closed, and bound anew.
+        // In each round, bind the window under another key and close it.
         for round in 1..=3 {
             let rkey = bind(&b, &region, &window, round);
             region.fill(0, PAGE, 0);
@@ -221,18 +221,18 @@ pub(crate) fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>
         }
         refused("the region's own key", &|_, region, _| (region.rkey(), OPENED.start));
         refused("a window that is not bound", &|_, _, window| (window.rkey(), OPENED.start));
-        refused("one byte behind the window", &|b, region, window| (bind(b, region, window, 1), OPENED.end - 63));
-        refused("one byte before it", &|b, region, window| (bind(b, region, window, 1), OPENED.start - 1));
-        refused("another of its keys", &|b, region, window| {
+        refused("one byte after the window", &|b, region, window| (bind(b, region, window, 1), OPENED.end - 63));
+        refused("one byte before the window", &|b, region, window| (bind(b, region, window, 1), OPENED.start - 1));
+        refused("another key of the window", &|b, region, window| {
             bind(b, region, window, 1);
             (window.key(2), OPENED.start)
         });
-        refused("a key that was taken back", &|b, region, window| {
+        refused("an invalidated key", &|b, region, window| {
             let rkey = bind(b, region, window, 1);
             close(b, kind, rkey);
             (rkey, OPENED.start)
         });
-        refused("a window that is gone", &|b, region, _| {
+        refused("a destroyed window", &|b, region, _| {
             let other = b.pd.create_window(kind).unwrap();
             (bind(b, region, &other, 1), OPENED.start)
         });

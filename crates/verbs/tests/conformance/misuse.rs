@@ -1,4 +1,4 @@
-//! Every misuse is an error that says what is wrong and why.
+//! Each misuse returns an error that states what is wrong and why.
 
 use doorbell_verbs::{
     Access, Error, MemoryError, MemoryKind, ModifyError, ObjectError, PathMtu, PostError, PostErrorKind, QpAttributes,
@@ -8,12 +8,12 @@ use doorbell_verbs::{
 use crate::Open;
 use crate::common::*;
 
-/// The error's sentence names all of these.
+/// Checks that the error's text contains all of these words.
 #[track_caller]
 fn says(error: &impl std::error::Error, words: &[&str]) {
     let text = error.to_string();
     for word in words {
-        assert!(text.contains(word), "{text:?} does not say {word:?}");
+        assert!(text.contains(word), "{text:?} does not contain {word:?}");
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn foreign_protection_domains(open: Open<'_>) {
         signal_all: false,
     });
     assert!(matches!(result, Err(Error::Object(ObjectError::ForeignPd("shared receive queue")))), "{result:?}");
-    // A peer's access to a region of another domain than its queue pair's.
+    // The peer accesses a region of another domain than that of its queue pair.
     let foreign = devices.1.create_pd().unwrap().allocate(64, ALL_ACCESS, MemoryKind::Plain).unwrap();
     let mine = a.memory(8);
     a.post(2, write_to(&foreign, 0), &[mine.sge(0, 8)]);
@@ -77,7 +77,7 @@ pub(crate) fn foreign_devices(open: Open<'_>) {
     }
     let error = one.create_cq_on(4, &other.create_channel().unwrap()).unwrap_err();
     says(&error, &["completion channel", "another device"]);
-    // Memory of another device: its key means nothing here.
+    // The memory belongs to another device, so its key is unknown here.
     let (a, _b) = Plan::rc().connect(&(one, other.clone()));
     let region = other.create_pd().unwrap().allocate(64, ALL_ACCESS, MemoryKind::Plain).unwrap();
     let error = memory_error(a.qp.post_send(&[signalled(1, SendOperation::Send, &[region.sge(0, 8)])]));
@@ -104,7 +104,7 @@ pub(crate) fn ranges_outside_a_region(open: Open<'_>) {
     drop(region);
     let error = memory_error(a.qp.post_send(&[signalled(1, SendOperation::Send, &[stale])]));
     says(&error, &["deregistered"]);
-    // An element of no bytes names no memory.
+    // An element without bytes refers to no memory.
     stale.length = 0;
     a.post_recv(1, &[stale]);
     let second = a.memory(8);
@@ -132,7 +132,7 @@ pub(crate) fn rights_that_were_not_granted(open: Open<'_>) {
 pub(crate) fn remote_accesses_that_are_refused(open: Open<'_>) {
     let devices = open();
     type Case<'a> = (&'a str, Access, Access, fn(&doorbell_verbs::Region) -> SendOperation, Status);
-    // The right to write from afar needs that to write here (ibv_reg_mr(3)).
+    // Remote write access requires local write access (ibv_reg_mr(3)).
     let (everything, writable) = (ALL_ACCESS, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
     let cases: [Case<'_>; 11] = [
         (
@@ -260,7 +260,7 @@ pub(crate) fn operations_that_a_transport_does_not_have(open: Open<'_>) {
             );
             says(&error, &[kind.name()]);
         }
-        // A destination belongs to datagrams, and only to them.
+        // UD requests need a destination; requests of other kinds must have none.
         let destination = (kind != QpKind::Ud).then(|| b.as_destination());
         let error =
             a.qp.post_send(&[SendRequest { destination, ..signalled(1, SendOperation::Send, &[]) }]).unwrap_err();

@@ -1,5 +1,5 @@
-//! The tests of a provider: each case of the suite gets a function that opens two devices which reach each other, and
-//! `$within` runs it.
+//! Generates the tests of a provider. Each case of the suite gets a function that opens two devices that reach each
+//! other, and `$within` runs it.
 
 macro_rules! provider {
     ($name:ident, $within:path, $open:path $(, #[$only:meta])?) => {

@@ -18,7 +18,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 
 fn wait_readable(fd: BorrowedFd<'_>) {
     let patience = PollTimeout::try_from(PATIENCE).unwrap();
-    assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "nothing came");
+    assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "no notification came");
 }
 
 /// Returns whether queues have exactly the requested depth; RNICs round up.
@@ -55,12 +55,13 @@ pub(crate) fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     }
     let own = pairs[0].1.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]).unwrap_err();
     assert_eq!(own.kind, PostErrorKind::UsesSharedReceiveQueue);
-    // In error, the queue pair leaves the shared receives to the others, and says when it took its last.
+    // In error, the queue pair leaves the shared receives to the other queue pairs, and reports when it took its last
+    // one.
     pairs[1].1.to_error();
     if rxe_departs(&other, "no event when a queue pair in error has taken its last shared receive") {
         return assert_no_event(&other);
     }
-    eventually("the last was reached", || {
+    eventually("the queue pair took its last shared receive", || {
         other.poll_event() == Some(AsyncEvent::QpLastWqeReached(pairs[1].1.qp.qpn()))
     });
     assert!(srq.posted().is_none_or(|posted| posted == 16));
@@ -81,7 +82,7 @@ pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
         a.post(sent, SendOperation::Send, &[]);
         a.expect(sent);
         reap(&cq, 1);
-        // Eight were posted: with the third, fewer than six are left.
+        // Eight receives were posted. The third message leaves fewer than six.
         let event = (sent == 2).then_some(AsyncEvent::SrqLimitReached(srq.id().0));
         if event.is_some() {
             wait_readable(other.event_fd());
@@ -89,7 +90,7 @@ pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
         assert_eq!(other.poll_event(), event, "after {sent}");
     }
     assert!(srq.posted().is_none_or(|posted| posted == 3));
-    srq.arm_limit(4); // already below
+    srq.arm_limit(4); // the limit is already reached
     if rxe_departs(&other, "no limit event until another receive is taken, where fewer are left when it is armed") {
         return assert_no_event(&other);
     }
@@ -98,7 +99,7 @@ pub(crate) fn the_limit_event_comes_once(open: Open<'_>) {
     assert!(!is_readable(other.event_fd()));
 }
 
-/// An end whose completion queue notifies.
+/// Creates an end whose completion queue notifies.
 fn notifying(plan: &Plan, device: &doorbell_verbs::Device) -> (Side, doorbell_verbs::Channel) {
     let channel = device.create_channel().unwrap();
     let cq = device.create_cq_on(64, &channel).unwrap();
@@ -114,10 +115,10 @@ pub(crate) fn the_next_completion_notifies(open: Open<'_>) {
     a.post(0, SendOperation::Send, &[]);
     a.expect(0);
     b.expect(0);
-    assert_eq!((channel.next(), is_readable(channel.as_fd())), (None, false), "nothing was armed");
+    assert_eq!((channel.next(), is_readable(channel.as_fd())), (None, false), "a queue notified without being armed");
     for wr_id in [1, 4] {
         b.cq.arm(Notify::Next);
-        b.cq.arm(Notify::Next); // once more is still once
+        b.cq.arm(Notify::Next); // a second call changes nothing
         for wr_id in wr_id..wr_id + 3 {
             a.post(wr_id, SendOperation::Send, &[]);
             a.expect(wr_id);
@@ -128,10 +129,10 @@ pub(crate) fn the_next_completion_notifies(open: Open<'_>) {
         b.reap(3);
     }
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
-    // Of completions that came since the last notification the software RNIC tells at once; other devices need not.
+    // The software RNIC also notifies of completions that arrived since the last notification. Other devices need not.
     a.post(7, SendOperation::Send, &[]);
     a.expect(7);
-    eventually_counted("it is there", &b.device, |counted| counted.rx_send_requests >= 8);
+    eventually_counted("the message has arrived", &b.device, |counted| counted.rx_send_requests >= 8);
     b.cq.arm(Notify::Next);
     let told = channel.next();
     assert!(told == Some(b.cq.id()) || told.is_none() && !is_exact(&b.device));
@@ -158,9 +159,9 @@ pub(crate) fn only_solicited_completions_notify(open: Open<'_>) {
     a.expect(1);
     assert!(channel.wait(Some(PATIENCE)).unwrap());
     assert_eq!(channel.next(), Some(b.cq.id()));
-    // Verbs do not tell of a completion whether it was solicited.
+    // System devices do not report whether a completion was solicited.
     assert!(b.expect(1).solicited || !is_exact(&b.device));
-    // An error always does.
+    // An error always notifies.
     b.cq.arm(Notify::Solicited);
     b.to_error();
     assert!(channel.wait(Some(PATIENCE)).unwrap());
@@ -219,13 +220,13 @@ pub(crate) fn a_queue_of_one_works_and_is_full_with_one(open: Open<'_>) {
         a.expect(wr_id);
         b.expect(wr_id);
     }
-    assert_bytes(&to, 0, &pattern(3000, 1), "through queues of one");
-    // The peer has no receive, so what was posted stays outstanding.
+    assert_bytes(&to, 0, &pattern(3000, 1), "a message through queues of depth one");
+    // The peer has no receive, so the request stays outstanding.
     a.post(1, SendOperation::Send, &[]);
     let full = a.qp.post_send(&[signalled(2, SendOperation::Send, &[])]).unwrap_err();
     assert!(matches!(full.kind, PostErrorKind::QueueFull { depth: 1, .. }), "{full}");
     assert!(full.to_string().contains("send queue"), "{full}");
-    // A depth that is no power of two is no other.
+    // A depth that is no power of two is exact, too.
     let (a, _b) = Plan { depth: 3, ..Plan::rc() }.connect(&devices);
     (0..3).for_each(|wr_id| a.post(wr_id, SendOperation::Send, &[]));
     assert!(a.qp.post_send(&[signalled(3, SendOperation::Send, &[])]).is_err());
@@ -256,13 +257,13 @@ pub(crate) fn a_completion_queue_reports_its_overrun(open: Open<'_>) {
     }
     wait_readable(one.event_fd());
     assert!(matches!(one.poll_event(), Some(AsyncEvent::CqError(id)) if id == a.cq.id().0));
-    eventually("its users are in error", || a.state() == QpState::Error);
+    eventually("the users of the queue are in error", || a.state() == QpState::Error);
     let mut out = [Completion::default(); 4];
-    assert_eq!(a.cq.poll(&mut out), Ok(2), "what was there before can be reaped");
+    assert_eq!(a.cq.poll(&mut out), Ok(2), "completions before the overflow cannot be reaped");
     assert_eq!(a.cq.poll(&mut out), Err(Overrun));
     assert!(Overrun.to_string().contains("overran"));
     assert_eq!(b.state(), QpState::ReadyToSend);
-    // Others go on.
+    // Other queues still work.
     let (a, b) = plan.connect(&(one, other));
     b.post_recv(1, &[]);
     a.post(1, SendOperation::Send, &[]);
@@ -277,7 +278,7 @@ pub(crate) fn poll_reports_an_overrun(open: Open<'_>) {
     assert!(!is_readable(a.device.event_fd()));
     let mut out = [Completion::default(); 64];
     assert_eq!(a.cq.poll(&mut out), Ok(0));
-    // Queues may be deeper than was asked for, but none is by this much.
+    // A provider may round the depth of a queue up, but by less than this number.
     for wr_id in 0..plan.depth as u64 {
         let nothing = SendOperation::Write { remote_address: 0, rkey: wrong(doorbell_verbs::RKey::new(1)) };
         a.qp.post_send(&[signalled(wr_id, nothing, &[])]).unwrap();
@@ -294,7 +295,7 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let plan = Plan::with_an_end();
     let (a, b) = (plan.side(&one), plan.side(&other));
     let psn = one.random_psn();
-    // The peer sends while this end is in RTR still.
+    // The peer sends while this end is still in RTR.
     for (side, peer) in [(&a, &b), (&b, &a)] {
         side.qp.modify(&plan.to_init()).unwrap();
         side.qp.modify(&plan.to_rtr(peer, psn)).unwrap();
@@ -321,7 +322,7 @@ pub(crate) fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
     assert_eq!(other.poll_event(), None);
     assert!(!is_readable(other.event_fd()));
-    // Events of a queue pair go with it, and leave nothing that is readable for ever.
+    // A destroyed queue pair leaves no event and no readable descriptor.
     let (a, b) = plan.connect(&(one, other.clone()));
     let mine = a.memory(8);
     a.post(3, refused, &[mine.sge(0, 8)]);
@@ -345,7 +346,7 @@ pub(crate) fn events_are_removed_with_their_objects(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.expect(1);
         wait_readable(other.event_fd());
-        // No call takes the event before its queue is destroyed, and the next queue may have its number.
+        // No call takes the event before its queue is destroyed. The next queue may get the same number.
         drop((b, cq, srq));
         let successor = pd.create_srq(8, 1).unwrap();
         assert_eq!(other.poll_event(), None, "no event of the queue {}", successor.id().0);

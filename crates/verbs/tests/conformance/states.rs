@@ -1,4 +1,4 @@
-//! States of queue pairs, and what becomes of work requests when they leave them.
+//! States of queue pairs, and the fate of work requests when a queue pair leaves a state.
 
 use doorbell_verbs::{
     AddressVector, AsyncEvent, ModifyError, PostErrorKind, Psn, QpAttributes, QpKind, QpState, RecvRequest,
@@ -10,7 +10,7 @@ use crate::common::*;
 
 const KINDS: [QpKind; 3] = [QpKind::Rc, QpKind::Uc, QpKind::Ud];
 
-/// Attributes that take a queue pair along the usual way.
+/// Returns the attributes for one step of the usual path of states.
 fn step(plan: &Plan, side: &Side, to: QpState) -> QpAttributes {
     match to {
         QpState::Init => plan.to_init(),
@@ -20,7 +20,7 @@ fn step(plan: &Plan, side: &Side, to: QpState) -> QpAttributes {
     }
 }
 
-/// The usual way to a state. SQE cannot be asked for: a failing send leads there.
+/// Returns the usual path of states to a state. Programs cannot request SQE: a failing send leads there.
 fn way_to(state: QpState) -> &'static [QpState] {
     use QpState::*;
     match state {
@@ -41,7 +41,7 @@ fn side_in(plan: &Plan, device: &doorbell_verbs::Device, state: QpState) -> Side
     side
 }
 
-/// States that programs can ask for.
+/// Returns the states that programs can request.
 fn reachable() -> impl Iterator<Item = QpState> {
     QpState::ALL.into_iter().filter(|&state| state != QpState::SqError)
 }
@@ -64,12 +64,12 @@ pub(crate) fn the_states_of_each_transport(open: Open<'_>) {
                 // Linux allows no transition from reset to error (its table is in drivers/infiniband/core/verbs.c).
                 (Err(ModifyError::Refused { .. }), Some(_)) if (from, to) == (QpState::Reset, QpState::Error) => {}
                 (Err(ModifyError::Refused { .. }), Some(_))
-                    if from == QpState::SqDrain && rxe_departs(&device, "a datagram queue pair stays as it drains") => {
-                }
-                (result, expected) => panic!("{kind:?} {from:?} to {to:?}: {result:?}, the table says {expected:?}"),
+                    if from == QpState::SqDrain
+                        && rxe_departs(&device, "a draining datagram queue pair keeps its state") => {}
+                (result, expected) => panic!("{kind:?} {from:?} to {to:?}: {result:?}, the table has {expected:?}"),
             }
         }
-        // Without what it requires, a transition is refused and says so.
+        // Without its required attributes, a transition fails, and the error names them.
         let side = side_in(&plan, &device, QpState::Init);
         let result = side.qp.modify(&to_state(QpState::ReadyToReceive));
         match kind {
@@ -112,7 +112,7 @@ pub(crate) fn posting_depends_on_the_state(open: Open<'_>) {
 pub(crate) fn errors_flush_everything_in_order(open: Open<'_>) {
     for kind in KINDS {
         let (a, b) = Plan { depth: 8, ..Plan::new(kind) }.connect(&open());
-        // A peer that answers nothing, so that what is posted stays there (RC).
+        // The peer answers nothing, so requests stay posted (RC).
         b.qp.modify(&to_state(QpState::Reset)).unwrap();
         (0..8).for_each(|wr_id| a.post_recv(wr_id, &[]));
         let destination = (kind == QpKind::Ud).then(|| b.as_destination());
@@ -146,7 +146,7 @@ pub(crate) fn a_reset_queue_pair_can_be_used_again(open: Open<'_>) {
     used_again_after_reset(open, QpKind::Rc);
 }
 
-// By itself, since a network that loses packets cannot carry it.
+// Separate from RC, since UC cannot recover on a network that loses packets.
 pub(crate) fn a_reset_unreliable_queue_pair_can_be_used_again(open: Open<'_>) {
     used_again_after_reset(open, QpKind::Uc);
 }
@@ -160,7 +160,7 @@ fn used_again_after_reset(open: Open<'_>, kind: QpKind) {
         a.post(round, SendOperation::Send, &[from.sge(0, 3000)]);
         a.expect(round);
         b.expect(round);
-        // Left over: vanishes without a completion.
+        // This receive stays unused and vanishes without a completion.
         a.post_recv(99, &[]);
         if round == 1 {
             a.to_error();
@@ -182,11 +182,11 @@ pub(crate) fn draining_finishes_started_requests(open: Open<'_>) {
     a.qp.modify(&QpAttributes { sqd_notify: Some(true), ..to_state(QpState::SqDrain) }).unwrap();
     a.post(2, write_to(&to, 0), &[from.sge(0, 4)]);
     eventually("the queue is drained", || a.device.poll_event() == Some(AsyncEvent::SqDrained(a.qp.qpn())));
-    // The first may have been started before, or not; the second must wait.
+    // The first request may have started before the drain. The second must wait.
     let mut out = [Default::default(); 2];
     assert!(a.cq.poll(&mut out).unwrap() <= 1);
     assert_eq!(a.state(), QpState::SqDrain);
-    // This is where the peer's address may be changed.
+    // In this state, a program may change the peer's address.
     let address = AddressVector { traffic_class: 0x20, ..AddressVector::to(b.device.attributes().address) };
     a.qp.modify(&QpAttributes { address: Some(address), ..to_state(QpState::SqDrain) }).unwrap();
     a.qp.modify(&to_state(QpState::ReadyToSend)).unwrap();
@@ -196,21 +196,21 @@ pub(crate) fn draining_finishes_started_requests(open: Open<'_>) {
     };
     if rxe_departs(&a.device, "what was posted while a queue drained is sent only once something else is posted") {
         std::thread::sleep(std::time::Duration::from_millis(100));
-        assert!(!second_is_done(), "it was sent by itself");
+        assert!(!second_is_done(), "the second request was sent without another post");
         a.post(3, write_to(&to, 0), &[from.sge(0, 4)]);
     }
-    eventually("both are done", second_is_done);
+    eventually("both requests are complete", second_is_done);
     assert_bytes(&to, 0, &pattern(1 << 20, 1), "the first");
 }
 
 pub(crate) fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
     let devices = open();
-    let endless = rxe_departs(&devices.0, "a retry count of 7 is without end");
+    let endless = rxe_departs(&devices.0, "a retry count of 7 means unlimited");
     if endless {
         let (a, b) = Plan { timeout: 8, retry_count: 7, ..Plan::rc() }.connect(&devices);
         drop(b);
         a.post(1, SendOperation::Send, &[]);
-        // A hundred timeouts.
+        // Wait for a hundred timeouts.
         std::thread::sleep(std::time::Duration::from_millis(105));
         assert_eq!((a.cq.poll(&mut [Default::default()]), a.state()), (Ok(0), QpState::ReadyToSend));
     }
@@ -224,7 +224,7 @@ pub(crate) fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.post(2, SendOperation::Send, &[]);
         a.expect_failure(1, Status::RetryExceeded);
-        // No rule defines which of the queues is flushed first.
+        // IBTA does not define which queue is flushed first.
         let mut flushed = a.reap(2);
         flushed.sort_by_key(|completion| completion.wr_id);
         let flushed: Vec<_> = flushed.iter().map(|completion| (completion.wr_id, completion.status)).collect();
@@ -244,7 +244,7 @@ pub(crate) fn rnr_retries_end(open: Open<'_>) {
     a.expect_failure(1, Status::RnrRetryExceeded);
     assert_eq!((a.state(), b.state()), (QpState::Error, QpState::ReadyToSend));
     if let Some(counted) = a.device.counters().map(|counters| counters.since(&before)) {
-        // More of them if the request was sent again before its answer came.
+        // The count is higher if the request was retransmitted before its answer arrived.
         assert!(counted.rnr_nak_received >= 3 && counted.rnr_nak_retry_err == 1, "{counted:?}");
     }
 }

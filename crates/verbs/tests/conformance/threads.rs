@@ -1,4 +1,4 @@
-//! Many threads, many queue pairs.
+//! Tests with many threads and many queue pairs.
 
 use std::time::Instant;
 
@@ -41,7 +41,7 @@ pub(crate) fn many_threads_share_a_queue_pair(open: Open<'_>) {
                 for round in 0..EACH {
                     let operation = SendOperation::SendImmediate(thread << 16 | round);
                     while a.qp.post_send(&[signalled(0, operation, &[])]).is_err() {
-                        std::thread::yield_now(); // full: others reap
+                        std::thread::yield_now(); // the queue is full until another thread reaps
                     }
                 }
             });
@@ -66,10 +66,10 @@ pub(crate) fn many_threads_share_a_queue_pair(open: Open<'_>) {
     let mut sorted = seen;
     sorted.sort_unstable();
     let expected: Vec<u32> = (0..THREADS).flat_map(|thread| (0..EACH).map(move |round| thread << 16 | round)).collect();
-    assert_eq!(sorted, expected, "each message once");
+    assert_eq!(sorted, expected, "a message arrived twice or never");
 }
 
-/// Memory that this process holds, in bytes.
+/// Returns the resident memory of this process in bytes.
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or_default() * 4096
@@ -91,7 +91,7 @@ pub(crate) fn a_thousand_queue_pairs(open: Open<'_>) {
         })
         .collect();
     let took = start.elapsed();
-    // Other tests of this process allocate, too: the figure is for people.
+    // The figure is only printed, since other tests of this process allocate, too.
     println!(
         "{PAIRS} connections of this process with both ends: {} B per queue pair, made in {took:?}",
         resident_bytes().saturating_sub(before) / (2 * PAIRS)
@@ -123,7 +123,7 @@ pub(crate) fn connections_come_and_go(open: Open<'_>) {
             });
         }
     });
-    // A queue pair that takes no receives of its own and sends nothing.
+    // Create a queue pair that neither posts receives nor sends.
     let (pd, cq) = (devices.0.create_pd().unwrap(), devices.0.create_cq(1).unwrap());
     let nothing = QpCapacities { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
     pd.create_qp(QpOptions {

@@ -48,9 +48,9 @@ pub(crate) fn unreliable_connections_drop_messages_without_a_receive(open: Open<
     let (from, to) = (a.patterned(4096, 1), b.memory(4096));
     let before = b.device.counters().unwrap_or_default();
     a.post(1, SendOperation::Send, &[from.sge(0, 4096)]);
-    a.expect(1); // sent is done
+    a.expect(1); // a sent request is complete, even without a receiver
     eventually_counted("the message was dropped", &b.device, |counted| counted.since(&before).rx_dropped_messages == 1);
-    // Neither side is the worse for it.
+    // Both sides still work.
     b.post_recv(2, &[to.sge(0, 4096)]);
     a.post(2, SendOperation::Send, &[from.sge(0, 4096)]);
     a.expect(2);
@@ -66,7 +66,7 @@ pub(crate) fn unreliable_connections_drop_messages_without_a_receive(open: Open<
 /// Checks the IP header of a datagram of `payload` bytes, as far as a receiver can know it.
 #[track_caller]
 fn check_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize, with_checksum: bool) {
-    // Behind it: UDP, BTH, DETH, the payload and its padding, ICRC.
+    // After the IP header: UDP, BTH, DETH, the payload with padding, ICRC.
     let behind = 8 + 12 + 8 + payload.next_multiple_of(4) + 4;
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -88,7 +88,7 @@ fn check_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize,
             assert_eq!((grh[6], grh[7]), (17, 64), "UDP, hop limit");
             assert_eq!((&grh[8..24], &grh[24..40]), (&source.octets()[..], &destination.octets()[..]));
         }
-        mixed => panic!("{mixed:?} are of two families"),
+        mixed => panic!("{mixed:?} belong to two address families"),
     }
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn datagrams_bring_their_header(open: Open<'_>) {
     let (a, b) = Plan::new(QpKind::Ud).connect(&open());
     let mtu = a.device.attributes().active_mtu.bytes();
     let (from, to) = (a.patterned(mtu, 1), b.memory(GRH_BYTES + mtu));
-    let with_checksum = !rxe_departs(&b.device, "the IP header of a datagram from itself has no checksum");
+    let with_checksum = !rxe_departs(&b.device, "the IP header of a looped-back datagram has no checksum");
     for size in [0, 1, 2, 3, 4, 100, mtu - 1, mtu] {
         for immediate in [None, Some(5)] {
             to.fill(0, GRH_BYTES + mtu, 0xee);
@@ -112,7 +112,7 @@ pub(crate) fn datagrams_bring_their_header(open: Open<'_>) {
             let addresses = (a.device.attributes().address, b.device.attributes().address);
             check_header(&bytes_of(&to, 0, GRH_BYTES), addresses.0, addresses.1, size + extra, with_checksum);
             assert_bytes(&to, GRH_BYTES, &pattern(mtu, 1)[..size], "datagram");
-            assert_bytes(&to, GRH_BYTES + size, &vec![0xee; mtu - size], "what lies behind it");
+            assert_bytes(&to, GRH_BYTES + size, &vec![0xee; mtu - size], "the bytes after the payload");
         }
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn datagrams_with_a_wrong_qkey_are_dropped(open: Open<'_>) {
     let request = inline(1, SendOperation::Send, b"secret");
     a.qp.post_send(&[SendRequest { destination: Some(wrong), ..request }]).unwrap();
     a.expect(1);
-    eventually_counted("it was refused", &b.device, |counted| counted.since(&before).rx_key_violation == 1);
+    eventually_counted("the datagram was refused", &b.device, |counted| counted.since(&before).rx_key_violation == 1);
     a.qp.post_send(&[SendRequest { destination: Some(right), ..inline(2, SendOperation::Send, b"public") }]).unwrap();
     a.expect(2);
     b.expect(1);
@@ -164,8 +164,8 @@ pub(crate) fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
         a.qp.post_send(&[datagram(size, SendOperation::Send, &[from.sge(0, size as usize)], &b)]).unwrap();
         a.expect(size);
     }
-    assert_eq!(b.expect(1).byte_len as usize, GRH_BYTES + 100, "the longer one took no receive");
-    // And none of all if there is no receive.
+    assert_eq!(b.expect(1).byte_len as usize, GRH_BYTES + 100, "the longer datagram took a receive");
+    // Without a receive, no datagram arrives.
     a.qp.post_send(&[datagram(3, SendOperation::Send, &[], &b)]).unwrap();
     a.expect(3);
     eventually_counted("two were dropped", &b.device, |counted| counted.since(&before).rx_dropped_messages == 2);
@@ -190,7 +190,7 @@ pub(crate) fn one_datagram_queue_pair_serves_many(open: Open<'_>) {
         spoke.expect(index);
         let received = hub.expect(index);
         assert_eq!(received.source_qpn, spoke.qp.qpn());
-        // The answer goes where the datagram came from.
+        // Send the answer to the source of the datagram.
         let into = spoke.memory(64);
         spoke.post_recv(9, &[into.sge(0, 64)]);
         hub.qp
