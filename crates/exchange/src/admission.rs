@@ -261,10 +261,10 @@ mod tests {
         assert_eq!(admission.arrive(ms(101)), Arrival { number: 4, evicted: Some(1) });
         assert_eq!(admission.place_at(), ms(102));
         assert_eq!(admission.arrive(ms(102)).evicted, Some(2));
-        // Bytes that complete no step end the silence too: the total time bounds them.
+        // A visitor that sends bytes without completing a step is not silent, but its total time is still bounded.
         admission.heard(3, ms(150), false);
         assert_eq!(admission.evict(), Some(0));
-        // A visitor that was dismissed goes before all of them, and at once.
+        // A dismissed visitor is evicted before all others, at once.
         assert_eq!(admission.arrive(ms(151)).evicted, None);
         admission.dismiss(4);
         assert!(admission.has_place(ms(151)));
@@ -288,8 +288,8 @@ mod tests {
         assert_eq!(admission.choose([99]), None);
     }
 
-    /// 1,000 silent visitors come at once, and an honest one comes last. Each silent visitor delays it for a share of
-    /// the patience, not for its own deadline.
+    /// 1,000 silent visitors arrive at once, and an honest one arrives last. Each silent visitor delays the honest one
+    /// by a share of the patience, not by its own deadline.
     #[test]
     fn a_silent_crowd_passes_in_bounded_time() {
         let mut admission = Admission::new(Limits { visitors: 250, ..LIMITS });

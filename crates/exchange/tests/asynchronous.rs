@@ -135,21 +135,23 @@ fn a_task_that_takes_anothers_notification_wakes_it() {
         assert!(sleeps(a.as_mut(), &wakers[0]).is_pending());
         assert!(sleeps(b.as_mut(), &wakers[1]).is_pending());
         for peer in [&mut of_a, &mut of_b] {
-            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("the message is accepted") };
+            let Submit::Accepted(id) = peer.send(b"hello").unwrap() else { panic!("the message was not accepted") };
             while !peer.is_done(id) {
                 peer.poll().unwrap();
                 devices[0].drive();
             }
         }
-        let Poll::Ready(message) = sleeps(a.as_mut(), &wakers[0]) else { panic!("it is notified") };
+        let Poll::Ready(message) = sleeps(a.as_mut(), &wakers[0]) else { panic!("the task has no notification") };
         assert_eq!(&*message, b"hello");
-        assert!(!channel.wait(Some(Duration::ZERO)).unwrap(), "the descriptor is not readable any more");
-        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the second was woken");
-        let Poll::Ready(message) = sleeps(b.as_mut(), &wakers[1]) else { panic!("it is notified, too") };
+        assert!(!channel.wait(Some(Duration::ZERO)).unwrap(), "the descriptor is still readable");
+        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the second task was not woken");
+        let Poll::Ready(message) = sleeps(b.as_mut(), &wakers[1]) else {
+            panic!("the second task has no notification")
+        };
         assert_eq!(&*message, b"hello");
     }
     // A task that no longer sleeps is not woken.
-    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("the message is accepted") };
+    let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("the message was not accepted") };
     assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
 }
 
@@ -174,20 +176,22 @@ fn dropping_a_waiting_half_lets_the_other_drive() {
                 of_a.poll().unwrap();
                 devices[0].drive();
             }
-            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else { panic!("the message is accepted") };
+            let Submit::Accepted(answer) = of_a.send(b"answer").unwrap() else {
+                panic!("the message was not accepted")
+            };
             while !of_a.is_done(answer) {
                 of_a.poll().unwrap();
                 devices[0].drive();
             }
         }
-        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the half that followed is woken to drive");
+        assert_eq!(woken[1].0.load(Ordering::Relaxed), 1, "the other half was not woken to drive");
         let Poll::Ready(result) = done.as_mut().poll(&mut Context::from_waker(&wakers[1])) else {
-            panic!("the acknowledgement is here")
+            panic!("the acknowledgement is missing")
         };
         result.unwrap();
     }
     let message = block_on(receive.receive()).unwrap();
-    assert_eq!(&*message, b"answer", "a message that came while no task waited is still there");
+    assert_eq!(&*message, b"answer", "a message that came while no task waited is lost");
 }
 
 #[test]

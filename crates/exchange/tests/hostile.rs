@@ -104,7 +104,7 @@ fn shared_receives_reject_messages_longer_than_announced() {
         };
         assert_eq!(error.to_string(), format!("the peer broke the protocol: {expected}"));
         drop(connection);
-        assert_eq!(shared.srq().posted(), Some(8 + 2 * 3), "no receive is lost");
+        assert_eq!(shared.srq().posted(), Some(8 + 2 * 3), "a receive is lost");
         stage.check_health();
     }
 }
@@ -149,7 +149,7 @@ fn endless_credits_are_rejected_and_do_not_block_removal() {
         }
         ended = is_done.try_recv().ok();
     }
-    let ended = ended.expect("the removal came to an end");
+    let ended = ended.expect("the removal did not end");
     remover.join().unwrap();
     let expected = "the peer broke the protocol: it sent credits again and again, without an answer to the last";
     assert_eq!(ended, [expected; 3]);
@@ -207,7 +207,7 @@ fn input(variant: usize, seed: u64) -> Vec<u8> {
 
 /// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> usize {
-    let status = std::fs::read_to_string("/proc/self/statm").expect("the kernel tells of this process");
+    let status = std::fs::read_to_string("/proc/self/statm").expect("the kernel shows the memory of this process");
     status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
 }
 
@@ -237,10 +237,10 @@ fn hostile_peers_end_only_their_own_connection() {
     }
     for (variant, name) in VARIANTS.iter().enumerate() {
         println!("{name}: {} received, {} sent, steps {:?}", received[variant], sent[variant], steps[variant]);
-        assert!(steps[variant].iter().all(|&count| count > 0), "{name}: a step never came: {:?}", steps[variant]);
+        assert!(steps[variant].iter().all(|&count| count > 0), "{name}: a step was never chosen: {:?}", steps[variant]);
         assert!(sent[variant] > 0, "{name}: the victim never sent");
         // With placement by hand, the program takes no messages.
-        assert!(received[variant] > 0 || name.contains("by hand"), "{name}: no message ever came");
+        assert!(received[variant] > 0 || name.contains("by hand"), "{name}: no message arrived");
     }
     for (ending, count) in &endings {
         println!("{count:6} {ending}");
@@ -270,7 +270,7 @@ fn hostile_peers_end_only_their_own_connection() {
     ] {
         assert!(endings.keys().any(|ending| ending.contains(words)), "no connection ended with: {words}");
     }
-    let grown = resident_bytes().saturating_sub(resident.expect("a quarter came first"));
+    let grown = resident_bytes().saturating_sub(resident.expect("the first quarter has run"));
     assert!(grown < 64 << 20, "the process has grown by {grown} B");
 }
 
@@ -318,5 +318,5 @@ fn hostile_sockets_fail_only_the_set_up() {
         *outcomes.entry(outcome.to_owned()).or_default() += 1;
     }
     println!("{outcomes:?}");
-    assert_eq!(outcomes.len(), 6, "each of them came: {outcomes:?}");
+    assert_eq!(outcomes.len(), 6, "an outcome is missing: {outcomes:?}");
 }

@@ -66,7 +66,7 @@ fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64,
             received[index] += 1;
             held.push(message);
             if held.len() > 10 {
-                held.swap_remove(received[index] as usize * 7 % 10); // given back in any order
+                held.swap_remove(received[index] as usize * 7 % 10); // messages are freed in any order
             }
         }
         assert_eq!(hub.next_ended(), None);
@@ -169,7 +169,7 @@ fn grants_never_exceed_posted_receives() {
     let (_second, name) = join(&mut hub, config(), Some(&shared)).unwrap();
     let error = join(&mut hub, config(), Some(&shared)).unwrap_err();
     assert_eq!(error.to_string(), "16 receives are wanted, 8 of the shared ones are not granted to others");
-    assert!(hub.remove(name), "one leaves");
+    assert!(hub.remove(name), "the connection was in the hub");
     let third = join(&mut hub, config(), Some(&shared)).unwrap();
     deliver(&mut hub, &mut [first, third], 100);
     let longer = config().max_message(5001);
@@ -210,7 +210,7 @@ fn a_dead_sender_is_reported_once_and_its_buffers_are_reused() {
     assert_eq!(hub.next_ended(), None);
     drop(kept);
     shared.repost().unwrap();
-    assert_eq!(shared.srq().posted().unwrap(), (16 + CREDIT_RECEIVES) * SENDERS, "every buffer is posted again");
+    assert_eq!(shared.srq().posted().unwrap(), (16 + CREDIT_RECEIVES) * SENDERS, "a buffer was not reposted");
     senders.push(join(&mut hub, config, Some(&shared)).unwrap());
     deliver(&mut hub, &mut senders, 100);
 }
@@ -232,6 +232,6 @@ fn a_poll_takes_the_configured_number_of_completions() {
         while !hub.poll().unwrap() {}
         let (_, message) = hub.take().expect("one message for each poll");
         assert_eq!(&*message, &payload(0, number)[..]);
-        assert!(hub.take().is_none(), "one completion, one message");
+        assert!(hub.take().is_none(), "a poll delivered two messages");
     }
 }

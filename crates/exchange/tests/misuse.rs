@@ -51,7 +51,7 @@ fn refused(result: Result<Submit, ConnectionError>, expected: &str) {
 
 /// Checks that a message arrives.
 fn deliver<C: MessageConnection>(a: &mut C, b: &mut C, message: &[u8]) {
-    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("the message is accepted") };
+    let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("the message was not accepted") };
     let mut received = None;
     while received.is_none() || !a.is_done(id) {
         a.poll().unwrap();
@@ -208,7 +208,7 @@ fn copy_to_copies_as_much_as_fits() {
     each_protocol!(Copies);
 }
 
-/// Makes an end of extreme configurations: it exists, or an error names the allowed values.
+/// Makes an end of an extreme configuration. Either the end works, or an error names the allowed values.
 struct Extremes;
 
 impl Extremes {

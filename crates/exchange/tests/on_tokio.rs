@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 /// Longer than any step of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// So short that waits are dropped again and again.
+/// Timeout that is short enough that waits are often dropped.
 const HASTE: Duration = Duration::from_micros(200);
 
 type Task = Async<TokioWaiter>;
@@ -55,7 +55,8 @@ fn config() -> Config {
 /// Runs a test in a runtime of one thread.
 fn in_runtime(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { timeout(PATIENCE, LocalSet::new().run_until(test)).await.expect("it ends") });
+    runtime
+        .block_on(async { timeout(PATIENCE, LocalSet::new().run_until(test)).await.expect("the test ends in time") });
 }
 
 #[test]

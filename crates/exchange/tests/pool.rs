@@ -34,7 +34,7 @@ const PREEMPTIONS: usize = 3;
 struct Account {
     grants: Grants,
     credits: ReceiveCredits,
-    /// Last grant that was reported to the peer.
+    /// Last grant of which the peer knows.
     known: Mutex<u64>,
     nic: Arc<Nic>,
 }
@@ -62,7 +62,7 @@ impl Granted for Account {
         if self.credits.take_due(granted) {
             let mut known = self.known.lock().unwrap();
             *known = granted.max(*known);
-            assert!(granted <= *self.nic.0.lock().unwrap(), "a receive is granted that is not posted");
+            assert!(granted <= *self.nic.0.lock().unwrap(), "a receive was granted but not posted");
         }
     }
 }
@@ -116,7 +116,7 @@ fn an_exhausted_peer_learns_of_receives_returned_by_threads() {
         world.give_back(1, None);
         dropping.join().unwrap();
         // The connection sleeps until a message comes, so the peer must be able to send one.
-        assert!(*own.known.lock().unwrap() > DEPTH, "the peer waits for a receive");
+        assert!(*own.known.lock().unwrap() > DEPTH, "the peer still waits for a receive");
         // Then the connection polls.
         world.repost();
         assert_eq!((world.returns.len(), own.grants.granted()), (0, 2 * DEPTH));

@@ -30,7 +30,7 @@ struct Peer {
 }
 
 impl World {
-    /// Makes a world in which all receives are used up: their messages have arrived, and none was dropped yet.
+    /// Makes a world in which all receives are used up. Their messages have arrived, and none was dropped yet.
     fn exhausted(depth: u64) -> Self {
         let credits = ReceiveCredits::new(depth);
         for _ in 0..depth {
@@ -68,7 +68,7 @@ impl World {
         may
     }
 
-    /// Runs the connection alone: it receives and drops each message.
+    /// Runs the connection alone: it receives each message and drops it.
     fn goes_on(&self) {
         for message in 0..3 {
             if !self.receive() {

@@ -87,7 +87,7 @@ fn message_memory_is_reused_only_after_its_last_read() {
             ring.receive(position + BYTES);
         }
         dropping.into_iter().for_each(|dropping| dropping.join().unwrap());
-        assert_eq!((ring.units.head(), ring.advance()), (BYTES, 0), "the messages of the next lap are held");
+        assert_eq!((ring.units.head(), ring.advance()), (BYTES, 0), "a message of the next lap was freed");
         ring.drop_message(BYTES);
         ring.drop_message(BYTES + UNIT as u64);
         assert_eq!((ring.advance(), ring.units.head()), (2, 2 * BYTES));
@@ -126,7 +126,7 @@ fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'st
         other.join().unwrap();
         ring.advance();
         assert_eq!((ring.units.head(), ring.head_word.load(Ordering::Relaxed)), (BYTES, BYTES));
-        assert_eq!(ring.units.is_taken(BYTES), head > 0, "a message of the next lap is held");
+        assert_eq!(ring.units.is_taken(BYTES), head > 0, "wrong state of the message of the next lap");
     });
 }
 
@@ -144,9 +144,9 @@ fn a_hole_search_skips_concurrently_dropped_messages() {
         ring.advance();
         searching.join().unwrap();
         ring.advance();
-        assert_eq!(ring.units.head(), BYTES, "the head has not come over the hole");
+        assert_eq!(ring.units.head(), BYTES, "the head has not passed the hole");
         ring.receive(BYTES);
         ring.receive(BYTES + UNIT as u64);
-        assert_eq!((ring.advance(), ring.units.head()), (0, BYTES), "messages are held");
+        assert_eq!((ring.advance(), ring.units.head()), (0, BYTES), "the head has passed a held message");
     });
 }

@@ -106,7 +106,7 @@ fn a_goodbye_and_a_death_are_distinguished() {
     let config = Config::default().timeout_exponent(8).retry_count(1).keepalive(Duration::from_millis(50));
     let (mut a, b) = pair(config.clone(), config);
     drop(b);
-    let Submit::Accepted(id) = a.send(b"anyone?").unwrap() else { panic!("the window is open") };
+    let Submit::Accepted(id) = a.send(b"anyone?").unwrap() else { panic!("the window is full") };
     let error = loop {
         if let Err(error) = a.poll() {
             break error;

@@ -86,7 +86,7 @@ fn many_senders_share_one_ring() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let mut pairs: Vec<_> = (0..4).map(|_| join(&ring)).collect();
     until(&mut pairs, 2000, |pairs| all_received(pairs, 2000));
-    // Another sender may join, and others may leave with a goodbye.
+    // Another sender can join, and others can leave with a goodbye.
     pairs.push(join(&ring));
     for pair in &mut pairs[..2] {
         pair.sender.as_mut().unwrap().close();
@@ -94,7 +94,7 @@ fn many_senders_share_one_ring() {
     until(&mut pairs, 2000, |pairs| {
         pairs.iter().take(2).all(|pair| pair.receiver.is_peer_closed()) && pairs[4].received == 2000
     });
-    assert_eq!(ring.recovered(), 0, "a sender that says goodbye leaves no hole");
+    assert_eq!(ring.recovered(), 0, "a sender that said goodbye left a hole");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
             pair.receive(index);
         }
     }
-    // The others stop, since the hole blocks the ring.
+    // The other senders stop, since the hole blocks the ring.
     let mut rounds = 0;
     let mut seen = 0;
     while rounds < 300 {
@@ -134,7 +134,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
         rounds = if received == seen { rounds + 1 } else { 0 };
         seen = received;
     }
-    assert!(seen < 1000, "the hole blocks: {seen}");
+    assert!(seen < 1000, "the hole does not block the ring: {seen} messages");
     assert_eq!(ring.recovered(), 0);
     pairs[1].sender = None;
     until(&mut pairs, 10_000, |pairs| all_received(pairs, 10_000));

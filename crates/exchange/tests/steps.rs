@@ -92,7 +92,7 @@ fn kind(opcode: Opcode) -> Option<(MessageKind, bool)> {
 struct Stage {
     devices: [Device; 2],
     seen: [Arc<Mutex<Seen>>; 2],
-    /// Empty queues. Polling them lets a device work while its connections notice nothing.
+    /// Empty queues. A poll of them lets a device work while its connections take no completions.
     idle: [Cq; 2],
 }
 
@@ -168,7 +168,7 @@ struct Allowed {
     unit: u64,
 }
 
-/// Compares the operations of an end with steps. All operations of one kind and length belong together.
+/// Compares the operations of an end with the described steps. All operations of one kind and length form one class.
 fn check(steps: &[Step], done: &Done) -> Result<(), String> {
     let mut classes: BTreeMap<Class, Allowed> = BTreeMap::new();
     for step in steps.iter().filter(|step| step.is_part(done.sent.credits)) {
@@ -203,9 +203,9 @@ fn check(steps: &[Step], done: &Done) -> Result<(), String> {
 /// Bytes of a message that fills a ring of one page.
 const ALONE_BYTES: usize = 3500;
 
-/// Sends one message at a time into room for one, and polls each end only after all requests are complete. Every step
-/// is then posted for every message, and the number of polls of each end is known. Returns the results of the sender
-/// and of the receiver.
+/// Sends one message at a time into room for one, and polls each end only after all requests are complete. Each step is
+/// then posted once per message, and the number of polls of each end is known. Returns the results of the sender and of
+/// the receiver.
 fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Done; 2] {
     let config = Config::default()
         .window(1)
@@ -246,7 +246,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
             }
         };
         drop(received);
-        // The receiver frees the message, and reports that or is asked.
+        // The receiver frees the message, and reports this itself or on request.
         poll_b(&mut b);
         while a.last_done() < id {
             poll_a(&mut a);
@@ -287,7 +287,8 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
     let (until_ns, mut rounds) = (device.now_ns() + PATIENCE_NS, 0);
     while received != [messages[1], messages[0]] || ends.iter().any(|end| end.unacknowledged() > 0) {
         rounds += 1;
-        // A limit of rounds would fail: polling takes no time while the thread of a device is preempted at work.
+        // The test limits time, not rounds: rounds without progress also occur while the thread of a device is
+        // preempted.
         assert!(device.now_ns() < until_ns, "no progress: {sent:?} sent, {received:?} received");
         for (index, end) in ends.iter_mut().enumerate() {
             // Some rounds send as many messages as possible, others only a few.
@@ -316,7 +317,7 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
         window: 32,
         batch: 4,
         depth: 40,
-        // A ring has room for more than 40 messages.
+        // A ring has room for at least 40 messages.
         space: slots.then_some(40),
         credits,
         is_answered: answers > 0,
@@ -363,10 +364,10 @@ fn a_step_too_few_or_too_many_is_noticed() {
             for (index, step) in steps.iter().enumerate().filter(|(_, step)| step.is_part(credits)) {
                 let mut fewer = steps.to_vec();
                 fewer.remove(index);
-                assert!(check_both(&fewer, &done).is_err(), "{protocol} without {step:?}");
+                assert!(check_both(&fewer, &done).is_err(), "{protocol} passes without {step:?}");
                 let mut more = steps.to_vec();
                 more.push(*step);
-                assert!(check_both(&more, &done).is_err(), "{protocol} with another {step:?}");
+                assert!(check_both(&more, &done).is_err(), "{protocol} passes with another {step:?}");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Hand-written loops over verbs, one for each protocol: only the operations of the protocol. They send messages of
-//! one length in one direction, and both ends trust each other.
+//! Hand-written loops over verbs, one for each protocol, with only the operations of the protocol. They send messages
+//! of one length in one direction, and both ends trust each other.
 
 use std::collections::VecDeque;
 
@@ -14,18 +14,18 @@ use doorbell_verbs::{
 use crate::{BYTES, Pair, wire};
 
 const LIST: usize = 32;
-/// Bytes of a place in a ring: a message, its word, and padding.
+/// Bytes of a slot in a ring: a message, its word, and padding.
 const SPACE: usize = 32;
 /// Bytes of the word with the length.
 const WORD: usize = 8;
-/// Offsets in the memory of each end: first words that the peer writes or reads, then places for messages, then the
-/// data that this end sends.
+/// Offsets in the memory of each end: first words that the peer writes or reads, then slots for messages, then the data
+/// that this end sends.
 const PLACES: usize = 4096;
 const LANDING: usize = 1024;
 const SCRATCH: usize = 1 << 19;
 const MEMORY: usize = 1 << 20;
 
-/// Marks completions of requests without a message.
+/// Flag in the number of a request that carries no message.
 const OTHER: u64 = 1 << 62;
 
 struct End {
@@ -91,7 +91,7 @@ impl End {
         self.post(&[SendRequest { flags: SendFlags::SIGNALED, ..request(wr_id, operation, payload) }]);
     }
 
-    /// Posts receives into these places.
+    /// Posts receives into these slots.
     fn receive(&self, places: &[u64]) {
         let mut sges = [self.region.sge(0, 0); LIST];
         for (sge, place) in sges.iter_mut().zip(places) {
@@ -145,7 +145,7 @@ fn immediate(attachment: Attachment) -> u64 {
     }
 }
 
-/// Returns a message with its word.
+/// Returns a message with the word of its length before or after it.
 fn with_word(before: bool) -> [u8; BYTES + WORD] {
     let mut word = (BYTES as u64).to_le_bytes();
     word[WORD - 1] = 1;
@@ -245,7 +245,7 @@ impl Pair for SendReceive {
     }
 }
 
-/// Direct-Read: a SEND with the place of the message, a READ, and a WRITE of the signal byte.
+/// Direct-Read: a SEND with the address of the message, a READ, and a WRITE of the signal byte.
 pub(crate) struct DirectRead {
     sender: Sender,
     receiver: End,
@@ -335,7 +335,7 @@ impl Pair for DirectRead {
     }
 }
 
-/// Direct-Write: a WRITE of the message, and two WRITEs back for 16 buffers: their places, and their number.
+/// Direct-Write: a WRITE of the message, and two WRITEs back for 16 buffers, with their addresses and their number.
 pub(crate) struct DirectWrite {
     sender: Sender,
     receiver: End,
@@ -382,7 +382,7 @@ impl Pair for DirectWrite {
                 *received += 1;
             }
             if *received - *told >= 16 && !*is_telling {
-                // The new grants and the ring of grants are powers of two here.
+                // The batch of grants and the ring of grants are powers of two here.
                 let (from, count) = ((*told % *depth) as usize, (*received - *told).min(*depth - *told % *depth));
                 for number in *told..*told + count {
                     let at = SCRATCH + (number % *depth) as usize * 16;
@@ -417,7 +417,7 @@ enum Notice {
     Reverse,
 }
 
-/// Buffered-Write: a WRITE into the next place of a ring, and a SEND back for each eighth of it.
+/// Buffered-Write: a WRITE into the next slot of a ring, and a SEND back for each eighth of the ring.
 pub(crate) struct BufferedWrite {
     notice: Notice,
     sender: Sender,
@@ -534,7 +534,7 @@ const HEAD_WORD: usize = 64;
 impl SharedWrite {
     pub(crate) fn new(config: &Config) -> Self {
         let [a, b] = End::pair();
-        // `exchange` needs no word in these messages, so a place is half as large.
+        // `exchange` needs no word in these messages, so a slot is half as large.
         let places = BufferedWrite::whole_pages(config) * 2;
         b.receive_first((config.depth as u64 * 8).div_ceil(7));
         Self {
@@ -596,7 +596,7 @@ impl Pair for SharedWrite {
             sender.end.poll(
                 |_| {},
                 |number| match number {
-                    RESERVE => *reserved += reserving.pop_front().expect("one was made"),
+                    RESERVE => *reserved += reserving.pop_front().expect("a reservation is in flight"),
                     HEAD => {
                         *is_reading = false;
                         sender.granted = receives + sender.end.region.load_acquire_u64(LANDING + 8);

@@ -1,8 +1,9 @@
-//! CPU time per message of every protocol, compared with a hand-written loop over verbs. The loop does the same
+//! Compares the CPU time per message of each protocol with a hand-written loop over verbs that does the same
 //! operations. Both ends run in one thread, over two software RNICs and a wire in memory.
 //!
-//! Both share the verbs path: the RNIC, with the ICRC of every packet. Their difference is the cost of `exchange`.
-//! The program also prints the packets per message, since the comparison is only fair if both send the same number.
+//! Both variants use the same verbs and RNIC, with the ICRC of each packet. Their difference is the cost of `exchange`.
+//! The program also prints the packets per message, since the comparison is fair only if both variants send the same
+//! number.
 
 mod by_hand;
 mod wire;
@@ -18,7 +19,7 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::Device;
 
-/// Bytes of a message: so few that its handling dominates, not its copy.
+/// Bytes of a message, small enough that handling dominates over copying.
 const BYTES: usize = 16;
 /// Messages between two reads of the clock.
 const ROUND: u64 = 256;
@@ -83,7 +84,7 @@ impl<P: Connector> Pair for Exchanged<P> {
     }
 }
 
-/// CPU time of the process, which excludes other load on the machine.
+/// Clock of the CPU time of the process, which excludes other load on the machine.
 struct CpuTime(WallTime);
 
 impl Measurement for CpuTime {
@@ -166,7 +167,7 @@ struct Contest {
     by_hand: fn(&Config) -> Box<dyn Pair>,
 }
 
-/// A pair of ends of a protocol in one of its variants, named by an expression without state.
+/// Builds a pair of ends of a protocol. An expression without state names the variant.
 macro_rules! exchanged {
     ($protocol:expr) => {
         |config| Box::new(Exchanged::new(&$protocol, config))
@@ -248,7 +249,7 @@ fn count(arguments: &[String]) -> Result<(), String> {
     let [name, who, batch, messages] = arguments else {
         return Err("usage: count PROTOCOL exchange|by-hand BATCH MESSAGES".to_owned());
     };
-    let contest = CONTESTS.iter().find(|contest| contest.name == name).ok_or("there is no such protocol")?;
+    let contest = CONTESTS.iter().find(|contest| contest.name == name).ok_or("unknown protocol")?;
     let batch = batch.parse().map_err(|error| format!("the batch: {error}"))?;
     let messages: u64 = messages.parse().map_err(|error| format!("the messages: {error}"))?;
     let mut pair =

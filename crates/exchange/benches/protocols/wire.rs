@@ -43,7 +43,7 @@ fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
 impl Link for Wire {
     fn properties(&self) -> LinkProperties {
         // Packets are sealed, as in RoCE, since the ICRC is part of the cost of verbs. The properties come from a
-        // network in memory: this file is also built against older revisions, whose links have more fields.
+        // network in memory, since this file is also built against older revisions, whose links have more fields.
         MemoryNetwork::new(MemoryOptions::default()).attach(Ipv4Addr::LOCALHOST.into()).properties()
     }
 

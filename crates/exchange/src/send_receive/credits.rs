@@ -121,7 +121,7 @@ mod tests {
                 if receiver.take_due(granted) {
                     words.push(Word::new(true, granted));
                 }
-                prop_assert!(words.len() <= 2, "credit messages have receives of their own, but few");
+                prop_assert!(words.len() <= 2, "more credit messages than reserved receives");
                 prop_assert!(on_the_way + held <= depth);
             }
             // After all messages are delivered and freed, the sender has credits again.

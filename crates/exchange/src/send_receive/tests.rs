@@ -87,7 +87,7 @@ fn dropped_connections_and_messages_return_shared_receives() {
         a.poll().unwrap();
     }
     drop(b);
-    assert_eq!(shared.unclaimed(), (35, 2), "all but the buffers that the program holds");
+    assert_eq!(shared.unclaimed(), (35, 2), "expected all buffers except those that the program holds");
     drop(held);
     shared.repost().unwrap();
     assert_eq!(shared.unclaimed(), (40, 2));
@@ -126,7 +126,7 @@ fn a_closing_side_keeps_granting_credits() {
     fill(&mut a);
     assert_eq!(a.unacknowledged() + a.last_done(), 12);
     take(&mut b, &mut held, 8);
-    b.settle(0).unwrap(); // no grant is unreported
+    b.settle(0).unwrap(); // all grants are reported
     held.clear();
     for _ in 0..1_000_000 {
         b.poll().unwrap();
@@ -135,5 +135,5 @@ fn a_closing_side_keeps_granting_credits() {
             return;
         }
     }
-    panic!("all is free, and the peer has no credit: {a:?}");
+    panic!("all buffers are free, but the peer has no credit: {a:?}");
 }

@@ -1,4 +1,4 @@
-//! Cases of Direct-Read alone: the receiver chooses the place.
+//! Cases of Direct-Read alone, in which the receiver chooses the address of a message.
 
 use std::io::Write;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn the_receiver_places_messages_by_application_data() {
         last = b.read_into(&place, offset as usize).unwrap().unwrap();
     }
     assert_eq!(last, 3);
-    assert!(b.take().is_none(), "no message is placed by itself");
+    assert!(b.take().is_none(), "a message was placed without the program");
     read(&mut a, &mut b, last);
     for (number, offset) in [(0, 40_000), (1, 0), (2, 10_000)] {
         let mut bytes = vec![0; 5000];
@@ -88,7 +88,10 @@ fn a_slow_message_blocks_only_beyond_its_window() {
         a.poll().unwrap();
         b.poll().unwrap();
     }
-    assert!(matches!(a.send(b"one more").unwrap(), Submit::Full(_)), "no reader has read a message");
+    assert!(
+        matches!(a.send(b"one more").unwrap(), Submit::Full(_)),
+        "the source accepts a message although no reader has read one"
+    );
     assert_eq!(a.last_done(), 0);
     let place = b.qp().pd().allocate(64, Access::LOCAL_WRITE, MemoryKind::Plain).unwrap();
     let id = b.read_into(&place, 0).unwrap().unwrap();

@@ -2,7 +2,7 @@
 
 use super::{Config, Connector, MessageConnection, Received, Submit, pair, payload};
 
-/// If credits count messages, a sender can overwrite a held message once newer ones were freed before it.
+/// If credits count messages, a sender can overwrite a held message after the receiver freed newer ones.
 pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector>(protocol: P) {
     let config = Config::default().window(8).depth(8).max_message(500);
     let (mut a, mut b) = pair(&protocol, &config);
@@ -25,7 +25,7 @@ pub(crate) fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Co
     }
     assert_eq!(received < 400, protocol.protocol().properties().slow_message_blocks, "{received} were received");
     let held = held.expect("messages came");
-    assert!(held.to_vec() == payload(0, 400), "the message that is held is as it was");
+    assert!(held.to_vec() == payload(0, 400), "the held message has changed");
     drop(held);
     while received < 500 {
         if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {

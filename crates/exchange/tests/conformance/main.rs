@@ -2,6 +2,6 @@
 //! runs the same suite in virtual time.
 
 mod provider;
-// By its path, as others do, so that its modules lie beside it.
+// The attribute puts the modules of the suite beside its file, as in other crates that include it.
 #[path = "suite.rs"]
 mod suite;

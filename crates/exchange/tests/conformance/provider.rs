@@ -1,5 +1,5 @@
-//! The devices of the suite: software RNICs of this process, or a device of the machine that `DOORBELL_TEST_DEVICE`
-//! names. There the case of loss needs a network that loses packets, and at its other end the device that
+//! Devices of the suite: software RNICs of this process, or the device of the machine that `DOORBELL_TEST_DEVICE`
+//! names. With the latter, the case of loss needs a network that loses packets and, at its other end, the device that
 //! `DOORBELL_TEST_PEER_DEVICE` names.
 
 use doorbell_verbs::Device;

@@ -76,7 +76,7 @@ impl<M: Received> Direction<M> {
             let message = payload(self.sent + self.salt, self.length(self.sent, lengths));
             if let Submit::Accepted(id) = connection.send(&message).unwrap() {
                 self.sent += 1;
-                assert_eq!(id, self.sent, "ids rise by one");
+                assert_eq!(id, self.sent, "ids do not rise by one");
             }
         }
         connection.poll().unwrap();
@@ -204,7 +204,7 @@ fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
-    // A test of verbs shows the reason: a fenced request that is retransmitted waits forever for later READs.
+    // A test of verbs shows the reason. A retransmitted fenced request waits forever for later READs.
     let is_fenced = (&protocol as &dyn Any)
         .downcast_ref::<DirectRead>()
         .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
@@ -380,7 +380,7 @@ fn goodbye_is_sent_while_the_peer_sends<P: Connector>(protocol: P) {
             received += 1;
         }
         b.poll().unwrap();
-        assert!(sent < 20_000, "no goodbye while {received} messages came");
+        assert!(sent < 20_000, "no goodbye while {received} messages arrived");
     }
     assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
 }
@@ -430,8 +430,8 @@ where
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
-    // On a busy machine messages may always be there before the receiver looks: the first comes when it is about to
-    // sleep.
+    // On a busy machine, each message may arrive before the receiver looks. So the sender starts only when the receiver
+    // is about to sleep.
     let is_sleepy = std::sync::atomic::AtomicBool::new(false);
     let is_sleepy = &is_sleepy;
     std::thread::scope(|scope| {

@@ -55,7 +55,7 @@ fn meet<P: Connector>(stage: &mut Stage, choices: &mut Choices<'_>, protocol: P)
         }
         let mut bytes = Vec::new();
         own.encode(&mut bytes);
-        *own = EndpointDescription::decode(&bytes).expect("all of it can be said");
+        *own = EndpointDescription::decode(&bytes).expect("each description can be encoded");
     };
     let (mut bare, connected) = Bare::meet(&protocol, &stage.pd, &stage.other, &config(), change);
     let Ok(mut connection) = connected else { return };
@@ -64,7 +64,7 @@ fn meet<P: Connector>(stage: &mut Stage, choices: &mut Choices<'_>, protocol: P)
         let _ = connection.flush();
         bare.poll();
         let _ = connection.poll();
-        assert!(connection.take().is_none(), "no message was sent");
+        assert!(connection.take().is_none(), "a message arrived that was not sent");
     }
 }
 

@@ -125,7 +125,7 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
             let talk = Talk::new(variant, bare, connection.expect("a connection"));
             let ending = talk.run(choices, |_, _| {});
             shared.repost().expect("receives are posted again");
-            assert_eq!(shared.srq().posted(), Some(8 + 2 * 3), "no receive is lost");
+            assert_eq!(shared.srq().posted(), Some(8 + 2 * 3), "a receive is lost");
             ending
         }
         3 => hub(stage, choices),
@@ -211,7 +211,7 @@ fn hub(stage: &mut Stage, choices: &mut Choices<'_>) -> Ending {
     ending.over = hub.get(key).and_then(|connection| connection.over()).map(|error| error.to_string());
     hub.remove(key);
     drop(hub);
-    assert!(held.iter().all(|message| message.iter().all(|&byte| byte == 1)), "a message stays as it is");
+    assert!(held.iter().all(|message| message.iter().all(|&byte| byte == 1)), "a held message has changed");
     ending
 }
 
@@ -465,7 +465,7 @@ impl<C: MessageConnection> Talk<C> {
                 self.tail += space(length + 8);
                 self.bare.open.store_release_u64(OPEN_BYTES / 2, self.tail.to_le());
             }
-            other => unreachable!("{other} is none of the variants of this test"),
+            other => unreachable!("{other} is not a variant of this test"),
         }
     }
 
@@ -500,8 +500,8 @@ impl<C: MessageConnection> Talk<C> {
     fn receive(&mut self) {
         while let Some(message) = self.connection.take() {
             let bytes = message.to_vec();
-            assert!(bytes.len() <= 400, "a message of {} B, where 400 are the longest", bytes.len());
-            assert!(bytes.iter().all(|&byte| byte != SECRET), "memory that the peer did not write");
+            assert!(bytes.len() <= 400, "a message of {} B, the maximum is 400 B", bytes.len());
+            assert!(bytes.iter().all(|&byte| byte != SECRET), "the message has bytes that the peer did not write");
             if let Some(expected) = &mut self.expected {
                 // Signal bytes are 1, and may lie anywhere.
                 let is_it = |sent: &Vec<u8>| {
