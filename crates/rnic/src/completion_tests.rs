@@ -28,7 +28,7 @@ fn a_queue_of_one_holds_one_and_reports_its_overrun() {
     let mut out = [Completion::default(); 4];
     assert_eq!(queue.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 1);
-    assert_eq!(queue.poll(&mut out), Err(Overrun), "the lost completion is not lost silently");
+    assert_eq!(queue.poll(&mut out), Err(Overrun), "poll does not report the lost completion");
 }
 
 #[test]
@@ -65,16 +65,16 @@ fn arming_fires_at_once_for_completions_that_came_before() {
     let queue = CompletionQueue::new(16, Some(notifier));
     queue.push_all(&[numbered(1)]).unwrap();
     assert!(queue.request_notification(Notify::Solicited));
-    assert_eq!(count.load(Ordering::Relaxed), 0, "it is not solicited");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "a completion that is not solicited notified");
     assert!(!queue.request_notification(Notify::Next));
     assert_eq!(count.load(Ordering::Relaxed), 1);
     assert!(queue.request_notification(Notify::Next));
-    assert_eq!(count.load(Ordering::Relaxed), 1, "once for each completion");
+    assert_eq!(count.load(Ordering::Relaxed), 1, "expected one notification for each completion");
     queue.push_all(&[numbered(2), Completion { qpn: Qpn::new(7), ..numbered(3) }]).unwrap();
     assert_eq!(count.load(Ordering::Relaxed), 2);
     queue.purge(Qpn::new(7));
     queue.push_all(&[numbered(4)]).unwrap();
     assert_eq!(queue.poll(&mut [Completion::default(); 2]), Ok(2));
-    assert!(queue.request_notification(Notify::Next), "of the last one nothing has told yet");
+    assert!(queue.request_notification(Notify::Next), "no notification covers the last completion yet");
     assert_eq!(count.load(Ordering::Relaxed), 3);
 }

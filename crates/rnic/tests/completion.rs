@@ -36,7 +36,7 @@ impl Channel {
         (channel, Arc::new(CompletionQueue::new(depth, Some(notifier))))
     }
 
-    /// Sleeps until a notification comes. The model checker fails a run without one.
+    /// Sleeps until a notification arrives. The model checker fails a run in which none arrives.
     fn wait(&self) {
         let mut notifications = self.notifications.lock().unwrap();
         while *notifications == 0 {
@@ -103,7 +103,7 @@ fn completions_from_before_an_overrun_are_reaped() {
             }
         }
         engine.join().unwrap();
-        assert_eq!(reaped, 1, "the queue has {} more", queue.len());
+        assert_eq!(reaped, 1, "{} completions were not reaped", queue.len());
     });
 }
 

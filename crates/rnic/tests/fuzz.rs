@@ -1,7 +1,7 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation.
 //!
-//! The corpus in `tests/corpus/<body>/` comes from `cargo xtask fuzz`. It is reduced to the fewest inputs that reach
-//! all the code that all inputs reach. Inputs that failed once belong there too, under a name.
+//! The corpus in `tests/corpus/<body>/` comes from `cargo xtask fuzz`, which keeps the smallest set of inputs with the
+//! same code coverage. Inputs that once failed are also stored there, each under a name.
 
 mod common;
 #[path = "common/fuzz/runner.rs"]

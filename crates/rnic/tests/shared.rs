@@ -39,7 +39,7 @@ fn use_one(queue: &SharedReceiveQueue) -> Option<u64> {
     Some(number)
 }
 
-/// Arms the limit while an engine takes the only receive, after `prepare` has had the queue.
+/// Arms the limit while an engine takes the only receive. `prepare` runs on the queue before.
 fn arm_while_the_last_is_taken(prepare: fn(&SharedReceiveQueue)) {
     loom::model(move || {
         let (queue, events) = queue(2, 1);
@@ -50,7 +50,11 @@ fn arm_while_the_last_is_taken(prepare: fn(&SharedReceiveQueue)) {
         });
         queue.arm_limit(1);
         engine.join().unwrap();
-        assert_eq!(events.pop(), Some(AsyncEvent::SrqLimitReached(ID)), "no receive is left");
+        assert_eq!(
+            events.pop(),
+            Some(AsyncEvent::SrqLimitReached(ID)),
+            "the limit raised no event although no receive remains"
+        );
         assert_eq!((events.pop(), queue.limit()), (None, 0));
     });
 }

@@ -17,7 +17,7 @@ const WORST: Worst = Worst { loss: 200, buffer_bytes: 40_000, full: 0 };
 fn options(seed: u64) -> (&'static str, Options) {
     let mut rng = Rng::new(seed ^ 0x6f70_7469);
     let name = FAULTS[(seed % FAULTS.len() as u64) as usize];
-    // Small buffers make small windows, and READs in pieces.
+    // Small buffers lead to small windows and split READs.
     let buffer_bytes = *rng.pick(&[5_000, 20_000, 60_000, DEFAULT_BUFFER_BYTES]);
     let mut link = Link { latency_ns: rng.within(100, 50_000), buffer_bytes, ..Link::default() };
     let mut acks = *rng.pick(&[Acks::Released, Acks::AtRandom]);
@@ -25,7 +25,7 @@ fn options(seed: u64) -> (&'static str, Options) {
     if name == "held-acks" {
         acks = Acks::Held;
     }
-    // Two, or up to eight, with less work for each.
+    // Use two nodes, or up to eight with less work for each.
     let nodes = if rng.chance(600) { 2 } else { rng.within(3, 8) as usize };
     let connections = rng.within(1, nodes as u64 + 1) as usize;
     let messages = 40 / connections + 2;
@@ -89,7 +89,7 @@ fn flips(seed: u64) {
     for node in &world.nodes {
         check_bounds(&node.rnic);
         let counters = node.rnic.counters();
-        assert!(counters.tx_vport_rdma_unicast_packets < 100_000, "packets do not breed packets");
+        assert!(counters.tx_vport_rdma_unicast_packets < 100_000, "damaged packets led to endless traffic");
     }
 }
 

@@ -12,9 +12,9 @@ use doorbell_wire::PathMtu;
 
 const SLOT: usize = 1 << 15;
 const MESSAGES: u32 = 48;
-/// Number of places for received messages.
+/// Number of slots for received messages.
 const RECEIVE_SLOTS: u64 = 16;
-/// Maximum posted receives.
+/// Maximum number of posted receives.
 const MOST_RECEIVES: u64 = 4;
 
 /// Sends numbered messages on a UC queue pair. Returns the numbers that arrived, and how many were counted as
@@ -27,12 +27,12 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
     let (a, b) = world.connect(QpKind::Uc, mtu, (0, &end), (1, &end));
     let mut arrived = Vec::new();
     let (mut next, mut lengths) = (0, Vec::new());
-    // No two posted receives name the same memory: a message is checked before the next one may overwrite it.
+    // No two posted receives use the same memory, since a message must be checked before another overwrites it.
     let mut free: Vec<u64> = (0..RECEIVE_SLOTS).map(|slot| slot * SLOT as u64).collect();
     let base = world.nodes[1].memory.address();
     let (targets, rkey) = (4 << 20, world.nodes[1].region.rkey());
     loop {
-        // There are sometimes too few receives, so messages find none.
+        // Sometimes there are too few receives, so that messages find none.
         while free.len() as u64 > RECEIVE_SLOTS - MOST_RECEIVES && rng.chance(700) {
             let slot = free.swap_remove(rng.below(free.len() as u64) as usize);
             let sge = world.nodes[1].sge(slot as usize, SLOT);
@@ -53,7 +53,7 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
             let flags = SendFlags::empty();
             let request = SendRequest { wr_id: next.into(), operation, flags, payload, destination: None };
             let now_ns = world.now_ns;
-            world.nodes[0].rnic.post_send(now_ns, a, &[request]).expect("UC sends are done once they left");
+            world.nodes[0].rnic.post_send(now_ns, a, &[request]).expect("a UC send completes when it leaves");
             lengths.push(length);
             next += 1;
         }
@@ -64,13 +64,16 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
                 panic!("message without its immediate: {completion:?}")
             };
             let length = lengths[number as usize];
-            assert_eq!(completion.byte_len as usize, length, "message {number} is whole");
+            assert_eq!(completion.byte_len as usize, length, "message {number} has another length");
             let from = match completion.opcode {
                 CompletionOpcode::Receive => completion.wr_id as usize,
                 _ => targets as usize + number as usize * SLOT,
             };
-            assert!(world.nodes[1].memory.read(from, length) == pattern(number.into(), length), "{number} is intact");
-            assert!(!free.contains(&completion.wr_id), "a receive completes once");
+            assert!(
+                world.nodes[1].memory.read(from, length) == pattern(number.into(), length),
+                "message {number} has changed"
+            );
+            assert!(!free.contains(&completion.wr_id), "a receive completed twice");
             free.push(completion.wr_id);
             arrived.push(number);
         }
@@ -79,7 +82,7 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
         }
     }
     let sent: Vec<u64> = world.nodes[0].reap().iter().map(|completion| completion.wr_id).collect();
-    assert!(sent.iter().copied().eq(0..u64::from(MESSAGES)), "all sends completed in order");
+    assert!(sent.iter().copied().eq(0..u64::from(MESSAGES)), "sends are missing or completed out of order");
     world.assert_at_rest();
     (arrived, world.nodes[1].rnic.counters().rx_dropped_messages)
 }
@@ -91,11 +94,11 @@ fn uc_messages_arrive_whole_and_in_order_under_loss() {
         let link = Link { loss: seed % 7 * 50, ..Link::default() };
         let (arrived, dropped) = unreliable_connection(seed, link);
         // Half of one message and half of the next may count as one message, but one message never counts as two.
-        assert!(dropped + arrived.len() as u64 <= u64::from(MESSAGES), "seed {seed}: none is counted twice");
+        assert!(dropped + arrived.len() as u64 <= u64::from(MESSAGES), "seed {seed}: a message was counted twice");
         assert!(arrived.is_sorted_by(|a, b| a < b), "seed {seed}: messages arrive in order: {arrived:?}");
         total += arrived.len();
     }
-    assert!(total > 3_000, "a good part of the messages arrives: {total}");
+    assert!(total > 3_000, "too few messages arrived: {total}");
 }
 
 #[test]
@@ -147,13 +150,13 @@ fn ud_messages_come_with_their_routing_header_or_not_at_all() {
                 panic!("message without its immediate: {completion:?}")
             };
             let (from, length) = (number as usize % 2, lengths[number as usize]);
-            assert_ne!(number % 8, 7, "a wrong Q_Key keeps a message out");
+            assert_ne!(number % 8, 7, "a message with a wrong Q_Key arrived");
             assert_eq!(completion.status, Status::Success);
             assert!(completion.has_grh, "UD receives begin with a routing header");
             assert_eq!(completion.byte_len as usize, 40 + length, "the header counts");
             assert_eq!(completion.source_qpn, qpns[from]);
             let bytes = world.nodes[2].memory.read(completion.wr_id as usize * SLOT, 40 + length);
-            assert_eq!(bytes[..20], [0; 20], "the IPv4 header stands in the second half");
+            assert_eq!(bytes[..20], [0; 20], "the IPv4 header is not in the second half");
             assert_eq!((bytes[20], bytes[29]), (0x45, 17), "an IPv4 header for UDP");
             // IPv4, UDP, BTH, DETH and immediate, padded payload, ICRC.
             let total = 20 + 8 + 12 + 8 + 4 + length.next_multiple_of(4) + 4;
@@ -161,9 +164,9 @@ fn ud_messages_come_with_their_routing_header_or_not_at_all() {
             assert_eq!(bytes[32..36], [10, 0, 0, 1 + from as u8], "the source");
             assert_eq!(bytes[36..40], [10, 0, 0, 3], "the destination");
             let sum: u32 = bytes[20..40].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum is right");
-            assert!(bytes[40..] == pattern(number.into(), length), "{number} is intact");
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum is wrong");
+            assert!(bytes[40..] == pattern(number.into(), length), "message {number} has changed");
         }
-        assert!(world.nodes[2].rnic.counters().rx_key_violation > 0, "wrong keys are counted");
+        assert!(world.nodes[2].rnic.counters().rx_key_violation > 0, "wrong keys were not counted");
     }
 }

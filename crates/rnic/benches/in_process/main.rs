@@ -1,5 +1,5 @@
-//! CPU time per message for both sides together: two RNICs in one thread, from post to both completions. The
-//! benchmark seals and checks the ICRC of every packet, and has no other part of a link.
+//! CPU time per message of both sides together, from the post to both completions. Two RNICs run in one thread. The
+//! benchmark seals and checks the ICRC of each packet, and has no other part of a link.
 
 mod pair;
 mod words {
@@ -12,7 +12,7 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pair::{BURST, Pair};
 
-/// CPU time of the thread, so that other load on the machine is not measured.
+/// Clock of the CPU time of the thread, which excludes other load on the machine.
 struct CpuTime(WallTime);
 
 impl Measurement for CpuTime {
@@ -21,7 +21,7 @@ impl Measurement for CpuTime {
 
     fn start(&self) -> Duration {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the clock exists on Linux, and `time` is ours.
+        // SAFETY: the clock exists on Linux, and `time` is a local variable.
         let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
         assert_eq!(result, 0, "threads have a CPU clock");
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -56,9 +56,9 @@ fn send(c: &mut Criterion<CpuTime>) {
         let id = BenchmarkId::new(format!("{bytes} B"), format!("{per_post} per post"));
         group.bench_function(id, |bencher| bencher.iter(|| pair.round(per_post)));
         let packets_per_ack = pair.packets_per_ack();
-        // A benchmark that the filter skipped has sent nothing.
+        // A benchmark that the filter skipped has sent no packets.
         let is_enough = packets_per_ack == 0 || packets_per_ack >= BURST as u64;
-        assert!(is_enough, "an acknowledgement for {packets_per_ack} packets");
+        assert!(is_enough, "one acknowledgement for {packets_per_ack} packets");
     }
     group.finish();
 }

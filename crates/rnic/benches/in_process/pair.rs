@@ -8,17 +8,17 @@ use std::sync::Arc;
 use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Rnic, TransmitBatch};
 use doorbell_wire::{Check, Flow, ICRC_LEN, Outer, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 
-// The including program decides where this module lies.
+// The including program defines this module.
 use super::words::{
     Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
     SendFlags, SendOperation, SendRequest, Sge,
 };
 
 const WINDOW: usize = 64;
-/// Messages that the receiver takes at a time and acknowledges once.
+/// Number of messages that the receiver takes at a time and acknowledges once.
 pub(crate) const BURST: usize = 16;
 
-/// Methods that an `Rnic` of older revisions lacks: `cargo xtask compare` builds this file with those revisions, too.
+/// Methods that an `Rnic` of older revisions lacks. `cargo xtask compare` also builds this file with those revisions.
 /// An inherent method takes precedence over one of a trait.
 #[allow(dead_code)]
 trait Later {
@@ -177,7 +177,7 @@ impl Pair {
         Self { a, b, bytes, now_ns: 1 }
     }
 
-    /// Messages of one round.
+    /// Returns the number of messages in one round.
     pub(crate) fn window(&self) -> usize {
         if self.bytes > 4096 { 8 } else { WINDOW }
     }
@@ -219,11 +219,11 @@ impl Pair {
                 }
             }
         }
-        assert_eq!(received, window, "each message was received");
+        assert_eq!(received, window, "messages are missing");
     }
 
-    /// Packets that the receiver got for each acknowledgement that it sent.
-    #[allow(dead_code)] // not all programs that share this ask
+    /// Returns the number of packets that the receiver got for each acknowledgement that it sent.
+    #[allow(dead_code)] // not all programs with this module call it
     pub(crate) fn packets_per_ack(&self) -> u64 {
         let counters = self.b.rnic.counters();
         counters.rx_vport_rdma_unicast_packets / counters.tx_ack_packets.max(1)

@@ -542,7 +542,7 @@ mod tests {
         (0..length).map(|index| (index * 7 + index / 251) as u8).collect()
     }
 
-    /// Lengths on both sides of each boundary between the ways to copy.
+    /// Returns lengths on both sides of each boundary between the copy methods.
     fn lengths() -> impl Iterator<Item = usize> {
         (0..=300).chain([511, 512, 513, 514, 1024, 4095, 4096, 4097, 9001])
     }

@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(ring.front().map(|wqe| wqe.wr_id), Some(1));
         ring.drop_front();
         assert!(ring.pop().is_none());
-        assert_eq!(ring.drain().len(), 1, "the program gets it back all the same");
+        assert_eq!(ring.drain().len(), 1, "the receive was not returned to the program");
         assert_eq!(ring.len(), 0);
     }
 }

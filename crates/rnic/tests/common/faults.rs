@@ -8,7 +8,7 @@ pub struct Worst {
     pub loss: u64,
     /// Size of the receive buffer that overflows.
     pub buffer_bytes: u64,
-    /// Rate at which the link is full; if 0, "mixed" leaves that fault out.
+    /// Rate at which the link is full. If 0, "mixed" does not include this fault.
     pub full: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that RNICs write concurrently with the test; all accesses are raw copies.
+//! Memory that RNICs write concurrently with the test. All accesses are raw copies.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -13,7 +13,7 @@ impl Block {
         let layout = Layout::from_size_align(length.max(1), 16).expect("a small block");
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
-        assert!(!base.is_null(), "{length} B are to be had");
+        assert!(!base.is_null(), "no memory of {length} B is available");
         Self { base, layout }
     }
 
@@ -30,15 +30,15 @@ impl Block {
     }
 
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
-        assert!(offset + length <= self.len(), "{length} B at {offset} lie inside {} B", self.len());
+        assert!(offset + length <= self.len(), "{length} B at {offset} exceed {} B", self.len());
         let mut out = vec![0; length];
-        // SAFETY: inside the block, into a buffer of its own; tests run on one thread.
+        // SAFETY: the range is inside the block, the buffer is a separate allocation, and tests run on one thread.
         unsafe { self.base.add(offset).copy_to_nonoverlapping(out.as_mut_ptr(), length) };
         out
     }
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.len(), "{} B at {offset} lie inside {} B", bytes.len(), self.len());
+        assert!(offset + bytes.len() <= self.len(), "{} B at {offset} exceed {} B", bytes.len(), self.len());
         // SAFETY: inside the block; tests run on one thread.
         unsafe { self.base.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
     }
@@ -54,7 +54,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and regions over it are gone with their RNIC.
+        // SAFETY: the block was allocated with this layout, and regions over it ended with their RNIC.
         unsafe { dealloc(self.base, self.layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! A small generator, so that a seed is one number and replays exactly everywhere.
+//! A small generator, so that one number is the seed and runs replay exactly on each machine.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 #[derive(Clone, Debug)]

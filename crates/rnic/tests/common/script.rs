@@ -16,11 +16,11 @@ use super::{End, Link, World};
 pub const OWN: usize = 0;
 /// The peer, whose own RNIC is silent.
 pub const PEER: usize = 1;
-/// The peer's queue pair.
+/// Number of the peer's queue pair.
 pub const PEER_QPN: Qpn = Qpn::new(0x777);
-/// The first sequence number of the peer's requests.
+/// First sequence number of the peer's requests.
 pub const PEER_PSN: Psn = Psn::new(5000);
-/// The first sequence number of our requests, unless an `End` says otherwise.
+/// First sequence number of the requests of the RNIC under test, unless an `End` sets another.
 pub const OWN_PSN: Psn = Psn::new(100);
 
 /// Returns a packet built from its headers and payload, padded.
@@ -161,7 +161,7 @@ impl Script {
         unsafe { node.rnic.register(node.pd, base, length, address, access, None) }.expect("room for a region")
     }
 
-    /// Returns a packet of the peer for the test to fill in: with PSN 5000, and with an acknowledgement request.
+    /// Returns a packet of the peer, with PSN 5000 and with an acknowledgement request, for the test to fill in.
     pub fn say(&self, opcode: Opcode) -> Say {
         let bth = BthRepr {
             opcode,
@@ -230,13 +230,13 @@ impl Script {
         self.sent().iter().map(|sent| (sent.opcode(), sent.psn())).collect()
     }
 
-    /// Advances the time, and lets the RNIC handle the deadlines on the way.
+    /// Advances the time, and lets the RNIC handle the deadlines in between.
     pub fn pass(&mut self, ns: u64) {
         let until_ns = self.world.now_ns + ns;
         self.world.run_until(until_ns);
     }
 
-    /// Posts `length` bytes at the start of memory as source or destination, and returns the number.
+    /// Posts a request with `length` bytes at the start of memory as source or destination, and returns its number.
     pub fn post_flagged(&mut self, operation: SendOperation, length: usize, flags: SendFlags) -> u64 {
         let wr_id = self.next_send;
         self.try_post(operation, length, flags).expect("there is room in the queue");
@@ -291,7 +291,7 @@ impl Script {
             let offset = self.world.nodes[OWN].memory.len() - 8;
             self.receive(offset, 8);
             self.hear(&self.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(index)));
-            assert_eq!(self.reap().len(), 1, "a receive, and no send: they make no completions");
+            assert_eq!(self.reap().len(), 1, "expected only the completion of a receive");
             self.post_flagged(SendOperation::Send, 8, SendFlags::empty());
         }
         let last = self.sent().iter().rfind(|sent| sent.opcode() == Opcode::RC_SEND_ONLY).expect("answers").psn();

@@ -1,9 +1,9 @@
-//! Choice of the seeds of a test, their distribution to all cores, and the replay of a failing seed.
+//! Choice of the seeds of a test, their distribution over all cores, and the replay of a failing seed.
 //!
 //! - `SEED=n` replays one seed.
-//! - `DOORBELL_SEEDS=n` tries n fixed seeds, and a fifth as many fresh ones where a test has any.
-//! - `DOORBELL_SEEDS_FROM=n` with `DOORBELL_SEEDS_S=s` tries seeds from n on for s seconds, as
-//!   `cargo xtask seeds` does.
+//! - `DOORBELL_SEEDS=n` tries n fixed seeds, and n / 5 fresh ones in tests that have any.
+//! - `DOORBELL_SEEDS_FROM=n` with `DOORBELL_SEEDS_S=s` tries seeds from n on for s seconds, as `cargo xtask seeds`
+//! does.
 //! - `DOORBELL_TRACE=n` prints the last n events of a failing seed.
 //! - `DOORBELL_COMMIT=id` derives the fresh seeds from this id instead of the commit.
 
@@ -35,9 +35,9 @@ const LAST_EVENTS: usize = 100;
 /// Number of seeds that a test tries.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// Seeds that are always the same.
+    /// Number of seeds that stay the same.
     pub fixed: u64,
-    /// Seeds that change with each commit.
+    /// Number of seeds that change with each commit.
     pub fresh: u64,
     /// Seeds that failed in the past. They are tried first.
     pub stored: &'static [u64],
@@ -56,7 +56,7 @@ fn fresh_base() -> (u64, String) {
         .or_else(from_git)
         .unwrap_or_else(|| concat!("version ", env!("CARGO_PKG_VERSION"), ", since there is no git here").to_owned());
     let mixed = source.bytes().fold(0, |mixed, byte| Rng::new(mixed ^ u64::from(byte)).next());
-    // Short enough to be typed, and far from the fixed ones.
+    // The seed is short enough to type, and far from the fixed ones.
     ((mixed >> 24) + (1 << 32), source)
 }
 
@@ -75,7 +75,7 @@ impl SeedRun<'_> {
                 self.met.lock().unwrap_or_else(|broken| broken.into_inner()).plus(&tally);
             }
             Err(why) => {
-                // Repeat the run, now with its events kept: a seed replays exactly.
+                // Repeat the run and keep its events, since a seed replays exactly.
                 trace::start(number("DOORBELL_TRACE").map_or(LAST_EVENTS, |most| most as usize));
                 let again = catch_unwind(AssertUnwindSafe(|| body(seed)));
                 let mut text = format!("\nthe last events of seed {seed}:\n");
@@ -98,7 +98,7 @@ impl SeedRun<'_> {
         }
     }
 
-    /// Tries `count` seeds from `first` on, or as many as the time allows. The largest is followed by 0.
+    /// Tries `count` seeds from `first` on, or as many as the time allows. After the largest seed comes 0.
     fn run(&self, first: u64, count: u64, until: Option<Instant>, body: &(impl Fn(u64) -> Tally + Sync)) {
         let next = AtomicU64::new(0);
         let threads = std::thread::available_parallelism().map_or(2, usize::from);

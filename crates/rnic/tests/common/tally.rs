@@ -1,10 +1,10 @@
-//! Counts of the events in runs: a simulation does not test an event that never happens.
+//! Counts of the events in runs. A simulation does not test an event that never happens.
 
 use doorbell_verbs_core::{Access, AsyncEvent, Counters, Status};
 
 macro_rules! hits {
     ($($name:ident = $text:literal,)*) => {
-        /// Event that a run of all seeds must contain.
+        /// Event that must happen in a run of all seeds.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Hit {
             $($name,)*
@@ -160,7 +160,7 @@ impl Tally {
             Status::RemoteOperation => Hit::RemoteOperation,
             Status::RetryExceeded => Hit::RetryExceeded,
             Status::RnrRetryExceeded => Hit::RnrRetryExceeded,
-            // Only a peer that breaks the protocol, or a broken RNIC, causes these.
+            // Only a peer that breaks the protocol, or a faulty RNIC, causes these statuses.
             other => panic!("no RNIC of this world causes the status {other:?}"),
         });
     }

@@ -1,4 +1,4 @@
-//! The last events of a run, kept only while a test asks for them.
+//! Last events of a run, which a thread keeps only while a test asks for them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

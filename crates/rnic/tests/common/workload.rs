@@ -1,8 +1,8 @@
 //! Random work over RC between the RNICs of a world, and a model of its effects.
 //!
-//! Every SEND has bytes of its own, and atomics count. WRITEs overlap in an area that the model writes in the same
-//! order. READs fetch constant bytes (or a snapshot that a fence protects). So a lost, repeated, reordered or torn
-//! message shows. `post.rs` creates the work, `check.rs` compares its results with the model.
+//! Each SEND has different bytes, and atomics count. WRITEs overlap in an area that the model writes in the same order.
+//! READs fetch constant bytes, or a snapshot that a fence protects. So the checks detect a lost, repeated, reordered or
+//! torn message. `post.rs` creates the work, and `check.rs` compares its results with the model.
 
 mod check;
 mod post;
@@ -123,7 +123,7 @@ pub struct Workload {
 fn take(used: &mut usize, bytes: usize) -> usize {
     let at = used.next_multiple_of(8);
     *used = at + bytes;
-    assert!(*used <= MEMORY_BYTES, "the workload fits its memory");
+    assert!(*used <= MEMORY_BYTES, "the workload exceeds its memory");
     at
 }
 
@@ -191,7 +191,7 @@ impl Workload {
 
     fn add_connection(&mut self, options: &Options, mtu: PathMtu) {
         let a = self.rng.below(options.nodes as u64) as usize;
-        // Now and then a device talks to itself.
+        // Sometimes a device connects to itself.
         let distance = if self.rng.chance(100) { 0 } else { self.rng.within(1, options.nodes as u64 - 1) as usize };
         let b = (a + distance) % options.nodes;
         let window = self.rng.within(1, 16) as u8;
@@ -238,7 +238,7 @@ impl Workload {
         self.world.nodes[side.node].rnic.query_qp(side.qpn).expect("the queue pair exists").outstanding_sends
     }
 
-    /// Performs random actions of the programs; if `eager`, all possible ones.
+    /// Performs random actions of the programs. With `eager`, performs all possible ones.
     pub fn act(&mut self, eager: bool) {
         for node in 0..self.world.nodes.len() {
             if self.world.nodes[node].alive && (eager || self.rng.chance(700)) {
@@ -289,13 +289,13 @@ impl Workload {
         }
     }
 
-    /// Runs until all work is done, and checks on the way facts that the programs cannot see.
+    /// Runs until all work is done. After each step, checks facts that the programs cannot see.
     pub fn finish(&mut self) {
         let mut steps = 0;
         while !self.is_done() {
             self.step();
             steps += 1;
-            assert!(steps < 200_000, "the work is done some time; now {} ns", self.world.now_ns);
+            assert!(steps < 200_000, "the work did not end by {} ns", self.world.now_ns);
         }
         self.world.settle();
         self.act(true);

@@ -114,7 +114,7 @@ impl Node {
         let config = Config { address: address_of(index), active_mtu: PathMtu::Mtu4096, receive_buffer_bytes, seed };
         let mut rnic = Rnic::new(config, None);
         let pd = rnic.create_pd();
-        // SAFETY: the block lives as long as the node, no reference to it is ever made.
+        // SAFETY: the block lives as long as the node, and no reference to it is made.
         let region = unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None) }
             .expect("a new device has room for a region");
         let (cq, queue) = rnic.create_cq(cq_depth, None).expect("a new device has room for a queue");
@@ -183,15 +183,15 @@ enum What {
     Drained,
 }
 
-/// Facts about the packets for a test of promises.
+/// Facts about packets that a test of promises needs.
 #[derive(Default)]
 pub struct Watch {
-    /// The sequence numbers of the first and of the last sent packet of each work request.
+    /// Sequence numbers of the first and the last sent packet of each work request.
     pub first_psns: HashMap<u64, Psn>,
     pub last_psns: HashMap<u64, Psn>,
     /// Responses that the network lost, or that overtook others, by the node and the queue pair of their destination.
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
-    /// Requests that the network lost or that were overtaken: a copy may arrive after all.
+    /// Requests that the network lost or that were overtaken. A copy may still arrive.
     pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
     /// Number of times that each packet of a work request was sent, including copies that the network made.
     pub tries: HashMap<(u64, Psn), u32>,
@@ -303,8 +303,8 @@ impl World {
             let mut batch = std::mem::replace(&mut self.batch, TransmitBatch::new(0, 0));
             batch.clear();
             let added = self.nodes[index].rnic.poll_transmit(self.now_ns, self.budget, Filter::All, &mut batch);
-            assert_eq!(added, batch.infos().len(), "the number returned is the number added");
-            assert!(added <= self.budget.packets, "the budget of {} packets was kept", self.budget.packets);
+            assert_eq!(added, batch.infos().len(), "poll_transmit returned another number of packets than it added");
+            assert!(added <= self.budget.packets, "the budget of {} packets was exceeded", self.budget.packets);
             self.carry(index, &batch);
             self.batch = batch;
             if added == 0 {
@@ -316,7 +316,7 @@ impl World {
                 return self.fill_link(index, full_ns);
             }
             rounds += 1;
-            assert!(rounds < 100_000, "a node stops sending when its windows are full");
+            assert!(rounds < 100_000, "a node does not stop sending");
         }
     }
 
@@ -325,7 +325,7 @@ impl World {
         for run in batch.runs() {
             assert!(
                 run.packets <= MAX_RUN_PACKETS && run.total_bytes <= MAX_RUN_BYTES,
-                "a run fits one segmented send"
+                "a run exceeds one segmented send"
             );
             assert_eq!(run.first_packet, count, "runs follow each other");
             assert_eq!(run.segments().count(), run.packets, "a run has as many segments as packets");
@@ -335,8 +335,8 @@ impl World {
                 count += 1;
                 let Some(to) = to else { continue };
                 let sent = Sent { at_ns: self.now_ns, from, to, info: *info, bytes };
-                assert_eq!(sent.opcode(), info.opcode, "what is told of a packet is what is in it");
-                assert_eq!(sent.bytes.len() % 4, 0, "packets are padded");
+                assert_eq!(sent.opcode(), info.opcode, "the packet's description has another opcode");
+                assert_eq!(sent.bytes.len() % 4, 0, "a packet is not padded");
                 trace(|| {
                     let (psn, dest) = (sent.psn().get(), sent.bth().dest_qpn().get());
                     let wr = info.work_request.map_or(String::new(), |wr| format!(" of work request {wr}"));
@@ -363,7 +363,7 @@ impl World {
                 }
             }
         }
-        assert_eq!(count, batch.infos().len(), "every packet belongs to a run");
+        assert_eq!(count, batch.infos().len(), "a packet belongs to no run");
     }
 
     fn travel(&mut self, sent: Sent) {
@@ -393,7 +393,7 @@ impl World {
             *latest_ns = at_ns.max(*latest_ns);
             if overtakes {
                 self.tally.hit(Hit::Reordered);
-                // The requester ignores READ responses that arrive before their turn.
+                // The requester ignores READ responses that arrive early, so these count as lost.
                 self.note_lost(sent.to, &sent.bytes);
             }
             self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });
@@ -423,7 +423,7 @@ impl World {
         }
     }
 
-    /// Puts a packet on the link; it arrives at once.
+    /// Puts a packet on the link, which delivers it at once.
     pub fn inject(&mut self, from: usize, to: usize, bytes: &[u8]) {
         let outer = self.outer(from, to);
         self.nodes[to].rnic.handle_packet(self.now_ns, &outer, bytes);
@@ -498,7 +498,7 @@ impl World {
         let mut steps = 0;
         while self.step() {
             steps += 1;
-            assert!(steps < 1_000_000, "the world comes to rest");
+            assert!(steps < 1_000_000, "the world does not come to rest");
         }
     }
 
@@ -514,12 +514,12 @@ impl World {
         self.now_ns = until_ns;
     }
 
-    /// Asserts that the world is at rest: no bytes in flight, no timer, nothing to send.
+    /// Asserts that the world is at rest: no packets in flight, no timers, and no packets to send.
     pub fn assert_at_rest(&self) {
         for (index, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
-            assert_eq!(node.rnic.in_flight_packets(), 0, "node {index} has nothing in flight");
-            assert_eq!(node.rnic.poll_timeout(), None, "node {index} waits for nothing");
-            assert!(!node.rnic.wants_transmit(), "node {index} has nothing to send");
+            assert_eq!(node.rnic.in_flight_packets(), 0, "node {index} has packets in flight");
+            assert_eq!(node.rnic.poll_timeout(), None, "node {index} has a timer");
+            assert!(!node.rnic.wants_transmit(), "node {index} has packets to send");
         }
     }
 

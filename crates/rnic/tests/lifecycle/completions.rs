@@ -22,7 +22,7 @@ impl Life {
                 }
                 match entry.queue.poll(&mut out) {
                     Ok(0) => {
-                        // A program that found a completion does its work, and polls again later.
+                        // A program that found a completion works, and polls again later.
                         if !found {
                             entry.queue.note_empty_poll();
                         }
@@ -33,7 +33,11 @@ impl Life {
                         out[..count].iter().for_each(|completion| self.completed(node, cq, completion));
                     }
                     Err(_) => {
-                        assert!(entry.tiny, "node {node}: CQ {} overran, which has room for all", entry.id.0);
+                        assert!(
+                            entry.tiny,
+                            "node {node}: CQ {} overran, although it has room for all completions",
+                            entry.id.0
+                        );
                         if !entry.overran {
                             self.world.tally.hit(Hit::CqOverrun);
                             self.programs[node].cqs[cq].overran = true;
@@ -58,8 +62,8 @@ impl Life {
             .get(&(node, completion.qpn))
             .unwrap_or_else(|| panic!("a completion names the dead queue pair {:#x}", completion.qpn.get()));
         let work = &self.wrs[completion.wr_id as usize];
-        assert_eq!(work.fate, Fate::Open, "work request {} has one completion at most", completion.wr_id);
-        assert_eq!(work.node, node, "a completion comes where its work request was posted");
+        assert_eq!(work.fate, Fate::Open, "work request {} has a second completion", completion.wr_id);
+        assert_eq!(work.node, node, "a completion came to another node than its work request");
         let qp = &self.qps[index];
         if work.send.is_some() {
             assert_eq!(cq, qp.send_cq, "a send completes in the send queue's CQ");
@@ -72,16 +76,13 @@ impl Life {
 
     fn sent(&mut self, index: usize, completion: &Completion) {
         loop {
-            let wr = self.qps[index].sends.pop_front().expect("what completes was posted on this queue pair");
+            let wr = self.qps[index].sends.pop_front().expect("the completed send was posted on this queue pair");
             let send = self.wrs[wr as usize].send.as_ref().expect("a send");
             if wr == completion.wr_id {
                 break;
             }
             let may_be_lost = self.qps[index].overruns;
-            assert!(
-                !send.signaled || may_be_lost,
-                "work request {wr} was signalled, and one behind it completed first"
-            );
+            assert!(!send.signaled || may_be_lost, "work request {wr} was signalled, and a later one completed first");
             if may_be_lost {
                 self.end_work(wr, Fate::Lost);
             } else {
@@ -90,16 +91,16 @@ impl Life {
         }
         if completion.status == Status::Success {
             let send = self.wrs[completion.wr_id as usize].send.as_ref().expect("a send");
-            assert!(send.signaled, "work request {} asked for no completion", completion.wr_id);
+            assert!(send.signaled, "unsignalled work request {} has a completion", completion.wr_id);
             assert_eq!(completion.opcode, send.opcode, "the completion names the operation");
-            assert_eq!(completion.byte_len as usize, send.length, "the completion says how long it was");
+            assert_eq!(completion.byte_len as usize, send.length, "the completion has another length");
             self.succeeded(completion.wr_id);
         } else {
             self.check_reason(index, completion);
             let cause = completion.status != Status::WorkRequestFlushed && self.qps[index].kind == QpKind::Rc;
             let first = *self.qps[index].first_failure.get_or_insert(completion.wr_id);
-            // A send that fails because its local memory is gone waits for those before it.
-            assert!(!cause || first == completion.wr_id, "work request {first} was flushed before what failed");
+            // If the memory of a send is gone, earlier sends complete first.
+            assert!(!cause || first == completion.wr_id, "work request {first} was flushed before the failed one");
             self.end_work(completion.wr_id, Fate::Done(completion.status));
             self.check_promise(completion.wr_id);
         }
@@ -115,30 +116,30 @@ impl Life {
         match send.check.clone() {
             Check::Nothing => {}
             Check::Read { at } => {
-                let (conn, end) = conn.expect("READs are of connections");
+                let (conn, end) = conn.expect("a READ has a connection");
                 let (area, from) = (self.conns[conn].directions[end].area, at);
                 let all = pattern(area as u64, super::model::READ_BYTES);
                 let start = from - area - super::model::READ_AT;
                 let bytes = self.world.nodes[node].memory.read(slot * SLOT_BYTES, length);
-                assert!(bytes == all[start..start + length], "READ {wr} brought what stands there");
+                assert!(bytes == all[start..start + length], "READ {wr} returned wrong bytes");
             }
             Check::FetchAdd => {
-                let (conn, end) = conn.expect("atomics are of connections");
+                let (conn, end) = conn.expect("an atomic has a connection");
                 let old = self.world.nodes[node].memory.word(slot * SLOT_BYTES);
                 let direction = &mut self.conns[conn].directions[end];
-                assert!(direction.counted.is_none_or(|last| last < old), "fetch-and-add {wr} was carried out once");
+                assert!(direction.counted.is_none_or(|last| last < old), "fetch-and-add {wr} was executed again");
                 direction.counted = Some(old);
             }
             Check::Bind { key } => {
                 self.world.tally.hit(Hit::WindowBound);
-                let (conn, end) = conn.expect("windows are of connections");
+                let (conn, end) = conn.expect("a window has a connection");
                 if let Some(window) = &mut self.conns[conn].directions[1 - end].window {
                     window.bound = Some(key);
                 }
             }
             Check::Invalidate => {}
             Check::TakeBack { key } => {
-                let (conn, end) = conn.expect("windows are of connections");
+                let (conn, end) = conn.expect("a window has a connection");
                 let keys = &self.conns[conn].directions[end].window_keys;
                 assert!(
                     keys.contains(&key.get()),
@@ -168,7 +169,7 @@ impl Life {
         let in_error = matches!(self.state(index), QpState::Error | QpState::SqError) || qp.was_sq_error;
         assert!(in_error, "work request {wr} failed with {status:?}, and its queue pair is not in error");
         let Some((conn, end)) = qp.conn else {
-            // UD: a send fails only because of its own memory.
+            // A UD send fails only because its local memory is gone.
             assert!(
                 matches!(status, Status::LocalProtection | Status::WorkRequestFlushed),
                 "work request {wr} of a UD queue pair failed with {status:?}"
@@ -197,14 +198,14 @@ impl Life {
     ///
     /// There are four exceptions:
     ///
-    /// - The requester's queue pair ends before the ACK arrives. Its own program may end it, and may also take the
-    ///   memory of outstanding sends away. A rejected request of the peer ends it too.
-    /// - A device dies suddenly, and its acknowledgements may still wait.
-    /// - A request found no receive, and more copies of it were on their way than it has tries. The responder answers
-    ///   each copy with an RNR NAK, and the requester counts each NAK that it receives (IBTA Vol 1, 9.7.5.2.8). It
-    ///   cannot tell which copy a NAK answers, so it may give up while its last try is on its way to a receive.
-    /// - A READ or atomic was executed in order, and its answer then finds no memory, at either end. Then the
-    ///   requests after it fail as well, although they were executed.
+    /// - The requester's queue pair ends before the ACK arrives. The program may end it, or deregister the memory of
+    /// outstanding sends. A rejected request of the peer also ends it.
+    /// - A device dies suddenly while its acknowledgements wait.
+    /// - A request found no receive, and more copies of it were in flight than it has tries. The responder answers each
+    /// copy with an RNR NAK, and the requester counts each NAK (IBTA Vol 1, 9.7.5.2.8). The requester cannot tell which
+    /// copy a NAK answers, so it may give up while its last try is about to find a receive.
+    /// - A READ or atomic was executed in order, but its answer finds no memory at either end. Then later requests also
+    /// fail, although they were executed.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let send = work.send.as_ref().expect("a send");
@@ -225,7 +226,7 @@ impl Life {
             Some(first) => watch.first_psns.get(&first),
             None => watch.last_psns.get(&wr),
         };
-        let Some(&needed) = needed else { panic!("work request {wr} was received and never sent") };
+        let Some(&needed) = needed else { panic!("work request {wr} was received but never sent") };
         let lost = watch.lost_responses.get(&(qp.node, qp.qpn));
         // An ACK counts only once the READs and atomics before it are answered.
         let matters = |&(psn, opcode): &(Psn, Opcode)| opcode != Opcode::RC_ACKNOWLEDGE || !psn.is_before(needed);
@@ -237,8 +238,8 @@ impl Life {
         );
     }
 
-    /// Returns whether the requester gave up for lack of a receive, after copies of one packet may have counted as
-    /// retries.
+    /// Returns whether the requester gave up since the peer had no receive, after copies of one packet may have counted
+    /// as retries.
     fn gave_up_early(&self, requester: usize, responder: usize) -> bool {
         let (qp, peer) = (&self.qps[requester], &self.qps[responder]);
         let is_without_receive = |wr: &u64| self.wrs[*wr as usize].fate == Fate::Done(Status::RnrRetryExceeded);
@@ -260,13 +261,13 @@ impl Life {
     }
 
     /// Returns whether the queue pair ended for another reason, although later requests had been executed. Its
-    /// responder half ended it, its own memory was gone, or a READ or atomic failed.
+    /// responder half ended it, its local memory was gone, or a READ or atomic failed.
     fn ended_otherwise(&self, index: usize) -> bool {
         let Some(first) = self.qps[index].first_failure.map(|wr| &self.wrs[wr as usize]) else { return false };
         let answered = |send: &SendWork| matches!(send.check, Check::Read { .. } | Check::FetchAdd);
         match first.fate {
             Fate::Done(Status::RemoteAccess | Status::RemoteOperation) => first.send.as_ref().is_some_and(answered),
-            // Its memory was deregistered, maybe before it had to be sent again.
+            // The memory was deregistered, perhaps before a retransmission needed it.
             Fate::Done(Status::LocalProtection | Status::WorkRequestFlushed) => true,
             _ => false,
         }
@@ -276,16 +277,16 @@ impl Life {
         let (wr, node) = (completion.wr_id, self.qps[index].node);
         let shares = self.qps[index].shares;
         if shares {
-            let srq = self.programs[node].srq.as_mut().expect("the queue that it takes receives from");
-            assert!(srq.open.remove(&wr), "receive {wr} was posted to the shared queue");
+            let srq = self.programs[node].srq.as_mut().expect("the queue pair has a shared queue");
+            assert!(srq.open.remove(&wr), "receive {wr} was not posted to the shared queue");
         } else {
-            assert_eq!(self.wrs[wr as usize].qp, Some(index), "receive {wr} was posted on this queue pair");
+            assert_eq!(self.wrs[wr as usize].qp, Some(index), "receive {wr} was not posted on this queue pair");
             loop {
-                let first = self.qps[index].receives.pop_front().expect("what completes was posted");
+                let first = self.qps[index].receives.pop_front().expect("the completed receive was posted");
                 if first == wr {
                     break;
                 }
-                assert!(self.qps[index].overruns, "receives complete in order: {wr} before {first}");
+                assert!(self.qps[index].overruns, "receives completed out of order: {wr} before {first}");
                 self.end_work(first, Fate::Lost);
             }
         }
@@ -325,30 +326,30 @@ impl Life {
     fn reliable_message(&mut self, index: usize) -> Option<u64> {
         let (conn, end) = self.qps[index].conn.expect("a queue pair that receives is connected");
         let expected = &mut self.conns[conn].directions[1 - end].expected;
-        let message = expected.pop_front().expect("what arrives was sent, once");
+        let message = expected.pop_front().expect("each received message was sent once");
         (!self.qps[index].overruns).then_some(message)
     }
 
     fn check_message(&mut self, index: usize, message: u64, slot: usize, completion: &Completion) {
         let node = self.qps[index].node;
         let kind = self.qps[index].kind;
-        let sender = self.wrs[message as usize].qp.expect("messages are sent by queue pairs");
+        let sender = self.wrs[message as usize].qp.expect("a message has a queue pair");
         let now = self.world.now_ns;
         let send = self.wrs[message as usize].send.as_mut().expect("a message was sent");
         assert!(send.message, "work request {message} takes a receive");
         send.received = true;
-        assert_eq!(completion.attachment, send.attachment, "message {message} has its attachment");
+        assert_eq!(completion.attachment, send.attachment, "message {message} has another attachment");
         let written = send.opcode == CompletionOpcode::Write;
         let opcode = if written { CompletionOpcode::ReceiveWriteImmediate } else { CompletionOpcode::Receive };
-        assert_eq!(completion.opcode, opcode, "message {message} is of its kind at {now} ns");
+        assert_eq!(completion.opcode, opcode, "message {message} has another operation at {now} ns");
         let front = if kind == QpKind::Ud { 40 } else { 0 };
-        assert_eq!(completion.byte_len as usize, send.length + front, "message {message} is whole");
+        assert_eq!(completion.byte_len as usize, send.length + front, "message {message} has another length");
         if !written {
             let bytes = self.world.nodes[node].memory.read(slot * SLOT_BYTES + front, send.length);
-            assert!(bytes == pattern(message, send.length), "message {message} is intact");
+            assert!(bytes == pattern(message, send.length), "message {message} has changed");
         }
         if kind == QpKind::Ud {
-            assert_eq!(completion.source_qpn, self.qps[sender].qpn, "message {message} names its sender");
+            assert_eq!(completion.source_qpn, self.qps[sender].qpn, "message {message} names another sender");
         }
     }
 
@@ -369,12 +370,12 @@ impl Life {
             E::CqError(id) => {
                 let cq = program.cqs.iter().find(|cq| cq.live && cq.id.0 == id);
                 let cq = cq.unwrap_or_else(|| panic!("{event:?} names a dead completion queue"));
-                return assert!(cq.tiny, "{event:?} names a completion queue that has room for all");
+                return assert!(cq.tiny, "{event:?} names a completion queue that cannot overrun");
             }
             E::SrqLimitReached(id) => {
                 let srq = program.srq.as_mut().filter(|srq| srq.id.0 == id);
                 let srq = srq.unwrap_or_else(|| panic!("{event:?} names a dead shared receive queue"));
-                assert!(srq.may_reach_limit > 0, "{event:?} comes once for each limit that was armed");
+                assert!(srq.may_reach_limit > 0, "{event:?} came without an armed limit");
                 srq.may_reach_limit -= 1;
                 return;
             }
@@ -396,7 +397,7 @@ impl Life {
         let qp = &mut self.qps[index];
         match event {
             E::CommunicationEstablished(_) => {
-                assert!(qp.may_establish > 0, "{event:?} comes once for each connection");
+                assert!(qp.may_establish > 0, "{event:?} came twice for a connection");
                 qp.may_establish -= 1;
                 if let Some((conn, _)) = qp.conn
                     && self.rng.chance(700)
@@ -405,19 +406,19 @@ impl Life {
                 }
             }
             E::SqDrained(_) => {
-                assert!(qp.may_drain > 0, "{event:?} comes once for each time that it was asked for");
+                assert!(qp.may_drain > 0, "{event:?} came without a request");
                 qp.may_drain -= 1;
                 qp.drained_at = Some(sent);
             }
             E::QpLastWqeReached(_) => {
-                assert!(qp.shares, "{event:?} is of queue pairs that share receives");
-                assert!(in_error || qp.errors > 0, "{event:?} comes with the error state");
+                assert!(qp.shares, "{event:?} names a queue pair without shared receives");
+                assert!(in_error || qp.errors > 0, "{event:?} came without the error state");
                 if !in_error {
                     qp.errors -= 1;
                 }
             }
             _ => {
-                assert!(in_error || qp.errors > 0, "{event:?} comes with the error state");
+                assert!(in_error || qp.errors > 0, "{event:?} came without the error state");
             }
         }
     }
@@ -437,13 +438,17 @@ impl Life {
                 let memory = &self.world.nodes[node].memory;
                 if let Some(frozen) = &d.frozen {
                     let now = memory.read(d.area, frozen.len());
-                    assert!(now == *frozen, "connection {conn}: nobody wrote what was deregistered");
+                    assert!(now == *frozen, "connection {conn}: deregistered memory was written");
                 }
                 let failed = c.reasons.any() || !c.is_whole() || c.kind != QpKind::Rc;
                 if !failed && self.is_alive(node) && self.is_alive(self.qps[c.ends[from]].node) {
                     let now = memory.read(d.area, d.written.len());
-                    assert!(now == d.written, "connection {conn}: all WRITEs of end {from} are there, in order");
-                    assert_eq!(memory.word(d.area + COUNTER_AT), d.adds, "connection {conn}: each add was done once");
+                    assert!(now == d.written, "connection {conn}: WRITEs of end {from} are missing or out of order");
+                    assert_eq!(
+                        memory.word(d.area + COUNTER_AT),
+                        d.adds,
+                        "connection {conn}: a fetch-and-add was not executed exactly once"
+                    );
                 }
             }
         }

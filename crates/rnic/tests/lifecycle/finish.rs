@@ -1,4 +1,4 @@
-//! The run and its end: the work finishes, and all objects are destroyed without a remainder.
+//! The run and its end. All work finishes, and no destroyed object leaves a remainder.
 
 use std::sync::Arc;
 
@@ -48,21 +48,21 @@ impl Life {
         (0..self.qps.len()).filter(|&at| self.qps[at].live && self.is_alive(self.qps[at].node)).all(|at| {
             match self.state(at) {
                 QpState::ReadyToSend => self.outstanding(at) == 0,
-                // It goes on once it is drained.
+                // A drained queue pair continues later.
                 QpState::SqDrain | QpState::SqError => false,
                 _ => true,
             }
         })
     }
 
-    /// Starts nothing new, and finishes all started work.
+    /// Starts no new work, and finishes all started work.
     fn come_to_rest(&mut self) {
         (self.posts_left, self.operations_left) = (0, 0);
         let mut steps = 0;
         while !self.is_at_rest() {
             self.step();
             steps += 1;
-            assert!(steps < 100_000, "the work ends some time; now {} ns", self.world.now_ns);
+            assert!(steps < 100_000, "the work did not end by {} ns", self.world.now_ns);
         }
         for _ in 0..3 {
             self.world.settle();
@@ -84,7 +84,7 @@ impl Life {
                 self.expect_done(index);
             }
             if state == QpState::Error {
-                assert!(self.qps[index].receives.is_empty(), "every receive of a queue pair in error was flushed");
+                assert!(self.qps[index].receives.is_empty(), "a queue pair in error kept a receive");
             }
         }
         for conn in &self.conns {
@@ -96,7 +96,7 @@ impl Life {
                 }
                 for &wr in &conn.directions[from].expected {
                     let fate = self.wrs[wr as usize].fate;
-                    assert_ne!(fate, Fate::Done(Status::Success), "message {wr} was acknowledged and never received");
+                    assert_ne!(fate, Fate::Done(Status::Success), "message {wr} was acknowledged but never received");
                 }
             }
         }
@@ -107,7 +107,7 @@ impl Life {
             let held = srq.open.len().checked_sub(srq.queue.len());
             assert!(
                 held.is_some_and(|held| held <= holders + srq.unseen),
-                "node {node}: {held:?} receives are with {holders} QPs"
+                "node {node}: {holders} queue pairs hold {held:?} receives"
             );
         }
     }
@@ -131,7 +131,7 @@ impl Life {
             }
         }
         for _ in 0..2 {
-            // The first round closes windows, the second round everything that they held.
+            // The first round closes windows, and the second round the objects that they held.
             (0..self.conns.len()).for_each(|conn| self.close_connection(conn));
         }
         for &node in &alive {
@@ -141,12 +141,12 @@ impl Life {
             for cq in 0..self.programs[node].cqs.len() {
                 if self.programs[node].cqs[cq].live {
                     let queue = &self.programs[node].cqs[cq].queue;
-                    assert!(queue.is_empty(), "node {node}: nothing names queue pairs that are gone");
+                    assert!(queue.is_empty(), "node {node}: a completion names a destroyed queue pair");
                     self.destroy_cq(node, cq);
                 }
             }
             if let Some(region) = self.programs[node].buffers.take() {
-                self.world.nodes[node].rnic.deregister(&region).expect("nothing is bound to it");
+                self.world.nodes[node].rnic.deregister(&region).expect("no window is bound to the region");
             }
         }
         self.check_areas();
@@ -155,12 +155,12 @@ impl Life {
             self.take_events(node);
             let rnic = &self.world.nodes[node].rnic;
             let now = (rnic.objects(), rnic.backlog());
-            assert_eq!(now, self.at_start[node], "node {node} holds what it held at the start");
+            assert_eq!(now, self.at_start[node], "node {node} holds other objects than at the start");
         }
         for (node, program) in self.programs.iter().enumerate().filter(|&(node, _)| self.is_alive(node)) {
             let open = self.wrs.iter().position(|wr| wr.node == node && wr.fate == Fate::Open && wr.slot.is_some());
-            assert_eq!(open, None, "every work request of node {node} has its end");
-            assert_eq!(program.free_slots.len(), super::model::SLOTS, "node {node} has all buffers back");
+            assert_eq!(open, None, "a work request of node {node} has not ended");
+            assert_eq!(program.free_slots.len(), super::model::SLOTS, "buffers of node {node} are missing");
         }
         // A vanished device takes its objects with it.
         for node in 0..self.programs.len() {
@@ -172,7 +172,7 @@ impl Life {
             }
         }
         self.conns.iter_mut().flat_map(|conn| &mut conn.directions).for_each(|direction| direction.region = None);
-        assert_eq!(Arc::strong_count(&self.owner), 1, "nothing keeps memory that was deregistered");
+        assert_eq!(Arc::strong_count(&self.owner), 1, "an object keeps deregistered memory");
     }
 
     /// Ends a queue pair in one of the possible ways.
@@ -184,7 +184,7 @@ impl Life {
                 self.reap(node);
                 if !self.qps[index].overruns {
                     self.expect_done(index);
-                    assert!(self.qps[index].receives.is_empty(), "a move to error flushes every receive");
+                    assert!(self.qps[index].receives.is_empty(), "the move to error did not flush all receives");
                 }
             }
             1 if state != QpState::Reset => self.reset_qp(index),

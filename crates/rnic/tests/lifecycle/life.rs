@@ -29,13 +29,13 @@ pub(crate) struct Options {
     pub(crate) operations: usize,
     pub(crate) link: Link,
     pub(crate) acks: Acks,
-    /// Whether acknowledgements of receives never wait for the program's answer.
+    /// Whether acknowledgements of receives leave at once, without waiting for an answer of the program.
     pub(crate) strict: bool,
     /// Whether programs send messages that ask to invalidate the keys of regions, which no device may do.
     pub(crate) takes_regions_back: bool,
 }
 
-/// Distance of the sequence numbers of connections, so that no late packet of one looks like one of another. This
+/// Distance between the sequence numbers of connections, so that no connection accepts a late packet of another. This
 /// replaces IBTA's TIMEWAIT (Vol 1, 12.9.8.4) in a world that reuses numbers at once.
 const PSN_RANGE: u32 = 1 << 16;
 const PSN_RANGES: u32 = 254;
@@ -59,9 +59,9 @@ pub(crate) struct Life {
     pub(crate) takes_regions_back: bool,
     /// Objects and backlog of each device when its program began.
     pub(crate) at_start: Vec<(Objects, Backlog)>,
-    /// Digest of everything that programs saw.
+    /// Digest of all results that programs saw.
     pub(crate) print: u64,
-    /// Owner held by each region of peers: if it has no other holders, all are gone.
+    /// Owner that each region of peers holds. If it has no other holders, all these regions are gone.
     pub(crate) owner: Arc<()>,
 }
 
@@ -101,7 +101,7 @@ impl Life {
         for index in 0..options.reliable + usize::from(options.unreliable) {
             let kind = if index < options.reliable { QpKind::Rc } else { QpKind::Uc };
             let a = life.rng.below(options.nodes as u64) as usize;
-            // Now and then a device talks to itself.
+            // Sometimes a device connects to itself.
             let distance = if life.rng.chance(70) { 0 } else { life.rng.within(1, options.nodes as u64 - 1) };
             life.make_connection(kind, [a, (a + distance as usize) % options.nodes]);
         }
@@ -124,10 +124,10 @@ impl Life {
         self.world.nodes[node].alive
     }
 
-    /// Registers all memory once more.
+    /// Registers all memory a second time.
     pub(crate) fn make_buffers(&mut self, node: usize) {
         let at = &mut self.world.nodes[node];
-        // SAFETY: the block lives as long as the node, no reference to it is ever made.
+        // SAFETY: the block lives as long as the node, and no reference to it is made.
         let region = unsafe {
             at.rnic.register(
                 at.pd,
@@ -184,7 +184,7 @@ impl Life {
         *self.rng.pick(&fits)
     }
 
-    /// Creates a queue pair, with receives of its own or shared ones.
+    /// Creates a queue pair with its own receives or shared ones.
     pub(crate) fn make_qp(&mut self, node: usize, kind: QpKind) -> usize {
         let rng = &mut self.rng;
         let capacities = QpCapacities {
@@ -252,7 +252,7 @@ impl Life {
         });
         let index = self.qps.len() - 1;
         let before = self.by_number.insert((node, qpn), index);
-        assert_eq!(before, None, "a number is given to one queue pair at a time");
+        assert_eq!(before, None, "two queue pairs have the same number");
         index
     }
 
@@ -286,7 +286,7 @@ impl Life {
         self.psn_ranges_left -= 1;
         self.psn_range = (self.psn_range + PSN_STRIDE) % PSN_RANGES;
         let range = self.psn_range + 1;
-        // The last range runs over the end of the number space; range 0 is left to it.
+        // The last range wraps around the end of the number space into range 0, which no connection uses.
         let start = if range == PSN_RANGES { Psn::MASK - 3 } else { range * PSN_RANGE };
         Some(Psn::new(start + self.rng.below(4) as u32))
     }
@@ -377,7 +377,7 @@ impl Life {
         self.programs[node].next_area += 1;
         let at = &mut self.world.nodes[node];
         at.memory.write(area + READ_AT, &pattern(area as u64, READ_BYTES));
-        // SAFETY: the block lives as long as the node, no reference to it is ever made.
+        // SAFETY: the block lives as long as the node, and no reference to it is made.
         let region = unsafe {
             at.rnic.register(
                 at.pd,
@@ -412,7 +412,7 @@ impl Life {
         }
     }
 
-    /// Drops the outstanding work of a queue pair that leaves its connection: none of it gets a completion.
+    /// Drops the outstanding work of a queue pair that leaves its connection. This work gets no completion.
     pub(crate) fn forget_work(&mut self, index: usize) {
         let qp = &mut self.qps[index];
         let open: Vec<u64> = qp.sends.drain(..).chain(qp.receives.drain(..)).collect();
@@ -431,7 +431,7 @@ impl Life {
     /// Ends a work request and frees its buffer.
     pub(crate) fn end_work(&mut self, wr: u64, fate: Fate) {
         let work = &mut self.wrs[wr as usize];
-        assert_eq!(work.fate, Fate::Open, "work request {wr} ends once");
+        assert_eq!(work.fate, Fate::Open, "work request {wr} ended twice");
         work.fate = fate;
         if let Some(slot) = work.slot.take() {
             self.programs[work.node].free_slots.push(slot);
@@ -482,7 +482,7 @@ impl Life {
     /// Resets or destroys a queue pair.
     fn end_life(&mut self, index: usize, destroyed: bool) {
         let (node, qpn, _) = self.named(index);
-        // Waiting completions vanish with the queue pair; some programs look first.
+        // Waiting completions vanish with the queue pair, so some programs poll first.
         if self.rng.chance(500) {
             self.reap(node);
         }
@@ -506,7 +506,7 @@ impl Life {
         self.forget_work(index);
     }
 
-    /// Records that a device dies suddenly, with the acknowledgements that waited for answers of its program.
+    /// Records that a device dies suddenly, with acknowledgements that waited for answers of its program.
     pub(crate) fn note_death(&mut self, node: usize) {
         for conn in 0..self.conns.len() {
             if self.conns[conn].ends.iter().any(|&end| self.qps[end].node == node) {
@@ -516,7 +516,7 @@ impl Life {
         }
     }
 
-    /// Removes a queue pair from the knowledge of its program.
+    /// Removes a queue pair from its program's records.
     pub(crate) fn bury_qp(&mut self, index: usize) {
         let room = self.qps[index].end.capacities.max_send_wr + self.qps[index].end.capacities.max_recv_wr + 24;
         let qp = &mut self.qps[index];
@@ -534,7 +534,7 @@ impl Life {
         }
     }
 
-    /// Stores the contents of an area whose region or key goes away: no peer may change it any more.
+    /// Stores the contents of an area whose region or key is removed. No peer may change the area after that.
     pub(crate) fn freeze(&mut self, conn: usize, from: usize) {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let direction = &mut self.conns[conn].directions[from];

@@ -1,6 +1,6 @@
-//! Seeded runs of RNICs whose objects come and go under traffic and faults. Queue pairs are reset, drained, destroyed
-//! and connected anew. Memory and windows go while peers use them. Queues are shared, resized and replaced, numbers
-//! are reused at once, links are full, and devices vanish and restart.
+//! Seeded runs of RNICs that create and destroy objects under traffic and faults. Queue pairs are reset, drained,
+//! destroyed and connected anew. Memory and windows are removed while peers use them. Queues are shared, resized and
+//! replaced, numbers are reused at once, links are full, and devices vanish and restart.
 //!
 //! `completions` and `finish` hold the checks. The runs count events, and a run of all seeds fails if an event in the
 //! table of [`Tally`](common::tally::Tally) never happened.
@@ -32,7 +32,7 @@ const WORST: Worst = Worst { loss: 150, buffer_bytes: 20_000, full: 300 };
 fn options(seed: u64) -> Options {
     let mut rng = Rng::new(seed ^ 0x6f70_7469);
     let name = FAULTS[(seed % FAULTS.len() as u64) as usize];
-    // Small buffers make small windows, and READs in pieces.
+    // Small buffers lead to small windows and split READs.
     let buffer_bytes = *rng.pick(&[5_000, 20_000, DEFAULT_BUFFER_BYTES]);
     let mut link = Link { latency_ns: rng.within(100, 30_000), buffer_bytes, ..Link::default() };
     link.disturb(name, &WORST, &mut rng);
@@ -51,7 +51,7 @@ fn options(seed: u64) -> Options {
 
 /// Seeds that failed in the past.
 ///
-/// - 953419300848: a peer invalidated the key of a region that had gone, which another region had got meanwhile.
+/// - 953419300848: a peer invalidated the key of a deregistered region, which another region had meanwhile.
 /// - 700000152160: late copies of one RNR NAK were counted as retries.
 const STORED: &[u64] = &[953_419_300_848, 700_000_152_160];
 
@@ -59,13 +59,13 @@ fn one(seed: u64) -> Tally {
     run(seed, &options(seed)).0
 }
 
-/// Runs 10,000 seeds that are always the same, and 2,000 that change with each commit.
+/// Runs 10,000 fixed seeds, and 2,000 that change with each commit.
 #[test]
 fn completions_stay_true_under_any_object_lifecycle() {
     let test = "completions_stay_true";
     if let Some(met) = for_seeds(test, Plan { fixed: 10_000, fresh: 2_000, stored: STORED }, one) {
         say(&format!("{test}: how often each was met:\n{}", met.table()));
-        assert_eq!(met.missing(), Vec::<&str>::new(), "all of it happens, or it is not tested");
+        assert_eq!(met.missing(), Vec::<&str>::new(), "these events never happened, so the run does not test them");
     }
 }
 
@@ -74,7 +74,7 @@ fn a_seed_replays_exactly() {
     let differ = AtomicUsize::new(0);
     for seed in (0..64).chain([u64::MAX / 3]) {
         let (first, again) = (run(seed, &options(seed)), run(seed, &options(seed)));
-        assert_eq!(first, again, "seed {seed} does the same each time");
+        assert_eq!(first, again, "seed {seed} gave two different runs");
         differ.fetch_add(usize::from(first.1 != run(seed + 1, &options(seed + 1)).1), Ordering::Relaxed);
     }
     assert!(differ.into_inner() > 60, "seeds differ");

@@ -1,4 +1,4 @@
-//! Knowledge of the programs of a run: their objects, their work, and the possible outcomes.
+//! State that the programs of a run know: their objects, their work, and the possible outcomes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(crate) struct SendWork {
     pub(crate) check: Check,
     /// The connection, and the end that posted.
     pub(crate) conn: Option<(usize, usize)>,
-    /// Whether its key was dead already when it was posted: then it must not succeed.
+    /// Whether its key was already dead when it was posted. Then it must fail.
     pub(crate) dead_key: bool,
 }
 
@@ -74,7 +74,7 @@ pub(crate) enum Check {
         key: RKey,
     },
     Invalidate,
-    /// Invalidation of the peer's window of this key. If no window has the key, the message must fail.
+    /// Invalidation of the peer's window with this key. If no window has the key, the message must fail.
     TakeBack {
         key: RKey,
     },
@@ -87,17 +87,17 @@ pub(crate) struct Qp {
     pub(crate) live: bool,
     pub(crate) end: End,
     pub(crate) shares: bool,
-    /// Places in the node's list.
+    /// Indices into the node's list of completion queues.
     pub(crate) send_cq: usize,
     pub(crate) recv_cq: usize,
     pub(crate) sends: VecDeque<u64>,
     pub(crate) receives: VecDeque<u64>,
     pub(crate) conn: Option<(usize, usize)>,
-    /// Events that may still come, because an event in the run caused each.
+    /// Events that may still come. An earlier action of the run caused each.
     pub(crate) may_establish: u32,
     pub(crate) may_drain: u32,
     pub(crate) errors: u32,
-    /// Request packets that were sent when the drained event came, until the next move to RTS.
+    /// Number of request packets sent when the drained event came, until the next move to RTS.
     pub(crate) drained_at: Option<u64>,
     /// Whether a UC or UD queue pair was in SQE in this life.
     pub(crate) was_sq_error: bool,
@@ -105,7 +105,7 @@ pub(crate) struct Qp {
     pub(crate) moved_to_error: bool,
     /// The send that ended this life of the queue pair.
     pub(crate) first_failure: Option<u64>,
-    /// Whether completions get lost, because its queue is too small.
+    /// Whether completions get lost because the completion queue is too small.
     pub(crate) overruns: bool,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Srq {
     /// Posted receives without a completion.
     pub(crate) open: BTreeSet<u64>,
     pub(crate) may_reach_limit: u32,
-    /// Completions that vanished with their queue pair before their program saw them: each may belong to one of these
+    /// Completions that vanished with their queue pair before their program saw them. Each may belong to one of these
     /// receives.
     pub(crate) unseen: usize,
 }
@@ -147,7 +147,7 @@ pub(crate) struct Direction {
     pub(crate) window: Option<Window>,
     /// Keys of requested bindings of a window to the area.
     pub(crate) window_keys: BTreeSet<u32>,
-    /// Contents of the area when its region was deregistered: they must not change any more.
+    /// Contents of the area when its region was deregistered. They must not change after that.
     pub(crate) frozen: Option<Vec<u8>>,
     /// Posted WRITEs, in order.
     pub(crate) written: Vec<u8>,
@@ -180,10 +180,10 @@ pub(crate) struct Conn {
     pub(crate) kind: QpKind,
     pub(crate) mtu: PathMtu,
     pub(crate) ends: [usize; 2],
-    /// Whether the end is still in this connection: neither reset, destroyed nor restarted.
+    /// Whether the end is still part of this connection, without a reset, destruction or restart.
     pub(crate) alive: [bool; 2],
     pub(crate) ready: [bool; 2],
-    /// Whether its areas are closed, since it is over for both ends.
+    /// Whether the areas are closed, since both ends have left the connection.
     pub(crate) closed: bool,
     /// Whether the device of an end died, in a run in which acknowledgements may wait.
     pub(crate) died: bool,
@@ -204,9 +204,9 @@ pub(crate) struct Program {
     pub(crate) next_area: usize,
     pub(crate) cqs: Vec<Cq>,
     pub(crate) srq: Option<Srq>,
-    /// All memory under another key, which is deregistered under traffic.
+    /// Second region over all memory, which is deregistered under traffic.
     pub(crate) buffers: Option<Arc<Region>>,
-    /// Whether such a region was deregistered: receives of a shared queue may still name it.
+    /// Whether such a region was deregistered. Receives of a shared queue may still name it.
     pub(crate) lost_buffers: bool,
     pub(crate) datagram_qp: Option<usize>,
     /// Numbers of destroyed objects.

@@ -7,8 +7,8 @@ use crate::common::trace::trace;
 use doorbell_verbs_core::{ObjectError, QpAttributes, QpKind, QpState};
 
 impl Life {
-    /// Performs random actions of the programs; if `eager`, all possible ones. At the end of a run it starts nothing
-    /// new.
+    /// Performs random actions of the programs. With `eager`, performs all possible ones. At the end of a run, starts
+    /// no new work.
     pub(crate) fn act(&mut self, eager: bool) {
         for node in 0..self.programs.len() {
             if !self.is_alive(node) {
@@ -56,7 +56,7 @@ impl Life {
             }
             QpState::SqDrain if self.qps[index].drained_at.is_some() && (eager || self.rng.chance(300)) => {
                 let at = self.qps[index].drained_at.take();
-                assert_eq!(at, Some(self.sent_packets(index)), "a drained queue pair sends no requests");
+                assert_eq!(at, Some(self.sent_packets(index)), "a drained queue pair sent requests");
                 self.modify(index, QpAttributes { state: Some(QpState::ReadyToSend), ..QpAttributes::default() });
             }
             _ => {}
@@ -159,7 +159,7 @@ impl Life {
         self.world.bring_to(node, qpn, QpState::Error);
     }
 
-    /// Moves a queue pair to SQD, with the event.
+    /// Moves a queue pair to SQD and requests the event.
     fn drain(&mut self) {
         let Some(index) = self.pick_qp(|life, at| life.state(at) == QpState::ReadyToSend) else { return };
         let (node, qpn, _) = self.named(index);
@@ -206,11 +206,14 @@ impl Life {
                 self.freeze(conn, from);
             }
             Err(error) => {
-                assert!(matches!(error, ObjectError::Busy { .. }), "only a window keeps a region: {error}");
-                // A binding that was posted before its window went may bind a window that was given the same key.
+                assert!(
+                    matches!(error, ObjectError::Busy { .. }),
+                    "the region was kept for another reason than a window: {error}"
+                );
+                // A binding that was posted before its window was destroyed may bind a later window with the same key.
                 let c = &self.conns[conn];
                 let may_be_bound = c.directions[from].window.is_some() || c.reasons.window;
-                assert!(may_be_bound, "no window keeps the region {:#x}", region.rkey().get());
+                assert!(may_be_bound, "the region {:#x} was kept without a window", region.rkey().get());
                 self.world.tally.hit(Hit::RegionKept);
             }
         }
@@ -237,7 +240,7 @@ impl Life {
         self.drop_window(conn, from);
     }
 
-    /// Deregisters the region that some elements name, and registers another one in its place.
+    /// Deregisters the region that some elements name, and registers another in its place.
     fn lose_buffers(&mut self) {
         let Some(node) = self.pick_node() else { return };
         let Some(region) = self.programs[node].buffers.take() else { return };
@@ -248,7 +251,7 @@ impl Life {
             let ends = self.conns[conn].ends;
             self.conns[conn].reasons.buffer_dead |= ends.iter().any(|&end| self.qps[end].node == node);
         }
-        self.world.nodes[node].rnic.deregister(&region).expect("nothing is bound to it");
+        self.world.nodes[node].rnic.deregister(&region).expect("no window is bound to the region");
         self.programs[node].dead_keys.insert(region.rkey().get() >> 8);
         if self.rng.chance(700) {
             self.make_buffers(node);
@@ -270,14 +273,17 @@ impl Life {
         match self.rng.below(3) {
             0 => {
                 let depth = reserved.max(1) + self.rng.below(50) as usize;
-                rnic.resize_cq(id, depth).expect("more than it holds");
+                rnic.resize_cq(id, depth).expect("the queue holds fewer completions");
                 self.world.tally.hit(Hit::CqResized);
-                // The next queue pair that counts on its depth finds it.
-                rnic.resize_cq(id, 300.max(depth)).expect("more than it holds");
+                // The next queue pair needs this depth.
+                rnic.resize_cq(id, 300.max(depth)).expect("the queue holds fewer completions");
             }
             1 if held > 1 => {
                 let refused = rnic.resize_cq(id, held - 1);
-                assert!(matches!(refused, Err(ObjectError::Range { .. })), "completions are not cut off: {refused:?}");
+                assert!(
+                    matches!(refused, Err(ObjectError::Range { .. })),
+                    "the resize would drop completions: {refused:?}"
+                );
                 self.world.tally.hit(Hit::CqResizeRefused);
             }
             _ => self.destroy_cq(node, at),
@@ -290,13 +296,13 @@ impl Life {
         trace(|| format!("{:>10} node {node}: CQ {} goes, used: {used}", self.world.now_ns, id.0));
         match self.world.nodes[node].rnic.destroy_cq(id) {
             Ok(()) => {
-                assert!(!used, "a completion queue in use stays");
+                assert!(!used, "a completion queue in use was destroyed");
                 self.world.tally.hit(Hit::CqDestroyed);
                 self.programs[node].cqs[at].live = false;
                 self.programs[node].dead_cqs.insert(id.0);
             }
             Err(error) => {
-                assert!(used, "node {node}: CQ {} is not used by anything: {error}", id.0);
+                assert!(used, "node {node}: CQ {} is unused, but was kept: {error}", id.0);
                 self.world.tally.hit(Hit::CqDestroyRefused);
             }
         }
@@ -307,14 +313,13 @@ impl Life {
         let Some(node) = self.pick_node() else { return };
         let Some(srq) = &mut self.programs[node].srq else { return self.make_srq(node) };
         if self.rng.chance(600) {
-            // The event comes at once, or when receives are taken. An armed limit that is armed again counts at most
-            // once more.
+            // The event comes at once, or when receives are taken. A limit that is armed again adds at most one event.
             let limit = self.rng.within(1, srq.queue.depth() as u64) as usize;
             srq.may_reach_limit += 1;
             srq.queue.arm_limit(limit);
             return;
         }
-        // Its queue pairs are destroyed first; otherwise the queue stays.
+        // Destroy the queue pairs first in most cases. Otherwise the queue cannot be destroyed.
         if self.rng.chance(700) {
             for index in self.live_qps(|life, at| life.qps[at].node == node && life.qps[at].shares) {
                 self.destroy_qp(index);
@@ -331,13 +336,13 @@ impl Life {
         if !used {
             let away = srq.open.len().checked_sub(srq.queue.len());
             let known = away.is_some_and(|away| away <= srq.unseen);
-            assert!(known, "node {node}: {away:?} receives of the shared queue are gone, of {} unseen", srq.unseen);
+            assert!(known, "node {node}: {away:?} receives of the shared queue are missing, {} unseen", srq.unseen);
         }
         trace(|| format!("{:>10} node {node}: SRQ {} goes, used: {used}", self.world.now_ns, srq.id.0));
         match self.world.nodes[node].rnic.destroy_srq(srq.id) {
-            Ok(()) => assert!(!used, "a shared receive queue in use stays"),
+            Ok(()) => assert!(!used, "a shared receive queue in use was destroyed"),
             Err(error) => {
-                assert!(used, "node {node}: the shared queue is not used by anything: {error}");
+                assert!(used, "node {node}: the shared queue is unused, but was kept: {error}");
                 self.world.tally.hit(Hit::SrqDestroyRefused);
                 return false;
             }
@@ -351,7 +356,7 @@ impl Life {
         true
     }
 
-    /// Replaces a device that dies by another one, with the same numbers or with others.
+    /// Replaces a dying device by another one, with the same numbers or with others.
     fn restart(&mut self, node: usize, alike: bool) {
         trace(|| format!("{:>10} node {node} restarts, alike: {alike}", self.world.now_ns));
         self.world.tally.hit(if alike { Hit::RestartedAlike } else { Hit::Restarted });
@@ -433,7 +438,7 @@ impl Life {
         }
         self.close_connection(conn);
         for (end, &index) in ends.iter().enumerate() {
-            // Use the same queue pair again, if it exists and is not in another connection. After an overrun of its
+            // Use the same queue pair again, if it exists and has no other connection. After an overrun of its
             // completion queue it is unusable, because the lost receives are unknown.
             let qp = &self.qps[index];
             let usable = qp.live && qp.conn.is_none() && !qp.overruns;
@@ -444,7 +449,7 @@ impl Life {
         self.connect(kind, again);
     }
 
-    /// Closes the areas that a finished connection opened to its peers.
+    /// Closes the areas that the ends of a finished connection opened to each other.
     pub(crate) fn close_connection(&mut self, conn: usize) {
         self.conns[conn].closed = true;
         for from in 0..2 {

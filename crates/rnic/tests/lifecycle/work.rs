@@ -1,4 +1,4 @@
-//! Work that programs post.
+//! Posting of random work by the programs.
 
 use doorbell_verbs_core::{
     Access, AddressVector, Attachment, CompletionOpcode, Payload, PostError, PostErrorKind, QpKind, QpState,
@@ -17,7 +17,7 @@ use crate::common::workload::pattern;
 use crate::common::world::address_of;
 
 impl Life {
-    /// The bytes of a slot as one to three elements, under one of the two keys of all memory.
+    /// Splits a slot into one to three elements, under one of the two keys of all memory.
     fn elements(&mut self, node: usize, slot: usize, length: usize) -> (Vec<Sge>, bool) {
         let offset = slot * SLOT_BYTES;
         let buffers = self.programs[node].buffers.clone().filter(|_| self.rng.chance(200));
@@ -26,7 +26,7 @@ impl Life {
         let at = &self.world.nodes[node];
         let mut sges = vec![at.sge(offset, cut), at.sge(offset + cut, length.min(SLOT_BYTES) - cut)];
         if length > SLOT_BYTES {
-            sges.push(at.sge(offset, length - SLOT_BYTES)); // its first bytes once more
+            sges.push(at.sge(offset, length - SLOT_BYTES)); // repeat the first bytes
         }
         sges.iter_mut().for_each(|sge| sge.lkey = lkey);
         (sges, buffers.is_some())
@@ -63,14 +63,14 @@ impl Life {
                 self.programs[node].free_slots.push(slot);
                 return;
             }
-            posted.expect("the elements are good");
+            posted.expect("the elements are valid");
             trace(|| format!("{:>10} node {node}: SRQ: receive {wr_id}", self.world.now_ns));
             self.wrs.push(Wr { qp: None, node, fate: Fate::Open, slot: Some(slot), send: None });
             self.programs[node].srq.as_mut().expect("looked at above").open.insert(wr_id);
         }
     }
 
-    /// Posts one send work request, if the queue pair takes any and has room.
+    /// Posts one send work request, if the queue pair accepts any and has room.
     pub(crate) fn post_send(&mut self, index: usize) {
         let state = self.state(index);
         if !matches!(state, QpState::ReadyToSend | QpState::SqDrain)
@@ -112,7 +112,7 @@ impl Life {
         let window = d.window.as_ref().and_then(|window| window.bound);
         let region_gone = d.region.is_none();
         let (area, rkey) = (d.area, d.rkey);
-        // The area that the other end opened to this one, and the area that this one opened to the other.
+        // The first area belongs to the other end and is open to this one. The second one is the reverse.
         let own_window = self.conns[conn].directions[1 - end].window.as_ref().map(|window| (window.name, window.bound));
         let choice = self.rng.below(100);
         let (dead_key, rkey) = match window {
@@ -134,7 +134,7 @@ impl Life {
             31..33 if region_gone && self.rng.chance(100) => {
                 self.take_back(index, rkey, length);
             }
-            // A region of this connection, of another one, or the one that all work of the node uses.
+            // Choose a region of this connection, of another one, or the one that all work of the node uses.
             31..33 if self.takes_regions_back && self.rng.chance(200) => {
                 let key = self.some_region(peer_node, rkey);
                 self.world.tally.hit(Hit::RegionTakenByPeer);
@@ -190,7 +190,7 @@ impl Life {
                         access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
                         zero_based: false,
                     };
-                    // A second binding that is posted before the first is done fails.
+                    // A second binding fails if it is posted before the first one completes.
                     self.conns[conn].reasons.window = true;
                     self.conns[conn].directions[1 - end].window_keys.insert(key.get());
                     let check = Check::Bind { key };
@@ -242,7 +242,7 @@ impl Life {
         let (conn, end) = self.qps[index].conn.expect("a queue pair in RTS is connected");
         let peer_node = self.qps[self.conns[conn].ends[1 - end]].node;
         let (mtu, tag) = (self.conns[conn].mtu.bytes(), self.wrs.len() as u32);
-        // Sometimes the message exceeds the receive: it is dropped, and must not use the receive up.
+        // Sometimes the message exceeds the receive. It is then dropped, and must not use the receive up.
         let most = if self.rng.chance(100) { SLOT_BYTES + 600 } else { SLOT_BYTES };
         let length = if most > SLOT_BYTES { most } else { self.length(mtu, most) };
         let operation = if self.rng.chance(200) && length <= SLOT_BYTES {
@@ -257,7 +257,7 @@ impl Life {
 
     fn post_datagram(&mut self, index: usize) {
         let node = self.rng.below(self.world.nodes.len() as u64) as usize;
-        // An existing queue pair, or a destroyed one.
+        // Send to an existing queue pair, or to a destroyed one.
         let candidates: Vec<usize> = (0..self.qps.len())
             .filter(|&at| self.qps[at].node == node && self.qps[at].kind == QpKind::Ud)
             .filter(|&at| self.qps[at].live || at % 3 == 0)
@@ -268,7 +268,7 @@ impl Life {
         let to = *self.rng.pick(&candidates);
         let qkey = if self.rng.chance(100) { QKey::new(0x7777) } else { QKEY };
         let tag = self.wrs.len() as u32;
-        // The longest do not fit a receive.
+        // The longest datagrams do not fit into a receive.
         let length = if self.rng.chance(200) { SLOT_BYTES } else { self.length(256, SLOT_BYTES - 40) };
         let address = AddressVector::to(address_of(node));
         let destination = UdDestination { address, qpn: self.qps[to].qpn, qkey };

@@ -1,14 +1,14 @@
 //! Parts that models of several crates share: atomics whose sequentially consistent accesses the model checker
-//! understands, and the queue in place of `crossbeam_queue::ArrayQueue`.
+//! understands, and a queue that replaces `crossbeam_queue::ArrayQueue`.
 #![allow(dead_code, unreachable_pub)] // each model uses a part
 
 use loom::cell::UnsafeCell;
 pub use loom::sync::atomic::Ordering;
 use loom::sync::atomic::fence;
 
-/// Returns the ordering for an access under loom, and whether fences are needed. Loom treats `SeqCst` as `AcqRel`. So
-/// fences follow writes and surround exchanges, as in the machine code for x86, where a load with `SeqCst` is a plain
-/// load.
+/// Returns the ordering for an access under loom, and whether fences are needed. Loom treats `SeqCst` as `AcqRel`, so
+/// fences follow writes and surround exchanges. The machine code for x86 is similar: a load with `SeqCst` is a plain
+/// load there.
 fn weaker(order: Ordering, of_seq_cst: Ordering) -> (Ordering, bool) {
     if order == Ordering::SeqCst { (of_seq_cst, true) } else { (order, false) }
 }

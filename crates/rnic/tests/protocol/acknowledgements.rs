@@ -1,4 +1,4 @@
-//! Times at which acknowledgements leave, and the completions that a program sees before (IBTA Vol 1, 9.7.5).
+//! Times at which acknowledgements leave, relative to the completions that a program sees (IBTA Vol 1, 9.7.5).
 
 use super::common::script::{OWN, PEER_PSN, Script};
 use super::common::{Acks, End};
@@ -33,7 +33,7 @@ fn an_acknowledgement_is_held_only_for_its_bound() {
     assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, psn)]);
     assert_eq!(script.rnic().held_ack_since_ns(), None);
     let next_ns = script.world.now_ns + ACK_HOLD_NS;
-    assert!(script.rnic().poll_timeout().is_none_or(|at_ns| at_ns > next_ns), "nothing is held any more");
+    assert!(script.rnic().poll_timeout().is_none_or(|at_ns| at_ns > next_ns), "an acknowledgement is still held");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn an_acknowledgement_that_is_due_again_keeps_its_bound() {
     script.pass(ACK_HOLD_NS);
     let sent = script.sent();
     assert_eq!(sent[0].info.qpn, first, "the older acknowledgement leaves first");
-    assert!(sent[0].at_ns <= due_ns + ACK_HOLD_NS, "it left after {} ns", sent[0].at_ns - due_ns);
+    assert!(sent[0].at_ns <= due_ns + ACK_HOLD_NS, "the acknowledgement left only after {} ns", sent[0].at_ns - due_ns);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn heard_alone(script: &mut Script, psn: Psn) -> Vec<(Opcode, Psn)> {
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
     let seen = script.world.nodes[OWN].reap().len();
     let shapes = script.shapes();
-    assert_eq!((seen, script.reap().len()), (0, 1), "it is seen once everything has been sent");
+    assert_eq!((seen, script.reap().len()), (0, 1), "the completion must be visible only after all packets have left");
     shapes
 }
 
@@ -95,7 +95,7 @@ fn a_receive_completes_after_its_acknowledgement_left() {
         let psn = PEER_PSN.add(index);
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
     }
-    // Also without an acknowledgement request of the peer, since the completion shows that the message is done.
+    // Even without an acknowledgement request of the peer, the completion requires that the acknowledgement leaves.
     script.receive(0, 8);
     script.hear(
         &script.say(Opcode::RC_WRITE_ONLY_IMM).psn(PEER_PSN.add(20)).reth(1, RKey::new(0), 0).immediate(4).quiet(),
@@ -110,13 +110,13 @@ fn an_acknowledgement_waits_after_eight_answers() {
     let psn = script.answer_often();
     script.receive(0, 8);
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
-    assert_eq!(script.world.nodes[OWN].reap().len(), 1, "it is seen at once");
-    assert_eq!(script.shapes(), [], "and its acknowledgement waits");
-    // An empty poll of the program: it is not going to answer.
+    assert_eq!(script.world.nodes[OWN].reap().len(), 1, "the completion is not visible at once");
+    assert_eq!(script.shapes(), [], "the acknowledgement did not wait");
+    // An empty poll shows that the program is not going to answer.
     script.world.nodes[OWN].queue.note_empty_poll();
     assert_eq!(heard_alone(&mut script, psn.next()), [(Opcode::RC_ACKNOWLEDGE, psn.next())]);
 
-    // Seven more answers are not enough, since the count starts anew.
+    // Seven more answers are not enough, since the count restarted.
     let mut psn = psn.add(2);
     for _ in 0..7 {
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
@@ -129,7 +129,7 @@ fn an_acknowledgement_waits_after_eight_answers() {
 
 #[test]
 fn an_acknowledgement_does_not_wait_after_unanswered_receives() {
-    // Like a receiver that grants credits now and then.
+    // The program behaves like a receiver that grants credits from time to time.
     let mut script = Script::new();
     script.world.acks = Acks::Held;
     let mut psn = script.answer_often();
@@ -137,7 +137,7 @@ fn an_acknowledgement_does_not_wait_after_unanswered_receives() {
         script.receive(0, 8);
         script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
         let sent = script.shapes();
-        // Before the first message all are answered; from then on at least one is not.
+        // All requests before the first message are answered. After it, at least one is not.
         assert_eq!(sent.contains(&(Opcode::RC_ACKNOWLEDGE, psn)), round > 0, "message {round}: {sent:?}");
         if round % 4 == 3 {
             script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
@@ -194,8 +194,8 @@ fn reset_and_destroy_remove_unseen_completions() {
         } else {
             script.world.bring_to(OWN, qpn, QpState::Reset);
         }
-        assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN)], "the message was taken");
-        assert_eq!(script.reap(), [], "but nothing names the queue pair any more");
+        assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN)], "the message was not acknowledged");
+        assert_eq!(script.reap(), [], "a completion names the destroyed queue pair");
     }
 }
 
@@ -206,7 +206,7 @@ fn in_error_a_receive_is_acknowledged_after_earlier_answers() {
     let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);
     script.hear(&read(&script));
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)).payload(&[7; 8]));
-    // Its answer would acknowledge the SEND as well, but no longer leaves.
+    // The answer would also acknowledge the SEND, but it no longer leaves.
     script.hear(&read(&script).psn(PEER_PSN.add(2)));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

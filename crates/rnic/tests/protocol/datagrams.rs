@@ -27,13 +27,13 @@ fn a_qkey_with_the_high_bit_selects_the_queue_pairs_qkey() {
     let mut script = Script::with(QpKind::Ud, PathMtu::Mtu256, &End::default());
     for given in [0, 1, QKEY.get() ^ 1, 0x7fff_ffff].map(QKey::new) {
         post(&mut script, PEER_QPN, given);
-        assert_eq!(sent_qkey(&mut script), given, "any other is sent as it was given");
+        assert_eq!(sent_qkey(&mut script), given, "another Q_Key was sent than the given one");
     }
     for given in [0x8000_0000, 0x8000_0000 | QKEY.get(), u32::MAX].map(QKey::new) {
         post(&mut script, PEER_QPN, given);
         assert_eq!(sent_qkey(&mut script), QKEY, "{given}");
     }
-    // The Q_Key at the time when the datagram leaves counts.
+    // The Q_Key at the time of transmission counts.
     post(&mut script, PEER_QPN, QKey::new(0x8000_0000));
     let (qpn, renewed) = (script.qpn, QKey::new(77));
     let state = Some(QpState::ReadyToSend);

@@ -36,7 +36,11 @@ fn waiting_queue_pairs_share_the_window_to_a_destination() {
     post_each(&mut script, &qpns, 4);
     let first = script.sent();
     let window = 212_992 / 4;
-    assert_eq!(first.len() as u64, window / (PACKET_COST + 8), "a quarter of the receive buffer to begin with");
+    assert_eq!(
+        first.len() as u64,
+        window / (PACKET_COST + 8),
+        "the first window is not a quarter of the receive buffer"
+    );
     assert!(script.rnic().in_flight_packets() > 0);
     assert_eq!(script.shapes(), []);
     // Each acknowledgement lets other queue pairs continue, until all are done.
@@ -50,7 +54,7 @@ fn waiting_queue_pairs_share_the_window_to_a_destination() {
         let more = script.sent();
         in_flight += more.len();
         total += more.len();
-        assert!(in_flight <= 240, "{in_flight} packets in flight fit the receive buffer");
+        assert!(in_flight <= 240, "{in_flight} packets in flight exceed the receive buffer");
         queue.extend(more);
     }
     assert_eq!(total, 200);
@@ -65,14 +69,18 @@ fn one_queue_pair_leaves_room_for_another() {
     post_each(&mut script, &qpns[..1], 64);
     let first = script.sent();
     let window = 212_992 / 4;
-    assert_eq!(first.len() as u64, window * 3 / 4 / (PACKET_COST + 8), "three quarters of the window at most");
+    assert_eq!(
+        first.len() as u64,
+        window * 3 / 4 / (PACKET_COST + 8),
+        "one queue pair does not use three quarters of the window"
+    );
     assert!(first[first.len() - 1].bth().ack_request());
     post_each(&mut script, &qpns[1..], 1);
-    assert_eq!(script.sent().len(), 1, "the other finds room at once");
+    assert_eq!(script.sent().len(), 1, "the other queue pair finds no room");
     script.qpn = qpns[0];
     script.ack(psn(9));
     let more = script.sent();
-    assert!(more.len() >= 10, "what is acknowledged makes room: {}", more.len());
+    assert!(more.len() >= 10, "acknowledgements made too little room: {}", more.len());
 }
 
 #[test]
@@ -83,7 +91,7 @@ fn the_last_packet_that_fits_the_window_asks_for_an_acknowledgement() {
     assert!(sent.len() < 100);
     let asked: Vec<_> = sent.iter().map(|sent| sent.bth().ack_request()).collect();
     assert_eq!(asked.last(), Some(&true));
-    assert!(asked.windows(16).all(|some| some.contains(&true)), "one in sixteen asks, so that the window moves");
+    assert!(asked.windows(16).all(|some| some.contains(&true)), "none of sixteen packets requests an acknowledgement");
     assert!(asked.iter().filter(|&&ask| ask).count() <= sent.len() / 16 + 2);
 }
 
@@ -93,8 +101,8 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     post_each(&mut script, &qpns, 4);
     let sent = script.sent();
     let senders: std::collections::HashSet<_> = sent.iter().map(|sent| sent.info.qpn.get()).collect();
-    assert!(senders.len() < 40, "some wait for the window");
-    // Queue pairs with packets in flight and queue pairs that wait, in one way or the other.
+    assert!(senders.len() < 40, "no queue pair waits for the window");
+    // Remove queue pairs with packets in flight and queue pairs that wait, in one of several ways.
     for (index, &qpn) in qpns.iter().enumerate() {
         match index % 4 {
             0 => script.rnic().destroy_qp(qpn).expect("it exists"),
@@ -114,7 +122,7 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
         }
         rest.extend(script.sent());
     }
-    assert_eq!(script.reap().len(), 40, "the ten that are left sent their four each");
+    assert_eq!(script.reap().len(), 40, "the ten remaining queue pairs did not send four messages each");
     assert_eq!(script.rnic().in_flight_packets(), 0);
     // A queue pair that waited when it was reset works again.
     let again = qpns[38];
@@ -139,8 +147,12 @@ fn a_queue_pair_that_is_reset_while_it_waits_works_again() {
     let (mut script, qpns) = crowd(3);
     post_each(&mut script, &qpns, 64);
     let sent = script.sent();
-    assert!(sent.iter().all(|sent| sent.info.qpn != qpns[2]), "two fill the window");
-    assert_eq!(script.rnic().backlog().waiting, 2, "the first waits for its own acknowledgements");
+    assert!(sent.iter().all(|sent| sent.info.qpn != qpns[2]), "two queue pairs do not fill the window");
+    assert_eq!(
+        script.rnic().backlog().waiting,
+        2,
+        "the first queue pair waits for the window, not for its acknowledgements"
+    );
     script.world.bring_to(OWN, qpns[2], QpState::Reset);
     assert_eq!(script.rnic().backlog().waiting, 1);
     let end = End::default();
@@ -162,8 +174,12 @@ fn crowd_of_readers(count: usize) -> (Script, Vec<Qpn>) {
         script.post_read(1 << 16);
     }
     let readers: std::collections::HashSet<_> = script.sent().iter().map(|sent| sent.info.qpn).collect();
-    assert_eq!(readers, qpns[..2].iter().copied().collect(), "two fill the window");
-    assert_eq!(script.rnic().backlog().waiting, count - 1, "the first waits for its own responses");
+    assert_eq!(readers, qpns[..2].iter().copied().collect(), "two queue pairs do not fill the window");
+    assert_eq!(
+        script.rnic().backlog().waiting,
+        count - 1,
+        "the first queue pair waits for the window, not for its responses"
+    );
     (script, qpns)
 }
 
@@ -175,10 +191,10 @@ fn removed_queue_pairs_no_longer_wait_to_read() {
     assert_eq!(script.rnic().backlog().waiting, 3);
     script.world.bring_to(OWN, fourth, QpState::Reset);
     assert_eq!(script.rnic().backlog().waiting, 2);
-    // This queue pair goes through the error state.
+    // This queue pair is destroyed in the error state.
     script.world.bring_to(OWN, second, QpState::Error);
     script.rnic().destroy_qp(second).expect("it exists");
-    assert_eq!(script.rnic().backlog().waiting, 0, "the room that it leaves wakes the next");
+    assert_eq!(script.rnic().backlog().waiting, 0, "the freed room woke no other queue pair");
     assert_eq!(script.sent().first().map(|sent| sent.info.qpn), Some(fifth));
     for gone in [first, fifth, fourth] {
         script.rnic().destroy_qp(gone).expect("it exists");
@@ -231,7 +247,7 @@ fn responses_are_bounded_by_the_receive_buffer_too() {
     }
     world.settle();
     assert_eq!(world.nodes[0].reap().len(), 20);
-    assert_eq!(world.tally.count(Hit::Overflow), 0, "the window starts well below the buffer");
+    assert_eq!(world.tally.count(Hit::Overflow), 0, "the receive buffer overflowed");
     world.assert_at_rest();
 }
 
@@ -264,7 +280,7 @@ fn many_senders_to_one_receiver_settle() {
         again += counters.tx_retransmitted_packets;
     }
     assert_eq!(fresh, 7 * 30 * 8);
-    assert!(again < fresh, "{again} packets were sent again for {fresh}");
+    assert!(again < fresh, "{again} of {fresh} packets were retransmitted");
     world.assert_at_rest();
 }
 
@@ -285,7 +301,7 @@ fn queue_pairs_take_turns() {
     let only = Filter::QueuePair(qpns[1]);
     let budget = Budget { packets: 5, bytes: 4096 };
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, only, &mut batch), 5);
-    assert!(batch.infos().iter().all(|info| info.qpn == qpns[1]), "the filter is kept");
+    assert!(batch.infos().iter().all(|info| info.qpn == qpns[1]), "a packet of another queue pair passed the filter");
     assert_eq!(script.rnic().pending_work(qpns[1]), 20 - 3 - 5);
 }
 
@@ -303,7 +319,7 @@ fn a_batch_may_be_of_one_engine_only() {
         assert!(batch.runs().iter().all(|run| run.path.engine == EngineId(engine)));
         batch.infos().iter().map(|info| info.qpn).collect::<Vec<_>>()
     };
-    // No queue pair belongs to these engines: no packet leaves, and none is lost or loses its turn.
+    // No queue pair belongs to these engines. The polls send no packet, and no queue pair loses a packet or its turn.
     for engine in [1, 7, u8::MAX] {
         assert_eq!(poll(&mut script, Budget::UNLIMITED, engine), []);
         assert!(script.rnic().wants_transmit() && script.rnic().in_flight_packets() == 0);
@@ -312,7 +328,7 @@ fn a_batch_may_be_of_one_engine_only() {
     let one = Budget { packets: 1, bytes: 4096 };
     let order: Vec<_> = (0..9).flat_map(|_| poll(&mut script, one, 0)).collect();
     assert_eq!(order, [&qpns[..], &qpns, &qpns].concat());
-    assert_eq!(poll(&mut script, Budget::UNLIMITED, 0).len(), 3 * 20 - 9, "all that is left");
+    assert_eq!(poll(&mut script, Budget::UNLIMITED, 0).len(), 3 * 20 - 9, "packets are missing");
     assert!(!script.rnic().wants_transmit());
 }
 
@@ -332,7 +348,7 @@ fn answers_get_their_turn_packet_by_packet() {
         script.rnic().poll_transmit(now_ns, budget, Filter::All, &mut batch);
     }
     let answers = batch.infos().iter().filter(|info| info.work_request.is_none()).count();
-    assert_eq!((batch.infos().len(), answers), (8, 4), "neither requests nor answers starve");
+    assert_eq!((batch.infos().len(), answers), (8, 4), "requests or answers starve");
 }
 
 #[test]
@@ -365,7 +381,7 @@ fn a_long_message_leaves_in_runs_of_full_packets() {
     let mut batch = TransmitBatch::new(1 << 18, 4);
     let now_ns = script.world.now_ns;
     let added = script.rnic().poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut batch);
-    assert_eq!(added, 8, "three quarters of the window of 53,248 B, the part of one queue pair");
+    assert_eq!(added, 8, "one queue pair gets three quarters of the window of 53,248 B");
     let shapes: Vec<_> = batch.runs().iter().map(|run| (run.packets, run.segment_bytes)).collect();
     assert_eq!(shapes, [(8, 4112)]);
     assert!(batch.runs()[0].total_bytes <= MAX_RUN_BYTES);
@@ -425,7 +441,7 @@ fn kinds_of_packets_are_counted_separately() {
     assert_eq!(tx.tx_data_packets, 5);
     // 62 for the credit, 58 + 16 for the SEND, 74 for the WRITE and the READ request, 86 for the atomic.
     assert_eq!(tx.tx_data_bytes, 62 + 74 + 74 + 74 + 86);
-    assert_eq!(tx.tx_retransmitted_packets, 4, "all from the lost SEND on");
+    assert_eq!(tx.tx_retransmitted_packets, 4, "all packets from the lost SEND on are retransmitted");
     assert_eq!(tx.tx_retransmitted_bytes, 74 + 74 + 74 + 86);
     assert_eq!(tx.tx_ack_packets, 0);
     assert_eq!((tx.packet_seq_err, rx.out_of_sequence), (1, 3));

@@ -1,4 +1,4 @@
-//! Bad input: silent drops, each under its counter.
+//! Bad input: silent drops, each with its counter.
 
 use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::{End, QKEY};
@@ -17,9 +17,9 @@ fn dropped(script: &mut Script, bytes: &[u8], counter: &'static str) {
     let before = script.counters();
     script.world.inject(PEER, OWN, bytes);
     assert_eq!(counted(script, &before), [(counter, 1)], "{bytes:02x?}");
-    assert_eq!(script.sent().len(), 0, "it is not answered");
-    assert_eq!(script.reap().len(), 0, "no completion tells of it");
-    assert_eq!(script.rnic().poll_timeout(), None, "no timer runs for it");
+    assert_eq!(script.sent().len(), 0, "the device answered the packet");
+    assert_eq!(script.reap().len(), 0, "the packet led to a completion");
+    assert_eq!(script.rnic().poll_timeout(), None, "the packet started a timer");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn strangers_and_strange_headers_are_dropped() {
     dropped(&mut script, &with(&|said| said.bth.opcode = Opcode::CNP), "rx_cnp");
     dropped(&mut script, &[], "rx_malformed");
     dropped(&mut script, &[4; 11], "rx_malformed");
-    // A limited member of the same partition is accepted.
+    // The device accepts a limited member of the same partition.
     let limited = with(&|said| said.bth.partition_key = PartitionKey::new(0x7fff));
     script.world.inject(PEER, OWN, &limited);
     assert_eq!(script.reap().len(), 1);
@@ -78,7 +78,7 @@ fn states_that_do_not_receive_drop() {
     dropped(&mut script, &send, "rx_foreign_source");
     script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
     script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
-    // In RTR responses are invalid.
+    // In RTR, responses are invalid.
     let mut ack = script.say(Opcode::RC_ACKNOWLEDGE);
     ack.extension = vec![0; 4];
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
@@ -87,7 +87,7 @@ fn states_that_do_not_receive_drop() {
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
 }
 
-/// Cuts each packet at each length. Nothing panics, and the device accepts only complete packets.
+/// Cuts each packet at each length. No call panics, and the device accepts only complete packets.
 #[test]
 fn truncated_packets_are_malformed_or_refused() {
     for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud] {
@@ -166,7 +166,7 @@ fn datagrams_need_the_key_and_a_receive_that_holds_them() {
     script.world.inject(PEER, OWN, &none);
     let completion = script.reap()[0];
     assert_eq!((completion.wr_id, completion.byte_len, completion.source_qpn), (0, 48, from));
-    assert!(completion.has_grh, "the receive that a longer message did not fit is still there");
+    assert!(completion.has_grh, "the receive of the dropped longer message is missing");
 }
 
 #[test]
@@ -238,18 +238,18 @@ fn uc_silently_drops_messages_that_it_cannot_place() {
     script.receive(300, 300);
     let middle = script.say(Opcode::UC_SEND_MIDDLE).payload(&[1; 256]).psn(Psn::new(9)).bytes();
     dropped(&mut script, &middle, "rx_dropped_messages");
-    // The rest of the same message is not counted again.
+    // The remaining packets of the same message are not counted again.
     let before = script.counters();
     script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(10)).payload(&[1; 8]));
     assert_eq!(counted(&script, &before), []);
-    // A gap within a message drops it; its receive serves the next.
+    // A gap within a message drops the message. The next message uses its receive.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(20)).payload(&[1; 256]));
     let before = script.counters();
     script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(22)).payload(&[1; 8]));
     assert_eq!(counted(&script, &before), [("rx_dropped_messages", 1)]);
     script.hear(&script.say(Opcode::UC_SEND_ONLY).psn(Psn::new(23)).payload(&[2; 8]));
     assert_eq!(script.reap()[0].wr_id, 0);
-    // A WRITE that reaches beyond its region writes none of it.
+    // A WRITE that exceeds its region writes no byte.
     let end = script.base() + script.world.nodes[OWN].memory.len() as u64;
     let write = script.say(Opcode::UC_WRITE_FIRST).psn(Psn::new(24)).reth(end - 256, script.rkey(), 300);
     let bytes = write.payload(&[7; 256]).bytes();
@@ -257,7 +257,7 @@ fn uc_silently_drops_messages_that_it_cannot_place() {
     let length = script.world.nodes[OWN].memory.len();
     assert_eq!(script.world.nodes[OWN].memory.read(length - 256, 256), [0; 256]);
     assert_eq!(script.state(), QpState::ReadyToSend);
-    // The error state returns the taken receive, once.
+    // In the error state, the taken receive is returned once.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

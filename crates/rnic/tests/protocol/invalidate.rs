@@ -1,5 +1,5 @@
-//! SEND with invalidate. A peer may invalidate only the key of a type 2 window that was bound through the queue pair
-//! that receives the message (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
+//! SEND with invalidate. A peer may invalidate only the key of a type 2 window, only through the queue pair that bound
+//! the window (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
 
 use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
 use super::common::{End, QKEY};
@@ -9,7 +9,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 
-/// Owner of a key that the peer sends.
+/// Function that creates the key which the peer sends.
 type Key = fn(&mut Windows) -> RKey;
 
 /// Binds the window for the queue pair that receives from the peer, and returns its key.
@@ -42,7 +42,7 @@ const REFUSED: [(WindowKind, &str, Key); 10] = [
     (WindowKind::Type1, "a window of type 1", bound),
     (WindowKind::Type2, "a window that is not bound", |own| own.key),
     (WindowKind::Type2, "another key of the window", |own| next(bound(own))),
-    (WindowKind::Type2, "a window that its owner took back", |own| {
+    (WindowKind::Type2, "a window that its owner invalidated", |own| {
         let key = bound(own);
         assert_eq!(own.run(Op::LocalInvalidate(key)), Status::Success);
         key
@@ -58,7 +58,7 @@ const REFUSED: [(WindowKind, &str, Key); 10] = [
     }),
 ];
 
-/// Posts a receive of 300 B under its offset as number.
+/// Posts a receive of 300 B. Its number is its offset.
 fn receive(own: &mut Windows, offset: usize) {
     match &own.shared {
         None => own.script.receive(offset, 300),
@@ -82,8 +82,8 @@ fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sen
     own.script.hear(&last.psn(PEER_PSN.add(packets - 1)).invalidate(key).payload(&[6; 8]));
     own.heard = packets;
     let mut sent = own.script.sent();
-    assert_eq!(sent.len(), 1, "one answer");
-    assert_eq!(sent[0].psn(), PEER_PSN.add(packets - 1), "the packet with the key is answered");
+    assert_eq!(sent.len(), 1, "expected one answer");
+    assert_eq!(sent[0].psn(), PEER_PSN.add(packets - 1), "another packet than the one with the key was answered");
     sent.remove(0)
 }
 
@@ -105,7 +105,7 @@ fn only_windows_of_the_queue_pair_can_be_invalidated() {
             receive(&mut own, 0);
             receive(&mut own, 512);
             let qpn = own.script.qpn;
-            // The requester's NAK, and so its status: remote access error.
+            // The NAK gives the requester the status remote access error.
             assert_eq!(nak_of(&send(&mut own, key, packets)), Some(NakCode::REMOTE_ACCESS_ERROR), "{what}");
             assert_eq!(own.script.state(), QpState::Error, "{what}");
             assert_eq!(own.script.counters().resp_remote_access_errors, 1, "{what}");
@@ -113,7 +113,7 @@ fn only_windows_of_the_queue_pair_can_be_invalidated() {
             let events = own.script.events();
             if let Some((_, queue)) = &own.shared {
                 assert_eq!(ends, [(0, Status::LocalAccess)], "{what}");
-                assert_eq!(queue.len(), 1, "{what}: the other receive is for other queue pairs");
+                assert_eq!(queue.len(), 1, "{what}: the other receive did not stay for other queue pairs");
                 assert_eq!(events, [AsyncEvent::QpAccessError(qpn), AsyncEvent::QpLastWqeReached(qpn)], "{what}");
             } else {
                 assert_eq!(ends, [(0, Status::LocalAccess), (512, Status::WorkRequestFlushed)], "{what}");
@@ -132,14 +132,14 @@ fn a_refused_invalidation_keeps_access_of_other_peers() {
         hear_elsewhere(&mut own);
         receive(&mut own, 0);
         send(&mut own, key, 1);
-        assert!(is_open(&mut own, key, address), "{key:?} is still open to other peers");
+        assert!(is_open(&mut own, key, address), "{key:?} is closed to other peers");
     }
     let lkey = own.script.world.nodes[OWN].region.lkey();
     let sge = Sge { address, length: 8, lkey };
     let qpn = own.script.qpn;
     own.script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 1, sges: &[sge] }]).expect("the local key is valid");
 
-    // A window of type 2 stays open to the peer of the queue pair that bound it.
+    // A type 2 window stays open to the peer of the queue pair that bound it.
     let mut own = Windows::new(WindowKind::Type2);
     let (binder, key) = (own.script.qpn, bound(&mut own));
     hear_elsewhere(&mut own);
@@ -208,7 +208,7 @@ fn unreliable_transports_invalidate_nothing() {
             own.script.hear(&said.invalidate(key).payload(&[7; 8]));
             assert_eq!(own.script.counters().rx_malformed, 1, "{kind:?} {opcode:?}");
             assert_eq!((own.script.ends(), own.script.state()), (vec![], QpState::ReadyToSend), "{kind:?} {opcode:?}");
-            // The window is still bound: a second binding is rejected.
+            // The window is still bound, so a second binding is rejected.
             own.script.qpn = bound_on;
             let binding = own.binding();
             assert_eq!(own.bind(binding), Status::MemoryWindowBind, "{kind:?} {opcode:?}: the window is still bound");
@@ -217,7 +217,7 @@ fn unreliable_transports_invalidate_nothing() {
     }
 }
 
-/// The next queue pair gets the number of a destroyed one, and has other peers.
+/// The next queue pair gets the number of a destroyed one, but has other peers.
 #[test]
 fn destroying_a_queue_pair_unbinds_its_type_2_windows() {
     for kind in [WindowKind::Type1, WindowKind::Type2] {
@@ -231,8 +231,8 @@ fn destroying_a_queue_pair_unbinds_its_type_2_windows() {
         assert_eq!(
             own.script.rnic().deregister(&region).is_ok(),
             kind == WindowKind::Type2,
-            "{kind:?}: it is not bound"
+            "{kind:?}: the window is not bound"
         );
-        own.script.rnic().destroy_window(key).expect("the window itself lives");
+        own.script.rnic().destroy_window(key).expect("the window still exists");
     }
 }

@@ -34,13 +34,13 @@ fn requests_beyond_the_maximum_message_length_are_refused() {
         let (mut script, sges) = with_room(QpKind::Rc, MAX_MESSAGE_BYTES);
         let qpn = script.qpn;
         let request = SendRequest { payload: Payload::Sges(&sges), ..request };
-        script.rnic().post_send(now_ns, qpn, &[request]).expect("it is as long as may be");
+        script.rnic().post_send(now_ns, qpn, &[request]).expect("the message has the maximum length");
         let sent = script.sent();
         let length = || RethPacket::new_checked(&sent[0].bytes[BTH_LEN..]).expect("whole").dma_length();
         match operation {
             Op::Send => assert_eq!(sent[0].opcode(), Opcode::RC_SEND_FIRST),
             Op::Write { .. } => assert_eq!((sent[0].opcode(), length()), (Opcode::RC_WRITE_FIRST, 1 << 31)),
-            // A piece of it that fits into the window.
+            // The READ asks for a piece that fits into the window.
             _ => assert!(sent[0].opcode() == Opcode::RC_READ_REQUEST && (4096..1 << 20).contains(&length())),
         }
     }
@@ -87,7 +87,7 @@ fn a_message_that_exceeds_the_maximum_ends_the_connection() {
             assert_eq!(script.state(), QpState::Error);
         }
     }
-    // UC drops it.
+    // UC drops the message.
     let (mut script, sges) = with_room(QpKind::Uc, 6 << 30);
     let qpn = script.qpn;
     script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");

@@ -43,7 +43,7 @@ impl Two {
         self.script.rnic().detach(qpn, group(number))
     }
 
-    /// Which of them get a datagram to this address and queue pair.
+    /// Returns which of the two queue pairs get a datagram to this address and queue pair number.
     fn hear(&mut self, to: IpAddr, qpn: Qpn, qkey: QKey) -> [bool; 2] {
         let mut said = self.script.say(Opcode::UD_SEND_ONLY).quiet().deth(qkey, PEER_QPN).payload(&[5; 8]);
         said.bth.dest_qpn = qpn;
@@ -71,15 +71,15 @@ impl Two {
 fn attached_queue_pairs_receive_datagrams_of_the_group() {
     let mut two = Two::new();
     assert_eq!(two.hear_group(1), [false, false]);
-    assert_eq!(two.attach(0, 1), Ok(true), "the link is to join");
-    assert_eq!(two.attach(0, 1), Ok(false), "it has");
+    assert_eq!(two.attach(0, 1), Ok(true), "the first member must make the link join");
+    assert_eq!(two.attach(0, 1), Ok(false), "the link has already joined");
     assert_eq!(two.hear_group(1), [true, false]);
     assert_eq!(two.attach(1, 1), Ok(false));
     assert_eq!(two.hear_group(1), [true, true]);
     assert_eq!(two.hear_group(2), [false, false]);
     assert_eq!(two.detach(0, 1), Ok(false));
     assert_eq!(two.hear_group(1), [false, true]);
-    assert_eq!(two.detach(1, 1), Ok(true), "the link is to leave");
+    assert_eq!(two.detach(1, 1), Ok(true), "the last member must make the link leave");
     assert_eq!(two.hear_group(1), [false, false]);
 }
 
@@ -92,8 +92,12 @@ fn only_datagrams_with_matching_keys_reach_a_group() {
     let first = two.qpns[0];
     assert_eq!(two.hear(group(1), MULTICAST_QPN, QKey::new(qkey.get() ^ 1)), [false, false]);
     assert_eq!(two.script.counters().rx_key_violation, 1);
-    assert_eq!(two.hear(group(1), first, qkey), [false, false], "a group is no way to one queue pair");
-    assert_eq!(two.hear(own, MULTICAST_QPN, qkey), [false, false], "nor one address to a group");
+    assert_eq!(
+        two.hear(group(1), first, qkey),
+        [false, false],
+        "a datagram to a group address reached a single queue pair"
+    );
+    assert_eq!(two.hear(own, MULTICAST_QPN, qkey), [false, false], "a datagram to a unicast address reached a group");
     assert_eq!(two.script.counters().rx_unknown_qp, 2);
     assert_eq!(two.hear(own, first, qkey), [true, false]);
 }
@@ -106,7 +110,10 @@ fn invalid_attach_and_detach_requests_are_refused() {
     let rnic = two.script.rnic();
     assert!(refused(rnic.attach(connected, group(1))), "RC");
     assert!(refused(rnic.attach(first, Ipv4Addr::new(10, 0, 0, 1).into())), "no group");
-    assert!(refused(rnic.attach(first, "ff02::1".parse().unwrap())), "of the other family");
+    assert!(
+        refused(rnic.attach(first, "ff02::1".parse().unwrap())),
+        "a group of the other address family was accepted"
+    );
     assert!(refused(rnic.detach(first, group(1))), "not attached");
     assert_eq!(rnic.attach(Qpn::new(2), group(1)), Err(ObjectError::Unknown("queue pair")));
     for number in 0..LIMITS.max_groups as u8 {
@@ -114,5 +121,5 @@ fn invalid_attach_and_detach_requests_are_refused() {
     }
     assert_eq!(rnic.attach(first, group(LIMITS.max_groups as u8)), Err(ObjectError::Exhausted("multicast groups")));
     rnic.destroy_qp(first).expect("it exists");
-    assert_eq!(two.attach(1, LIMITS.max_groups as u8), Ok(true), "its groups went with it");
+    assert_eq!(two.attach(1, LIMITS.max_groups as u8), Ok(true), "the destroyed queue pair kept its groups");
 }

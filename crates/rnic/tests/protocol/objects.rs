@@ -36,7 +36,10 @@ fn queues_of_one_hold_exactly_one() {
     assert_eq!(kind, PostErrorKind::QueueFull { queue: "send queue", depth: 1 });
     script.sent();
     let kind = refused(&mut script, request(Op::Send, Payload::Sges(&sge)));
-    assert!(matches!(kind, PostErrorKind::QueueFull { .. }), "it is done when it is acknowledged, not when it is sent");
+    assert!(
+        matches!(kind, PostErrorKind::QueueFull { .. }),
+        "a sent request without its acknowledgement must occupy the queue"
+    );
     for index in 0..5 {
         script.ack(Psn::new(100 + index));
         script.post(Op::Send, 8);
@@ -122,15 +125,18 @@ fn work_requests_are_refused_for_the_right_reason() {
     let foreign = [Sge { lkey: foreign.lkey(), ..sge }];
     let kind = refused(&mut script, request(Op::Send, Payload::Sges(&foreign)));
     assert!(matches!(memory(kind), MemoryError::ForeignPd { .. }));
-    // An element of no bytes names no memory.
+    // An element without bytes refers to no memory.
     let (qpn, now_ns) = (script.qpn, script.world.now_ns);
     let empty = [Sge { address: 5, length: 0, lkey: LKey(9) }];
-    script.rnic().post_send(now_ns, qpn, &[request(Op::Send, Payload::Sges(&empty))]).expect("nothing is named");
+    script
+        .rnic()
+        .post_send(now_ns, qpn, &[request(Op::Send, Payload::Sges(&empty))])
+        .expect("an element without bytes refers to no memory");
 
     // The elements together are longer than any message.
     let mut script = Script::new();
     let pd = script.world.nodes[OWN].pd;
-    // SAFETY: never touched: the request is rejected.
+    // SAFETY: the memory is never accessed, since the request is rejected.
     let huge = unsafe { script.rnic().register(pd, std::ptr::null_mut(), 1 << 31, 0, Access::all(), None) };
     let huge = huge.expect("room for a region");
     let sges =
@@ -177,7 +183,10 @@ fn transports_have_their_operations() {
     assert_eq!(refused(&mut script, long), PostErrorKind::MessageTooLong { given: 4097, allowed: 4096 });
     to.address = AddressVector::to("fd00::1".parse().expect("an address"));
     let far = SendRequest { destination: Some(to), ..request(Op::Send, Payload::Inline(&[])) };
-    assert!(matches!(refused(&mut script, far), PostErrorKind::Destination(_)), "IPv4 and IPv6 do not mix");
+    assert!(
+        matches!(refused(&mut script, far), PostErrorKind::Destination(_)),
+        "an IPv6 destination was accepted on an IPv4 device"
+    );
 }
 
 #[test]
@@ -205,7 +214,7 @@ fn each_state_accepts_only_its_allowed_work() {
     assert_eq!(script.ends(), [(1, flushed), (5, flushed)]);
     receive(&mut script).expect("error takes receives");
     send(&mut script).expect("error takes sends");
-    assert_eq!(script.ends(), [(5, flushed), (1, flushed)], "and gives them back");
+    assert_eq!(script.ends(), [(5, flushed), (1, flushed)], "the error state did not flush the requests");
 }
 
 #[test]
@@ -264,7 +273,7 @@ fn modifications_are_refused_for_the_right_reason() {
     let error =
         narrow.modify_qp(qpn, &QpAttributes { path_mtu: Some(PathMtu::Mtu2048), ..rtr }).expect_err("too large");
     assert_eq!(error, ModifyError::PathMtu { given: 2048, active: 1024 });
-    narrow.modify_qp(qpn, &rtr).expect("all is well");
+    narrow.modify_qp(qpn, &rtr).expect("the transition is valid");
     let info = narrow.query_qp(qpn).expect("it exists");
     assert_eq!((info.state, info.attributes.path_mtu), (QpState::ReadyToReceive, Some(PathMtu::Mtu256)));
     assert_eq!(info.attributes.receive_psn, Some(PEER_PSN));
@@ -334,18 +343,18 @@ fn objects_have_limits_and_owners() {
     assert!(busy(rnic.destroy_pd(pd).expect_err("the region uses it")));
     let region = node.region.clone();
     rnic.deregister(&region).expect("it was registered");
-    assert!(unknown(rnic.deregister(&region).expect_err("once is enough")));
+    assert!(unknown(rnic.deregister(&region).expect_err("the region was deregistered before")));
     rnic.destroy_pd(pd).expect("nothing uses it");
-    // SAFETY: rejected before the pointer is used.
+    // SAFETY: the call is rejected before the pointer is used.
     let error = unsafe { rnic.register(other, std::ptr::null_mut(), 1, 0, Access::all(), None) };
     assert!(unknown(error.expect_err("the domain is gone")));
     let pd = rnic.create_pd();
-    // SAFETY: rejected before the pointer is used.
+    // SAFETY: the call is rejected before the pointer is used.
     let error = unsafe { rnic.register(pd, std::ptr::null_mut(), 9, u64::MAX - 8, Access::all(), None) };
     assert!(matches!(error, Err(ObjectError::Region { .. }) | Ok(_)));
     // SAFETY: as above.
     let error = unsafe { rnic.register(pd, std::ptr::null_mut(), 10, u64::MAX - 8, Access::all(), None) };
-    assert!(matches!(error, Err(ObjectError::Region { .. })), "it would wrap around");
+    assert!(matches!(error, Err(ObjectError::Region { .. })), "a region that wraps around was accepted");
 }
 
 #[test]
@@ -358,11 +367,11 @@ fn numbers_and_keys_are_random_and_replay_from_the_seed() {
         (numbers, psns, key)
     };
     let (numbers, psns, key) = world();
-    assert_eq!(world(), (numbers.clone(), psns.clone(), key), "the same seed gives the same device");
+    assert_eq!(world(), (numbers.clone(), psns.clone(), key), "the same seed gave two different devices");
     let distinct: std::collections::HashSet<_> = numbers.iter().collect();
     assert_eq!(distinct.len(), 100);
-    assert!(numbers.iter().all(|&number| number > 1 && number < 1 << 20), "engine 0 has the lower 20 bits");
-    assert!(!numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "numbers cannot be guessed");
+    assert!(numbers.iter().all(|&number| number > 1 && number < 1 << 20), "numbers of engine 0 exceed 20 bits");
+    assert!(!numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "numbers are consecutive");
     assert_ne!(key >> 8, 0);
 }
 
@@ -389,13 +398,13 @@ fn a_reregistered_region_keeps_its_keys() {
     assert_eq!((renewed.lkey(), renewed.rkey(), renewed.length()), (region.lkey(), region.rkey(), 32));
     write(&mut script, second.address(), 2);
     assert_eq!(second.read(0, 8), [2; 8]);
-    assert_eq!(first.read(0, 8), [1; 8], "the memory that was given up is left alone");
+    assert_eq!(first.read(0, 8), [1; 8], "the old memory was written");
 
-    // SAFETY: rejected before the pointer is used.
+    // SAFETY: the call is rejected before the pointer is used.
     let error = unsafe { script.rnic().reregister(&region, pd, second.base(), 9, u64::MAX - 8, Access::all()) };
     assert!(matches!(error, Err(ObjectError::Region { .. })));
     write(&mut script, second.address() + 8, 3);
-    assert_eq!(second.read(8, 8), [3; 8], "a refused change changes nothing");
+    assert_eq!(second.read(8, 8), [3; 8], "a refused change had an effect");
 }
 
 #[test]
@@ -405,7 +414,7 @@ fn elements_that_are_checked_late_end_their_request() {
     let wrong = [Sge { address: script.base(), length: 8, lkey: LKey(0x1234_5678) }];
     let (now_ns, qpn) = (script.world.now_ns, script.qpn);
     let list = [request(Op::Send, Payload::Sges(&wrong))];
-    script.rnic().post_send(now_ns, qpn, &list).expect("it is only looked at when it is sent");
+    script.rnic().post_send(now_ns, qpn, &list).expect("memory is checked only at transmission");
     assert_eq!(script.sent().len(), 0);
     assert_eq!(script.ends(), [(1, Status::LocalProtection)]);
     assert_eq!(script.state(), QpState::Error);

@@ -52,7 +52,7 @@ fn a_send_from_memory_that_is_gone_ends_with_an_error() {
         let (now_ns, qpn) = (script.world.now_ns, script.qpn);
         let payload = Payload::Sges(&sges);
         let send = SendRequest { wr_id: 3, operation: Op::Send, flags: SendFlags::empty(), payload, destination: None };
-        script.rnic().post_send(now_ns, qpn, &[send]).expect("what is not there may come yet");
+        script.rnic().post_send(now_ns, qpn, &[send]).expect("missing memory may become present before it is sent");
         assert_eq!(script.sent().len(), usize::from(status.is_none()));
         let ends: Vec<_> = script.ends().iter().map(|end| end.1).collect();
         assert_eq!(ends, Vec::from_iter(status), "{offset}");
@@ -74,7 +74,7 @@ fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
 
 #[test]
 fn remote_access_to_missing_memory_is_refused() {
-    // The READ is in order; the unreadable memory shows only when the answer is built.
+    // The READ is accepted. The device notices the unreadable memory only when it builds the answer.
     let cases = [
         (Opcode::RC_WRITE_ONLY, 248, None),
         (Opcode::RC_WRITE_ONLY, 256, Some(NakCode::REMOTE_ACCESS_ERROR)),
@@ -120,7 +120,7 @@ fn an_on_demand_region_may_span_the_address_space() {
     let pd = script.world.nodes[OWN].pd;
     let nowhere = std::ptr::null_mut();
     let mut register = |access| {
-        // SAFETY: the pager is asked before each access.
+        // SAFETY: the device calls the pager before each access.
         unsafe { script.rnic().register(pd, nowhere, usize::MAX, 0, access, None) }
     };
     register(Access::LOCAL_WRITE).expect_err("longer than any memory");
@@ -154,7 +154,7 @@ fn a_null_region_reads_zeros_and_discards_writes() {
     let said = script.say(Opcode::RC_WRITE_ONLY).psn(PEER_PSN.add(1)).reth(64, null.rkey(), 8).payload(&[7; 8]);
     script.hear(&said);
     let refused = script.sent().iter().find_map(nak_of);
-    assert_eq!(refused, Some(NakCode::REMOTE_ACCESS_ERROR), "it is not for peers");
+    assert_eq!(refused, Some(NakCode::REMOTE_ACCESS_ERROR), "peers can access the null region");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_datagram_for_memory_that_is_gone_ends_its_receive_with_an_error() {
         let sges = [Sge { address: region.address() + offset, length: 64, lkey: region.lkey() }];
         let qpn = script.qpn;
         script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
-        // With the 40 bytes of a routing header the datagram fills 48 bytes.
+        // With the routing header of 40 bytes, the datagram fills 48 bytes.
         let said = script.say(Opcode::UD_SEND_ONLY).quiet().deth(QKEY, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);
         assert_eq!(script.ends(), [(5, status)], "{offset}");

@@ -1,4 +1,4 @@
-//! Choices of a driver that the specification leaves open: doorbells, pulls of one part of one queue pair, and a
+//! Choices of a driver that the specification leaves open: doorbells, pulls from one part of a queue pair, and a
 //! device without the policies for UDP.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,7 +15,7 @@ use super::common::Block;
 
 const LENGTH: usize = 1 << 20;
 
-/// A device with one queue pair, and a driver that decides when everything happens.
+/// A device with one queue pair, whose driver decides the time of each step.
 struct End {
     rnic: Rnic,
     qpn: Qpn,
@@ -153,9 +153,9 @@ fn a_post_is_unseen_until_its_doorbell_is_rung() {
     let ready = Ready { qpn: a.qpn, requests: true, answers: false };
     assert_eq!((a.rnic.take_ready(), a.rnic.take_ready()), (Some(ready), None));
     let (packets, more) = a.pull(Part::Requests, 8);
-    assert_eq!((packets.len(), more), (2, false), "two were rung");
+    assert_eq!((packets.len(), more), (2, false), "expected the two requests of the doorbell");
     a.rnic.ring_sends(0, a.qpn, 1);
-    assert_eq!(a.pull(Part::Requests, 8).0.len(), 0, "an older index rings nothing");
+    assert_eq!(a.pull(Part::Requests, 8).0.len(), 0, "a doorbell with an older index sent a request");
     a.rnic.ring_sends(0, a.qpn, 9);
     assert_eq!((a.pull(Part::Requests, 8).0.len(), a.rnic.next_send(a.qpn)), (1, Some((3, 0))));
 }
@@ -164,21 +164,21 @@ fn a_post_is_unseen_until_its_doorbell_is_rung() {
 fn unreliable_sends_complete_when_they_have_left() {
     let (mut a, _) = pair_of(QpKind::Uc, Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
     (0..3).for_each(|_| a.post(SendOperation::Send, 5000));
-    assert_eq!(a.pull(Part::Requests, 1).0.len(), 1, "of two packets of the first");
+    assert_eq!(a.pull(Part::Requests, 1).0.len(), 1, "expected one of the two packets of the first request");
     a.rnic.sends_departed(0, a.qpn, 1);
-    assert_eq!(a.reap(), [], "not all of it was taken");
+    assert_eq!(a.reap(), [], "a request completed before all its packets were pulled");
     assert_eq!(a.pull(Part::Requests, 3).0.len(), 3);
-    assert_eq!(a.reap(), [], "nothing has left");
+    assert_eq!(a.reap(), [], "a request completed before it left");
     a.rnic.sends_departed(0, a.qpn, 1);
     assert_eq!(a.reap(), [(1, Status::Success)]);
     a.rnic.sends_departed(0, a.qpn, 1);
-    assert_eq!(a.reap(), [], "once");
-    // The pulled sends are done, and only the others are flushed.
+    assert_eq!(a.reap(), [], "the request completed twice");
+    // The pulled sends are complete. Only the others are flushed.
     a.rnic
         .modify_qp(a.qpn, &QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })
         .expect("a transition");
     assert_eq!(a.reap(), [(1, Status::Success), (1, Status::WorkRequestFlushed)]);
-    // With acknowledgements no send waits for its departure.
+    // With acknowledgements, no send waits for its departure.
     let (mut a, mut b) = pair(Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
     b.post_receive();
     a.post(SendOperation::Send, 16);
@@ -199,7 +199,7 @@ fn a_receive_is_unseen_until_its_doorbell_is_rung() {
     a.rnic.ring_sends(0, a.qpn, 1);
     let packets = a.pull(Part::Requests, 8).0;
     b.hear(1, &packets);
-    assert_eq!(b.rnic.counters().rnr_nak_sent, 1, "the device did not know of the receive");
+    assert_eq!(b.rnic.counters().rnr_nak_sent, 1, "the device knew of the receive before its doorbell");
     b.rnic.ring_receives(b.qpn, 1);
     b.hear(1, &packets);
     b.rnic.transmitted();
@@ -255,7 +255,11 @@ fn without_bounds_long_requests_are_not_split_and_do_not_wait() {
     a.post(SendOperation::Write { remote_address, rkey }, LENGTH as u32);
     let (packets, more) = a.pull(Part::Requests, 1000);
     assert_eq!((packets.len(), more), (LENGTH / 4096, false));
-    assert_eq!(packets.iter().filter(|(_, packet)| packet[8] & 0x80 != 0).count(), 1, "only the last asks for an ACK");
+    assert_eq!(
+        packets.iter().filter(|(_, packet)| packet[8] & 0x80 != 0).count(),
+        1,
+        "only the last packet may request an ACK"
+    );
 }
 
 #[test]
@@ -269,7 +273,7 @@ fn without_early_retransmission_only_the_configured_timeout_counts() {
         let counters = *a.rnic.counters();
         let expected = if policy == Policy::DATAGRAMS { (1, 0) } else { (0, 1) };
         assert_eq!((counters.early_retransmit, counters.local_ack_timeout_err), expected);
-        assert_eq!(a.pull(Part::Requests, 8).0.len(), 1, "it is sent again");
+        assert_eq!(a.pull(Part::Requests, 8).0.len(), 1, "the request is not retransmitted");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Probes for an overdue answer before the configured timeout.
+//! Probes for an overdue answer that leave before the configured timeout.
 
 use super::common::End;
 use super::common::script::{OWN_PSN, Script};
@@ -33,16 +33,16 @@ fn a_probe_resends_only_the_oldest_and_newest_packets() {
     assert_eq!(numbers(&mut script).len(), 24);
     script.pass(EARLIEST_NS);
     let probes = script.sent();
-    assert!(probes.iter().all(|probe| probe.bth().ack_request()), "an answer is what they are for");
+    assert!(probes.iter().all(|probe| probe.bth().ack_request()), "a probe requests no acknowledgement");
     assert_eq!(probes.iter().map(|probe| probe.psn()).collect::<Vec<_>>(), [psn(0), psn(23)]);
     assert_eq!(probes[0].opcode(), Opcode::RC_SEND_FIRST);
     assert_eq!(probes[1].opcode(), Opcode::RC_SEND_LAST);
     assert_eq!(script.counters().tx_retransmitted_packets, 2);
-    // The peer only had no CPU: all sent messages are done.
+    // The peer only had no CPU time. All sent messages are complete.
     script.ack(psn(23));
     assert_eq!(script.ends().len(), 8);
     script.world.settle();
-    assert_eq!(numbers(&mut script), [0; 0], "nothing is left to send");
+    assert_eq!(numbers(&mut script), [0; 0], "a packet remained to send");
     script.world.assert_at_rest();
 }
 
@@ -55,7 +55,7 @@ fn a_gap_that_a_probe_finds_is_filled() {
     script.sent();
     script.pass(EARLIEST_NS);
     assert_eq!(numbers(&mut script), [0, 11]);
-    // The peer had lost everything: it expects the oldest packet, so the newest is ahead of it.
+    // The peer had lost all packets. It expects the oldest one, so the newest is ahead of it.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(numbers(&mut script), (1..12).collect::<Vec<_>>());
     script.ack(psn(11));
@@ -103,7 +103,7 @@ fn a_queue_pair_that_waits_for_a_window_still_probes() {
     }
     let sent = numbers(&mut script).len() as u32;
     posted += 1;
-    assert!(sent < posted, "the window is full");
+    assert!(sent < posted, "the window did not fill");
     script.pass(EARLIEST_NS);
     assert_eq!(numbers(&mut script), [0, sent - 1]);
     script.ack(psn(sent - 1));
@@ -169,14 +169,18 @@ fn observed_stalls_delay_probes_until_forgotten() {
     for _ in 0..20 {
         assert_eq!(round_trip(&mut script, 20_000), 0);
     }
-    assert_eq!(round_trip(&mut script, EARLIEST_NS - 1), 0, "as long as it may be unnoticed");
+    assert_eq!(round_trip(&mut script, EARLIEST_NS - 1), 0, "an answer within the minimum time caused a probe");
     for _ in 0..20 {
         round_trip(&mut script, 20_000);
     }
-    assert_eq!(round_trip(&mut script, 2 * EARLIEST_NS - 3), 0, "the longest twice");
+    assert_eq!(
+        round_trip(&mut script, 2 * EARLIEST_NS - 3),
+        0,
+        "an answer within twice the longest round trip caused a probe"
+    );
     for _ in 0..40 {
         round_trip(&mut script, 20_000_000 / 1000);
         script.pass(20_000_000);
     }
-    assert_eq!(round_trip(&mut script, EARLIEST_NS), 1, "forgotten after a while");
+    assert_eq!(round_trip(&mut script, EARLIEST_NS), 1, "the long round trip was not forgotten");
 }

@@ -44,12 +44,16 @@ fn a_completion_queue_of_one_works_and_overruns_at_two() {
     assert_eq!(script.events(), [AsyncEvent::CqError(cq.0)]);
     let qpn = script.qpn;
     for (qpn, state) in [(qpn, QpState::Error), (other, QpState::Error), (apart, QpState::ReadyToSend)] {
-        assert_eq!(script.world.state_of(OWN, qpn), state, "whose completions are lost is of no use");
+        assert_eq!(script.world.state_of(OWN, qpn), state, "a queue pair with lost completions must be in error");
     }
-    assert_eq!(queue.poll(&mut out), Ok(1), "what fitted is there");
+    assert_eq!(queue.poll(&mut out), Ok(1), "the completion that fitted is missing");
     assert_eq!(out[0].wr_id, 3);
     assert_eq!(queue.poll(&mut out), Err(Overrun));
-    assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "receives of the other queue come back");
+    assert_eq!(
+        script.ends(),
+        [(0, Status::WorkRequestFlushed)],
+        "receives that complete to the other queue are not flushed"
+    );
     assert_eq!(script.rnic().in_flight_packets(), 0);
     // Further overruns are silent and bounded.
     script.post(Op::Send, 8);
@@ -85,8 +89,8 @@ fn events_of_a_destroyed_completion_queue_do_not_name_its_successor() {
     script.rnic().destroy_qp(qpn).expect("it exists");
     script.rnic().destroy_cq(cq).expect("nothing uses it");
     let (successor, _) = script.rnic().create_cq(1, None).expect("room");
-    assert_eq!(successor, cq, "numbers are used again at once");
-    assert_eq!(script.events(), [AsyncEvent::QpAccessError(other)], "those of others stay");
+    assert_eq!(successor, cq, "the number was not reused at once");
+    assert_eq!(script.events(), [AsyncEvent::QpAccessError(other)], "events of other objects are missing");
 }
 
 #[test]
@@ -99,9 +103,9 @@ fn events_of_a_destroyed_shared_receive_queue_do_not_name_its_successor() {
     of_kept.arm_limit(1);
     script.rnic().destroy_srq(srq).expect("nothing uses it");
     let (successor, _) = script.rnic().create_srq(pd, 4, 1).expect("room");
-    assert_eq!(successor, srq, "numbers are used again at once");
-    assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(kept.0)], "those of others stay");
-    // A holder of the destroyed queue raises no event of the next owner of its number.
+    assert_eq!(successor, srq, "the number was not reused at once");
+    assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(kept.0)], "events of other objects are missing");
+    // A holder of the destroyed queue must raise no event for the next owner of its number.
     queue.arm_limit(1);
     assert_eq!(script.events(), []);
 }
@@ -123,7 +127,7 @@ fn solicited_and_other_notifications() {
     };
     let mut out = [Completion::default(); 8];
     send(&mut script, 0, true);
-    assert_eq!(count.load(Ordering::Relaxed), 0, "nothing is armed");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "a queue notified without being armed");
     assert_eq!(queue.poll(&mut out), Ok(1));
     assert!(out[0].solicited);
     queue.request_notification(Notify::Solicited);
@@ -131,7 +135,7 @@ fn solicited_and_other_notifications() {
     assert_eq!(count.load(Ordering::Relaxed), 0);
     send(&mut script, 2, true);
     send(&mut script, 3, true);
-    assert_eq!(count.load(Ordering::Relaxed), 1, "once");
+    assert_eq!(count.load(Ordering::Relaxed), 1, "expected one notification");
     assert_eq!(queue.poll(&mut out), Ok(3));
     let solicited: Vec<_> = out[..3].iter().map(|completion| completion.solicited).collect();
     assert_eq!(solicited, [false, true, true]);
@@ -169,19 +173,23 @@ fn a_shared_receive_queue_serves_all_and_reports_its_limit() {
     assert_eq!(script.events(), []);
     script.qpn = a;
     script.hear(&script.say(Opcode::RC_SEND_ONLY));
-    assert_eq!(script.events(), [], "three are left");
+    assert_eq!(script.events(), [], "the event came although three receives remain");
     script.qpn = b;
     script.hear(&script.say(Opcode::RC_SEND_ONLY));
     assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(queue.id())]);
-    assert_eq!(queue.limit(), 0, "the event disarms it");
+    assert_eq!(queue.limit(), 0, "the event did not disarm the limit");
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
     assert_eq!(script.events(), []);
     let taken: Vec<_> = script.reap().iter().map(|completion| (completion.wr_id, completion.qpn)).collect();
     assert_eq!(taken, [(0, a), (1, b), (2, b)]);
     queue.arm_limit(2);
-    assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(queue.id())], "it is below already");
+    assert_eq!(
+        script.events(),
+        [AsyncEvent::SrqLimitReached(queue.id())],
+        "no event although the queue is already below the limit"
+    );
 
-    // A message that is being received when its queue pair fails returns its receive.
+    // If a queue pair fails while it receives a message, it returns the message's receive.
     script.hear(&script.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(2)).payload(&[0; 256]));
     assert_eq!(script.state(), QpState::Error, "the receive is too short");
     assert_eq!(script.ends(), [(3, Status::LocalLength)]);

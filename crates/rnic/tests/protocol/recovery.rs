@@ -12,7 +12,7 @@ fn psn(index: u32) -> Psn {
     OWN_PSN.add(index)
 }
 
-/// Returns the times at which packets left, counted from the first.
+/// Returns the times at which packets left, relative to the first.
 fn times(script: &mut Script) -> Vec<u64> {
     let sent = script.sent();
     sent.iter().map(|packet| packet.at_ns - sent[0].at_ns).collect()
@@ -32,7 +32,7 @@ fn early_retransmissions_back_off_and_use_no_retries() {
     assert_eq!((counters.tx_data_packets, counters.tx_retransmitted_packets), (1, 5));
     script.ack(psn(0));
     assert_eq!(script.ends(), [(0, Status::Success)]);
-    // An answer of the peer resets the retries.
+    // An answer of the peer resets the retry count.
     script.post(Op::Send, 8);
     script.pass(EARLIEST_NS);
     assert_eq!(times(&mut script), [0, EARLIEST_NS]);
@@ -46,7 +46,7 @@ fn a_short_configured_timeout_is_kept() {
     let start_ns = script.world.now_ns;
     script.post(Op::Send, 8);
     script.world.settle();
-    // One timeout, then two, and from then on four.
+    // The waits are one timeout, then two, and from then on four.
     assert_eq!(times(&mut script), [0, timeout_ns, 3 * timeout_ns, 7 * timeout_ns]);
     assert_eq!(script.world.now_ns, start_ns + 11 * timeout_ns);
     assert_eq!(script.ends(), [(0, Status::RetryExceeded)]);
@@ -92,7 +92,7 @@ fn timeout_zero_waits_for_ever_and_keeps_trying() {
     script.pass(20_000_000_000);
     let times = times(&mut script);
     assert_eq!(script.ends(), NONE);
-    assert!(times.windows(2).all(|pair| pair[1] - pair[0] <= 1_000_000_000), "a second apart at most");
+    assert!(times.windows(2).all(|pair| pair[1] - pair[0] <= 1_000_000_000), "tries are more than a second apart");
     assert!((20..60).contains(&times.len()), "{} tries in 20 s", times.len());
 }
 
@@ -105,7 +105,11 @@ fn the_early_timeout_follows_the_round_trip() {
     script.ack(psn(0));
     script.post(Op::Send, 8);
     script.pass(10_000_000);
-    assert_eq!(times(&mut script)[..2], [0, 1_600_000], "four round trips of 400 us");
+    assert_eq!(
+        times(&mut script)[..2],
+        [0, 1_600_000],
+        "the second try did not leave after four round trips of 400 us"
+    );
 }
 
 #[test]
@@ -134,7 +138,7 @@ fn a_late_acknowledgement_shortens_the_retransmission() {
     }
     script.sent();
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
-    script.ack(psn(6)); // the first packet of the third message: all of it was there after all
+    script.ack(psn(6)); // the first packet of the third message: the first two messages had arrived
     let again: Vec<_> = script.shapes().iter().map(|shape| shape.1).collect();
     assert_eq!(again, (7..12).map(psn).collect::<Vec<_>>());
     assert_eq!(script.ends().len(), 2);
@@ -152,10 +156,10 @@ fn the_rnr_timer_is_honoured() {
         script.sent();
         script.rnr_nak(psn(0), timer);
         script.pass(rnr_timer_ns(timer) - 1);
-        assert_eq!(script.shapes(), [], "timer code {timer}: nothing before {} ns", rnr_timer_ns(timer));
+        assert_eq!(script.shapes(), [], "timer code {timer}: a packet left before {} ns", rnr_timer_ns(timer));
         script.pass(1);
         assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0)), (Opcode::RC_SEND_ONLY, psn(1))]);
-        assert_eq!(script.counters().local_ack_timeout_err, 0, "the peer lives");
+        assert_eq!(script.counters().local_ack_timeout_err, 0, "an RNR NAK counted as a timeout");
         script.ack(psn(1));
         assert_eq!(script.ends().len(), 2);
     }
@@ -169,7 +173,7 @@ fn rnr_retries_are_counted_and_progress_gives_them_back() {
     script.sent();
     let refuse = |script: &mut Script, index| {
         script.rnr_nak(psn(index), 1);
-        script.rnr_nak(psn(index), 1); // the network doubles it
+        script.rnr_nak(psn(index), 1); // the network copies the NAK
         script.pass(10_000);
         script.shapes().len()
     };
@@ -189,7 +193,7 @@ fn rnr_retries_are_counted_and_progress_gives_them_back() {
 fn seven_rnr_retries_are_unlimited_and_timers_are_bounded() {
     let mut script = Script::rc(&End { rnr_retry: 7, timeout: 0, ..End::default() });
     script.post(Op::Send, 8);
-    // The peer is silent until tries are a second apart, and each deadline is replaced by an earlier one.
+    // The peer is silent until tries are a second apart. Then an earlier deadline replaces each deadline.
     script.pass(1_200_000_000);
     for _ in 0..10_000 {
         script.sent();
@@ -215,7 +219,7 @@ fn waiting_for_a_window_does_not_use_up_the_timeout() {
     script.post(Op::Send, 8);
     script.sent();
     script.pass(300_000);
-    // Other queue pairs fill the window, so a repetition has to wait.
+    // Other queue pairs fill the window, so a retransmission has to wait.
     for qpn in busy {
         script.qpn = qpn;
         for _ in 0..64 {
@@ -227,13 +231,13 @@ fn waiting_for_a_window_does_not_use_up_the_timeout() {
     script.pass(100_000);
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     script.pass(390_000);
-    assert_eq!(script.shapes(), [], "there is no room");
+    assert_eq!(script.shapes(), [], "a packet left although the window is full");
     for qpn in busy {
         script.rnic().destroy_qp(qpn).expect("it exists");
     }
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
     script.pass(timeout_ns - 400_000 - 1);
-    assert_eq!(script.state(), QpState::ReadyToSend, "the peer had 400 us before and has the rest now");
+    assert_eq!(script.state(), QpState::ReadyToSend, "the time of the peer before the wait did not count");
     script.pass(1);
     assert_eq!(script.ends(), [(0, Status::RetryExceeded)]);
     assert_eq!(script.counters().local_ack_timeout_err, 1);

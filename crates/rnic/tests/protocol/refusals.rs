@@ -5,13 +5,13 @@ use super::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
 use doorbell_verbs_core::{Access, AsyncEvent, QpState, RecvRequest, Sge, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey};
 
-/// Plays packets to a fresh queue pair with one receive of 300 B, and returns the NAK.
+/// Sends packets to a new queue pair with one receive of 300 B, and returns the NAK.
 fn refused(end: &End, play: impl Fn(&mut Script)) -> (Option<NakCode>, Psn, Vec<AsyncEvent>, Script) {
     let mut script = Script::rc(end);
     script.receive(0, 300);
     play(&mut script);
     let sent = script.sent();
-    let last = sent.last().expect("something was answered");
+    let last = sent.last().expect("the RNIC answers");
     let (code, psn) = (nak_of(last), last.psn());
     let events = script.events();
     (code, psn, events, script)
@@ -35,7 +35,7 @@ fn malformed_requests_get_an_invalid_request_nak() {
             one(|s| s.say(Opcode::RC_WRITE_ONLY).reth(s.base(), s.rkey(), 7).payload(&[0; 8])),
         ),
         (
-            "a WRITE that could be over",
+            "a first packet that completes the WRITE",
             one(|s| s.say(Opcode::RC_WRITE_FIRST).reth(s.base(), s.rkey(), 256).payload(&[0; 256])),
         ),
         ("a READ with payload", one(|s| s.say(Opcode::RC_READ_REQUEST).reth(s.base(), s.rkey(), 9).payload(&[0; 8]))),
@@ -46,7 +46,7 @@ fn malformed_requests_get_an_invalid_request_nak() {
             one(|s| s.say(Opcode::RC_FETCH_ADD).atomic(s.base(), s.rkey(), 1, 0).payload(&[0; 4])),
         ),
         (
-            "an empty last",
+            "an empty last packet",
             Box::new(|s| {
                 s.hear(&s.say(Opcode::RC_SEND_FIRST).payload(&[0; 256]).quiet());
                 s.hear(&s.say(Opcode::RC_SEND_LAST).psn(PEER_PSN.add(1)));
@@ -77,11 +77,11 @@ fn malformed_requests_get_an_invalid_request_nak() {
     for (name, play) in cases {
         let (code, psn, events, mut script) = refused(&End::default(), play);
         assert_eq!(code, Some(NakCode::INVALID_REQUEST), "{name}");
-        assert!(psn == PEER_PSN || psn == PEER_PSN.add(1), "{name}: the NAK names the packet");
+        assert!(psn == PEER_PSN || psn == PEER_PSN.add(1), "{name}: the NAK names another packet");
         assert_eq!(events, [AsyncEvent::QpRequestError(script.qpn)], "{name}");
         assert_eq!(script.counters().resp_invalid_request, 1, "{name}");
         assert_eq!(script.state(), QpState::Error, "{name}");
-        assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "{name}: the receive comes back");
+        assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "{name}: the receive was not flushed");
     }
 }
 
@@ -105,10 +105,10 @@ fn more_reads_than_agreed_are_an_invalid_request() {
         }
     });
     assert_eq!((code, psn), (Some(NakCode::INVALID_REQUEST), PEER_PSN.add(2)));
-    assert_eq!(script.counters().tx_response_packets, 2, "what was carried out before is answered before");
+    assert_eq!(script.counters().tx_response_packets, 2, "an earlier request was not answered");
     assert_eq!(script.state(), QpState::Error);
     script.ends();
-    // A waiting repeated answer is dropped for a new request: the peer waits for at most two answers.
+    // A new request replaces a waiting repeated answer, since the peer waits for at most two answers.
     let mut script = Script::rc(&end);
     let (base, rkey) = (script.base(), script.rkey());
     let read =
@@ -152,7 +152,7 @@ fn every_remote_access_is_checked() {
         ),
         ("a region without the right", Box::new(|s, _| (s.base(), s.region(0, 4096, Access::LOCAL_WRITE).rkey()))),
         (
-            "a region that is gone",
+            "a deregistered region",
             Box::new(|s, _| {
                 let region = s.region(0, 4096, Access::all());
                 s.rnic().deregister(&region).expect("it was registered");
@@ -170,7 +170,7 @@ fn every_remote_access_is_checked() {
             assert_eq!((code, psn), (Some(NakCode::REMOTE_ACCESS_ERROR), PEER_PSN), "{operation}: {fault}");
             assert_eq!(events, [AsyncEvent::QpAccessError(script.qpn)], "{operation}: {fault}");
             assert_eq!(script.counters().resp_remote_access_errors, 1, "{operation}: {fault}");
-            assert_eq!(script.world.nodes[OWN].memory.read(0, 8), [0; 8], "{operation}: {fault}: nothing was written");
+            assert_eq!(script.world.nodes[OWN].memory.read(0, 8), [0; 8], "{operation}: {fault}: memory was written");
             assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "{operation}: {fault}");
         }
         // The queue pair must allow the access, too.
@@ -180,7 +180,11 @@ fn every_remote_access_is_checked() {
             let request = make(script, address, key);
             script.hear(&request);
         });
-        assert_eq!(code, Some(NakCode::REMOTE_ACCESS_ERROR), "{operation}: the queue pair does not allow it");
+        assert_eq!(
+            code,
+            Some(NakCode::REMOTE_ACCESS_ERROR),
+            "{operation}: allowed although the queue pair lacks the access"
+        );
     }
 }
 
@@ -208,5 +212,5 @@ fn memory_that_goes_away_meanwhile_is_an_operational_error() {
     assert_eq!(sent.len(), 1);
     assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_OPERATIONAL_ERROR), PEER_PSN));
     assert_eq!(script.state(), QpState::Error);
-    assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 1, "what was taken back is not counted");
+    assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 1, "a withdrawn packet was counted");
 }

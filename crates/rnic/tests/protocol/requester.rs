@@ -25,7 +25,7 @@ fn add() -> Op {
     Op::FetchAdd { remote_address: 0x10_0000, rkey: RKey::new(0x1234), add: 1 }
 }
 
-/// Returns the address and the length in a packet's RETH.
+/// Returns the address and the length in the packet's RETH.
 fn reth(bytes: &[u8]) -> (u64, u32) {
     let reth = RethPacket::new_checked(&bytes[BTH_LEN..]).expect("a whole header");
     (reth.virtual_address(), reth.dma_length())
@@ -64,8 +64,8 @@ fn every_operation_has_its_opcodes() {
             let last = index + 1 == count;
             let answered = sent.opcode().has_atomic_eth();
             assert_eq!(sent.psn(), psn(index as u32));
-            assert_eq!(sent.bth().ack_request(), last, "the last packet asks for an acknowledgement");
-            assert_eq!(sent.bth().solicited(), last && !answered, "the last packet is solicited");
+            assert_eq!(sent.bth().ack_request(), last, "only the last packet may request an acknowledgement");
+            assert_eq!(sent.bth().solicited(), last && !answered, "only the last packet may be solicited");
             assert_eq!((sent.info.first, sent.info.last), (index == 0, last));
             assert_eq!(sent.info.work_request, Some(0));
             assert_eq!(usize::from(sent.bth().pad_count()), sent.info.payload_bytes.wrapping_neg() as usize & 3);
@@ -86,7 +86,7 @@ fn one_acknowledgement_completes_all_requests_before_it() {
     script.ack(psn(3));
     assert_eq!(script.ends(), [(0, Status::Success), (2, Status::Success)]);
     assert!(script.rnic().in_flight_packets() > 0);
-    // Acknowledge half, then half of the rest: a message is done with its last packet.
+    // Acknowledge half of the packets, then half of the rest. A message completes with its last packet.
     script.ack(psn(4));
     assert_eq!(script.ends(), [(3, Status::Success)]);
     assert_eq!(script.rnic().in_flight_packets(), 0);
@@ -107,7 +107,7 @@ fn stale_and_premature_acknowledgements_have_no_effect() {
     assert_eq!(script.counters().rx_unexpected_response, 3);
     script.ack(psn(0));
     assert_eq!(script.ends().len(), 1);
-    // Late and doubled answers, including NAKs that were overtaken.
+    // Late and duplicate answers have no effect, including overtaken NAKs.
     script.ack(psn(0));
     script.nak(psn(0), NakCode::REMOTE_ACCESS_ERROR);
     script.ack(OWN_PSN.sub(1));
@@ -129,7 +129,7 @@ fn sequence_numbers_wrap() {
     script.nak(Psn::new(0), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.ends(), [(0, Status::Success)]);
     let numbers: Vec<_> = script.sent().iter().map(|sent| sent.psn()).collect();
-    assert_eq!(numbers, [Psn::new(0), Psn::new(1)], "from the gap on, in the middle of a message");
+    assert_eq!(numbers, [Psn::new(0), Psn::new(1)], "expected a retransmission from the gap on, within a message");
     script.ack(Psn::new(1));
     assert_eq!(script.ends(), [(1, Status::Success)]);
 }
@@ -153,7 +153,7 @@ fn each_nak_code_has_its_status_and_flushes_later_requests() {
         script.nak(psn(1), code);
         let flushed = Status::WorkRequestFlushed;
         let expected = [(0, Status::Success), (1, status), (2, flushed), (64, flushed)];
-        assert_eq!(script.ends(), expected, "{code:?}: also unsignalled requests tell that they failed");
+        assert_eq!(script.ends(), expected, "{code:?}: unsignalled requests must also report their failure");
         assert_eq!(script.state(), QpState::Error);
         let counters = script.counters();
         let counted = counters.req_remote_invalid_request
@@ -163,7 +163,7 @@ fn each_nak_code_has_its_status_and_flushes_later_requests() {
         assert_eq!(script.rnic().in_flight_packets(), 0);
         assert_eq!(script.shapes(), []);
         script.post(Op::Send, 8);
-        assert_eq!(script.ends(), [(3, flushed)], "what is posted now comes straight back");
+        assert_eq!(script.ends(), [(3, flushed)], "a request in the error state was not flushed at once");
         script.world.settle();
         assert_eq!(script.rnic().poll_timeout(), None);
     }
@@ -176,7 +176,7 @@ fn a_read_gathers_its_response_packets() {
     script.post_read(600);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0)), (Opcode::RC_READ_REQUEST, psn(1))]);
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &[1; 256]);
-    assert_eq!(script.ends(), [(0, Status::Success)], "a response acknowledges what came before");
+    assert_eq!(script.ends(), [(0, Status::Success)], "the response did not acknowledge earlier requests");
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &[9; 256]);
     script.respond(Opcode::RC_READ_RESPONSE_MIDDLE, psn(2), &[2; 256]);
     assert_eq!(script.ends(), NONE);
@@ -185,9 +185,9 @@ fn a_read_gathers_its_response_packets() {
     assert_eq!((completion.wr_id, completion.status, completion.byte_len), (1, Status::Success, 600));
     assert_eq!(completion.opcode, CompletionOpcode::Read);
     let bytes = script.world.nodes[OWN].memory.read(0, 600);
-    assert_eq!(bytes, [&[1; 256][..], &[2; 256], &[3; 88]].concat(), "a packet that comes twice is placed once");
+    assert_eq!(bytes, [&[1; 256][..], &[2; 256], &[3; 88]].concat(), "a duplicate response packet was placed");
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // The number of the next request follows that of the response.
+    // The sequence number of the next request follows that of the response.
     script.post(Op::Send, 0);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(4))]);
 }
@@ -200,7 +200,7 @@ fn a_read_that_lost_a_response_asks_for_the_rest() {
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(0), &[1; 256]);
     script.respond(Opcode::RC_READ_RESPONSE_MIDDLE, psn(2), &[3; 256]);
     script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &[4; 232]);
-    assert_eq!(script.counters().implied_nak_seq_err, 1, "it is asked for once");
+    assert_eq!(script.counters().implied_nak_seq_err, 1, "the lost response was not requested exactly once");
     let sent = script.sent();
     assert_eq!(sent.len(), 1);
     assert_eq!((sent[0].opcode(), sent[0].psn()), (Opcode::RC_READ_REQUEST, psn(1)));
@@ -255,7 +255,7 @@ fn a_response_of_the_wrong_length_is_a_bad_response() {
 
 #[test]
 fn a_long_read_is_split_and_repeated_within_its_pieces() {
-    // A buffer of 64 kB gives a window of 16 kB, and pieces with a cost of 4 kB: three packets.
+    // A buffer of 64 kB leads to a window of 16 kB, and to pieces that cost 4 kB, which are three packets.
     let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
     let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
     let end = End { max_rd_atomic: 2, ..End::default() };
@@ -281,15 +281,15 @@ fn a_long_read_is_split_and_repeated_within_its_pieces() {
     }));
     world.transmit();
     let first: Vec<_> = world.sent(0, 1).map(|sent| (sent.psn(), reth(&sent.bytes).1)).collect();
-    assert_eq!(first, [(psn(0), 768), (psn(3), 768)], "two may be outstanding");
+    assert_eq!(first, [(psn(0), 768), (psn(3), 768)], "expected two outstanding requests");
     world.settle();
     assert_eq!(world.nodes[0].memory.read(0, 4000), pattern);
     for sent in world.sent(0, 1) {
         let start = sent.psn().distance_from(OWN_PSN);
         let packets = reth(&sent.bytes).1.div_ceil(256);
-        assert_eq!(start / 3, (start + packets - 1) / 3, "a repetition stays within a piece: {start} + {packets}");
+        assert_eq!(start / 3, (start + packets - 1) / 3, "a retransmission exceeds a piece: {start} + {packets}");
     }
-    assert!(world.sent(0, 1).any(|sent| sent.psn() == psn(1)), "the lost packet was asked for again");
+    assert!(world.sent(0, 1).any(|sent| sent.psn() == psn(1)), "the lost packet was not requested again");
     assert_eq!(world.nodes[0].reap().len(), 1);
     world.assert_at_rest();
 }
@@ -301,10 +301,10 @@ fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
         script.post_read(16);
     }
     script.post(Op::Send, 0);
-    assert_eq!(script.shapes().len(), 2, "what is behind waits too: requests are sent in order");
+    assert_eq!(script.shapes().len(), 2, "a request overtook a waiting one");
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[0; 16]);
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(2)), (Opcode::RC_SEND_ONLY, psn(3))]);
-    // The same after everything was sent again, when answers to the first try arrive late.
+    // The same holds after a retransmission, when answers to the first try arrive late.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes().len(), 3);
     script.post_read(16);
@@ -312,7 +312,7 @@ fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(4))]);
     script.post_read(16);
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(1), &[0; 16]);
-    assert_eq!(script.shapes(), [], "an answer that comes twice makes no room");
+    assert_eq!(script.shapes(), [], "a duplicate answer made room");
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_fence_waits_only_for_reads_and_atomics() {
     let mut script = Script::new();
     script.post(Op::Send, 0);
     script.post_flagged(Op::Send, 0, SendFlags::FENCE);
-    assert_eq!(script.shapes().len(), 2, "a fence does not wait for SENDs");
+    assert_eq!(script.shapes().len(), 2, "a fence waited for SENDs");
     script.post_read(300);
     script.post(add(), 8);
     script.post_flagged(write(), 8, SendFlags::FENCE);
@@ -352,8 +352,7 @@ fn inline_data_is_copied_when_it_is_posted() {
     assert_eq!(sent[0].bytes[BTH_LEN..], [7; 64]);
 }
 
-/// Posts a SEND whose second packet lies in its own region, and then another SEND, and deregisters the region. Their
-/// numbers are 7 and 8.
+/// Posts SEND 7, whose second packet lies in a separate region, and then SEND 8, and deregisters the region.
 fn send_from_nowhere(script: &mut Script) {
     let length = 64;
     let region = script.region(0, length, doorbell_verbs_core::Access::empty());
@@ -379,12 +378,16 @@ fn a_request_with_missing_memory_fails_after_earlier_ones() {
     script.post(Op::Send, 64);
     script.post(read(), 256);
     send_from_nowhere(&mut script);
-    // The first packet of the failing request is complete.
+    // The first packet of the failing request still leaves.
     let expected = [(Opcode::RC_SEND_ONLY, psn(0)), (Opcode::RC_READ_REQUEST, psn(1)), (Opcode::RC_SEND_FIRST, psn(2))];
-    assert_eq!(script.shapes(), expected, "only what could be filled leaves");
+    assert_eq!(script.shapes(), expected, "only packets with readable memory may leave");
     assert_eq!(script.counters().tx_vport_rdma_unicast_packets, 3);
-    assert_eq!((script.ends(), script.state()), (vec![], QpState::ReadyToSend), "the peer may have the first");
-    // A packet was lost: it is sent again meanwhile.
+    assert_eq!(
+        (script.ends(), script.state()),
+        (vec![], QpState::ReadyToSend),
+        "the request failed before its earlier packets were acknowledged"
+    );
+    // A lost packet is still retransmitted meanwhile.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes(), expected);
     script.ack(psn(0));
@@ -415,7 +418,7 @@ fn a_first_request_with_missing_memory_fails_at_once() {
     for kind in [QpKind::Rc, QpKind::Uc] {
         let mut script = Script::with(kind, PathMtu::Mtu256, &End::default());
         send_from_nowhere(&mut script);
-        assert_eq!(script.sent().len(), 1, "only what could be filled leaves");
+        assert_eq!(script.sent().len(), 1, "only packets with readable memory may leave");
         assert_eq!(script.ends(), [(7, Status::LocalProtection), (8, Status::WorkRequestFlushed)]);
         assert_eq!(script.rnic().in_flight_packets(), 0);
     }
@@ -431,23 +434,24 @@ fn draining_finishes_begun_requests_and_raises_an_event() {
     let qpn = script.qpn;
     script.world.modify(OWN, qpn, drain);
     script.post(Op::Send, 8);
-    assert_eq!(script.shapes(), [], "nothing new is begun");
-    // All packets are about to be sent again when the first is acknowledged: the second is not done yet.
+    assert_eq!(script.shapes(), [], "a draining queue pair started a new request");
+    // The acknowledgement arrives when all packets are about to be retransmitted. It completes only the first request,
+    // so the queue is not drained.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     script.ack(psn(0));
-    assert_eq!(script.events(), [], "one is left");
+    assert_eq!(script.events(), [], "the drained event came while a request is outstanding");
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(1))]);
     script.ack(psn(1));
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
-    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the rest goes on");
+    assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the second request was not retransmitted");
     script.ack(psn(2));
-    // The queue is drained already, and the move does not request the event.
+    // The queue is already drained, and the earlier move did not request the event.
     script.world.modify(OWN, qpn, drain);
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
     script.world.bring_to(OWN, qpn, QpState::SqDrain);
-    assert_eq!(script.events(), [], "the event is asked for each time");
+    assert_eq!(script.events(), [], "the event came without a request");
 }
 
 #[test]
@@ -460,14 +464,14 @@ fn a_new_address_while_drained_moves_remaining_requests() {
     let elsewhere = super::common::address_of(9);
     let address = doorbell_verbs_core::AddressVector::to(elsewhere);
     script.world.modify(OWN, qpn, QpAttributes { address: Some(address), ..QpAttributes::default() });
-    assert_eq!(script.rnic().in_flight_packets(), 0, "nothing is in flight to the old address");
+    assert_eq!(script.rnic().in_flight_packets(), 0, "packets to the old address are in flight");
     let mut batch = doorbell_rnic::TransmitBatch::new(4096, 4);
     let now_ns = script.world.now_ns;
     let budget = doorbell_rnic::Budget::UNLIMITED;
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, doorbell_rnic::Filter::All, &mut batch), 1);
     assert_eq!(batch.runs()[0].path.destination, elsewhere);
     script.ack(psn(0));
-    assert_eq!(script.counters().rx_foreign_source, 1, "the old peer is a stranger now");
+    assert_eq!(script.counters().rx_foreign_source, 1, "the old peer's packet was not counted as foreign");
     script.world.bring_to(OWN, qpn, QpState::Error);
     assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)]);
     assert_eq!(script.rnic().in_flight_packets(), 0);

@@ -26,7 +26,7 @@ fn a_send_lands_in_the_oldest_receive_and_is_acknowledged() {
     assert_eq!(script.world.nodes[OWN].memory.read(0, 5), b"first");
     assert_eq!(script.world.nodes[OWN].memory.read(100, 300), [[1; 256].as_slice(), &[2; 44]].concat());
     assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(2))]);
-    assert_eq!(script.events(), [], "communication was established by the program itself");
+    assert_eq!(script.events(), [], "an event came although the program itself moved to RTS");
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn duplicate_sends_and_writes_are_only_acknowledged() {
         script.hear(again);
         assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(1))]);
     }
-    assert_eq!(script.world.nodes[OWN].memory.read(64, 8), [0; 8], "the WRITE was not carried out again");
-    assert_eq!(script.reap().len(), 1, "the SEND took one receive");
+    assert_eq!(script.world.nodes[OWN].memory.read(64, 8), [0; 8], "the duplicate WRITE was executed");
+    assert_eq!(script.reap().len(), 1, "the SEND did not use exactly one receive");
     assert_eq!(script.counters().duplicate_request, 2);
     assert_eq!(script.rnic().poll_timeout(), None);
 }
@@ -68,11 +68,11 @@ fn a_duplicate_read_is_executed_again_from_its_address() {
         sent.iter().map(|sent| (sent.opcode(), sent.psn())).collect::<Vec<_>>(),
         [(Opcode::RC_READ_RESPONSE_FIRST, PEER_PSN.add(1)), (Opcode::RC_READ_RESPONSE_LAST, PEER_PSN.add(2))]
     );
-    assert_eq!(sent[0].bytes[BTH_LEN + 4..], [2; 256], "the bytes are those of now");
-    assert_eq!(script.counters().rx_read_requests, 1, "a repetition is not counted as a READ");
+    assert_eq!(sent[0].bytes[BTH_LEN + 4..], [2; 256], "the repeated READ must return the current bytes");
+    assert_eq!(script.counters().rx_read_requests, 1, "a duplicate READ was counted");
     assert_eq!(script.counters().duplicate_request, 1);
 
-    // A READ beyond the range of the earlier request is not a repetition.
+    // A READ beyond the range of the earlier request is no duplicate.
     script.hear(&read(&script).psn(PEER_PSN.add(1)).reth(base + 256, rkey, 600));
     assert_eq!(script.shapes(), []);
     assert_eq!(script.state(), QpState::ReadyToSend);
@@ -84,19 +84,19 @@ fn a_duplicate_read_of_a_removed_region_ends_no_connection() {
     let region = script.region(0, 4096, Access::REMOTE_READ);
     let read = script.say(Opcode::RC_READ_REQUEST).reth(region.address(), region.rkey(), 600);
     script.hear(&read);
-    assert_eq!(script.shapes().len(), 3, "the answer, which the network loses");
+    assert_eq!(script.shapes().len(), 3, "the answer, which the network loses, has three packets");
     for is_gone in [false, true] {
         script.hear(&read);
         if is_gone {
             script.hear(&read);
         } else {
-            // This happens between the request and its answer.
+            // The region goes away between the request and its answer.
             script.rnic().deregister(&region).expect("no window is bound to it");
         }
         let sent = script.sent();
-        assert_eq!(sent.len(), 1, "the peer is told, once");
+        assert_eq!(sent.len(), 1, "expected one NAK");
         assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_ACCESS_ERROR), PEER_PSN));
-        // The request may have been a late copy that the peer knows nothing about.
+        // The request may be a late copy that the peer does not wait for, so the connection stays.
         assert_eq!(script.state(), QpState::ReadyToSend);
         assert_eq!(script.events(), []);
     }
@@ -126,9 +126,9 @@ fn a_duplicate_atomic_gets_the_stored_result() {
         answers,
         [(opcode, psn(0), 10), (opcode, psn(1), 15), (opcode, psn(1), 15), (opcode, psn(0), 10), (opcode, psn(2), 99)]
     );
-    assert_eq!(script.world.nodes[OWN].memory.word(0), 104, "each was carried out once");
+    assert_eq!(script.world.nodes[OWN].memory.word(0), 104, "an atomic was not executed exactly once");
     assert_eq!(script.counters().rx_atomic_requests, 3);
-    // The first is older than the stored results. No answer is better than a wrong one.
+    // The first atomic is older than the stored results. The responder sends no answer, since it could be wrong.
     script.hear(&add);
     assert_eq!(script.shapes(), []);
 }
@@ -143,7 +143,7 @@ fn duplicates_do_not_reorder_waiting_answers() {
     script.hear(&add(&script, 0));
     script.hear(&read);
     script.hear(&add(&script, 4));
-    // The peer repeats some requests before any answer has left.
+    // The peer repeats some requests before any answer leaves.
     for repeated in [&add(&script, 0), &read, &add(&script, 4), &read] {
         script.hear(repeated);
     }
@@ -163,7 +163,7 @@ fn a_gap_is_nakked_once_and_later_packets_are_dropped() {
         script.hear(&send(&script, index));
     }
     let sent = script.sent();
-    assert_eq!(sent.len(), 1, "one NAK for the gap");
+    assert_eq!(sent.len(), 1, "expected one NAK for the gap");
     assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::PSN_SEQUENCE_ERROR), PEER_PSN));
     assert_eq!(script.counters().out_of_sequence, 3);
     assert_eq!(script.ends(), NONE);
@@ -174,7 +174,7 @@ fn a_gap_is_nakked_once_and_later_packets_are_dropped() {
     assert_eq!(
         naks,
         [(Some(NakCode::PSN_SEQUENCE_ERROR), PEER_PSN.add(1)), (None, PEER_PSN)],
-        "the next gap is told anew"
+        "the next gap got no NAK"
     );
 }
 
@@ -198,7 +198,7 @@ fn a_send_without_a_receive_gets_an_rnr_nak() {
     script.hear(&send);
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
     let sent = script.sent();
-    assert_eq!(sent.len(), 1, "what follows is dropped without a word");
+    assert_eq!(sent.len(), 1, "a packet after the gap was answered");
     assert_eq!(syndrome_of(&sent[0]), Some(SyndromeKind::RnrNak { timer: 17 }));
     assert_eq!(sent[0].psn(), PEER_PSN);
     assert_eq!((script.counters().rnr_nak_sent, script.counters().tx_ack_packets), (1, 1));
@@ -243,7 +243,7 @@ fn messages_of_no_bytes_are_messages() {
     assert_eq!(completions.len(), 3);
     assert!(completions.iter().all(|completion| completion.byte_len == 0 && completion.status == Status::Success));
     let sent = script.sent();
-    assert_eq!(sent.len(), 1, "the response acknowledges all before it");
+    assert_eq!(sent.len(), 1, "expected only the response, which acknowledges earlier requests");
     assert_eq!((sent[0].opcode(), sent[0].psn()), (Opcode::RC_READ_RESPONSE_ONLY, psn(4)));
     assert_eq!(sent[0].bytes.len(), BTH_LEN + 4);
 }
@@ -255,7 +255,7 @@ fn the_last_byte_is_visible_last() {
     let mut script = Script::new();
     let base = script.world.nodes[OWN].memory.base() as usize;
     let at = move |index: usize| {
-        // SAFETY: inside the node's block, which outlives the reader; bytes are atomics to both.
+        // SAFETY: the byte is inside the node's block, which outlives the reader. Both sides use atomic accesses.
         unsafe { AtomicU8::from_ptr((base + index) as *mut u8) }
     };
     let reader = std::thread::spawn(move || {
@@ -264,7 +264,7 @@ fn the_last_byte_is_visible_last() {
                 std::thread::yield_now();
             }
             for index in 0..LENGTH {
-                assert_eq!(at(index).load(Ordering::Relaxed), round, "byte {index} came after the last");
+                assert_eq!(at(index).load(Ordering::Relaxed), round, "byte {index} was written after the last one");
             }
             at(LENGTH).store(round, Ordering::Release);
         }
@@ -293,5 +293,5 @@ fn the_first_packet_raises_communication_established() {
     script.hear(&script.say(Opcode::RC_SEND_ONLY));
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
     assert_eq!(script.events(), [AsyncEvent::CommunicationEstablished(qpn)]);
-    assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(1))], "it answers before it can send");
+    assert_eq!(script.shapes(), [(Opcode::RC_ACKNOWLEDGE, PEER_PSN.add(1))], "a queue pair in RTR did not answer");
 }

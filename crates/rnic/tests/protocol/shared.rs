@@ -1,4 +1,4 @@
-//! Receives that a message took from a shared receive queue and did not fill. Each returns to the queue or completes.
+//! Receives of a shared receive queue whose message did not use them fully. Each returns to the queue or completes.
 //! None is lost, and none is withheld from other queue pairs.
 
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl SharingQueuePairs {
     }
 }
 
-/// End of a queue pair while a message arrives.
+/// Ways in which a queue pair ends while a message arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gone {
     Reset,
@@ -65,9 +65,9 @@ fn an_oversized_datagram_leaves_the_receive_to_the_others() {
     // With the routing header the datagram is longer than the only receive.
     for oversized in 0..3 {
         shared.hear(0, Opcode::UD_SEND_ONLY, oversized, LENGTH - 40 + 1);
-        assert_eq!(shared.queue.len(), 1, "the receive is where it was");
+        assert_eq!(shared.queue.len(), 1, "the receive left the queue");
     }
-    // This datagram is longer than the path MTU.
+    // The next datagram is longer than the path MTU.
     shared.hear(1, Opcode::UD_SEND_ONLY, 0, 4097);
     assert_eq!(shared.ends(), []);
     assert_eq!(shared.script.counters().rx_dropped_messages, 4);
@@ -83,7 +83,7 @@ fn a_dropped_datagram_neither_reorders_receives_nor_uses_up_the_limit() {
     }
     shared.queue.arm_limit(3);
     shared.hear(0, Opcode::UD_SEND_ONLY, 0, LENGTH);
-    assert_eq!((shared.script.events(), shared.queue.limit()), (vec![], 3), "all three are still there");
+    assert_eq!((shared.script.events(), shared.queue.limit()), (vec![], 3), "a receive left the queue");
     for (index, psn) in [(1, 0), (0, 1), (1, 1)] {
         shared.hear(index, Opcode::UD_SEND_ONLY, psn, 8);
     }
@@ -111,7 +111,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
             shared.hear(0, opcode, psn, length);
         }
         assert_eq!(shared.script.counters().rx_dropped_messages, 1, "{what}");
-        assert_eq!(shared.queue.len(), 1, "{what}: the receive is back");
+        assert_eq!(shared.queue.len(), 1, "{what}: the receive did not return");
         shared.hear(1, Opcode::UC_SEND_ONLY, 0, 8);
         assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)], "{what}");
     }
@@ -119,7 +119,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
     let mut shared = SharingQueuePairs::new(QpKind::Uc, 1);
     shared.post(0);
     shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
-    assert_eq!(shared.queue.len(), 0, "a message that may still end keeps its receive");
+    assert_eq!(shared.queue.len(), 0, "an unfinished message did not keep its receive");
     shared.hear(0, Opcode::UC_SEND_ONLY, 2, 8);
     assert_eq!(shared.ends(), [(0, shared.qpns[0], Status::Success)]);
 }
@@ -156,10 +156,14 @@ fn receives_of_unfinished_messages_complete_in_error() {
         shared.hear(0, first, 0, 256);
         let qpn = shared.qpns[0];
         shared.script.world.bring_to(OWN, qpn, QpState::Error);
-        assert_eq!(shared.ends(), [(0, qpn, Status::WorkRequestFlushed)], "{kind:?}: once, and nothing else");
+        assert_eq!(
+            shared.ends(),
+            [(0, qpn, Status::WorkRequestFlushed)],
+            "{kind:?}: expected exactly one flushed receive"
+        );
         assert_eq!(shared.queue.len(), 1);
         shared.script.world.bring_to(OWN, qpn, QpState::Reset);
-        assert_eq!((shared.ends(), shared.queue.len()), (vec![], 1), "{kind:?}: it does not come twice");
+        assert_eq!((shared.ends(), shared.queue.len()), (vec![], 1), "{kind:?}: the receive was flushed twice");
     }
 }
 
@@ -175,7 +179,7 @@ fn a_refused_write_with_immediate_flushes_no_shared_receive() {
     let last = shared.script.say(Opcode::RC_WRITE_LAST_IMM).psn(PEER_PSN.add(1)).immediate(5);
     shared.script.hear(&last.payload(&[1; 8]));
     assert_eq!(shared.script.state(), QpState::Error);
-    assert_eq!((shared.ends(), shared.queue.len()), (vec![], 1), "no message used it");
+    assert_eq!((shared.ends(), shared.queue.len()), (vec![], 1), "the receive did not stay in the queue");
     shared.hear(1, Opcode::RC_SEND_ONLY, 0, 8);
     assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)]);
 }
@@ -219,6 +223,6 @@ fn a_returned_receive_goes_back_into_a_refilled_queue() {
         shared.hear(1, Opcode::UC_SEND_ONLY, psn, 8);
     }
     let taken: Vec<_> = shared.ends().iter().map(|&(number, ..)| number).collect();
-    assert_eq!(taken, [0, 1, 2, 3, 4], "the oldest first");
+    assert_eq!(taken, [0, 1, 2, 3, 4], "receives were not taken in order");
     assert!(shared.queue.is_empty());
 }

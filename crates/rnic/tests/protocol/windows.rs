@@ -13,7 +13,7 @@ use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 
 const LENGTH: usize = 256;
 
-/// A queue pair, a region that peers reach only through windows, and an unbound window.
+/// A queue pair, a region that peers can access only through windows, and an unbound window.
 pub(super) struct Windows {
     pub(super) script: Script,
     pub(super) region: Arc<Region>,
@@ -62,7 +62,7 @@ impl Windows {
 
     pub(super) fn run(&mut self, operation: Op) -> Status {
         self.script.post(operation, 0);
-        assert!(self.script.sent().is_empty(), "nothing is sent for it");
+        assert!(self.script.sent().is_empty(), "the local operation sent a packet");
         let completions = self.script.reap();
         assert_eq!(completions.len(), 1, "{operation:?}");
         completions[0].status
@@ -105,23 +105,23 @@ fn a_bound_window_opens_its_bytes_and_no_others() {
         assert!(own.write(bound.rkey, bound.address, 8));
         assert!(own.write(bound.rkey, bound.address + 120, 8));
         assert_eq!(own.script.world.nodes[OWN].memory.read(4096 + 120, 9), [7, 7, 7, 7, 7, 7, 7, 7, 0]);
-        assert!(!own.write(bound.rkey, bound.address + 121, 8), "one byte too far");
+        assert!(!own.write(bound.rkey, bound.address + 121, 8), "a WRITE exceeded the window by one byte");
 
         let (mut own, binding) = start(false);
-        assert!(!own.write(binding.rkey, binding.address, 8), "not bound");
+        assert!(!own.write(binding.rkey, binding.address, 8), "a WRITE through an unbound window was accepted");
         let (mut own, binding) = start(false);
         let named = own.key;
-        assert!(!own.write(named, binding.address, 8), "not bound");
+        assert!(!own.write(named, binding.address, 8), "a WRITE through an unbound window was accepted");
         let (mut own, bound) = start(true);
-        assert!(!own.write(next(bound.rkey), bound.address, 8), "another key of the window");
+        assert!(!own.write(next(bound.rkey), bound.address, 8), "a WRITE with another key of the window was accepted");
         let (mut own, bound) = start(true);
         let rkey = own.region.rkey();
-        assert!(!own.write(rkey, bound.address, 8), "the region itself is not open");
+        assert!(!own.write(rkey, bound.address, 8), "a WRITE with the region's key was accepted");
         // The window allows only the bound accesses.
         let mut own = Windows::new(kind);
         let binding = WindowBinding { access: Access::REMOTE_READ, ..own.binding() };
         assert_eq!(own.bind(binding), Status::Success);
-        assert!(!own.write(binding.rkey, binding.address, 8), "bound for reading");
+        assert!(!own.write(binding.rkey, binding.address, 8), "a WRITE to a window for reading was accepted");
     }
 }
 
@@ -199,7 +199,7 @@ fn only_the_binding_queue_pair_invalidates_a_type_2_window() {
     assert_eq!(own.run(Op::LocalInvalidate(bound.rkey)), Status::MemoryWindowBind);
     assert_eq!(own.script.state(), QpState::Error);
     own.script.qpn = binder;
-    assert!(own.write(bound.rkey, bound.address, 8), "the peer of the queue pair that bound it still has it");
+    assert!(own.write(bound.rkey, bound.address, 8), "the peer of the queue pair that bound the window lost access");
     assert_eq!(own.run(Op::LocalInvalidate(bound.rkey)), Status::Success);
     assert!(!own.write(bound.rkey, bound.address, 8));
 }
@@ -288,7 +288,7 @@ fn window_operations_take_effect_in_order() {
     let bind = own.script.post(Op::BindWindow(bound), 0);
     let behind = own.script.post(Op::Send, 8);
     assert_eq!(own.script.sent().len(), 1);
-    // Earlier requests may have to be sent again.
+    // Earlier requests may still be retransmitted.
     own.script.nak(super::common::script::OWN_PSN, NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
     assert!(own.script.reap().is_empty());
@@ -306,7 +306,7 @@ fn window_operations_take_effect_in_order() {
     let silent = own.script.post_flagged(Op::LocalInvalidate(bound.rkey), 0, SendFlags::empty());
     let last = own.script.post_flagged(Op::Send, 8, SendFlags::SIGNALED);
     assert_eq!((own.script.sent().len(), silent + 1), (1, last));
-    assert!(own.script.reap().is_empty(), "it was not to make a completion");
+    assert!(own.script.reap().is_empty(), "an unsignalled operation made a completion");
     assert!(!own.write(bound.rkey, bound.address, 8));
 }
 
@@ -320,7 +320,7 @@ fn window_operations_need_a_connection_and_take_no_payload() {
     let error = script.try_post(Op::LocalInvalidate(key), 0, SendFlags::empty()).expect_err("UD has no windows");
     assert!(matches!(error.kind, PostErrorKind::UnsupportedOperation { transport: "UD", .. }));
 
-    // UC supports windows.
+    // UC supports windows, unlike UD.
     let mut own = Windows::new(WindowKind::Type1);
     own.script.qpn = own.script.add_qp(QpKind::Uc, PathMtu::Mtu256, &End::default());
     let bound = own.binding();
@@ -347,7 +347,7 @@ fn a_window_has_no_local_key() {
         payload: Payload::Sges(&sges),
         destination: None,
     };
-    let error = own.script.rnic().post_send(now_ns, qpn, &[request]).expect_err("it is no local key");
+    let error = own.script.rnic().post_send(now_ns, qpn, &[request]).expect_err("the window's key is not a local key");
     assert!(matches!(error.kind, PostErrorKind::Memory { index: 0, .. }), "{error}");
 }
 
@@ -364,7 +364,7 @@ fn objects_that_windows_use_cannot_be_destroyed() {
     let anew = unsafe { own.script.rnic().reregister(&region, pd, base, 8, 0, Access::all()) };
     assert!(busy(anew.expect_err("a window is bound to it")));
     own.script.rnic().destroy_window(bound.rkey).expect("it exists");
-    assert!(own.script.rnic().destroy_window(bound.rkey).is_err(), "once is enough");
+    assert!(own.script.rnic().destroy_window(bound.rkey).is_err(), "the window was destroyed before");
     assert!(!own.write(bound.rkey, bound.address, 8));
     own.script.rnic().deregister(&region).expect("no window is bound to it");
 
@@ -372,14 +372,14 @@ fn objects_that_windows_use_cannot_be_destroyed() {
     let rnic = &mut world.nodes[OWN].rnic;
     let pd = rnic.create_pd();
     let key = rnic.create_window(pd, WindowKind::Type2).expect("room for a window");
-    assert!(busy(rnic.destroy_pd(pd).expect_err("a window is of it")));
+    assert!(busy(rnic.destroy_pd(pd).expect_err("a window belongs to the domain")));
     rnic.destroy_window(key).expect("it exists");
-    rnic.destroy_pd(pd).expect("nothing is of it");
+    rnic.destroy_pd(pd).expect("no object belongs to the domain");
 }
 
 #[test]
 fn deregistration_releases_memory_after_window_use() {
-    // Both ways to end the window: its owner invalidates or destroys it.
+    // The window ends in one of two ways: its owner invalidates it, or destroys it.
     for is_destroyed in [false, true] {
         let mut own = Windows::new(WindowKind::Type2);
         let memory = Arc::new(());
@@ -401,6 +401,6 @@ fn deregistration_releases_memory_after_window_use() {
         own.script.rnic().deregister(&region).expect("no window is bound to it");
         drop(own.region);
         drop(region);
-        assert_eq!(Arc::strong_count(&memory), 1, "nothing keeps the memory");
+        assert_eq!(Arc::strong_count(&memory), 1, "an object keeps the memory");
     }
 }

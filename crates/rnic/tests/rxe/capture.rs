@@ -1,4 +1,4 @@
-//! A parsed capture of rxe and our software RNIC: packets, connections, messages.
+//! A parsed capture of rxe and the software RNIC: packets, connections, messages.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,7 +11,7 @@ use pcap_file::pcap::PcapReader;
 
 /// Address of rxe's end of the cable.
 pub(crate) const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// Address of our software RNIC's end of the cable.
+/// Address of the software RNIC's end of the cable.
 pub(crate) const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
 /// One packet on the cable.
@@ -89,7 +89,7 @@ impl Packet {
         matches!(self.operation(), PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge)
     }
 
-    /// Returns whether the packet is a request that such a response answers.
+    /// Returns whether the packet is a request that a READ or atomic response answers.
     pub(crate) fn is_answered(&self) -> bool {
         matches!(
             self.operation(),
@@ -113,7 +113,7 @@ impl Packet {
         by_reth.or_else(|| self.atomic().map(|atomic| (atomic.rkey, atomic.virtual_address, 8)))
     }
 
-    /// Returns the number of sequence numbers used: a READ request uses those of its answer.
+    /// Returns the number of sequence numbers that the packet uses. A READ request uses those of its answer.
     fn sequence_numbers(&self, mtu: PathMtu) -> u32 {
         match (self.operation(), self.reth()) {
             (PacketOperation::ReadRequest, Some(reth)) => {
@@ -141,7 +141,7 @@ pub(crate) fn read(file: &[u8]) -> Vec<Packet> {
             source_port: frame.encapsulation.src_port,
             destination_port: frame.encapsulation.dst_port,
         };
-        assert!(packet.is_intact(), "packet {}: its ICRC", packets.len());
+        assert!(packet.is_intact(), "packet {} has a wrong ICRC", packets.len());
         packets.push(packet);
     }
     packets
@@ -151,9 +151,9 @@ pub(crate) fn read(file: &[u8]) -> Vec<Packet> {
 pub(crate) struct Connection {
     pub(crate) kind: QpKind,
     pub(crate) packets: Vec<Packet>,
-    /// Our queue pair, as rxe's packets name it.
+    /// Number of the software RNIC's queue pair in rxe's packets.
     pub(crate) own_qpn: Option<Qpn>,
-    /// rxe's queue pair, as our packets name it.
+    /// Number of rxe's queue pair in the software RNIC's packets.
     pub(crate) peer_qpn: Option<Qpn>,
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn connections(packets: Vec<Packet>) -> Vec<Connection> {
         if !continues {
             found.push(Connection { kind, packets: Vec::new(), own_qpn: None, peer_qpn: None });
         }
-        let last = found.last_mut().expect("there is one now");
+        let last = found.last_mut().expect("a connection was added");
         if of_rxe {
             last.own_qpn = Some(qpn);
         } else {
@@ -221,12 +221,12 @@ impl Message {
 }
 
 impl Connection {
-    /// Returns the path MTU: the payload of the first of several packets. If each message had one packet, the largest
-    /// counts.
+    /// Returns the path MTU: the payload of the first packet of a longer message. If each message had one packet, the
+    /// largest payload counts.
     pub(crate) fn mtu(&self) -> PathMtu {
         let parts = self.packets.iter().filter(|packet| packet.bth.opcode.is_first() && !packet.bth.opcode.is_only());
         let bytes = parts.map(|packet| packet.payload().len()).max();
-        bytes.map_or(PathMtu::Mtu4096, |bytes| PathMtu::from_bytes(bytes).expect("packets of several are full"))
+        bytes.map_or(PathMtu::Mtu4096, |bytes| PathMtu::from_bytes(bytes).expect("the first packet of several is full"))
     }
 
     /// Returns the requests of one side, in the order of the sequence numbers. Repeated requests count once.
@@ -241,21 +241,21 @@ impl Connection {
             if packet.bth.psn.is_before(next) {
                 continue;
             }
-            assert_eq!(packet.bth.psn, next, "no packet is missing");
+            assert_eq!(packet.bth.psn, next, "a packet is missing");
             let count = packet.sequence_numbers(self.mtu());
             next = next.add(count);
-            assert_eq!(open, !packet.bth.opcode.is_first(), "a message begins where the one before it ended");
+            assert_eq!(open, !packet.bth.opcode.is_first(), "a message begins within another");
             if packet.bth.opcode.is_first() {
                 let (first, last) = (packet.clone(), packet.clone());
                 messages.push(Message { first, last, packets: 0, payload: Vec::new() });
             }
-            let message = messages.last_mut().expect("one was begun");
+            let message = messages.last_mut().expect("a first packet began the message");
             message.packets += count;
             message.payload.extend_from_slice(packet.payload());
             message.last = packet.clone();
             open = !packet.bth.opcode.is_last();
         }
-        assert!(!open, "the last message is whole");
+        assert!(!open, "the last message is incomplete");
         messages
     }
 
@@ -275,6 +275,6 @@ impl Connection {
     /// Returns the answer of a side with this sequence number: a READ or atomic response.
     pub(crate) fn answer(&self, of_rxe: bool, psn: Psn) -> &Packet {
         let mut packets = self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.bth.psn == psn);
-        packets.find(|packet| packet.is_response()).expect("what was asked for was answered")
+        packets.find(|packet| packet.is_response()).expect("each READ and atomic was answered")
     }
 }

@@ -1,6 +1,6 @@
-//! Replay of captures of Linux's rdma_rxe on a cable with our software RNIC at the other end (`cargo xtask
-//! capture-rxe`). Our state machine receives the captured packets of rxe, and must send its captured packets, byte
-//! for byte.
+//! Replay of captures of Linux's rdma_rxe on a cable with the software RNIC at the other end (`cargo xtask
+//! capture-rxe`). The software RNIC receives the captured packets of rxe, and must send its captured packets, byte for
+//! byte.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -48,7 +48,8 @@ fn packets_lost_to_or_from_rxe_are_retransmitted() {
 
 #[test]
 fn a_packet_of_rxe_with_one_bit_flipped_is_dropped_and_counted() {
-    // The byte in which switches mark congestion: the ICRC leaves it out (IBTA Vol 1, 7.8.1; Annex A17.3.4).
+    // Offset of the byte in which switches mark congestion. The ICRC does not cover it (IBTA Vol 1, 7.8.1; Annex
+    // A17.3.4).
     const UNCOVERED_BYTE: usize = 4;
     let connections = connections(read(CAPTURE));
     let is_short = |message: &Message| message.operation() == PacketOperation::Send && message.packets == 1;
@@ -57,7 +58,7 @@ fn a_packet_of_rxe_with_one_bit_flipped_is_dropped_and_counted() {
         connection.kind == QpKind::Rc && messages.len() > 2 && messages.iter().all(is_short)
     };
     let connection = connections.iter().find(of_short_sends).expect("rxe sent SENDs of one packet");
-    let [first, second, third, ..] = &connection.messages(true)[..] else { panic!("three were there") };
+    let [first, second, third, ..] = &connection.messages(true)[..] else { panic!("expected at least three messages") };
     for bit in 0..8 * second.first.datagram.len() {
         let mut flipped = second.first.clone();
         flipped.datagram[bit / 8] ^= 1 << (bit % 8);

@@ -1,10 +1,10 @@
-//! Our RNIC in place of the captured one. It receives rxe's packets and the same work requests, and must send the
-//! same packets.
+//! Replay of a capture with an RNIC under test in place of the captured one. The RNIC receives rxe's packets and the
+//! same work requests, and must send the same packets.
 //!
-//! An RNIC chooses the numbers of its queue pairs and its keys itself. So the replay translates these and nothing
-//! else: the destination queue pair and the remote key of received packets, and the source queue pair of sent
-//! datagrams. Addresses, sequence numbers and the numbers of rxe's objects are those of the capture. The replay
-//! checks the ICRC before that, like a link.
+//! An RNIC chooses the numbers of its queue pairs and its keys itself. So the replay translates only these: the
+//! destination queue pair and the remote key of received packets, and the source queue pair of sent datagrams.
+//! Addresses, sequence numbers and the numbers of rxe's objects stay as captured. Before that, the replay checks the
+//! ICRC, as a link does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::common::Block;
 const GRH_LEN: usize = 40;
 const QUEUE_DEPTH: usize = 1024;
 
-/// Memory that rxe reaches, and its expected contents at the end.
+/// Memory that rxe accesses, and its expected contents at the end.
 struct Remote {
     region: Arc<Region>,
     memory: Block,
@@ -51,29 +51,29 @@ pub(crate) struct Replay<'a> {
     queue: Arc<CompletionQueue>,
     now_ns: u64,
     batch: TransmitBatch,
-    /// Whether our side sent requests again.
+    /// Whether the captured software RNIC retransmitted requests.
     was_repeating: bool,
-    /// Whether rxe sent READs or atomics again.
+    /// Whether rxe retransmitted READs or atomics.
     was_asked_again: bool,
     remote: BTreeMap<u32, Remote>,
-    /// Payload of our requests, or room for their answers, one after the other.
+    /// Payload of our requests, or room for their answers, in sequence.
     local: Block,
     local_region: Arc<Region>,
     /// Receives, each with room for the longest message.
     receives: Block,
     receive_bytes: usize,
     posted: usize,
-    /// Captured packets that were not received yet.
+    /// Captured packets that have not been received yet.
     arriving: VecDeque<&'a Packet>,
-    /// Sent requests that were not compared yet, each at its first transmission.
+    /// Sent requests that have not been compared yet, each at its first transmission.
     requests: VecDeque<Vec<u8>>,
-    /// Sent READ and atomic responses that were not compared yet.
+    /// Sent READ and atomic responses that have not been compared yet.
     responses: VecDeque<Vec<u8>>,
     naks: VecDeque<Vec<u8>>,
     acknowledgements: VecDeque<Vec<u8>>,
     /// Sequence numbers of requests that were sent again.
     repeated: Vec<Psn>,
-    /// Number of NAKs of rxe that made our side send everything again from there on.
+    /// Number of rxe's NAKs after which our side retransmitted from the NAK's number on.
     pub(crate) naks_heeded: usize,
 }
 
@@ -145,7 +145,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Processes the next packet of the capture: one of rxe's arrives, and one of ours has to be sent now.
+    /// Processes the next packet of the capture. A packet of rxe arrives; a packet of ours must be sent now.
     pub(crate) fn step(&mut self, packet: &'a Packet) {
         if packet.is_of_rxe() {
             self.arriving.push_back(packet);
@@ -161,7 +161,8 @@ impl<'a> Replay<'a> {
             }
         }
         loop {
-            // It covers all requests received until then. Packets captured before it may have been received later.
+            // The acknowledgement covers all requests received until then. Packets captured before it may have been
+            // received later.
             if packet.is_plain_ack() {
                 while self.expected_psn() != psn.next()
                     && let Some(arrived) = self.arriving.pop_front()
@@ -190,7 +191,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Returns the captured acknowledgement, if it was sent. In the capture, one packet acknowledged several requests
-    /// that were received together; here each request has its own.
+    /// that were received together. In the replay, each request has its own acknowledgement.
     fn acknowledgement_up_to(&mut self, psn: Psn) -> Option<Vec<u8>> {
         while let Some(sent) = self.acknowledgements.pop_front() {
             if !BthPacket::new_unchecked(&sent).psn().is_before(psn) {
@@ -205,7 +206,7 @@ impl<'a> Replay<'a> {
         self.responses.iter().rfind(|sent| BthPacket::new_unchecked(sent).psn() == psn).cloned()
     }
 
-    /// Receives the next captured packet, or else handles the next deadline, if it had passed in the capture too.
+    /// Receives the next captured packet. Without one, handles the next deadline, if it had also passed in the capture.
     fn go_on(&mut self, until_ns: u64) -> bool {
         if let Some(arrived) = self.arriving.pop_front() {
             self.hear(arrived);
@@ -217,8 +218,8 @@ impl<'a> Replay<'a> {
         true
     }
 
-    /// Handles a request that our side sent again in the capture. Its time depended on round trips, which differ from
-    /// those of the replay. So our RNIC gets the chance to do the same, unless received packets made it unnecessary.
+    /// Handles a request that our side retransmitted in the capture. Its time depended on round trips, which differ in
+    /// the replay. So our RNIC may retransmit now, unless received packets made the retransmission unnecessary.
     fn repeat(&mut self, packet: &Packet) {
         let psn = packet.bth.psn;
         self.transmit();
@@ -231,19 +232,18 @@ impl<'a> Replay<'a> {
     fn compare(&self, sent: &[u8], captured: &Packet) {
         let (mut sent, mut expected) = (sent.to_vec(), captured.bytes().to_vec());
         if captured.bth.opcode.has_deth() {
-            let own = captured.deth().expect("it has one").source_qpn;
+            let own = captured.deth().expect("a datagram has a DETH").source_qpn;
             DethPacket::new_unchecked(&mut sent[BTH_LEN..]).set_source_qpn(own);
         }
         if self.was_repeating && !captured.bth.opcode.is_last() {
-            // Within a message the acknowledgement request depends on the window, which the apparent loss had
-            // reduced.
+            // Within a message, the acknowledgement request depends on the window, which the apparent loss had reduced.
             for bytes in [&mut sent, &mut expected] {
                 BthPacket::new_unchecked(bytes).set_ack_request(false);
             }
         }
         if self.was_asked_again && captured.is_response() {
-            // A request that was repeated before its answer is answered once, with the MSN of that time. A READ may
-            // be answered in two parts.
+            // A request that was repeated before its answer is answered once, with the MSN of that time. A READ may be
+            // answered in two parts.
             let content = |bytes: &[u8]| {
                 let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
                 let skip = if bth.opcode.has_aeth() { BTH_LEN + AETH_LEN } else { BTH_LEN };
@@ -281,10 +281,11 @@ impl<'a> Replay<'a> {
         let repeated = self.repeated.len();
         self.rnic.handle_packet(self.now_ns, &packet.outer, &bytes);
         if is_nak {
-            // Sends everything again from there on (IBTA Vol 1, 9.7.5.2.8), unless it is on its way already.
+            // The NAK makes our side retransmit from its number on (IBTA Vol 1, 9.7.5.2.8), unless the retransmission
+            // is already in flight.
             self.transmit();
             if let Some(first) = self.repeated.get(repeated) {
-                assert_eq!(*first, packet.bth.psn, "what the NAK names is sent again first");
+                assert_eq!(*first, packet.bth.psn, "the retransmission does not begin with the NAK's number");
                 self.naks_heeded += 1;
             }
         }
@@ -330,7 +331,7 @@ impl<'a> Replay<'a> {
     /// Posts the next of our work requests.
     fn post(&mut self) {
         let message = &self.asks[self.posted];
-        assert!(!message.invalidates(), "a key of rxe's was to be invalidated");
+        assert!(!message.invalidates(), "a message invalidates a key of rxe");
         let offset: usize = self.asks[..self.posted].iter().map(room_of).sum();
         self.local.write(offset, &message.payload);
         let remote = message.first.remote().map(|(rkey, address, _)| (address, rkey));
@@ -360,7 +361,7 @@ impl<'a> Replay<'a> {
                 let (remote_address, rkey) = of_peer();
                 SendOperation::FetchAdd { remote_address, rkey, add: atomic.swap_or_add }
             }
-            (other, _) => panic!("{other:?} is no request"),
+            (other, _) => panic!("{other:?} is not a request"),
         };
         let address = self.local.address() + offset as u64;
         let sge = Sge { address, length: room_of(message) as u32, lkey: self.local_region.lkey() };
@@ -378,7 +379,7 @@ impl<'a> Replay<'a> {
             payload: Payload::Sges(std::slice::from_ref(&sge)),
             destination,
         };
-        self.rnic.post_send(self.now_ns, self.qpn, &[request]).expect("what was sent can be posted");
+        self.rnic.post_send(self.now_ns, self.qpn, &[request]).expect("each captured request can be posted");
         self.posted += 1;
     }
 
@@ -387,8 +388,8 @@ impl<'a> Replay<'a> {
         self.naks.iter().map(|sent| BthPacket::new_unchecked(sent).psn()).collect()
     }
 
-    /// Asserts that only acknowledgements of rxe's repeated requests are left. Their number depends on the times of
-    /// receipt.
+    /// Asserts that the only remaining packets are acknowledgements of rxe's repeated requests. Their number depends on
+    /// the times of receipt.
     pub(crate) fn assert_nothing_else_is_sent(&self) {
         let headers = |packets: &VecDeque<Vec<u8>>| -> Vec<BthRepr> {
             packets.iter().map(|bytes| BthRepr::read(bytes.first_chunk().expect("a BTH"))).collect()
@@ -417,7 +418,10 @@ impl<'a> Replay<'a> {
         }
         let received: Vec<_> = completions[..count].iter().filter(is_receive).collect();
         let sent = completions[..count].iter().filter(|completion| !is_receive(completion));
-        assert!(sent.map(|completion| completion.wr_id).eq(0..self.asks.len() as u64), "all that we asked for is done");
+        assert!(
+            sent.map(|completion| completion.wr_id).eq(0..self.asks.len() as u64),
+            "a work request of ours did not complete"
+        );
         let mut offset = 0;
         for message in &self.asks {
             let room = room_of(message);
@@ -427,9 +431,9 @@ impl<'a> Replay<'a> {
         }
 
         let takers: Vec<_> = self.asked.iter().filter(|message| message.takes_receive()).collect();
-        assert_eq!(received.len(), takers.len(), "each message of rxe took a receive");
+        assert_eq!(received.len(), takers.len(), "a message of rxe took no receive");
         for (index, (message, completion)) in takers.iter().zip(received).enumerate() {
-            assert_eq!(completion.wr_id, index as u64, "in the order in which they were posted");
+            assert_eq!(completion.wr_id, index as u64, "receives completed out of order");
             let attachment = message.immediate().map_or(Attachment::None, Attachment::Immediate);
             assert_eq!((completion.attachment, completion.solicited), (attachment, message.last.bth.solicited));
             if message.operation() == PacketOperation::Send {
@@ -440,7 +444,10 @@ impl<'a> Replay<'a> {
             }
         }
         for remote in self.remote.values() {
-            assert!(remote.memory.read(0, remote.memory.len()) == remote.expected, "the memory that rxe wrote");
+            assert!(
+                remote.memory.read(0, remote.memory.len()) == remote.expected,
+                "the memory that rxe wrote has other contents"
+            );
         }
     }
 
@@ -470,7 +477,8 @@ fn original_of(answer: &Packet) -> u64 {
     u64::from_be_bytes(rest.try_into().expect("eight bytes"))
 }
 
-/// Registers the memory that rxe reaches, filled according to our answers, and returns it with its expected contents.
+/// Registers the memory that rxe accesses, with contents that match our answers. Returns the memory with its expected
+/// contents at the end.
 fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Message]) -> BTreeMap<u32, Remote> {
     let mut ranges = BTreeMap::<u32, (u64, u64)>::new();
     for (rkey, address, length) in asked.iter().filter_map(|message| message.first.remote()) {
@@ -480,7 +488,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     let mut remote: BTreeMap<u32, Remote> = ranges
         .into_iter()
         .map(|(rkey, (start, end))| {
-            let start = start & !7; // words lie as they did
+            let start = start & !7; // keep the alignment of words
             let memory = Block::new((end - start) as usize);
             let region = register(rnic, pd, &memory, start);
             let expected = memory.read(0, memory.len());
@@ -490,7 +498,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     let of = |remote: &mut BTreeMap<u32, Remote>, rkey: RKey, write: &mut dyn FnMut(&mut Remote)| {
         write(remote.get_mut(&rkey.get()).expect("every key was registered"));
     };
-    // Later answers come first, so that the initial value of each word remains.
+    // Process later answers first, so that the initial value of each word remains.
     for message in asked.iter().rev() {
         let Some((rkey, address, _)) = message.first.remote() else { continue };
         let found = match message.operation() {

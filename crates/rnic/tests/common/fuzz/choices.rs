@@ -1,6 +1,6 @@
-//! Bytes of an input as choices.
+//! Choices that the bytes of an input determine.
 
-/// Bytes as choices. When they run out, all choices are 0 and `is_empty` is true.
+/// A source of choices. When the bytes run out, all choices are 0 and `is_empty` is true.
 pub struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {

@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation,
-//! cargo-fuzz for any time.
+//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation.
+//! cargo-fuzz runs them for any time.
 
 pub mod choices;
 mod operations;
@@ -14,9 +14,9 @@ pub use packets::{fuzz_packets, stage};
 /// Checks bounds that hold for any input.
 pub fn check_bounds(rnic: &Rnic) {
     let (backlog, qps) = (rnic.backlog(), rnic.qp_count());
-    assert!(backlog.ready <= qps, "{backlog:?}: each of {qps} queue pairs is ready once");
-    assert!(backlog.waiting <= qps, "{backlog:?}: each of {qps} queue pairs waits once");
+    assert!(backlog.ready <= qps, "{backlog:?}: more ready entries than {qps} queue pairs");
+    assert!(backlog.waiting <= qps, "{backlog:?}: more waiting entries than {qps} queue pairs");
     // Timer entries of destroyed queue pairs stay until they are due.
-    assert!(backlog.timers <= 8 * (qps + 64), "{backlog:?}: timers of {qps} queue pairs");
-    assert!(backlog.answers <= 33 * qps, "{backlog:?}: answers of {qps} queue pairs");
+    assert!(backlog.timers <= 8 * (qps + 64), "{backlog:?}: too many timers for {qps} queue pairs");
+    assert!(backlog.answers <= 33 * qps, "{backlog:?}: too many answers for {qps} queue pairs");
 }

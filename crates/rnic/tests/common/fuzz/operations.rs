@@ -18,7 +18,7 @@ struct Queue {
     kind: QpKind,
     capacities: QpCapacities,
     shared: bool,
-    /// Minimum number of the next send completion; `receives` is that of the next receive completion.
+    /// Lowest number that the next send completion may have; `receives` is that of the next receive completion.
     sends: u64,
     receives: u64,
 }
@@ -186,7 +186,7 @@ impl Operations {
         let mask = choices.short();
         let has = |bit: u32| mask >> bit & 1 == 1;
         let state = QpState::ALL[choices.below(7)];
-        // Moves to these states allow no other attributes; with random ones hardly any would succeed.
+        // Transitions to these states allow no other attributes. With random attributes, nearly all of them would fail.
         let plain = matches!(state, QpState::Error | QpState::Reset | QpState::SqDrain) && has(15);
         let attributes = QpAttributes {
             state: Some(state),
@@ -256,7 +256,7 @@ impl Operations {
                 },
             ];
             for step in steps {
-                rnic.modify_qp(own.0, &step).expect("the way from reset to RTS is open to all");
+                rnic.modify_qp(own.0, &step).expect("each queue pair can go from reset to RTS");
             }
         }
     }
@@ -346,7 +346,7 @@ impl Operations {
         let budget = if choices.chance() { Budget::UNLIMITED } else { Budget { packets, bytes: choices.short() } };
         let mut batch = TransmitBatch::new(choices.below(20_000), choices.below(5));
         let added = device.rnic.poll_transmit(self.now_ns, budget, filter, &mut batch);
-        assert!(added <= budget.packets && batch.bytes().len() <= budget.bytes, "the budget {budget:?} was kept");
+        assert!(added <= budget.packets && batch.bytes().len() <= budget.bytes, "the budget {budget:?} was exceeded");
         if !device.rnic.wants_transmit() {
             device.rnic.transmitted();
         }
@@ -371,7 +371,7 @@ impl Operations {
             let at = if how & 3 == 0 { choices.below(self.underway.len()) } else { 0 };
             let Some((from, to, bytes)) = self.underway.remove(at) else { return };
             if how >> 2 & 7 == 1 {
-                continue; // lost
+                continue; // the packet is lost
             }
             let outer = doorbell_wire::Outer {
                 src: address_of(from),
@@ -383,7 +383,7 @@ impl Operations {
             };
             self.devices[to].rnic.handle_packet(self.now_ns, &outer, &bytes);
             if how >> 2 & 7 == 2 {
-                self.underway.push_back((from, to, bytes)); // and once more, later
+                self.underway.push_back((from, to, bytes)); // deliver a copy later
             }
         }
     }
@@ -394,7 +394,10 @@ impl Operations {
             if device.rnic.poll_timeout().is_some_and(|at_ns| at_ns <= self.now_ns) {
                 device.rnic.handle_timeout(self.now_ns);
             }
-            assert!(device.rnic.poll_timeout().is_none_or(|at_ns| at_ns > self.now_ns), "what is due was done");
+            assert!(
+                device.rnic.poll_timeout().is_none_or(|at_ns| at_ns > self.now_ns),
+                "a due deadline was not handled"
+            );
         }
     }
 
@@ -403,17 +406,17 @@ impl Operations {
         for device in &mut self.devices {
             for &(cq, depth) in &device.cqs {
                 let queue = device.rnic.completion_queue(cq).expect("it exists");
-                assert!(queue.len() <= depth, "a queue holds no more than its depth");
+                assert!(queue.len() <= depth, "the queue holds more than its depth");
                 while let Ok(count @ 1..) = device.rnic.poll_cq(cq, &mut out) {
                     for completion in &out[..count] {
                         let queue = device.qps.iter_mut().find(|queue| queue.qpn == completion.qpn);
-                        let queue = queue.expect("completions of what is gone are gone");
+                        let queue = queue.expect("completions name live queue pairs only");
                         let last = match completion.opcode {
                             CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => &mut queue.receives,
                             _ => &mut queue.sends,
                         };
                         let shared = queue.shared && completion.opcode == CompletionOpcode::Receive;
-                        assert!(shared || completion.wr_id > *last, "completions come in order, and once");
+                        assert!(shared || completion.wr_id > *last, "a completion came out of order or twice");
                         *last = completion.wr_id;
                     }
                 }
@@ -427,9 +430,9 @@ impl Operations {
                 let to = QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() };
                 device.rnic.modify_qp(queue.qpn, &to).expect("all states lead to error");
                 let info = device.rnic.query_qp(queue.qpn).expect("it exists");
-                assert_eq!(info.outstanding_sends, 0, "error flushes everything");
+                assert_eq!(info.outstanding_sends, 0, "the error state left sends outstanding");
             }
-            assert_eq!(device.rnic.in_flight_packets(), 0, "nothing is in flight in error");
+            assert_eq!(device.rnic.in_flight_packets(), 0, "packets are in flight in the error state");
         }
         self.reap();
         for device in &mut self.devices {
@@ -437,15 +440,19 @@ impl Operations {
                 device.rnic.destroy_qp(queue.qpn).expect("it exists");
             }
             let backlog = device.rnic.backlog();
-            assert_eq!((backlog.ready, backlog.waiting, backlog.answers), (0, 0, 0), "nothing is left of them");
+            assert_eq!(
+                (backlog.ready, backlog.waiting, backlog.answers),
+                (0, 0, 0),
+                "destroyed queue pairs left entries in the backlog"
+            );
             while let Some(at_ns) = device.rnic.poll_timeout() {
                 device.rnic.handle_timeout(at_ns);
             }
             let (before, mut batch) = (device.rnic.backlog().farewells, TransmitBatch::new(1 << 16, 0));
             let sent = device.rnic.poll_transmit(self.now_ns, Budget::UNLIMITED, Filter::All, &mut batch);
-            assert_eq!(sent, before, "only acknowledgements that were due are left to be sent");
+            assert_eq!(sent, before, "a packet was sent that is no due acknowledgement");
             device.rnic.transmitted();
-            assert_eq!(device.rnic.backlog(), Default::default(), "nor of their timers");
+            assert_eq!(device.rnic.backlog(), Default::default(), "destroyed queue pairs left timers");
             for srq in device.srqs.drain(..) {
                 device.rnic.destroy_srq(srq).expect("nothing uses it");
             }

@@ -75,7 +75,7 @@ pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
             let refused = world.nodes[0].rnic.post_send(1, a, &[request]).is_err();
             assert_eq!(refused, kind == QpKind::Uc && !matches!(index, 0 | 1 | 3 | 5));
         }
-        // And a little the other way.
+        // Also post some work in the other direction.
         let sges = [world.nodes[1].sge(0, 256)];
         let request = SendRequest {
             wr_id: 0,
@@ -126,7 +126,7 @@ pub fn fuzz_packets(data: &[u8]) {
             1 => {}
             2 | 3 => {
                 for _ in 0..=choices.below(4) {
-                    // Headers are more interesting than payload.
+                    // Change headers more often than payload.
                     let end = if choices.chance() { bytes.len() } else { bytes.len().min(44) };
                     let at = choices.below(end);
                     bytes[at] ^= choices.byte();
@@ -137,7 +137,7 @@ pub fn fuzz_packets(data: &[u8]) {
                 bytes.resize(length, choices.byte());
             }
             5 | 6 => {
-                // Another sequence number close by, and maybe another opcode of the transport.
+                // Choose a nearby sequence number, and sometimes another opcode of the transport.
                 let mut bth = BthPacket::new_unchecked(&mut bytes[..]);
                 let psn = bth.psn().add(choices.byte().into()).sub(128);
                 bth.set_psn(psn);
@@ -167,12 +167,12 @@ pub fn fuzz_packets(data: &[u8]) {
     world.run_until(world.now_ns + 100_000_000);
     for (node, (secret, expected)) in world.nodes.iter_mut().zip(&secrets) {
         check_bounds(&node.rnic);
-        assert!(node.queue.len() <= node.queue.depth(), "a queue holds no more than its depth");
+        assert!(node.queue.len() <= node.queue.depth(), "the queue holds more than its depth");
         assert!(secret.read(0, SECRET) == *expected, "memory without rights was written");
         let mut events = 0;
         while node.rnic.poll_event().is_some() {
             events += 1;
         }
-        assert!(events <= 64, "{events} events of a handful of queue pairs");
+        assert!(events <= 64, "{events} events, at most 64 expected");
     }
 }

@@ -1,5 +1,5 @@
-//! Runs a fuzz body over its corpus and for a bounded time of mutation, for the fuzz tests of every crate that has
-//! bodies. A module that includes this file has a module `common` with a generator.
+//! Runs a fuzz body over its corpus and for a bounded time of mutation. The fuzz tests of all crates with bodies
+//! include this file. The including module has a module `common` with a generator.
 //!
 //! `DOORBELL_FUZZ_SECONDS` sets how long a body runs on mutated inputs (default 5). `DOORBELL_SEED` selects the
 //! mutations (default 1).
@@ -47,7 +47,7 @@ fn number(name: &str, default: u64) -> u64 {
 pub(crate) fn run(name: &str, body: fn(&[u8])) {
     let seconds = number("DOORBELL_FUZZ_SECONDS", 5);
     let seed = number("DOORBELL_SEED", 1);
-    // Only the tests of a folder `tests` have a directory of their own.
+    // Only integration tests have this directory.
     let scratch = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let attempt = |input: &[u8]| {
         if catch_unwind(AssertUnwindSafe(|| body(input))).is_err() {

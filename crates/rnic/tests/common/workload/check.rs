@@ -34,13 +34,13 @@ impl Workload {
                 }
             }
             _ => {
-                // The unsignalled work requests before it were done.
+                // Earlier unsignalled work requests have succeeded.
                 let before = side.posted.iter().position(|posted| posted.wr_id == completion.wr_id);
                 let before = before.expect("a send that failed was posted");
                 assert!(side.posted.drain(..before).all(|posted| !posted.signaled), "sends fail in order");
                 side.posted.pop_front();
                 let expected = if side.failed { Status::WorkRequestFlushed } else { Status::RetryExceeded };
-                assert_eq!(completion.status, expected, "the first fails, the others are flushed");
+                assert_eq!(completion.status, expected, "only the first send fails, and later ones are flushed");
                 side.failed = true;
             }
         }
@@ -48,9 +48,9 @@ impl Workload {
 
     fn sent(&mut self, index: usize, completion: &Completion) {
         let side = &mut self.sides[index];
-        assert!(!side.failed, "nothing succeeds behind a failure");
+        assert!(!side.failed, "a work request succeeded after a failure");
         loop {
-            let posted = side.posted.pop_front().expect("what completes was posted");
+            let posted = side.posted.pop_front().expect("a completed work request was posted");
             let (node, peer_node) = (&self.world.nodes[side.node], side.peer_node);
             match posted.check {
                 Check::Nothing => {}
@@ -66,21 +66,24 @@ impl Workload {
                     assert_eq!(
                         node.memory.word(offset),
                         old,
-                        "the CAS {} of side {index} found its value",
+                        "the CAS {} of side {index} found another value",
                         posted.wr_id
                     );
                 }
                 Check::FetchAdd { offset } => {
                     let count = node.memory.word(offset);
-                    assert!(side.last_count.is_none_or(|last| last < count), "counts grow: {count} on side {index}");
+                    assert!(
+                        side.last_count.is_none_or(|last| last < count),
+                        "the count did not grow: {count} on side {index}"
+                    );
                     side.last_count = Some(count);
                     self.counts[peer_node].push(count);
                 }
             }
             if posted.signaled {
-                assert_eq!(completion.wr_id, posted.wr_id, "completions of side {index} come in order");
-                assert_eq!(completion.opcode, posted.opcode, "the completion says what was done");
-                assert_eq!(completion.byte_len as usize, posted.length, "the completion says how long it was");
+                assert_eq!(completion.wr_id, posted.wr_id, "completions of side {index} are out of order");
+                assert_eq!(completion.opcode, posted.opcode, "the completion names another operation");
+                assert_eq!(completion.byte_len as usize, posted.length, "the completion has another length");
                 return;
             }
         }
@@ -88,11 +91,11 @@ impl Workload {
 
     fn received(&mut self, index: usize, completion: &Completion) {
         let side = &mut self.sides[index];
-        let expected = side.expected.pop_front().expect("what arrives was sent, once");
+        let expected = side.expected.pop_front().expect("each received message was sent once");
         let offset = completion.wr_id as usize;
         match side.end.srq {
             Some(_) => {
-                let shared = self.shared[side.node].as_mut().expect("it has a shared queue");
+                let shared = self.shared[side.node].as_mut().expect("the node has a shared queue");
                 shared.posted -= 1;
                 shared.slots.push(offset);
             }
@@ -106,24 +109,24 @@ impl Workload {
             CompletionOpcode::ReceiveWriteImmediate
         } else {
             let bytes = self.world.nodes[side.node].memory.read(offset, expected.length);
-            assert!(bytes == pattern(expected.tag, expected.length), "message {:#x} is intact", expected.tag);
+            assert!(bytes == pattern(expected.tag, expected.length), "message {:#x} has changed", expected.tag);
             CompletionOpcode::Receive
         };
         assert_eq!(completion.opcode, opcode, "the right kind of message arrived");
-        assert_eq!(completion.byte_len as usize, expected.length, "message {:#x} is whole", expected.tag);
-        assert_eq!(completion.attachment, expected.attachment, "message {:#x} has its attachment", expected.tag);
-        assert_eq!(completion.solicited, expected.solicited, "message {:#x} is solicited or not", expected.tag);
+        assert_eq!(completion.byte_len as usize, expected.length, "message {:#x} has another length", expected.tag);
+        assert_eq!(completion.attachment, expected.attachment, "message {:#x} has another attachment", expected.tag);
+        assert_eq!(completion.solicited, expected.solicited, "message {:#x} has another solicited flag", expected.tag);
     }
 
-    /// Checks that all peers of a vanished node know that, and have everything back.
+    /// Checks that all peers of a vanished node are in error and got their work requests back.
     pub fn check_failures(&mut self) {
         for (index, side) in self.sides.iter().enumerate() {
             if !self.world.nodes[side.node].alive || !side.failed {
                 continue;
             }
-            assert_eq!(self.world.state_of(side.node, side.qpn), QpState::Error, "side {index} is in error");
-            assert!(side.posted.is_empty(), "every send of side {index} ended");
-            assert!(side.receives.is_empty(), "every receive of side {index} came back");
+            assert_eq!(self.world.state_of(side.node, side.qpn), QpState::Error, "side {index} is not in error");
+            assert!(side.posted.is_empty(), "sends of side {index} remain");
+            assert!(side.receives.is_empty(), "receives of side {index} remain");
         }
     }
 
@@ -132,7 +135,7 @@ impl Workload {
         for (index, side) in self.sides.iter_mut().enumerate() {
             let node = &self.world.nodes[side.node];
             for posted in side.posted.drain(..) {
-                assert!(!posted.signaled, "every signalled send of side {index} made its completion");
+                assert!(!posted.signaled, "a signalled send of side {index} made no completion");
                 match posted.check {
                     Check::Nothing => {}
                     Check::Read { offset, expected } => {
@@ -152,18 +155,22 @@ impl Workload {
             let peer = &self.world.nodes[side.peer_node].memory;
             assert!(
                 peer.read(side.write_area, AREA_BYTES) == side.write_model,
-                "the WRITEs of side {index} are all there, in order"
+                "WRITEs of side {index} are missing or out of order"
             );
-            assert_eq!(peer.word(side.cas_offset), side.cas_value, "each CAS of side {index} was carried out once");
+            assert_eq!(
+                peer.word(side.cas_offset),
+                side.cas_value,
+                "a CAS of side {index} was not executed exactly once"
+            );
         }
         for (node, counts) in self.counts.iter_mut().enumerate() {
             counts.sort_unstable();
             assert!(
                 counts.iter().copied().eq(0..counts.len() as u64),
-                "node {node} was added to once each: {counts:?}"
+                "a fetch-and-add on node {node} was not executed exactly once: {counts:?}"
             );
             let total = self.world.nodes[node].memory.word(self.counters[node]);
-            assert_eq!(total, counts.len() as u64, "node {node} counts every fetch-and-add");
+            assert_eq!(total, counts.len() as u64, "node {node} missed a fetch-and-add");
         }
     }
 }

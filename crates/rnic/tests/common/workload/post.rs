@@ -1,4 +1,4 @@
-//! Work that the programs post, and the expectations of the model.
+//! Work that the programs post, and the model's expectations.
 
 use doorbell_verbs_core::{
     Access, Attachment, CompletionOpcode, Payload, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status,
@@ -22,7 +22,7 @@ impl Workload {
         length.min(most)
     }
 
-    /// Returns the same bytes as one to three elements.
+    /// Splits a range of bytes into one to three elements.
     fn elements(&mut self, node: usize, offset: usize, length: usize) -> Vec<Sge> {
         let mut cuts =
             [0, self.rng.below(length as u64 + 1) as usize, self.rng.below(length as u64 + 1) as usize, length];
@@ -158,7 +158,7 @@ impl Workload {
         at.rnic.post_send(now_ns, qpn, &[request]).expect("there is room in the queue");
         self.world.transmit();
         let ends: Vec<_> = self.world.nodes[node].reap().iter().map(|completion| completion.status).collect();
-        assert_eq!(ends, [Status::Success], "a window is bound at once");
+        assert_eq!(ends, [Status::Success], "the window was not bound at once");
         rkey
     }
 
