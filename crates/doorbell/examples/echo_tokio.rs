@@ -22,7 +22,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
 }
 
 async fn serve_and_ask() -> Result<u32, Box<dyn Error>> {
-    // Few and small buffers, since there are many connections.
+    // There are many connections, so each has few and small buffers.
     let options = Options::default().config(Config::default().window(4).depth(4).max_message(256));
     let listener = Device::open()?.on_tokio()?.listen("127.0.0.1:0", options.clone()).await?;
     let address = listener.local_addr()?;

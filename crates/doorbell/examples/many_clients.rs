@@ -1,4 +1,4 @@
-//! One server adds up what many clients send, with a thread per client.
+//! One server adds the numbers that many clients send, with a thread per client.
 
 use std::error::Error;
 use std::io::Write;
@@ -48,7 +48,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Answers with the sum once all numbers are there.
+/// Receives all numbers of a client and answers with their sum.
 fn serve(mut connection: Blocking<Connection>) -> Result<(), ConnectionError> {
     let mut sum = 0;
     for _ in 0..NUMBERS {

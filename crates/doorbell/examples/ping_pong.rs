@@ -1,4 +1,4 @@
-//! Two threads send a message to and fro.
+//! Two threads send a message back and forth.
 
 use std::error::Error;
 use std::io::Write;

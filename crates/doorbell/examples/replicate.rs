@@ -1,4 +1,4 @@
-//! Three readers pull the same file from one source's memory, by Direct-Read: the source only announces each piece.
+//! Three readers pull the same file from the memory of one source by Direct-Read. The source only announces each piece.
 
 use std::error::Error;
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let mut file = tempfile::tempfile()?;
     file.write_all(&content)?;
 
-    // Readers say by SEND what they have read: the signal byte behind a message tells of one reader only.
+    // Readers acknowledge by SEND. The signal byte after a message could acknowledge only one reader.
     let options = Options::of(DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() })
         .config(Config::default().window(4).depth(4).max_message(PIECE_BYTES));
     let device = Device::open()?;

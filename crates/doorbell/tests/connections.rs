@@ -1,4 +1,4 @@
-//! Listening and connecting: what goes wrong, every protocol, and connections in two halves.
+//! Tests of listening and connecting: errors, every protocol, and connections in two halves.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use doorbell::{
     MessageConnection, Options, QueuePairError, Received, SendReceive,
 };
 
-/// Longer than anything here takes, however slow the machine.
+/// Longer than any step of these tests takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A short deadline that passes in these tests.
 const SHORT: Duration = Duration::from_millis(50);
@@ -26,7 +26,7 @@ fn device() -> Device {
     Device::open().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Both ends of a connection: the server's and the client's.
+/// Returns both ends of a connection: first the server's, then the client's.
 fn pair<P>(options: Options<P>) -> (Blocking<P::Connection>, Blocking<P::Connection>)
 where
     P: Connector + Clone + Send + 'static,
@@ -38,7 +38,7 @@ where
     (listener.accept(PATIENCE).unwrap(), client.join().unwrap())
 }
 
-/// A peer's death is noticed soon.
+/// Returns options with which the death of a peer is noticed soon.
 fn hasty() -> Options {
     let config = Config::default().timeout(Duration::from_millis(1)).retry_count(1);
     Options::default().config(config.keepalive(Duration::from_millis(20)))
@@ -66,7 +66,7 @@ fn every_protocol_listens_and_connects() {
 
 #[test]
 fn connect_fails_without_a_listener() {
-    // A port that another connection has, so that no other process listens on it.
+    // Another connection uses this port, so no other process listens on it.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let address = elsewhere.local_addr().unwrap();
@@ -114,13 +114,13 @@ fn invalid_clients_do_not_affect_the_listener() {
     for _ in 0..3 {
         let AcceptError::Client { peer, error: EstablishError::Setup(error) } = listener.accept(PATIENCE).unwrap_err()
         else {
-            panic!("not a client's error");
+            panic!("the error does not belong to a client");
         };
         expected.push((peer, error));
     }
     assert!(matches!(&expected[0], (peer, SetupError::NotDoorbell { .. }) if *peer == garbage.local_addr().unwrap()));
     assert!(matches!(&expected[1].1, SetupError::Io { .. }), "{}", expected[1].1);
-    // The silent peer has delayed no other peer.
+    // The silent peer has not delayed the other peers.
     assert!(matches!(&expected[2], (peer, SetupError::Deadline { .. }) if *peer == silent.local_addr().unwrap()));
 
     listener.set_client_deadline(PATIENCE);
@@ -150,7 +150,7 @@ fn both_sides_report_a_protocol_mismatch() {
 
 #[test]
 fn both_sides_fail_when_one_side_gives_up() {
-    // Only the client sees what is wrong: its peer wants messages that it cannot send.
+    // Only the client detects the error: its peer wants messages that the client cannot send.
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = tcp.local_addr().unwrap();
     let capacities = QpCapacities { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
@@ -180,7 +180,7 @@ fn a_peer_that_dies_is_noticed() {
     assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
 }
 
-/// Sends and receives at the same time, each in a thread of its own.
+/// Sends and receives at the same time, each in its own thread.
 fn both_ways<C: MessageConnection + Send + 'static>(connection: Blocking<C>, messages: u64) {
     let (mut send, mut receive) = connection.split();
     let sender = thread::spawn(move || {
@@ -221,7 +221,7 @@ fn a_sending_half_that_is_dropped_closes_its_side() {
 
 #[test]
 fn dropping_the_receiving_half_keeps_the_sending_half() {
-    // Several rounds: at the end the client's device is asleep, and only the goodbye wakes it.
+    // Repeat this often: at the end the client's device is asleep, and only the goodbye wakes it.
     for _ in 0..20 {
         let (server, mut client) = pair(Options::default());
         let (mut send, receive) = server.split();
@@ -255,7 +255,7 @@ fn silent_peers_do_not_delay_clients() {
     let address = listener.local_addr().unwrap();
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
     let client = thread::spawn(move || device().connect(address, Options::default(), PATIENCE).unwrap());
-    // More peers came than the listener has places, so some made room.
+    // More peers arrived than the listener has room for, so it evicted some.
     let mut server = loop {
         match listener.accept(PATIENCE) {
             Ok(server) => break server,
@@ -293,7 +293,7 @@ fn several_threads_accept_at_once() {
         assert_eq!((heard, refused), (vec![0, 1], 1));
         drop(clients);
     });
-    // A thread that waits for its turn with the visitors gives up in time.
+    // A thread that waits for its turn to handle visitors also returns at its deadline.
     thread::scope(|scope| {
         let first = scope.spawn(|| listener.accept(10 * SHORT));
         for _ in 0..3 {

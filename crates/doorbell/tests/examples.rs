@@ -1,4 +1,4 @@
-//! Runs every example and compares what it prints.
+//! Runs each example and compares its output with the page of examples.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "examples have a main, and a function that it calls")]
 
 #[path = "../examples/echo_tokio.rs"]
@@ -18,7 +18,7 @@ use std::error::Error;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
-/// Returns the output of an example, as the page of examples shows it below the command.
+/// Returns the output of an example that the page of examples shows below the command.
 fn shown(name: &str) -> String {
     let page = std::fs::read_to_string(format!("{FOLDER}/README.md")).unwrap();
     let command = format!("$ cargo run -p doorbell --example {name}");
@@ -65,7 +65,7 @@ fn under_loss() {
     assert_documented_output("under_loss", under_loss::run);
 }
 
-/// An example is read before it is run.
+/// Users read an example before they run it, so it must be short.
 #[test]
 fn no_example_is_long() {
     for entry in std::fs::read_dir(FOLDER).unwrap() {
@@ -78,7 +78,7 @@ fn no_example_is_long() {
     }
 }
 
-/// The page of the project shows the example that is compiled with the page of this crate.
+/// The project's README shows the example that is compiled with the documentation of this crate.
 #[test]
 fn the_first_example_stands_in_both_pages() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

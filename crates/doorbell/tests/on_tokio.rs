@@ -1,4 +1,4 @@
-//! Connections of tasks: many of them in one runtime, halves, cancellation, and peers that are none.
+//! Connections of tasks: many in one runtime, halves, cancellation, and peers that are no clients.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use doorbell::{
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-/// Longer than anything here takes, however slow the machine.
+/// Longer than any step of these tests takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -25,16 +25,16 @@ async fn listener(options: Options) -> (TokioListener, SocketAddr) {
     (listener, address)
 }
 
-/// Small, since there are many.
+/// Returns options with small buffers, for many connections.
 fn small() -> Options {
     Options::default().config(Config::default().window(2).depth(2).max_message(64))
 }
 
-/// A thousand connections, all of them open at once.
+/// A thousand connections are open at once.
 #[test]
 fn a_thousand_connections_in_one_runtime() {
     const CONNECTIONS: u32 = 1000;
-    /// Set up at a time: the backlog of a listener is no larger than 128 on some machines.
+    /// Number of connections set up at once, since the backlog of a listener is at most 128 on some machines.
     const AT_ONCE: usize = 64;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -132,13 +132,13 @@ async fn a_cancelled_receive_loses_no_message() {
     while expected < 200 {
         tokio::select! {
             biased;
-            () = tokio::task::yield_now() => {} // which cancels the other
+            () = tokio::task::yield_now() => {} // cancels the other branch
             message = server.receive() => {
                 assert_eq!(*message.unwrap(), expected.to_be_bytes());
                 expected += 1;
             }
         }
-        // The halves receive the rest; one of them waits without success.
+        // The halves receive the remaining messages. One of the halves waits without success.
         if expected == 100 {
             break;
         }
@@ -159,7 +159,7 @@ async fn a_cancelled_receive_loses_no_message() {
     sender.await.unwrap().unwrap();
 }
 
-/// The half that waits for notifications goes, and the other takes over.
+/// The half that waits for notifications is dropped, and the other half takes over.
 #[tokio::test]
 async fn a_cancelled_half_lets_the_other_drive() {
     let (listener, address) = listener(small()).await;
@@ -169,7 +169,7 @@ async fn a_cancelled_half_lets_the_other_drive() {
     let (mut send, mut receive) = server.split();
     let receiving = tokio::spawn(async move { receive.receive().await.map(drop) });
     tokio::task::yield_now().await;
-    // Its credits are used up soon: only a notification moves it then.
+    // The sender soon has no credits, and then only a notification lets it continue.
     let sending = tokio::spawn(async move {
         for _ in 0..20 {
             send.send(b"more than the peer takes").await.unwrap();
@@ -222,7 +222,7 @@ async fn silent_peers_do_not_delay_clients() {
     }
     let device = tokio_device();
     let accept = async {
-        // More peers came than the listener has places, so some made room.
+        // More peers arrived than the listener has room for, so it evicted some.
         loop {
             match listener.accept(PATIENCE).await {
                 Ok(server) => break server,

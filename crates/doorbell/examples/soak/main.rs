@@ -1,11 +1,12 @@
 //! The processes of `cargo xtask soak`, which starts them:
 //!
-//! - `soak serve SEED FAULT` listens until its standard input ends, and takes part in every conversation;
-//! - `soak stay SEED FAULT PORT` holds a conversation of each protocol, and one-sided operations, until its standard
-//!   input ends;
-//! - `soak visit SEED FAULT PORT` holds some conversations for a moment, and ends or kills itself.
+//! - `soak serve SEED FAULT` listens until its standard input ends, and is the server of each conversation;
+//! - `soak stay SEED FAULT PORT` holds a conversation of each protocol, and one of one-sided operations, until its
+//! standard input ends;
+//! - `soak visit SEED FAULT PORT` holds some conversations for a short time, and ends or kills itself.
 //!
-//! FAULT is a plan in the format of `--fault`, or `-`. Each prints one line of names and numbers per second.
+//! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line of names and numbers per
+//! second.
 
 mod traffic;
 
@@ -25,14 +26,14 @@ use doorbell::verbs::{self, Access, QpCapacities};
 use doorbell::{Config, Connector, Device};
 use traffic::{Conversation, LONGEST, Messages, OWN_BYTES, OneSided, Passive, SHARED_BYTES};
 
-/// Protection against a peer that hangs during set-up.
+/// Deadline of set-up, for a peer that hangs.
 const SOON: Duration = Duration::from_secs(60);
 /// Time between two lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
-/// In a greeting, instead of a protocol's number.
+/// Value in a greeting that replaces the number of a protocol.
 const ONE_SIDED: u8 = u8::MAX;
 const GREETING_BYTES: usize = 10;
-/// Messages on their way in each direction.
+/// Maximum number of messages in flight in each direction.
 const WINDOW: usize = 16;
 const ROOM: QpCapacities =
     QpCapacities { max_send_wr: 32, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
@@ -67,7 +68,7 @@ impl Greeting {
         Ok(Self { protocol: bytes[0], will_die: bytes[1] != 0, key })
     }
 
-    /// Sets the conversation up, at either end.
+    /// Sets up the conversation at either end.
     fn meet(self, device: &Device, stream: TcpStream, is_server: bool) -> Result<Box<dyn Conversation>, Failure> {
         if self.protocol == ONE_SIDED {
             let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -100,7 +101,7 @@ where
     let own = connector.describe(&endpoint);
     let theirs = setup::exchange(&stream, &[own], SOON)?;
     let connection = connector.connect(endpoint, &theirs[0])?;
-    // Neither end sends before the other can receive.
+    // Both ends wait for each other's ready byte before they send.
     stream.set_read_timeout(Some(SOON))?;
     stream.write_all(&[setup::READY])?;
     stream.read_exact(&mut [0])?;
@@ -126,7 +127,7 @@ impl Table {
         Self { name, soft, running, verified: 0, finished: 0, departed: 0, errors: 0, last_line: Instant::now() }
     }
 
-    /// Does one step of each conversation. Returns whether anything moved.
+    /// Does one step of each conversation. Returns whether any conversation progressed.
     fn step(&mut self, is_ending: bool) -> bool {
         let before = self.verified;
         for _ in 0..self.running.len() {
@@ -178,7 +179,7 @@ impl Table {
 /// Returns free pages of the allocator to the kernel. Peaks of visitors leave free pages between used ones. Higher
 /// peaks become rarer, but never stop, so resident memory would grow without a leak.
 fn give_back_free_memory() {
-    // SAFETY: it takes the locks of the allocator, as an allocation does, and only unmaps pages without contents.
+    // SAFETY: the call takes the locks of the allocator, as an allocation does, and only unmaps pages without contents.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::malloc_trim(0);
@@ -196,8 +197,8 @@ fn open(fault: &str) -> Result<(Device, Arc<Soft>), Failure> {
 fn accept(listener: &TcpListener, device: &Device, out: &Sender<Arrival>) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
-        let _ = stream.set_nodelay(true); // it would only be slower
-        // A client that went before it greeted is none.
+        let _ = stream.set_nodelay(true); // a failure only costs time
+        // Ignore a client that leaves before its greeting.
         let Ok(greeting) = Greeting::read(&mut stream) else { continue };
         let met = greeting.meet(device, stream, true).map_err(|error| error.to_string());
         if out.send((greeting, met)).is_err() {
@@ -211,7 +212,7 @@ fn end_of_input() -> Arc<AtomicBool> {
     let is_over = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&is_over);
     std::thread::spawn(move || {
-        // An input that fails has ended as well.
+        // A read error counts as the end, too.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         flag.store(true, Ordering::Relaxed);
     });
@@ -246,7 +247,7 @@ fn serve(fault: &str) -> Result<u64, Failure> {
         }
     }
     for (greeting, _) in std::mem::take(&mut table.running) {
-        table.fail(greeting, "the client is gone, and no error says so");
+        table.fail(greeting, "the client is gone, but no call reported an error");
     }
     table.line();
     Ok(table.errors)
@@ -280,7 +281,7 @@ fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure>
             None => Instant::now() >= end,
         };
         if is_ending && will_die {
-            // As a crash or an impatient user would.
+            // SIGKILL models a crash, or a user who kills the program.
             nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL)?;
         }
         if !table.step(is_ending) {
@@ -288,7 +289,7 @@ fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure>
         }
     }
     table.line();
-    // A client's own conversations have no peer that may die, so each departure is an error too.
+    // No server of a client's conversations dies, so each departure also counts as an error.
     Ok(table.errors + table.departed)
 }
 

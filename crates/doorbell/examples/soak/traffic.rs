@@ -1,4 +1,4 @@
-//! Conversations over one connection each, and the data by which either end knows that nothing was lost or changed.
+//! Conversations over one connection each. From its data, each end detects lost or changed messages.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -16,21 +16,21 @@ const LENGTHS: [usize; 8] = [16, 24, 64, 64, 256, 256, 1024, LONGEST];
 const SENDS: usize = 16;
 /// Maximum number of messages that one step receives.
 const RECEIVES: usize = 64;
-/// Deadline for a peer to say goodbye, or to be noticed as gone, on a slow machine.
+/// Time within which a peer must say goodbye, or its death must be noticed, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Outcome of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Step {
-    /// Messages and operations whose data were right.
+    /// Number of messages and operations with correct data.
     pub(crate) verified: u64,
-    /// Both ends are done.
+    /// Whether both ends are done.
     pub(crate) is_over: bool,
 }
 
-/// One end of a connection, which never waits.
+/// One end of a connection. No call blocks.
 pub(crate) trait Conversation: Send {
-    /// Does one step. With `is_ending` this end sends its last message.
+    /// Does one step. With `is_ending`, this end sends its last message.
     fn step(&mut self, is_ending: bool) -> Result<Step, String>;
 }
 
@@ -79,8 +79,8 @@ fn check(message: &[u8], key: u64, number: u64) -> Result<bool, String> {
     Ok(is_last)
 }
 
-/// The stream over which a connection was set up. At the end each side says goodbye over it. Until then its peer must
-/// stay, since the peer may have to repeat an acknowledgement that the network lost.
+/// Stream over which a connection was set up. At the end, each side says goodbye over it. Until then the peer must
+/// stay, since it may have to repeat an acknowledgement that the network lost.
 struct Goodbye {
     stream: TcpStream,
     since: Option<Instant>,
@@ -97,10 +97,10 @@ impl Goodbye {
         !matches!(self.stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Says goodbye once. Returns whether the peer has said it too.
+    /// Says goodbye once. Returns whether the peer has also said goodbye.
     fn say(&mut self) -> Result<bool, String> {
         let since = *self.since.get_or_insert_with(|| {
-            // A peer that is gone needs none.
+            // The write fails if the peer is gone, and then no goodbye is needed.
             let _ = self.stream.write(&[1]);
             Instant::now()
         });
@@ -126,7 +126,7 @@ pub(crate) struct Messages<C> {
 }
 
 impl<C: MessageConnection> Messages<C> {
-    /// `keys` are this end's and the peer's.
+    /// Creates one end. `keys` are the key of this end and that of the peer.
     pub(crate) fn new(connection: C, stream: TcpStream, keys: [u64; 2]) -> io::Result<Self> {
         let goodbye = Goodbye::new(stream)?;
         let [own_key, peer_key] = keys;
@@ -158,9 +158,10 @@ impl<C: MessageConnection> Messages<C> {
 impl<C: MessageConnection + Send> Conversation for Messages<C> {
     fn step(&mut self, is_ending: bool) -> Result<Step, String> {
         let failed = |error: ConnectionError| error.to_string();
-        // Clients decide when a conversation ends: a server answers their last message with its own.
+        // Clients decide when a conversation ends. A server answers their last message with its own.
         self.send(is_ending || self.has_last).map_err(failed)?;
-        // A peer may write its last message and close between a receive that finds nothing and a look at its end.
+        // The peer may send its last message and close after an empty receive. So read the state of the peer before
+        // receiving.
         let was_closed = self.connection.is_peer_closed();
         let (mut verified, mut is_drained) = (0, false);
         for _ in 0..RECEIVES {
@@ -182,7 +183,7 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
             if was_closed && is_drained && !self.has_last {
                 return Err(format!("the peer closed after {} messages without its last one", self.received));
             }
-            // Closing needs polls too.
+            // Closing also needs polls.
             match self.connection.poll() {
                 Ok(_) | Err(ConnectionError::PeerClosed | ConnectionError::Closed) => {}
                 Err(error) => return Err(failed(error)),
@@ -195,13 +196,13 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
 
 /// Slots that one batch writes and reads back.
 const SLOTS: usize = 4;
-/// Bytes of the memory that a peer reaches: the slots, a counter, and a word for compare-and-swap.
+/// Bytes of the memory that a peer accesses: the slots, a counter, and a word for compare-and-swap.
 pub(crate) const SHARED_BYTES: usize = SLOTS * LONGEST + 16;
 /// Bytes of the memory of the active side: data to write, data that it read, and the old values of two atomics.
 pub(crate) const OWN_BYTES: usize = 2 * SLOTS * LONGEST + 16;
 const OLD: usize = 2 * SLOTS * LONGEST;
 
-/// WRITEs that are read back, and atomics, on memory of a passive peer.
+/// WRITEs with READs that check them, and atomics, on memory of a passive peer.
 pub(crate) struct OneSided {
     pair: QueuePair,
     own: Region,
