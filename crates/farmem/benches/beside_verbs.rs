@@ -1,13 +1,13 @@
-//! Time of a get and a put of the store on the software RNIC, compared with their verbs.
+//! Time of a get and a put of the store on the software RNIC, compared with the verbs that they use.
 //!
-//! The verbs of a get are a bare READ of the same number of bytes, and the same with a READ of 8 bytes after it, for
-//! the key's shortcut. Those of a put are a bare WRITE of a node, whose end the client awaits, and a bare CAS after
-//! it.
+//! The verbs of a get are a bare READ of the same number of bytes, and the same READ followed by one of 8 bytes for the
+//! key's shortcut. The verbs of a put are a bare WRITE of a node, for whose completion the client waits, and a bare CAS
+//! after it.
 //!
-//! All run in turns, in one process and against one memory node, whose device's own thread answers. The program
+//! All operations run in turn, in one process and against one memory node, whose device has its own thread. The program
 //! prints one JSON object.
 //!
-//! Arguments: rounds, operations per round and kind, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000
+//! Arguments: rounds, operations of each kind per round, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000
 //! 1024`).
 
 use std::cell::RefCell;
@@ -26,20 +26,20 @@ use doorbell_verbs::{
     SendOperation, SendRequest, Status,
 };
 
-/// Keys of the store.
+/// Number of keys of the store.
 const KEYS: u64 = 64;
-/// Operations of a kind in one turn. A put takes a node, and a client has more than this number.
+/// Operations of one kind in one turn. A put takes a node, and a client has more nodes than this.
 const TURN: usize = 8;
 /// Pause before each operation.
 const PAUSE_NS: u64 = 30_000;
-/// Bytes of a node beside its value: header and key.
+/// Bytes of a node without its value: header and key.
 const NODE_BYTES: usize = 32 + 8;
 
 fn device() -> Device {
     soft::open(&SoftOptions { publish: false, ..SoftOptions::default() }).expect("a device")
 }
 
-/// A queue pair to the memory node, as a program has it that uses verbs alone.
+/// A queue pair to the memory node, as in a program that uses verbs alone.
 struct Bare {
     qp: Qp,
     cq: Cq,
@@ -79,8 +79,8 @@ impl Bare {
         while self.completions() == 0 {}
     }
 
-    /// Takes the available completions and returns their number. In a pause, that is at most the one without a
-    /// waiting operation.
+    /// Takes the available completions and returns their number. During a pause, this is at most one: the completion
+    /// for which no operation waits.
     fn completions(&self) -> usize {
         let mut list = [Completion::default(); 16];
         let count = self.cq.poll(&mut list).expect("no overrun");
@@ -110,7 +110,7 @@ impl Bare {
 
 /// Runs an operation to its end.
 fn run(client: &mut Client, operation: StoreOperation<'_>, value: &mut Vec<u8>) {
-    client.submit(operation).expect("sizes are allowed").expect("nothing else runs");
+    client.submit(operation).expect("sizes are allowed").expect("no other operation runs");
     loop {
         if let Some((_, result)) = client.finished(value) {
             assert_eq!(result, Ok(Outcome::Done));
@@ -140,8 +140,8 @@ fn quantile(samples: &mut [u64], of: f64) -> u64 {
     samples[((samples.len() - 1) as f64 * of) as usize]
 }
 
-/// Serves the client's questions until it has nodes for a turn. Not timed: elsewhere the service has a processor of
-/// its own.
+/// Serves the client's requests until it has nodes for a turn. This time is not measured, since the service normally
+/// has its own processor.
 fn settle(client: &mut Client, metadata: &mut Metadata) {
     for _ in 0..50 {
         client.poll();
@@ -161,8 +161,8 @@ fn main() {
     let load = Load { keys: KEYS, value_bytes, ..Load::default() };
     let geometry = load.geometry(1);
     let [of_memory, of_metadata, of_client] = [device(), device(), device()];
-    // The bare verbs work on nodes unknown to the store, equal in number to its own and in turn, since memory that
-    // was just used is faster.
+    // The bare verbs use nodes unknown to the store, as many as the store has, in turn. Recently used memory would be
+    // faster.
     let with_spare = Geometry { nodes: 2 * geometry.nodes, ..geometry };
     let mut node = MemoryNode::new(&of_memory.create_pd().expect("a domain"), with_spare).expect("a node");
     node.fill(Strategy::Optimistic, KEYS, value_bytes).expect("filled");
@@ -193,7 +193,7 @@ fn main() {
             settle(&mut client, &mut metadata);
             written += TURN;
             let key = |index: usize| key(index as u64 % KEYS);
-            // One client for both closures of a kind.
+            // Both closures of a kind use one client.
             let client = RefCell::new(&mut client);
             let poll = || {
                 let _ = client.borrow_mut().poll();

@@ -110,7 +110,7 @@ mod tests {
         assert!((1..=64).contains(&known), "{known}");
         assert_eq!(cache.get(&999_u32.to_le_bytes()), Some(entry(999)));
         cache.forget(&999_u32.to_le_bytes(), NodeVersion::new(999, 2));
-        assert!(cache.get(&999_u32.to_le_bytes()).is_some(), "another place was wrong");
+        assert!(cache.get(&999_u32.to_le_bytes()).is_some(), "an entry of another place was forgotten");
         cache.forget(&999_u32.to_le_bytes(), NodeVersion::new(999, 1));
         assert_eq!(cache.get(&999_u32.to_le_bytes()), None);
     }

@@ -247,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// An operation whose question found no room must be woken, since no answer wakes it.
+    /// An operation without room for its request must be woken to retry, since no answer wakes it.
     #[test]
     fn an_operation_without_room_to_ask_retries() {
         let geometry = Geometry::default();
@@ -261,13 +261,13 @@ mod tests {
         let connection = SendReceive.connect(endpoint, &peers).unwrap();
         let _silent = SendReceive.connect(peer, &described).unwrap();
         let mut calls = Calls::new(connection, &geometry, 1, None);
-        assert!(!calls.poll(), "nothing has happened");
-        // The other end takes nothing, so there is no room at last.
+        assert!(!calls.poll(), "a poll without an event reported one");
+        // The other end takes no message, so the room runs out.
         let asked = (0..10_000).take_while(|_| calls.ask(0, Kind::Get, b"key", b"") == Ok(true)).count();
-        assert!((1..10_000).contains(&asked), "{asked} were asked");
-        assert!(calls.poll(), "the operation that could not ask tries again");
-        // Later polls may report acknowledgements of the questions.
-        assert!(!calls.was_full, "once for each try");
+        assert!((1..10_000).contains(&asked), "{asked} requests were sent");
+        assert!(calls.poll(), "the waiting operation was not woken");
+        // Later polls may report acknowledgements of the requests.
+        assert!(!calls.was_full, "a poll wakes the operation again without another try");
         drop(own);
     }
 
@@ -279,10 +279,10 @@ mod tests {
             let call = Call { kind, tag: 300, key: b"key", value };
             call.encode(&mut bytes);
             assert_eq!(Call::decode(&bytes), Some(call));
-            assert_eq!(Call::decode(&bytes[..HEAD_BYTES + 2]), None, "the key is cut");
+            assert_eq!(Call::decode(&bytes[..HEAD_BYTES + 2]), None, "a request with a truncated key was decoded");
         }
         bytes.push(1);
-        assert_eq!(Call::decode(&bytes), None, "a delete has no value");
+        assert_eq!(Call::decode(&bytes), None, "a delete with a value was decoded");
         for answer in ANSWERS {
             answer.encode(7, &mut bytes);
             bytes.extend(b"value");

@@ -362,9 +362,17 @@ mod tests {
     fn a_word_shows_whether_and_where_a_cas_succeeded() {
         let meant = NodeVersion::new(5, 9);
         assert_eq!(Word::Tail(meant).predecessor(meant), Some(meant));
-        assert_eq!(Word::Tail(NodeVersion::new(5, 10)).predecessor(meant), None, "the place is in its next use");
+        assert_eq!(
+            Word::Tail(NodeVersion::new(5, 10)).predecessor(meant),
+            None,
+            "a place in its next use must have no predecessor"
+        );
         let newest = NodeVersion::new(7, 3);
-        assert_eq!(Word::Tail(newest).predecessor(meant), Some(newest), "a box sent it to the newest node");
+        assert_eq!(
+            Word::Tail(newest).predecessor(meant),
+            Some(newest),
+            "a CAS that a box sent to the newest node has that predecessor"
+        );
         for failed in [Word::Unused, Word::Link(newest), Word::Closed(meant)] {
             assert_eq!(failed.predecessor(meant), None);
         }
@@ -395,8 +403,8 @@ mod tests {
     #[test]
     fn nodes_are_laid_out_consecutively() {
         let geometry = Geometry { nodes: 3, keys: 5, max_key: 9, max_value: 100 };
-        assert_eq!(geometry.node_bytes(), 192); // 32 + 16 + 100, to the next 64
-        assert_eq!(geometry.node(0), 128); // 5 times 16, to the next 64
+        assert_eq!(geometry.node_bytes(), 192); // 32 + 16 + 100, rounded up to 64
+        assert_eq!(geometry.node(0), 128); // 5 times 16, rounded up to 64
         assert_eq!(geometry.region_bytes(), 128 + 3 * 192);
         assert_eq!(geometry.lock(4) + 8, 80);
         let error = Geometry { max_key: 0, ..geometry }.check().unwrap_err().to_string();

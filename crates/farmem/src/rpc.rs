@@ -366,10 +366,10 @@ mod tests {
             reply.encode(&mut bytes);
             assert_eq!(Reply::decode(&bytes).as_ref(), Some(&reply));
             bytes.pop();
-            assert_ne!(Reply::decode(&bytes).as_ref(), Some(&reply), "one byte short");
+            assert_ne!(Reply::decode(&bytes).as_ref(), Some(&reply), "a reply without its last byte was decoded");
         }
         assert_eq!(Request::decode(&[]), None);
         Request::Reports(vec![report; MAX_REPORTS + 1]).encode(&mut bytes);
-        assert_eq!(Request::decode(&bytes), None, "more reports than a message may have");
+        assert_eq!(Request::decode(&bytes), None, "a request with too many reports was decoded");
     }
 }

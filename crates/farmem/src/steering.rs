@@ -203,13 +203,17 @@ mod tests {
         let mut node = Vec::new();
         layout::encode(NodeVersion::new(2, 7), b"key", Some(b"value"), &mut node);
         assert_eq!(layout.key(&node), Some(&b"key"[..]));
-        // A path MTU may end within a node, but not before its key.
+        // A path MTU may end within a node, but only after the node's key.
         assert_eq!(layout.key(&node[..HEADER_BYTES + 2]), None);
         layout::encode(NodeVersion::new(2, 7), b"key", None, &mut node);
-        assert_eq!(layout.key(&node), Some(&b"key"[..]), "a tombstone is a node");
+        assert_eq!(layout.key(&node), Some(&b"key"[..]), "a tombstone must count as a node");
         layout::encode(NodeVersion::new(3, 7), b"key", None, &mut node);
-        assert_eq!(layout.key(&node), None, "there is no such node");
-        assert_eq!(layout.key(&Word::Link(NodeVersion::new(2, 7)).bits().to_le_bytes()), None, "a shortcut is no node");
+        assert_eq!(layout.key(&node), None, "an invalid node must have no key");
+        assert_eq!(
+            layout.key(&Word::Link(NodeVersion::new(2, 7)).bits().to_le_bytes()),
+            None,
+            "a shortcut must not count as a node"
+        );
         let link = Word::Link(NodeVersion::new(2, 7)).bits();
         assert_eq!(layout.next(link), Some((1 << 20) + 128 + 2 * 192));
         assert_eq!(layout.next(Word::Link(NodeVersion::new(3, 7)).bits()), None);

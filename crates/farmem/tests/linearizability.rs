@@ -1,5 +1,5 @@
-//! Checks whether each key is linearizable in histories of every strategy on virtual time, with clients that die at
-//! any step and with lost packets. `FARMEM_SEED` runs one seed, `FARMEM_SEEDS` a number of seeds from
+//! Checks that each key is linearizable in histories of each strategy on virtual time, with clients that die at any
+//! step and with lost packets. `FARMEM_SEED` runs one seed. `FARMEM_SEEDS` runs this number of seeds from
 //! `FARMEM_SEEDS_FROM` on.
 
 mod common;
@@ -16,7 +16,7 @@ use doorbell_sim::{Testbed, VirtualWaiter};
 
 type Spans = BTreeMap<u32, Vec<Span>>;
 
-/// Returns a value: its number, repeated, in a length that depends on the number.
+/// Returns a value: its number, repeated to a length that depends on the number.
 fn value(number: u32, most: usize) -> Vec<u8> {
     let length = 4 + number as usize * 13 % (most - 3);
     number.to_le_bytes().into_iter().cycle().take(length).collect()
@@ -24,7 +24,7 @@ fn value(number: u32, most: usize) -> Vec<u8> {
 
 fn number(value_read: &[u8], most: usize) -> u32 {
     let number = value_read.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-    assert_eq!(value_read, value(number, most), "a value is torn or none that was ever written");
+    assert_eq!(value_read, value(number, most), "the value is torn, or was never written");
     number
 }
 
@@ -34,13 +34,13 @@ struct Load {
     keys: u64,
     operations: u32,
     outstanding: usize,
-    /// Verbs after which a client dies.
+    /// Number of verbs after which a client dies.
     death: Option<u64>,
     /// A middlebox between the memory node and all other hosts.
     boxed: Option<Boxed>,
-    /// Memory nodes.
+    /// Number of memory nodes.
     replicas: usize,
-    /// One of two memory nodes fails.
+    /// Failure of one of two memory nodes.
     failure: Option<Failure>,
 }
 
@@ -98,14 +98,14 @@ async fn work(
             (left, next_value) = (left - 1, next_value + 1);
         }
         while let Some((ticket, result)) = client.finished(&mut read) {
-            let (index, from, event) = running.remove(&ticket).expect("it was running");
+            let (index, from, event) = running.remove(&ticket).expect("the operation was running");
             let (to, is_done) = (waiter.now().0, result == Ok(Outcome::Done));
             let event = match (event, result) {
                 (Event::Get(_), Ok(_)) => Event::Get(is_done.then(|| number(&read, MOST).into())),
                 (Event::Put(value, _), Ok(_)) => Event::Put(value, is_done),
                 (Event::Insert(value, _), Ok(_)) => Event::Insert(value, is_done),
                 (_, Ok(_)) => Event::Delete(is_done),
-                (_, Err(StoreError::GaveUp { .. })) => continue, // nothing was done
+                (_, Err(StoreError::GaveUp { .. })) => continue, // the operation had no effect
                 (event, Err(error)) => {
                     let is_expected = matches!(
                         error,
@@ -122,8 +122,8 @@ async fn work(
             };
             spans.borrow_mut().entry(index).or_default().push(Span { from, to, event });
         }
-        // Without the metadata service a client could continue with its known nodes. Here the error means that it was
-        // shut out.
+        // Without the metadata service, a client could continue with its known nodes. Here the error means that the
+        // client was fenced.
         if client.is_over() || has_failed {
             break;
         }
@@ -147,10 +147,10 @@ fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
     (unanswered, dropped)
 }
 
-/// Runs the same. Also returns how many READs and CASes a middlebox steered, and how many CASes it turned into
-/// WRITEs.
+/// Runs the same. Also returns the numbers of READs and CASes that a middlebox steered, and of CASes that it turned
+/// into WRITEs.
 fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3]) {
-    // With few nodes each is used again and again.
+    // With few nodes, each node is reused often.
     let nodes = if seed.is_multiple_of(2) { 400 } else { 160 };
     let geometry = Geometry { nodes, keys: 8, max_key: 32, max_value: MOST };
     let mut store = match load.boxed {
@@ -195,7 +195,7 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
     let rest = rest.take().expect("the service has ended");
     rest.check_all(&store);
     if load.failure.is_some_and(|failure| rest.alone == Some(failure.node)) {
-        panic!("{load:?}, seed {seed}: the node that failed was not given up");
+        panic!("{load:?}, seed {seed}: the failed node still serves");
     }
     let unanswered = spans.values().flatten().filter(|span| span.to == NEVER).count();
     let counters = store.through.as_ref().map(|through| through.0.with(|steer| *steer.counters()));
@@ -203,7 +203,7 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
     (unanswered, summary.counts.dropped, steered.unwrap_or_default())
 }
 
-/// Seeds that failed once. 136: a client did not report that its goodbye was acknowledged.
+/// Seeds that failed once. With 136, a client did not report that its goodbye was acknowledged.
 const STORED: [u64; 1] = [136];
 
 /// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed
@@ -247,7 +247,7 @@ fn a_client_death_at_any_verb_keeps_the_store_linearizable() {
     }
 }
 
-/// A box that steers, turns CASes into WRITEs or not, and remembers all keys or a single one.
+/// The box steers, and turns CASes into WRITEs or not. It remembers all keys or only one.
 #[test]
 fn steered_strategies_are_linearizable_behind_a_middlebox() {
     let losing = losing();
@@ -297,10 +297,10 @@ fn lost_packets_change_nothing() {
             lost += run(&testbed, load, seed).1;
         }
     }
-    assert!(lost > 0, "packets are to be lost");
+    assert!(lost > 0, "the run lost no packets");
 }
 
-/// Returns a load for two memory nodes, either with one that fails at any time and in any way, or without a failure.
+/// Returns a load for two memory nodes. Either one of them fails at any time and in any way, or none fails.
 fn replicated(strategy: Strategy, seed: u64) -> Load {
     let mut rng = Rng::new(seed ^ 0x7e91_1ca7);
     let how = match rng.below(4) {
@@ -328,7 +328,7 @@ fn a_memory_node_failure_keeps_the_store_linearizable() {
         for seed in seeds(200) {
             let load = replicated(strategy, seed);
             let (unanswered, dropped) = run(&t3(), load, seed);
-            // Each client that does not die gets an answer, whichever node fails.
+            // Each living client gets all its answers, whichever node fails.
             assert!(unanswered == 0 || load.death.is_some(), "{load:?}, seed {seed}: {unanswered}, {dropped}");
         }
     }
@@ -343,5 +343,5 @@ fn two_memory_nodes_and_lost_packets() {
             lost += run(&testbed, replicated(strategy, seed), seed).1;
         }
     }
-    assert!(lost > 0, "packets are to be lost");
+    assert!(lost > 0, "the run lost no packets");
 }

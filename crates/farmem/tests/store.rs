@@ -53,7 +53,7 @@ fn one(geometry: Geometry, options: ClientOptions, body: impl AsyncFnOnce(Client
         close(client, &waiter, &working).await;
     });
     let rest = store.serve();
-    store.simulation.run().expect("it ends");
+    store.simulation.run().expect("the simulation ends");
     rest.take().expect("the service has ended").check(&store.memory.borrow());
 }
 
@@ -82,8 +82,8 @@ fn keys_come_and_go_and_have_values_of_any_length() {
     }
 }
 
-/// A program sleeps after a poll that reports no event. Results, ends and the acknowledged goodbye come with a poll
-/// that reports them ([`common::poll`] checks each).
+/// A program sleeps after a poll that reports no event. So the polls that bring results, ends and the acknowledged
+/// goodbye must report an event ([`common::poll`] checks each).
 #[test]
 fn a_sleeping_client_is_woken_for_results_and_its_goodbye() {
     for strategy in Strategy::ALL {
@@ -106,14 +106,14 @@ fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
             let before = client.counts().verbs;
             get(&mut client, &waiter, KEY).await.expect("read");
             let after = client.counts().verbs;
-            // The node in its full length, and the shortcut beside it.
+            // The two READs fetch the node in its full length and the shortcut.
             let read = (after.reads - before.reads, after.read_bytes - before.read_bytes);
             assert_eq!(read, (2, 32 + 8 + 50 + 8));
             assert_eq!((after.writes, after.compare_swaps), (before.writes, before.compare_swaps));
             put(&mut client, &waiter, KEY, &[2; 50]).await.expect("written");
             let counts = client.counts();
             let written = (counts.verbs.writes - after.writes, counts.verbs.written_bytes - after.written_bytes);
-            assert_eq!(written, (2, 32 + 8 + 50 + 8), "the node, and the shortcut behind it");
+            assert_eq!(written, (2, 32 + 8 + 50 + 8), "expected WRITEs of the node and of the shortcut after it");
             assert_eq!(counts.verbs.compare_swaps - after.compare_swaps, 1);
             assert_eq!((counts.verbs.reads, counts.hops), (after.reads, 0));
             assert_eq!(counts.verbs.awaited_posts - after.awaited_posts, posts);
@@ -147,18 +147,18 @@ fn a_full_store_reports_it_and_keeps_working() {
             }
             made += 1;
         };
-        // One of 16 nodes is kept for deletes.
+        // The service keeps one of 16 nodes for deletes.
         assert_eq!((error, made), (StoreError::Full, 38));
         for key in 0..made {
             assert_eq!(get(&mut client, &waiter, &[key]).await, Ok(Some(vec![key; 9])));
         }
         let (own, waiter) = (&mut client, &waiter);
         assert_eq!(put(own, waiter, &[3], b"more").await, Err(StoreError::Full));
-        // A delete that finds no key gives its node back soon.
+        // A delete that finds no key soon frees its node.
         for _ in 0..5 {
             assert_eq!(delete(own, waiter, &[200]).await, Ok(Outcome::Absent));
         }
-        // Each of them frees room.
+        // Each delete frees room.
         for key in 0..made {
             assert_eq!(delete(own, waiter, &[key]).await, Ok(Outcome::Done), "key {key}");
             assert_eq!(get(own, waiter, &[key]).await, Ok(None));
@@ -209,7 +209,7 @@ fn known_keys_work_without_metadata_until_nodes_run_out() {
     let ended = store.simulation.spawn(common::FIRST_HOST, "client", async move {
         insert(&mut client, &waiter, KEY, b"1").await.expect("inserted");
         is_served.set(false);
-        // This is longer than the connection's retries.
+        // This time is longer than the connection's retries.
         let later = waiter.now().as_ns() + 100_000_000;
         while waiter.now().as_ns() < later {
             client.poll();
@@ -227,7 +227,7 @@ fn known_keys_work_without_metadata_until_nodes_run_out() {
         assert!(matches!(refused, StoreError::MetadataGone(_)), "{refused}");
         assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some((nodes - 1).to_le_bytes().to_vec())));
     });
-    store.simulation.run().expect("it ends");
+    store.simulation.run().expect("the simulation ends");
     assert!(ended.take().is_some());
 }
 
@@ -250,14 +250,14 @@ fn a_guessed_rkey_is_refused_and_disturbs_no_client() {
         let refused = get(&mut foreign, &waiter, KEY).await.unwrap_err();
         assert_eq!(refused, StoreError::Memory(Status::RemoteAccess));
         let again = get(&mut foreign, &waiter, KEY).await.unwrap_err();
-        assert_eq!(again, refused, "its queue pair is in error");
+        assert_eq!(again, refused, "another submission must fail with the same error");
         drop(foreign);
         working.set(1);
         assert_eq!(put(&mut client, &waiter, KEY, b"2").await, Ok(Outcome::Done));
         close(client, &waiter, &working).await;
     });
     let rest = store.serve();
-    store.simulation.run().expect("it ends");
+    store.simulation.run().expect("the simulation ends");
     assert!(ended.take().is_some());
     rest.take().expect("the service has ended").check(&store.memory.borrow());
 }
@@ -283,15 +283,15 @@ fn a_corrupted_node_is_an_error_and_never_a_value() {
         close(client, &waiter, &working).await;
     });
     let rest = store.serve();
-    store.simulation.run().expect("it ends");
+    store.simulation.run().expect("the simulation ends");
     assert!(ended.take().is_some());
     rest.take().expect("the service has ended").check(&store.memory.borrow());
 }
 
-/// A client takes the lock of a key and then does nothing, or dies.
+/// A client takes the lock of a key, then stops polling or dies.
 #[test]
 fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
-    // An insert takes two verbs, the node and the shortcut; the third is the CAS on the lock.
+    // An insert takes two verbs, for the node and the shortcut. The third verb is the CAS on the lock.
     for death in [None, Some(3)] {
         let mut store = Store::new(&t3(), 2, geometry(), 1);
         let mut holder = store.client(0, ClientOptions { verbs_until_death: death, ..with(Strategy::Lock) });
@@ -303,7 +303,7 @@ fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
         let stopped = store.simulation.spawn(common::FIRST_HOST, "holder", async move {
             insert(&mut holder, &clock, KEY, b"1").await.expect("inserted");
             holder.submit(StoreOperation::Put { key: KEY, value: b"2" }).expect("allowed").expect("room");
-            // The CAS on the lock is posted; it arrives while this thread sleeps, and nothing follows it.
+            // The CAS on the lock is posted. It arrives while this thread sleeps, and no other verb follows it.
             let until = |ns| clock.now().as_ns() + ns;
             clock.wait(None, Some(until(50_000))).await;
             locked.set(true);
@@ -334,18 +334,17 @@ fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
             took
         });
         let rest = store.serve();
-        store.simulation.run().expect("it ends");
+        store.simulation.run().expect("the simulation ends");
         let result = stopped.take().expect("the holder has ended");
         let is_shut_out = matches!(result, Err(StoreError::Memory(_) | StoreError::Dead));
-        assert!(is_shut_out, "a holder whose lock was broken cannot write any more: {result:?}");
-        let took = took.take().expect("the other has ended").as_ns();
-        assert!((1_000_000..1_500_000).contains(&took), "a lease of 1 ms, and {took} ns were waited");
+        assert!(is_shut_out, "a holder whose lock was broken was not fenced: {result:?}");
+        let took = took.take().expect("the other client has ended").as_ns();
+        assert!((1_000_000..1_500_000).contains(&took), "the lease is 1 ms, but the other client waited {took} ns");
         rest.take().expect("the service has ended").check(&store.memory.borrow());
     }
 }
 
-/// Runs several clients, each a thread, that put the same key repeatedly. Returns the sum of their counters, and the
-/// time.
+/// Runs several clients in threads that repeatedly put the same key. Returns the sum of their counters, and the time.
 fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
     let mut store = Store::new(&t3(), 2, geometry(), 1);
     let total = Rc::new(Cell::new(ClientCounts::default()));
@@ -368,7 +367,7 @@ fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
                 let value = round.to_le_bytes();
                 assert_eq!(put(&mut client, &waiter, KEY, &value).await, Ok(Outcome::Done));
                 let value = get(&mut client, &waiter, KEY).await.expect("read");
-                assert!(value.is_some_and(|value| value.len() == 4), "what somebody put");
+                assert!(value.is_some_and(|value| value.len() == 4), "the value of a put has 4 bytes");
             }
             total.set(total.get().and(&client.counts()));
             close(client, &waiter, &working).await;
@@ -376,9 +375,9 @@ fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
         }));
     }
     let rest = store.serve();
-    store.simulation.run().expect("it ends");
+    store.simulation.run().expect("the simulation ends");
     rest.take().expect("the service has ended").check(&store.memory.borrow());
-    (total.get(), ended.iter().filter_map(doorbell_sim::Returned::take).max().expect("all have ended"))
+    (total.get(), ended.iter().filter_map(doorbell_sim::Returned::take).max().expect("all clients have ended"))
 }
 
 #[test]
@@ -388,11 +387,11 @@ fn lock_handover_reduces_load_on_the_memory_node() {
     assert_eq!((spun.suspects, queued.suspects), (0, 0));
     let writes = queued.writes.operations;
     assert_eq!(writes, 8 * 50 + 1);
-    // To queue behind the last client may take a few CASes, if others come too; to wait takes none.
+    // To join the queue takes several CASes if other clients join meanwhile. Waiting in the queue takes none.
     assert!(queued.lock_attempts < 4 * writes, "{queued:?}");
     assert!(queued.lock_attempts < spun.lock_attempts, "{queued:?}, {spun:?}");
     assert!(queued.handovers > writes / 2 && queued.messages > writes / 2, "{queued:?}");
-    // A client that gets the lock gets the place of the newest node with it.
+    // A client receives the place of the newest node together with the lock.
     assert!(queued.writes.attempts < writes + writes / 10, "{queued:?}");
 }
 
@@ -427,7 +426,7 @@ impl Turns {
     /// Runs one operation to its end. Returns its value.
     async fn run(&mut self, client: &mut Client, operation: StoreOperation<'_>) -> Vec<u8> {
         let mut value = Vec::new();
-        client.submit(operation).expect("sizes are allowed").expect("nothing else runs");
+        client.submit(operation).expect("sizes are allowed").expect("no other operation runs");
         loop {
             if let Some((_, result)) = client.finished(&mut value) {
                 assert_eq!(result, Ok(Outcome::Done), "{operation:?}");
@@ -437,15 +436,14 @@ impl Turns {
         }
     }
 
-    /// Puts and gets a key from both clients in turn. The second put and the get of a round name a node that is not the
-    /// newest.
+    /// Puts and gets a key from both clients in turn. The second put and the get of a round name an outdated node.
     async fn alternate(&mut self, clients: &mut [Client; 2], rounds: u32) {
         let [one, other] = clients;
         for round in 0..rounds {
             let [first, second] = [2 * round, 2 * round + 1].map(u32::to_le_bytes);
             self.run(one, StoreOperation::Put { key: KEY, value: &first }).await;
             self.run(other, StoreOperation::Put { key: KEY, value: &second }).await;
-            assert_eq!(self.run(one, StoreOperation::Get { key: KEY }).await, second, "a get sees the put before it");
+            assert_eq!(self.run(one, StoreOperation::Get { key: KEY }).await, second, "a get missed the put before it");
         }
     }
 
@@ -459,9 +457,9 @@ impl Turns {
     }
 }
 
-/// A box without knowledge of the store takes the place of another one. Clients connect with it with their caches,
-/// and take turns on one key. Each node that a client names is outdated, since the other client has put a newer one.
-/// So the box must steer, and must turn CASes into WRITEs, as soon as it has seen the key once.
+/// A box without knowledge of the store replaces another one. Clients connect with it, keep their caches, and take
+/// turns on one key. Each node that a client names is outdated, since the other client has put a newer one. So the box
+/// must steer, and must turn CASes into WRITEs, after it has seen the key once.
 #[test]
 fn a_box_that_took_anothers_place_steers_and_converts_again() {
     const ROUNDS: u32 = 8;
@@ -506,7 +504,7 @@ fn a_box_that_took_anothers_place_steers_and_converts_again() {
             turns.close(clients).await;
             turns.through.0.with(|steer| *steer.counters())
         });
-        store.simulation.run().expect("it ends");
+        store.simulation.run().expect("the simulation ends");
         let counters = counted.take().expect("the thread has ended");
         let least = u64::from(ROUNDS) - 2; // the first operations teach the box
         assert!(counters.cas_steered >= least, "{strategy:?}: {counters:?}");

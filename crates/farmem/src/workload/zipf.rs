@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(Zipf::new(1, 0.99).draw(|| random.unit()), 0);
     }
 
-    /// Digests of simulations rest on these ranks. Each exponent takes another way through powers and logarithms.
+    /// Digests of simulations depend on these ranks. Each exponent takes another path through powers and logarithms.
     #[test]
     fn a_seed_draws_the_same_ranks_on_every_machine() {
         for (exponent, first) in [

@@ -1,5 +1,5 @@
-//! A store on simulated hosts: memory node on node 0, metadata service on node 1, clients on the others, and after
-//! them a second memory node, if there is one.
+//! A store on simulated hosts: the memory node on node 0, the metadata service on node 1, and clients on the next
+//! nodes. A second memory node, if any, is the last node.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 #[path = "../../../rnic/tests/common/rng.rs"]
@@ -20,7 +20,7 @@ use doorbell_sim::{Simulation, SwitchBox, Testbed, Topology, VirtualWaiter, test
 use doorbell_steer::{Config as SteerConfig, Limits, Steer};
 use doorbell_verbs::RKey;
 
-/// Nodes of the simulation.
+/// Numbers of nodes of the simulation.
 pub const MEMORY: usize = 0;
 pub const METADATA: usize = 1;
 pub const FIRST_HOST: usize = 2;
@@ -39,23 +39,23 @@ pub fn rpc() -> Config {
 pub struct Boxed {
     pub is_exclusive: bool,
     pub steers_reads: bool,
-    /// Keys that it remembers.
+    /// Number of keys that the box remembers.
     pub keys: usize,
 }
 
-/// The manner in which a memory node fails.
+/// Ways in which a memory node fails.
 #[derive(Clone, Copy, Debug)]
 pub enum How {
-    /// Its queue pairs are gone, and it answers no client.
+    /// The node's queue pairs are gone, and it answers no client.
     Dies,
-    /// The node and the metadata service do not reach each other any more, and some clients (by the bits of their
-    /// numbers) do not reach the node either. It serves the others until its lease is over.
+    /// The node and the metadata service no longer reach each other. Some clients, selected by the bits of their
+    /// numbers, do not reach the node either. The node serves the other clients until its lease ends.
     CutOff { clients: u32 },
-    /// The service does not reach its memory, but can tell it to stop.
+    /// The service does not reach the node's memory, but can order the node to stop.
     Told,
 }
 
-/// The memory node, of two, that fails, and the time.
+/// Failure of one of two memory nodes at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     pub node: usize,
@@ -63,17 +63,17 @@ pub struct Failure {
     pub how: How,
 }
 
-/// For so long a memory node serves that does not hear of the service.
+/// Time for which a memory node serves without contact to the metadata service.
 pub const NODE_LEASE_NS: u64 = 3_000_000;
 
-/// The service's connections to the memory nodes beside its queue pairs, and the clients that are to be shut out.
+/// The service's control connections to the memory nodes, and the clients to fence.
 #[derive(Default)]
 struct Carrier {
     nodes: Vec<Rc<RefCell<MemoryNode>>>,
     /// Nodes that do not answer on the control connection.
     is_cut: Rc<Cell<[bool; 2]>>,
     fencing: Vec<u32>,
-    /// A node that does not answer has stopped by itself then.
+    /// Time after which a node without contact has stopped by itself, and its number.
     stops_ns: Option<(usize, u64)>,
 }
 
@@ -85,7 +85,7 @@ impl Carrier {
         }
         let cut = self.is_cut.get();
         if let Some(node) = cut.iter().position(|&is_cut| is_cut) {
-            metadata.lose(node); // it does not answer on its control connection
+            metadata.lose(node); // the node does not answer on its control connection
         }
         if let Some(node) = metadata.next_stop() {
             happened = true;
@@ -100,7 +100,7 @@ impl Carrier {
         if let Some((node, _)) = self.stops_ns.take_if(|(_, at)| now_ns >= *at) {
             assert!(
                 self.nodes[node].borrow().is_stopped(),
-                "a node's lease is over before the service takes it for that"
+                "the service counts the lease as over before the node does"
             );
             metadata.stopped(node);
             happened = true;
@@ -125,7 +125,7 @@ impl Carrier {
     }
 }
 
-/// Makes a box without state.
+/// Makes a box without state for this address.
 pub fn steer(address: std::net::IpAddr, boxed: Boxed, seed: u64) -> Steer {
     let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
     Steer::new(SteerConfig { limits, seed, ..SteerConfig::at(address) })
@@ -134,24 +134,24 @@ pub fn steer(address: std::net::IpAddr, boxed: Boxed, seed: u64) -> Steer {
 /// The box and its control plane.
 pub type Through = Rc<(SwitchBox, RefCell<StoreControl>)>;
 
-/// A store: simulation, memory node and metadata service, and how many clients are at work.
+/// A store: simulation, memory nodes, metadata service, and the number of working clients.
 pub struct Store<'a> {
     pub simulation: Simulation<'a>,
     pub memory: Rc<RefCell<MemoryNode>>,
-    /// The second one.
+    /// Second memory node.
     pub replica: Option<Rc<RefCell<MemoryNode>>>,
-    /// Nodes that are reached only by their queue pairs.
+    /// Whether each node is reachable only through its queue pairs.
     is_cut: Rc<Cell<[bool; 2]>>,
     replica_host: usize,
-    /// A memory node is to fail.
+    /// Whether a memory node is going to fail.
     fails: bool,
-    /// Until it serves.
+    /// The metadata service, until [`Self::serve`] takes it.
     pub metadata: Option<Metadata>,
     pub through: Option<Through>,
     pub caches: Vec<Arc<HostCache>>,
     numbers: u32,
     pub working: Rc<Cell<usize>>,
-    /// The memory node's CPU has something to do.
+    /// Whether the memory node's CPU has requests to serve.
     is_asked: bool,
 }
 
@@ -160,12 +160,12 @@ impl Store<'_> {
         Self::made(None, 1, testbed, hosts, geometry, seed)
     }
 
-    /// Perhaps behind a middlebox.
+    /// Returns a store with one memory node, behind a middlebox if `boxed` is set.
     pub fn behind(boxed: Option<Boxed>, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
         Self::made(boxed, 1, testbed, hosts, geometry, seed)
     }
 
-    /// Returns a store with one memory node or two.
+    /// Returns a store with one or two memory nodes.
     pub fn replicated(replicas: usize, testbed: &Testbed, hosts: usize, geometry: Geometry, seed: u64) -> Self {
         Self::made(None, replicas, testbed, hosts, geometry, seed)
     }
@@ -240,7 +240,7 @@ impl Store<'_> {
         end.connect(number, &memory, &metadata, &self.caches[host]).expect("connected")
     }
 
-    /// Lets a memory node fail, if clients are at work still.
+    /// Lets a memory node fail, if clients are still working.
     pub fn fail(&mut self, failure: Failure) {
         let Failure { node, at_ns, how } = failure;
         self.fails = true;
@@ -283,7 +283,7 @@ impl Store<'_> {
         });
     }
 
-    /// Runs the metadata service until all clients have gone and everything is tidy, and says what is left.
+    /// Runs the metadata service until all clients have gone and all work is finished. Returns the final state.
     pub fn serve(&mut self) -> doorbell_sim::Returned<Rest> {
         let mut metadata = self.metadata.take().expect("the service does not run yet");
         let memory = Rc::clone(&self.memory);
@@ -322,7 +322,7 @@ impl Store<'_> {
                     return Rest { nodes, keys: metadata.keys(), alone: metadata.alone() };
                 }
                 if !happened {
-                    // No event wakes it when the last client has ended.
+                    // No event wakes the service when the last client has ended.
                     let is_soon =
                         !fencing.is_empty() || carrier.stops_ns.is_some() || (fails && metadata.alone().is_none());
                     let soon = waiter.now().as_ns() + if is_soon { 5_000 } else { 1_000_000 };
@@ -336,7 +336,7 @@ impl Store<'_> {
     }
 }
 
-/// Connects a client with the memory, or with the box before it.
+/// Connects a client with the memory node, or with the box in front of it.
 fn accept(
     memory: &mut MemoryNode,
     through: &Option<Through>,
@@ -349,7 +349,7 @@ fn accept(
     }
 }
 
-/// Serves as [`serve_once`] does, if the box shuts clients out.
+/// Serves as [`serve_once`] does, with a box that fences clients.
 pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
     let mut happened = metadata.poll();
     while let Some(client) = metadata.next_fence() {
@@ -366,33 +366,33 @@ pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Ve
     happened
 }
 
-/// State after all clients have gone.
+/// Final state of the service after all clients have gone.
 pub struct Rest {
     pub nodes: NodeCounts,
     pub keys: Vec<(Vec<u8>, NodeVersion)>,
-    /// The memory node, of two, that serves alone.
+    /// Number of the memory node that serves alone, if one of two failed.
     pub alone: Option<usize>,
 }
 
 impl Rest {
-    /// Checks the same of each memory node that serves.
+    /// Checks each memory node that serves.
     pub fn check_all(&self, store: &Store<'_>) {
         let replica = store.replica.iter().filter(|_| self.alone != Some(0));
         let memories = Some(&store.memory).filter(|_| self.alone != Some(1)).into_iter().chain(replica);
         memories.for_each(|memory| self.check(&memory.borrow()));
     }
 
-    /// Checks that every node is free or the only one of a key, and holds the expected bytes.
+    /// Checks that each node is free or the only one of a key, and holds the expected bytes.
     pub fn check(&self, memory: &MemoryNode) {
         let nodes = u64::from(memory.geometry().nodes);
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
-        assert_eq!((granted, retired, spent), (0, 0, 0), "nobody holds a node any more");
-        assert_eq!((heads, free), (self.keys.len() as u64, nodes - heads), "no node is lost");
+        assert_eq!((granted, retired, spent), (0, 0, 0), "a client still holds a node");
+        assert_eq!((heads, free), (self.keys.len() as u64, nodes - heads), "nodes are lost");
         let (served, served_free, used) = memory.served();
-        assert_eq!(served + served_free, used, "no node of the memory node's CPU is lost");
+        assert_eq!(served + served_free, used, "nodes of the memory node's CPU are lost");
         for (key, place) in &self.keys {
             let node = memory.inspect(*place).expect("a node");
-            assert_eq!(node.word, doorbell_farmem::Word::Tail(*place), "the only node of {key:?}");
+            assert_eq!(node.word, doorbell_farmem::Word::Tail(*place), "the node of {key:?} is not its only one");
             assert!(node.is_intact && &node.key == key && !node.is_tombstone, "{key:?}: {node:?}");
         }
     }
@@ -408,14 +408,14 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
     happened
 }
 
-/// Returns the number of running operations, and whether the client is over and closed. Programs wait for changes of
-/// these.
+/// Returns the number of running operations, whether the client is over, and whether it is closed. Programs wait for
+/// changes of these.
 fn awaited(client: &Client) -> (usize, bool, bool) {
     (client.running(), client.is_over(), client.is_closed())
 }
 
-/// Polls a client. Checks that the awaited values change only in a poll that reports an event, or after a deadline. A
-/// program that slept otherwise would never wake.
+/// Polls a client. Checks that these values change only in a poll that reports an event, or after a deadline. Otherwise
+/// a sleeping program would never wake.
 pub fn poll(client: &mut Client, waiter: &VirtualWaiter) -> bool {
     let before = awaited(client);
     let happened = client.poll();
@@ -423,12 +423,12 @@ pub fn poll(client: &mut Client, waiter: &VirtualWaiter) -> bool {
     let after = awaited(client);
     assert!(
         happened || before == after || is_due(),
-        "(running, over, closed) is {after:?} after a poll that said nothing, and was {before:?}"
+        "a poll without an event changed (running, over, closed) from {before:?} to {after:?}"
     );
     happened
 }
 
-/// Waits until something happens.
+/// Waits until a poll makes progress.
 pub async fn progress(client: &mut Client, waiter: &VirtualWaiter) {
     if poll(client, waiter) {
         waiter.breathe().await;
@@ -444,7 +444,7 @@ pub async fn run(
     operation: StoreOperation<'_>,
     value: &mut Vec<u8>,
 ) -> Result<Outcome, StoreError> {
-    let ticket = client.submit(operation)?.expect("nothing else runs");
+    let ticket = client.submit(operation)?.expect("no other operation runs");
     loop {
         if let Some((done, result)) = client.finished(value) {
             assert_eq!(done, ticket);
@@ -454,7 +454,7 @@ pub async fn run(
     }
 }
 
-/// Says goodbye.
+/// Says goodbye, and waits for its acknowledgement.
 pub async fn close(mut client: Client, waiter: &VirtualWaiter, working: &Cell<usize>) {
     client.close();
     while !client.is_closed() {
