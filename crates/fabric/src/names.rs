@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(names, []);
         }
         for length in 0..body.len() {
-            // The answer has the whole name, or none of it.
+            // A truncated answer parses only if it contains the whole name.
             let is_whole = length >= body.len() - 1;
             assert_eq!(parse(&body[..length]).is_some(), is_whole, "{length}");
         }

@@ -87,10 +87,10 @@ mod tests {
         let (mut observation, shown) = observation();
         observation.note(5 * MS);
         observation.look(5 * MS, false, &packets(1));
-        assert_eq!(observation.poll_timeout(), Some(25 * MS), "at the latest");
+        assert_eq!(observation.poll_timeout(), Some(25 * MS), "expected the deadline of the next display");
         observation.look(5 * MS + 1, true, &packets(2));
         assert_eq!((shown.lock().unwrap().as_slice(), observation.poll_timeout()), ([2].as_slice(), None));
-        // A caller that finds nothing between any two packets does not pay for each of them.
+        // A caller whose calls find no packet between any two packets does not pay for each of them.
         observation.note(5 * MS + 2);
         observation.look(5 * MS + 3, true, &packets(3));
         assert_eq!(observation.poll_timeout(), Some(25 * MS + 2));
@@ -107,7 +107,7 @@ mod tests {
             observation.look(now_ns, us % 3 == 0, &packets(us));
         }
         let shown = shown.lock().unwrap();
-        assert!((5..=100).contains(&shown.len()), "{} times in 100 ms", shown.len());
+        assert!((5..=100).contains(&shown.len()), "the counters were shown {} times in 100 ms", shown.len());
         assert!(shown.windows(2).all(|pair| pair[1] - pair[0] <= 20_000), "{shown:?}");
     }
 }

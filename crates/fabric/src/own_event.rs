@@ -104,13 +104,13 @@ mod tests {
         assert!(event.is_intact());
         let number = event.as_fd().as_raw_fd();
         let kept = event.fd.as_fd().try_clone_to_owned().unwrap();
-        assert!(event.identity.is_of(kept.as_fd()), "a duplicate stands for the same eventfd");
+        assert!(event.identity.is_of(kept.as_fd()), "a duplicate has another identity than its eventfd");
         let files: [std::os::fd::OwnedFd; 2] = [
             EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap().into(),
             std::fs::File::open("/dev/null").unwrap().into(),
         ];
         for other in files {
-            // SAFETY: the number belongs to this test.
+            // SAFETY: the descriptor number belongs to this test.
             assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
             assert!(!event.is_intact(), "{other:?}");
         }
@@ -121,7 +121,7 @@ mod tests {
         let event = OwnEvent::new().unwrap();
         assert!(event.signal());
         event.reset();
-        // A descriptor number that no other test gets.
+        // A descriptor number that no other test uses.
         let high = 900_000;
         // SAFETY: the value is never dropped, and the number belongs to no file.
         let fd = unsafe { EventFd::from_owned_fd(std::os::fd::FromRawFd::from_raw_fd(high)) };

@@ -336,7 +336,7 @@ mod tests {
             assert!(!is_good(&mut checker, &altered), "bit {bit}");
             assert!(is_good(&mut checker, &good));
         }
-        assert!(explained > 0, "some identification explains one of them");
+        assert!(explained > 0, "no flip is explained by another identification");
     }
 
     #[test]
@@ -345,7 +345,7 @@ mod tests {
             let mut checker = Checker::new(B, PORT);
             let packets = (0..100_000_u32).map(|packet| sealed((start + packet) as u16, 12));
             let refused = packets.filter(|packet| !is_good(&mut checker, packet)).count();
-            assert_eq!(refused, lost, "the first is number {start}");
+            assert_eq!(refused, lost, "the first identification is {start}");
         }
     }
 

@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn short_time_slices_keep_other_thread_attributes() {
-        // A separate thread, so that tests which run at the same time keep their time slices.
+        // Use a separate thread, so that tests which run at the same time keep their time slices.
         std::thread::spawn(|| {
             let before = attributes().unwrap();
             let has_short = shorten_time_slices().unwrap();

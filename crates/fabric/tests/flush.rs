@@ -1,5 +1,5 @@
-//! All interleavings of threads that end the process and a port's thread. When a request is met, the packets that
-//! were held back before it have left, and the records are written.
+//! All interleavings of threads that end the process and a port's thread. When a request is met, all packets that were
+//! held back before it have left, and their records are written.
 
 #[allow(dead_code)]
 #[path = "../src/progress/flush.rs"]
@@ -18,9 +18,9 @@ const PREEMPTIONS: usize = 3;
 
 struct World {
     flushes: Flushes,
-    /// Acknowledgements that the engine holds back.
+    /// Number of acknowledgements that the engine holds back.
     held: Mutex<u32>,
-    /// Acknowledgements that have left, and records of them.
+    /// Number of acknowledgements that have left, each with its record.
     left: UnsafeCell<u32>,
     /// Model of the eventfd: a kick stays until the thread takes it.
     kicked: Mutex<bool>,
@@ -43,7 +43,7 @@ impl World {
         })
     }
 
-    /// Does the part of `flush_before_exit` that concerns a port.
+    /// Models the part of `flush_before_exit` that concerns a port.
     fn ask(&self) -> u64 {
         *self.held.lock().unwrap() += 1;
         let request = self.flushes.ask();
@@ -109,7 +109,7 @@ fn two_threads_that_end_the_process_are_both_answered() {
         };
         let requests = [world.ask(), other.join().unwrap()];
         thread.join().unwrap();
-        assert_eq!(requests.into_iter().sum::<u64>(), 3, "each request has a number of its own");
+        assert_eq!(requests.into_iter().sum::<u64>(), 3, "two requests have the same number");
         assert_eq!(*world.held.lock().unwrap(), 0);
     });
 }

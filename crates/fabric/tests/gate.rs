@@ -1,7 +1,7 @@
-//! All interleavings of threads that open descriptors and threads that fork: no fork happens between the opening of a
-//! descriptor and its place on the list.
+//! All interleavings of threads that open descriptors and threads that fork. No fork happens between the opening of a
+//! descriptor and its entry in the list.
 
-#[allow(dead_code)] // the models do not use the child's part
+#[allow(dead_code)] // the models do not use the child's code
 #[path = "../src/shm/gate.rs"]
 mod gate;
 #[path = "../../rnic/tests/model/mod.rs"]
@@ -19,12 +19,12 @@ use model::AtomicU32;
 /// Maximum number of preemptions of one run.
 const PREEMPTIONS: usize = 3;
 
-/// Maximum number of naps of a thread, so that two threads that wait for each other in turn end.
+/// Maximum number of naps of a thread. The limit ends runs in which two threads wait for each other in turn.
 const NAPS: usize = 2;
 
 struct World {
     gate: Gate,
-    /// Open descriptors, and those on the list.
+    /// Number of open descriptors, and number of listed ones.
     descriptors: UnsafeCell<(u32, u32)>,
 }
 

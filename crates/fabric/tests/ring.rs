@@ -1,6 +1,6 @@
 //! The ring of shared memory: all interleavings of a writer and a reader, and one side that writes arbitrary values.
 
-#[allow(dead_code)] // parts that the models do not use
+#[allow(dead_code)] // the models do not use all parts
 #[path = "../src/shm/ring.rs"]
 mod ring;
 
@@ -20,7 +20,7 @@ fn header(total_bytes: usize) -> Header {
     Header { total_bytes, segment_bytes: total_bytes, traffic_class: 0, hop_limit: 64 }
 }
 
-/// A ring for records of one line. The model checker sees each access that may race with the other side.
+/// A ring for records of one line, in which the model checker sees each access that may race with the other side.
 struct Lines {
     words: [AtomicU64; Self::COUNT],
     packets: [UnsafeCell<[u8; ONE_LINE]>; Self::COUNT],
@@ -145,7 +145,7 @@ fn a_ring_that_gives_its_memory_back_loses_nothing() {
                 while !writer.push(header(3), [&[number; 3][..]].into_iter()) {
                     loom::thread::yield_now();
                 }
-                // The writer may do this at any time, independent of the reader.
+                // The writer may do this at any time, whatever the reader does.
                 writer.give_back();
             }
         });
@@ -286,7 +286,7 @@ fn honest_step() -> impl Strategy<Value = Step> {
 fn any_step() -> impl Strategy<Value = Step> {
     let word = prop_oneof![
         any::<u64>(),
-        // Words that look like a header.
+        // Generate words that look like a header.
         (any::<u64>(), 0..1_u64 << 17, 0..1_u64 << 17).prop_map(|(rest, a, b)| 1 << 63 | rest << 34 >> 1 | a << 17 | b),
     ];
     let head = prop_oneof![any::<u64>(), 0..1_u64 << 20];
@@ -357,9 +357,9 @@ fn a_full_ring_takes_records_only_after_a_release() {
     let run = vec![1; 60_000];
     let push = |writer: &mut Writer<_>| writer.push(header(run.len()), std::iter::once(&run[..]));
     assert!(push(&mut writer) && push(&mut writer));
-    assert!(!push(&mut writer), "the ring holds two of these");
+    assert!(!push(&mut writer), "the ring accepted a third record");
     assert!(reader.pop().is_some());
-    assert!(!push(&mut writer), "the record was read, and not released");
+    assert!(!push(&mut writer), "the ring reused a record that was not released");
     reader.release();
     assert!(push(&mut writer));
     // The writer ignores a reader's position before the last one, and a position where no record was written.

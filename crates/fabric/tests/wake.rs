@@ -1,7 +1,7 @@
-//! All interleavings of callers that leave work and a thread that goes to sleep: in any order, the work has an owner.
-//! The model checker fails a run in which all threads sleep.
+//! All interleavings of callers that leave work and a thread that goes to sleep. In each order, a thread takes over the
+//! work. The model checker fails a run in which all threads sleep.
 
-#[allow(dead_code)] // parts that the models do not use
+#[allow(dead_code)] // the models do not use all parts
 #[path = "../src/progress/wake.rs"]
 mod wake;
 
@@ -71,13 +71,13 @@ fn a_deadline_is_never_slept_past() {
                 let world = Arc::clone(&world);
                 move || world.call(|engine| engine.0 = DEADLINE_NS)
             }),
-            // Another caller, which changes nothing but leaves with the state that it saw.
+            // Another caller changes nothing, but leaves with the state that it saw.
             loom::thread::spawn({
                 let world = Arc::clone(&world);
                 move || world.call(|_| ())
             }),
         ];
-        // The thread, until it would sleep no longer than the deadline.
+        // The thread runs until it would sleep no longer than the deadline.
         loop {
             let until_ns = world.wakeups.deadline_ns();
             if until_ns == DEADLINE_NS {
@@ -139,7 +139,7 @@ fn sleeping_after_lingering_interrupts_a_nap() {
     });
 }
 
-/// Models a caller that polled and goes to sleep; the thread must handle the packet.
+/// Models a caller that polled and goes to sleep. The thread must then handle the packet.
 fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + 'static) {
     loom::model(move || {
         let world = World::new();
@@ -153,7 +153,7 @@ fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + '
                 }
             }
         });
-        // A packet lies in the socket all the time, so watching ends immediately.
+        // A packet is in the socket all the time, so watching ends immediately.
         loop {
             let _ = world.wakeups.start_watching(NEVER, false);
             world.wakeups.wake_up();

@@ -10,7 +10,7 @@ use doorbell_wire::{PathMtu, Psn, Qpn};
 use super::*;
 use crate::link::LinkProperties;
 
-/// A link whose socket is gone.
+/// A link whose socket fails.
 #[derive(Clone, Copy, Debug)]
 struct Broken;
 
@@ -32,7 +32,7 @@ impl Link for Broken {
     }
 }
 
-/// A link that waits until it knows how to reach one destination.
+/// A link that waits for the address of one destination.
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     awaits: IpAddr,
@@ -82,12 +82,12 @@ fn a_link_is_hurried_when_packets_to_others_wait() {
             driver.transmit(0).unwrap();
             driver.link().is_hurried
         };
-        assert!(!post(&mut driver), "nothing waits after the first packet");
-        assert_eq!(post(&mut driver), is_hurried, "packets to {awaits:?} are waited for, one to 10.0.0.2 is next");
+        assert!(!post(&mut driver), "the link was hurried after the first packet");
+        assert_eq!(post(&mut driver), is_hurried, "packets to {awaits:?} wait, and the next packet goes to 10.0.0.2");
     }
 }
 
-/// A driver with one connected queue pair, whose requests may be sent once and `RETRIES` times more.
+/// Creates a driver with one connected queue pair, whose requests are sent once and retried `RETRIES` times.
 fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueue>) {
     let address = [10, 0, 0, 1].into();
     let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };

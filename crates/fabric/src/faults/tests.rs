@@ -10,7 +10,7 @@ fn address(host: u8) -> IpAddr {
     [10, 0, 0, host].into()
 }
 
-/// Two ends without latency, of which the second injects faults.
+/// Returns two ends without latency, of which the second injects faults.
 fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
     let options = MemoryOptions { latency_ns: 0, sealed, ..MemoryOptions::default() };
     let network = MemoryNetwork::new(options);
@@ -18,7 +18,7 @@ fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
     (network.attach(address(1)), Faults::new(network.attach(address(2)), plan))
 }
 
-/// Sends packets in batches of 100 at 1 us intervals. Receives all of them, also those that are held back.
+/// Sends packets in batches of 100 at 1 us intervals. Receives all of them, including the delayed ones.
 fn run(plan: &str, packets: usize) -> (Vec<Vec<u8>>, FaultCounters) {
     let (mut a, mut b) = pair(plan, true);
     let (mut now_ns, mut runs) = (0, Vec::<OwnedRun>::new());
@@ -98,7 +98,7 @@ fn reordered_packets_are_late_by_a_few_and_none_is_lost() {
         .collect();
     assert!(late.len() as u64 <= counters.reordered);
     assert!(late.len() as u64 > counters.reordered / 2);
-    // Packets held back at the same time pass in addition to those without a fault.
+    // Packets that are held back at the same time also pass each other.
     assert!(late.iter().all(|late| *late <= 2 * i64::from(REORDER_DISTANCE_MAX)));
     numbers.sort_unstable();
     assert_eq!(numbers, (0..20_000).collect::<Vec<_>>());

@@ -26,10 +26,10 @@ impl Pages {
         let file = memfd_create(c"pages", MFdFlags::empty()).unwrap();
         ftruncate(&file, 4 * PAGE as i64).unwrap();
         let (length, access) = (NonZeroUsize::new(4 * PAGE).unwrap(), ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);
-        // SAFETY: a mapping at a place that the kernel chooses.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let base = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         let (table, rights) = (RegionTable::default(), Access::LOCAL_WRITE | Access::ON_DEMAND);
-        // SAFETY: faults are landed.
+        // SAFETY: the region's accesses survive page faults.
         let region = unsafe { table.insert(PD, base.as_ptr().cast(), 4 * PAGE, 0, rights, None, None, || 0x100) };
         Self { file, base, region: region.unwrap() }
     }
@@ -46,7 +46,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of this test; pages that are gone stay gone.
+        // SAFETY: the mapping belongs to this test, and unmapped pages stay unmapped.
         unsafe { munmap(self.base, 4 * PAGE) }.unwrap();
     }
 }

@@ -73,7 +73,7 @@ fn a_receive_buffer_overflows_as_the_kernels_does() {
         let lost = LinkCounters { rx_overflow: 600 - fit as u64, ..LinkCounters::default() };
         assert_eq!((a.link_counters(), b.link_counters()), (LinkCounters::default(), lost));
         transmit_all(&mut a, 2_000, &batch_of(address(2), &[16]));
-        assert_eq!(receive_all(&mut b, 3_000).len(), 1, "reading makes room");
+        assert_eq!(receive_all(&mut b, 3_000).len(), 1, "receiving made no room");
     }
 }
 

@@ -149,14 +149,14 @@ fn runs_of_one_turn_have_separate_times() {
         transmit_all(&mut a, 0, &batch_of(address(2), &lengths));
     }
     let answer = batch_of(address(1), &[32]);
-    // One turn: two runs arrive, and one packet is sent, all with one `now_ns`.
+    // In one turn, two runs arrive and one packet is sent, all with the same `now_ns`.
     assert_eq!(receive_all(&mut b, 7).len(), 2);
     transmit_all(&mut b, 7, &answer);
     drop(b);
     let times: Vec<_> = file.frames().iter().map(|(at, _)| (*at - EPOCH).as_nanos()).collect();
     assert_eq!(times.len(), 5);
     assert!(times.is_sorted(), "{times:?}");
-    assert!(times[0] == times[1] && times[2] == times[3], "the packets of a run came together: {times:?}");
+    assert!(times[0] == times[1] && times[2] == times[3], "packets of one run have different times: {times:?}");
     assert!(times[1] < times[2] && times[3] < times[4], "{times:?}");
 }
 
@@ -164,7 +164,7 @@ fn runs_of_one_turn_have_separate_times() {
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
-    // If every other packet is lost, the place in the run does not identify a packet.
+    // If every other packet is lost, the position within a run does not identify a packet.
     let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
@@ -192,7 +192,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, None));
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
     receive_all(&mut b, 7);
-    // The driver is called again at that time, with or without new packets.
+    // The driver calls again at that time, with or without new packets.
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, Some(7 + BOUND_NS)));
     receive_all(&mut b, 7 + BOUND_NS);
     assert_eq!((file.frames().len(), b.poll_timeout()), (1, None));
@@ -246,7 +246,7 @@ fn captured_frames_show_their_direction_and_faults() {
         assert_eq!(flags, [vec![1; expected.len()], vec![2]].concat(), "{plan}");
         let with = |mark| expected.iter().filter(|marks| marks.has(mark)).count();
         assert_eq!(arrived, expected.len() - with(FaultMarks::DROPPED), "{plan}");
-        // Packets without an ICRC, which cannot show the flipped bit, count as corrupted only.
+        // Without an ICRC, no receiver sees the flipped bit, so such packets count as corrupted only.
         let dropped = if sealed { with(FaultMarks::DROPPED) as u64 } else { 0 };
         let expected = LinkCounters {
             fault_dropped: dropped,

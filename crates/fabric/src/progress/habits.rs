@@ -137,7 +137,7 @@ mod tests {
         naps.was_wrong(now_ns);
         naps.was_right();
         naps.was_wrong(now_ns);
-        assert!(naps.are_allowed(now_ns), "it was not twice in a row");
+        assert!(naps.are_allowed(now_ns), "a single mistake forbids naps");
         for penalty_ns in [10_000_000, 20_000_000, 40_000_000] {
             naps.was_wrong(now_ns);
             assert!(!naps.are_allowed(now_ns + penalty_ns - 1));
@@ -149,7 +149,7 @@ mod tests {
             now_ns = naps.forbidden_until_ns;
         }
         assert_eq!(naps.penalty_ns, HABITS.longest_penalty_ns);
-        // A mistake long after the last counts as a first one.
+        // A mistake long after the last one counts as a first one.
         naps.was_wrong(now_ns + 2 * HABITS.longest_penalty_ns);
         assert_eq!(naps.penalty_ns, HABITS.first_penalty_ns);
     }

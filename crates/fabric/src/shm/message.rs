@@ -195,7 +195,7 @@ mod tests {
         }
         for datagram in [Datagram::Challenge { invited: nonce, asked: [8; 16] }, Datagram::Wake] {
             let bytes = datagram.to_bytes();
-            assert_ne!(bytes.len() % 4, 0, "a RoCE packet could be as long");
+            assert_ne!(bytes.len() % 4, 0, "a RoCE packet could have this length");
             assert_eq!(Datagram::parse(&bytes), Some(datagram));
             assert!((0..bytes.len()).all(|cut| Datagram::parse(&bytes[..cut]).is_none()));
         }

@@ -275,10 +275,10 @@ mod tests {
         }
     }
 
-    /// Lock for tests that fork: their children hold all descriptors of the process that are not on the list.
+    /// Lock for tests that fork. Their children hold all descriptors of the process that are not on the list.
     static TURN: Mutex<()> = Mutex::new(());
 
-    /// Waits for the end of a pipe. It ends when no process holds the other side open any more.
+    /// Returns whether a pipe ends in time. A pipe ends when no process holds its other side open.
     fn ends(mut pipe: PipeReader, within: Duration) -> bool {
         let flags = libc::O_NONBLOCK;
         // SAFETY: the call only takes numbers.
@@ -298,7 +298,7 @@ mod tests {
     fn a_forked_child_closes_every_listed_descriptor() {
         static STOP: AtomicBool = AtomicBool::new(false);
         let _turn = TURN.lock();
-        // The thread creates and lists descriptors all the time, and children are forked meanwhile.
+        // The thread creates and lists descriptors all the time, while the test forks children.
         let opener = thread::spawn(|| {
             let (mut kept, mut closed) = (Vec::new(), Vec::new());
             while !STOP.load(Ordering::Relaxed) {
@@ -318,7 +318,7 @@ mod tests {
             }
             (kept, closed)
         });
-        // The thread also closes them, and the test checks the other ends.
+        // The thread also closes descriptors, and the test checks their other ends.
         let mut children = Vec::new();
         for _ in 0..50 {
             thread::sleep(Duration::from_micros(300));
@@ -341,7 +341,7 @@ mod tests {
         drop(opening);
         children.push(Child::fork());
         drop(own);
-        assert!(ends(reader, LONG), "a child holds a descriptor, beside {looked_at} that none held");
+        assert!(ends(reader, LONG), "a child holds a descriptor, after {looked_at} that no child held");
     }
 
     #[test]
@@ -352,8 +352,7 @@ mod tests {
         let own = OwnProcess::new(writer.into(), &opening);
         drop(opening);
         let (reader, theirs) = io::pipe().unwrap();
-        // The behaviour of a program that closes all descriptors that it did not open.
-        // SAFETY: both numbers are open.
+        // Act like a program that closes all descriptors that it did not open. SAFETY: both numbers are open.
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), own.as_fd().as_raw_fd()) }, own.as_fd().as_raw_fd());
         drop(theirs);
         let child = Child::fork();
@@ -367,8 +366,8 @@ mod tests {
         assert!(ends(reader, LONG));
     }
 
-    /// Tests a device's own socket, a group's socket, and the copies that threads wait on: no child holds the port of
-    /// a parent that is gone.
+    /// Tests that no child holds the port of a parent that has ended. The device's own socket, a group's socket, and
+    /// the copies that threads wait on must close in the child.
     #[test]
     fn a_port_is_free_while_a_forked_child_lives() {
         let _turn = TURN.lock();
@@ -383,7 +382,7 @@ mod tests {
         // SAFETY: the call only checks whether the process exists.
         assert_eq!(unsafe { libc::kill(child.0, 0) }, 0);
         drop((link, group, readable));
-        // The child gives up its copies before `fork` returns in it. This process does not wait for that.
+        // The child closes its copies before `fork` returns in the child. This process does not wait for that.
         let until = Instant::now() + LONG;
         let again = loop {
             match bind(request) {

@@ -10,7 +10,7 @@ use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive
 use crate::{Counted, Faults, Pcap};
 use doorbell_verbs_core::LinkCounters;
 
-/// A port for tests, which may run at the same time as programs on RoCE's port.
+/// Port of these tests, which may run at the same time as programs on RoCE's port.
 const PORT: u16 = 24_791;
 
 fn link() -> UdpLink {
@@ -65,7 +65,7 @@ fn runs_arrive_as_they_were_sent() {
         let runs = receive(&mut b, lengths.len());
         let expected: Vec<_> = lengths.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
         assert_eq!(packets_of(&runs, 4), expected);
-        assert_eq!(runs.len(), 1, "loopback keeps a run together");
+        assert_eq!(runs.len(), 1, "the loopback interface split a run");
         assert_eq!(runs[0].outer, crate::testing::outer(a.local_address(), b.local_address()));
         assert_eq!(runs[0].source_port, PORT);
         assert_eq!(check_all(&b, &runs).counters().ok_other_identification, 0);
@@ -107,7 +107,7 @@ fn without_segmentation_each_packet_is_one_datagram() {
 #[test]
 fn refused_segmentation_switches_to_separate_datagrams() {
     let (mut a, mut b) = (link(), link());
-    // Such a socket may not segment, since it computes no checksum per datagram.
+    // Such a socket cannot segment, since it computes no checksum per datagram.
     sys::set_option(a.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     for round in 0..2 {
         let lengths = [vec![32; 64], vec![64; 3]].concat();
@@ -140,7 +140,7 @@ fn traffic_class_and_hop_limit_arrive() {
 fn ipv6_works_the_same() {
     let address = Some(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST));
     let request = BindRequest { address, port: PORT, ..BindRequest::default() };
-    // Not every machine that builds this crate has IPv6.
+    // Some machines that build this crate lack IPv6.
     let Ok(mut link) = bind(request) else { return };
     let mut batch = TransmitBatch::new(1 << 16, 4);
     let path = Path { traffic_class: 0x6a, hop_limit: 3, ..path(link.local_address()) };
@@ -166,7 +166,7 @@ fn unsendable_packets_are_dropped_and_counted() {
         batch.push(&unreachable, 32, info()).fill(1);
         let wrong_family = path("2001:db8::1".parse().unwrap());
         batch.push(&wrong_family, 32, info()).fill(1);
-        // Longer than any datagram.
+        // This packet is longer than any datagram.
         batch.push(&path(b.local_address()), 65_600, info()).fill(1);
         batch.push(&path(b.local_address()), 32, info()).fill(9);
         transmit_all(&mut a, 0, &batch);
@@ -255,7 +255,7 @@ fn members_of_a_group_receive_its_packets() {
     let group = IpAddr::V4(Ipv4Addr::new(239, number[1], number[2], number[3]));
     let mut links = [link(), link(), link()];
     let readable = [links[0].join(group).unwrap(), links[1].join(group).unwrap()];
-    links[1].join(group).expect("joining twice has no further effect");
+    links[1].join(group).expect("a second join has no effect");
     let mut batch = batch_of(group, &[32; 64]);
     Sealer::new(links[0].local_address(), PORT).seal(&mut batch);
     transmit_all(&mut links[0], 0, &batch);
@@ -270,11 +270,11 @@ fn members_of_a_group_receive_its_packets() {
         }
         assert_eq!(packets, 64);
     }
-    assert!(receive_once(&mut links[2], 0).is_empty(), "it has not joined");
+    assert!(receive_once(&mut links[2], 0).is_empty(), "a link that has not joined received a packet");
     links[1].leave(group);
     transmit_all(&mut links[0], 0, &batch);
     assert!(sys::wait_readable(readable[0].as_fd(), Duration::from_secs(10)).unwrap());
-    assert!(receive_once(&mut links[1], 0).is_empty(), "it has left");
+    assert!(receive_once(&mut links[1], 0).is_empty(), "a link that has left received a packet");
     for wrong in ["127.0.0.1", "ff02::1"] {
         let refused = links[0].join(wrong.parse().unwrap()).expect_err(wrong);
         assert_eq!(refused.kind(), io::ErrorKind::Unsupported);

@@ -1,4 +1,5 @@
-//! Programs, defined by their actions of each microsecond, and a thread that follows the policy, on a virtual clock.
+//! Programs and a thread that follows the policy, on a virtual clock. A program is defined by its actions in each
+//! microsecond.
 
 use std::collections::VecDeque;
 
@@ -16,14 +17,14 @@ struct World {
     /// Arrival times of packets that have not been received.
     waiting: VecDeque<u64>,
     kicked: bool,
-    /// Wake-up time of the thread, if it sleeps past earlier deadlines.
+    /// Wake-up time of the thread. Earlier deadlines need a kick.
     must_be_kicked_before: u64,
-    /// Waiting times of packets, for those that callers received and those that the thread received.
+    /// Waiting times of packets, separate for packets that callers received and packets that the thread received.
     waits_of_callers_ns: Vec<u64>,
     waits_of_thread_ns: Vec<u64>,
-    /// Modes of the acknowledgements of packets that the thread received.
+    /// Acknowledgement modes with which the thread received packets.
     acks: Vec<Acks>,
-    /// Delays of the pumps that came after the engine's deadline.
+    /// Delays of pumps that came after the engine's deadline.
     lateness_ns: Vec<u64>,
     /// Number of wake-ups of the thread.
     wake_ups: u64,
@@ -48,7 +49,7 @@ impl World {
         !waits.is_empty()
     }
 
-    /// Posts a request, which must leave after a deferral at the latest.
+    /// Posts a request, which must leave within the deferral time.
     fn post(&mut self) {
         self.seen.posts += 1;
         self.seen.deadline_ns = self.seen.deadline_ns.min(self.now_ns + HABITS.longest_deferral_ns);
@@ -142,7 +143,7 @@ fn the_thread_serves_a_memory_spinning_program_at_once() {
     let world = run(100 * MS, 10_000, |_| {});
     assert_eq!(world.waits_of_thread_ns.len(), 10_000);
     assert_eq!(longest(&world.waits_of_thread_ns), 0);
-    assert!(world.acks.iter().all(|&acks| acks == Acks::Now), "no program answers them");
+    assert!(world.acks.iter().all(|&acks| acks == Acks::Now), "acknowledgements waited although no program answers");
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn the_thread_sleeps_while_a_program_polls_constantly() {
 
 #[test]
 fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
-    // A WRITE ping-pong: the program polls for its sends, and then only looks at memory.
+    // A WRITE ping-pong: the program polls for its sends at first, and then only reads memory.
     let world = run(1000 * MS, 10_000, |world| {
         if world.now_ns < 10 * MS {
             world.poll();
@@ -164,13 +165,13 @@ fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
     });
     assert!(longest(&world.waits_of_thread_ns) <= HABITS.longest_nap_ns);
     let late = world.waits_of_thread_ns.iter().filter(|&&wait_ns| wait_ns > 0).count();
-    assert!(late > 0, "the thread cannot know at first");
+    assert!(late > 0, "no packet waited, although the thread cannot know the habit at first");
     assert!(late as u64 <= HABITS.longest_nap_ns / 10_000, "{late} packets waited");
 }
 
 #[test]
 fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
-    // In each millisecond, the program polls for a while, and then only looks at memory. Naps are mistakes, which
+    // In each millisecond, the program polls for a while, and then only reads memory. Naps are mistakes, and must
     // become rare.
     let world = run(1000 * MS, 10_000, |world| {
         if world.now_ns % MS < 50_000 {
@@ -184,7 +185,7 @@ fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
 
 #[test]
 fn a_program_that_sleeps_until_notified_is_woken_at_once() {
-    // The program's turn begins when a packet was received, by its own poll or by the thread, which notifies it.
+    // The program's turn begins when a packet is received, either by its own poll or by the thread, which notifies it.
     let mut taken = 0;
     let world = run(100 * MS, MS, |world| {
         let by_thread = world.waits_of_thread_ns.len();
@@ -229,7 +230,8 @@ fn posts_of_a_program_that_never_returns_leave_in_time() {
 
 #[test]
 fn answers_of_a_memory_spinning_program_carry_acks() {
-    // The program polls at times, so the thread has learned not to nap. It posts an answer 5 us after each packet.
+    // The program sometimes polls, so the thread has learned not to nap. The program posts an answer 5 us after each
+    // packet.
     let world = run(1000 * MS, 20_000, |world| {
         if world.now_ns % MS < 40_000 {
             world.poll();
@@ -244,8 +246,7 @@ fn answers_of_a_memory_spinning_program_carry_acks() {
 
 #[test]
 fn programs_on_one_processor_receive_their_own_packets() {
-    // Each program has the processor for 2 ms and polls meanwhile, and both share the device. Then neither has it for
-    // 2 ms.
+    // Two programs share the device. Each has the processor for 2 ms and polls meanwhile. Then neither runs for 2 ms.
     let world = run(1000 * MS, 5_000, |world| {
         if world.now_ns % (4 * MS) < 2 * MS {
             world.poll();

@@ -13,7 +13,7 @@ use crate::shm::sys::{Mapping, Ring};
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
-/// A port for tests, which may run at the same time as programs on RoCE's port.
+/// Port of these tests, which may run at the same time as programs on RoCE's port.
 pub(in crate::shm) const PORT: u16 = 24_793;
 
 pub(in crate::shm) fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
@@ -25,7 +25,7 @@ pub(in crate::shm) fn link() -> SharedMemoryLink {
     link_at(None, LinkChoice::Auto)
 }
 
-/// Returns a time that advances, as a driver's does.
+/// Returns a time that advances like a driver's.
 pub(in crate::shm) fn now_ns() -> u64 {
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGUN.get_or_init(Instant::now).elapsed().as_nanos() as u64
@@ -35,12 +35,12 @@ pub(in crate::shm) fn now_ns() -> u64 {
 pub(in crate::shm) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "timed out waiting until {what}");
         std::thread::yield_now();
     }
 }
 
-/// Sink that takes unsealed runs, as a driver does.
+/// Sink for unsealed runs, as in a driver.
 #[derive(Default)]
 pub(in crate::shm) struct Plain(pub(in crate::shm) Vec<Vec<u8>>);
 
@@ -59,13 +59,13 @@ impl Sink for Plain {
     }
 }
 
-/// Sends all packets of a batch, while both sides are driven.
+/// Sends all packets of a batch, and drives both sides meanwhile.
 pub(in crate::shm) fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize]) {
     let mut batch = batch_of(to.udp.local_address(), lengths);
     Sealer::new(from.udp.local_address(), PORT).seal(&mut batch);
     let mut next = 0;
     eventually("the batch leaves", || {
-        let nothing = &mut |_: ReceivedRun<'_>| panic!("nothing is sent this way");
+        let nothing = &mut |_: ReceivedRun<'_>| panic!("a packet came in the other direction");
         from.receive(now_ns(), nothing).unwrap();
         from.transmit(now_ns(), &batch, &mut next).unwrap();
         next == batch.runs().len()
@@ -90,7 +90,7 @@ fn acquainted_with(mut b: SharedMemoryLink) -> (SharedMemoryLink, SharedMemoryLi
 #[test]
 fn packets_of_all_lengths_go_through_memory_without_an_icrc() {
     let (mut a, mut b) = acquainted();
-    // More packets than the ring holds, in both directions.
+    // Send more packets than the ring holds, in both directions.
     for round in 0..200 {
         let lengths: Vec<usize> = [vec![32; 64], vec![4108; 15], vec![12 + 4 * round]].concat();
         for direction in 0..2 {
@@ -98,7 +98,7 @@ fn packets_of_all_lengths_go_through_memory_without_an_icrc() {
             assert!(!from.seals(to.udp.local_address()));
             send(from, to, &lengths);
             let mut seen = Plain::default();
-            eventually("all arrive", || {
+            eventually("all packets arrive", || {
                 to.receive(now_ns(), &mut seen).unwrap();
                 seen.0.len() == lengths.len()
             });
@@ -130,7 +130,7 @@ fn a_sink_that_wants_icrcs_gets_socket_icrcs() {
 
 #[test]
 fn a_device_with_a_taken_name_invites_others_and_retries() {
-    // An address that no other test uses by chance, since this test binds it twice.
+    // No other test uses this address, since this test binds it twice.
     let address: IpAddr = [127, 77, 42, 1].into();
     let open = || bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
     let udp = open();
@@ -139,13 +139,13 @@ fn a_device_with_a_taken_name_invites_others_and_retries() {
     assert_eq!(a.link_counters().shared_memory_refused, 1);
     let mut b = link();
     send(&mut a, &mut b, &[12]);
-    assert_eq!(a.counters().packets_sent, 1, "who may invite is not asked for a name");
+    assert_eq!(a.counters().packets_sent, 1, "a device that may only invite was not reached through memory");
     drop(squatter);
     let mut c = link();
     let mut next = 0;
     let mut batch = batch_of(address, &[32]);
     Sealer::new(c.udp.local_address(), PORT).seal(&mut batch);
-    eventually("the name is there, and so is memory", || {
+    eventually("the device has its name and shares memory", || {
         next %= batch.runs().len();
         c.transmit(now_ns(), &batch, &mut next).unwrap();
         let nothing = &mut |_: ReceivedRun<'_>| {};
@@ -196,20 +196,20 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
     let before = a.counters();
     let rounds = RING_BYTES / (15 * 4108) + 5;
     for _ in 0..rounds {
-        send(&mut a, &mut b, &lengths); // this device receives nothing
+        send(&mut a, &mut b, &lengths); // the destination does not read its ring
     }
     let counted = a.counters();
     assert!(counted.full > 0);
     assert_eq!(counted.packets_sent - before.packets_sent + counted.full, (rounds * 15) as u64);
     assert_eq!(a.link_counters().tx_ring_full, counted.full);
-    // The third device is reached as before.
+    // The third device is reachable as before.
     send(&mut a, &mut c, &[32]);
     let mut seen = Plain::default();
     eventually("both arrive", || {
         c.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == 2
     });
-    // The packets that fitted in are there, and then there is room again.
+    // The packets that fitted into the ring arrive, and then the ring has room again.
     let mut seen = Plain::default();
     eventually("the ring is emptied", || b.receive(now_ns(), &mut seen).unwrap() == 0);
     assert_eq!(seen.0.len() as u64, counted.packets_sent - before.packets_sent);
@@ -233,11 +233,11 @@ fn a_silent_device_delays_packets_to_others_only_briefly() {
     assert_eq!(a.poll_timeout(), Some(now_ns + OTHERS_WAIT_NS));
     now_ns += OTHERS_WAIT_NS;
     a.transmit(now_ns, &batch, &mut next).unwrap();
-    assert_eq!(next, 2, "the silent one is reached over UDP, the other through memory");
+    assert_eq!(next, 2, "expected one packet over UDP to the silent device, and one through memory");
     assert_eq!(a.counters().packets_sent, 2);
     assert!(silent.wait_readable(Duration::from_secs(10)).unwrap());
     assert_eq!(packets_of(&receive_once(&mut silent, 0), ICRC_LEN), [packet(0, 32)]);
-    // If no other packets follow, such a packet may wait for longer.
+    // Without packets to other destinations, such a packet may wait for longer.
     let mut b = link();
     let mut alone = batch_of(silent.local_address(), &[32]);
     Sealer::new(b.udp.local_address(), PORT).seal(&mut alone);
@@ -248,51 +248,51 @@ fn a_silent_device_delays_packets_to_others_only_briefly() {
 
 #[test]
 fn a_device_that_closes_frees_its_name_and_is_found_again() {
-    // An address that no other test uses by chance, since this test binds it again and again.
+    // No other test uses this address, since this test binds it repeatedly.
     let address: IpAddr = [127, 77, 42, 2].into();
     let (mut a, mut b) = acquainted_with(link_at(Some(address), LinkChoice::Auto));
     for _ in 0..3 {
-        // The packets that it sent last are read after its end.
+        // The last packets of a departed device are still read.
         send(&mut b, &mut a, &[64]);
         drop(b);
         let mut seen = Plain::default();
-        eventually("it is known to be gone", || {
+        eventually("the link knows that the device is gone", || {
             a.receive(now_ns(), &mut seen).unwrap();
             a.seals(address)
         });
-        eventually("its last packet is read", || {
+        eventually("the last packet of the device is read", || {
             a.receive(now_ns(), &mut seen).unwrap();
             seen.0.len() == 1
         });
         b = link_at(Some(address), LinkChoice::Auto);
         let before = a.counters().packets_sent;
-        eventually("it is asked, and reached over UDP meanwhile", || {
+        eventually("the new device is invited, and reached over UDP meanwhile", || {
             send(&mut a, &mut b, &[32]);
             b.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
             a.counters().packets_sent > before
         });
-        eventually("it arrives", || {
+        eventually("the packet arrives", || {
             b.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
             b.counters().packets_received == a.counters().packets_sent - before
         });
     }
-    assert!(a.peers.iter().flatten().count() <= 1, "departed peers leave nothing");
+    assert!(a.peers.iter().flatten().count() <= 1, "departed peers remain");
 }
 
 #[test]
 fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
     let (mut a, mut b) = acquainted();
     send(&mut a, &mut b, &[12]);
-    assert!(!b.prepare_sleep(), "something has arrived already");
+    assert!(!b.prepare_sleep(), "the link may not sleep, since a packet has arrived");
     let mut seen = Plain::default();
     b.receive(now_ns(), &mut seen).unwrap();
     assert!(b.prepare_sleep());
     for _ in 0..3 {
         send(&mut a, &mut b, &[12]);
     }
-    assert_eq!(a.counters().wakes, 1, "the first that is written wakes, not later ones");
-    assert!(b.udp.wait_readable(Duration::from_secs(10)).unwrap(), "the socket on which it sleeps is readable");
-    eventually("all arrive", || {
+    assert_eq!(a.counters().wakes, 1, "expected one wake-up, for the first packet");
+    assert!(b.udp.wait_readable(Duration::from_secs(10)).unwrap(), "the socket of the sleeper is not readable");
+    eventually("all packets arrive", || {
         b.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == 4
     });
@@ -301,7 +301,7 @@ fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
 
 /// Reads until no packet keeps the link awake, and prepares the link to sleep.
 fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
-    eventually("nothing is left that would keep it awake", || {
+    eventually("no packet keeps the link awake", || {
         link.receive(now_ns(), seen).unwrap();
         link.prepare_sleep()
     });
@@ -318,7 +318,7 @@ fn a_sleeper_with_a_consumed_wake_up_is_not_woken_again() {
     b.receive(now_ns(), &mut seen).unwrap();
     assert!(!b.shows_arrivals());
     send(&mut a, &mut b, &[12]);
-    assert_eq!(a.counters().wakes, 1, "the sleeper did not ask to be woken again");
+    assert_eq!(a.counters().wakes, 1, "the sleeper was woken again without asking for it");
     fall_asleep(&mut b, &mut seen);
     assert!(b.shows_arrivals());
 }
@@ -335,14 +335,14 @@ fn the_first_record_does_not_overtake_udp_packets() {
     };
     let batch = sealed(&[12], &a);
     a.transmit(now_ns(), &batch, &mut 0).unwrap();
-    eventually("both have met, and the reader has found its socket empty", || {
+    eventually("the devices share memory, and the reader has found its socket empty", || {
         a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
-        b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("nothing was sent yet")).unwrap();
+        b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("no packet was sent yet")).unwrap();
         let has_peer = |link: &SharedMemoryLink| link.peers.iter().any(Option::is_some);
         has_peer(&a) && has_peer(&b)
     });
-    b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("nothing was sent yet")).unwrap();
-    // One more packet over UDP, and then one through memory.
+    b.receive(now_ns(), &mut |_: ReceivedRun<'_>| panic!("no packet was sent yet")).unwrap();
+    // Send one more packet over UDP, and then one through memory.
     let batch = sealed(&[32], &a);
     let mut next = 0;
     a.udp.transmit_until(&batch, &mut next, 1).unwrap();
@@ -353,17 +353,17 @@ fn the_first_record_does_not_overtake_udp_packets() {
         b.receive(now_ns(), &mut |run: ReceivedRun<'_>| lengths.push(run.bytes.len() - ICRC_LEN)).unwrap();
         lengths.len() == 2
     });
-    assert_eq!(lengths, [32, 64], "in the order in which they were sent");
+    assert_eq!(lengths, [32, 64], "packets arrived out of order");
 }
 
-/// Tests a wake-up that the kernel does not accept: it must not be the last one.
+/// Tests a wake-up that the kernel rejects. The next packet must cause another wake-up.
 #[test]
 fn a_sleeper_that_could_not_be_woken_is_woken_by_the_next_packet() {
     let (mut a, mut b) = acquainted();
     let mut seen = Plain::default();
     fall_asleep(&mut b, &mut seen);
     let place = a.peers.iter().position(Option::is_some).unwrap();
-    assert!(a.peers[place].as_ref().unwrap().writer.must_wake(), "it asked for that");
+    assert!(a.peers[place].as_ref().unwrap().writer.must_wake(), "the sleeper did not ask to be woken");
     a.peers[place].as_ref().unwrap().writer.failed_to_wake();
     send(&mut a, &mut b, &[12]);
     assert_eq!(a.counters().wakes, 1);
@@ -377,7 +377,11 @@ fn a_device_sends_to_itself_over_udp_until_memory_is_ready() {
     Sealer::new(destination, PORT).seal(&mut batch);
     let mut next = 0;
     a.transmit(now_ns(), &batch, &mut next).unwrap();
-    assert_eq!((next, a.counters().packets_sent), (batch.runs().len(), 0), "all left at once, over UDP");
+    assert_eq!(
+        (next, a.counters().packets_sent),
+        (batch.runs().len(), 0),
+        "expected all packets to leave over UDP at once"
+    );
     let mut packets = 0;
     eventually("packets go through memory", || {
         a.transmit(now_ns(), &batch, &mut 0).unwrap();
@@ -391,7 +395,7 @@ fn a_device_sends_to_itself_over_udp_until_memory_is_ready() {
     assert!(packets as u64 > a.counters().packets_received);
 }
 
-/// Returns the ring through which a peer that the test plays writes to a device.
+/// Returns the ring through which a peer played by the test writes to a device.
 fn in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> Ring {
     both_in_our_hands(link, address).0
 }
@@ -410,7 +414,7 @@ fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ri
     (written, read)
 }
 
-/// Header of runs of one short packet.
+/// Header of a run with one short packet.
 const SHORT: Header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
 
 /// Fills a ring with records of one line each, so that the next record is always present.
@@ -425,23 +429,23 @@ fn an_endlessly_full_ring_ends_with_its_writer() {
     let ring = in_our_hands(&mut a, [127, 77, 42, 3].into());
     fill(&ring);
     let mut seen = Plain::default();
-    eventually("more than the ring holds was read, since nobody can tell", || {
+    eventually("the link has read more than the ring holds, since it cannot detect the end", || {
         a.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() > 2 * RING_BYTES / 64
     });
     send(&mut b, &mut a, &[2000]);
-    eventually("others are heard", || {
+    eventually("packets of other devices arrive", || {
         a.receive(now_ns(), &mut seen).unwrap();
         seen.0.iter().any(|packet| packet.len() == 2000)
     });
     a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
     let before = seen.0.len();
-    eventually("its end comes", || a.receive(now_ns(), &mut seen).unwrap() == 0);
+    eventually("the ring of the departed peer ends", || a.receive(now_ns(), &mut seen).unwrap() == 0);
     assert!(seen.0.len() - before <= RING_BYTES / 64);
-    assert_eq!(a.peers.iter().flatten().count(), 1, "nothing is left of it");
+    assert_eq!(a.peers.iter().flatten().count(), 1, "the departed peer remains");
 }
 
-/// Tests peers that leave a full ring behind, one after the other, as fast as they can connect.
+/// Tests peers that connect one after the other as fast as possible, and leave a full ring behind.
 #[test]
 fn departed_peers_with_full_rings_keep_bounded_mappings() {
     let (mut a, mut b) = acquainted();
@@ -458,20 +462,20 @@ fn departed_peers_with_full_rings_keep_bounded_mappings() {
         assert!(a.peers.len() <= DEPARTED_MAX + 2);
         a.receive(now_ns(), &mut |run: ReceivedRun<'_>| seen += run.segments().len()).unwrap();
     }
-    assert!(seen > DEPARTED_MAX, "their records are read, as far as there is room for the peers");
+    assert!(seen > DEPARTED_MAX, "records of departed peers were not read");
     send(&mut b, &mut a, &[2000]);
     let mut is_heard = false;
-    eventually("others are heard", || {
+    eventually("packets of other devices arrive", || {
         a.receive(now_ns(), &mut |run: ReceivedRun<'_>| is_heard |= run.bytes.len() > 2000).unwrap();
         is_heard
     });
-    eventually("nothing is left of them", || {
+    eventually("all departed peers are removed", || {
         a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
         a.peers.iter().flatten().count() == 1
     });
 }
 
-/// Tests a device that departs after a batch was sealed, in which its packets have no ICRC.
+/// Tests a device that departs after a batch was sealed. The packets to it have no ICRC.
 #[test]
 fn packets_without_an_icrc_never_go_over_udp() {
     let (mut a, b) = acquainted();
@@ -487,23 +491,23 @@ fn packets_without_an_icrc_never_go_over_udp() {
     let mut next = 0;
     a.is_within_batch = true;
     a.learn(now_ns(), vec![News::Gone { id }]);
-    eventually("all are sent or lost", || {
+    eventually("all packets are sent or lost", || {
         a.transmit(now_ns(), &batch, &mut next).unwrap();
         next == batch.runs().len()
     });
     assert_eq!(
         a.counters().without - before.without,
         2,
-        "as if they had been written to the ring of the departed device"
+        "packets without an ICRC must count as written to the departed device"
     );
     assert_eq!(packets_of(&receive_once(&mut d, 0), ICRC_LEN), [packet(0, 64)]);
     assert_eq!(a.link_counters().tx_udp_packets, 1);
-    // Packets that are sealed from now on are sent again.
+    // From now on, packets to this destination are sealed and leave over UDP.
     assert!(a.seals(gone) && !a.is_gone_within_batch(gone));
     drop(b);
 }
 
-/// Tests separate batches: a driver has no second batch while the first one waits.
+/// Tests separate batches. A driver makes no second batch while the first one waits.
 #[test]
 fn a_silent_device_delays_later_batches_only_briefly() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -518,13 +522,17 @@ fn a_silent_device_delays_later_batches_only_briefly() {
     a.hurry();
     assert_eq!(a.poll_timeout(), Some(now_ns + OTHERS_WAIT_NS));
     a.transmit(now_ns + 1, &batch, &mut next).unwrap();
-    assert_eq!((next, a.poll_timeout()), (0, Some(now_ns + OTHERS_WAIT_NS)), "they wait still");
+    assert_eq!(
+        (next, a.poll_timeout()),
+        (0, Some(now_ns + OTHERS_WAIT_NS)),
+        "the batch did not wait until the deadline"
+    );
     a.transmit(now_ns + OTHERS_WAIT_NS, &batch, &mut next).unwrap();
     assert_eq!((next, a.awaits()), (1, None));
     drop(name);
 }
 
-/// Tests a peer that shares memory and departs, while its name stays and never answers.
+/// Tests a peer that shares memory and departs, while its name remains and never answers.
 #[test]
 fn a_departed_peer_with_a_silent_name_delays_no_packets() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -550,19 +558,19 @@ fn the_current_owner_of_an_address_gets_its_packets() {
     std::thread::sleep(Duration::from_nanos(SAME_DEVICE_NS));
     send(&mut b, &mut a, &[12]);
     let mut seen = Plain::default();
-    eventually("the new one is heard", || a.receive(now_ns(), &mut seen).unwrap() > 0);
+    eventually("packets of the new peer arrive", || a.receive(now_ns(), &mut seen).unwrap() > 0);
     send(&mut a, &mut b, &[32]);
-    eventually("and reached", || b.receive(now_ns(), &mut seen).unwrap() > 0);
+    eventually("packets reach the new peer", || b.receive(now_ns(), &mut seen).unwrap() > 0);
     assert_eq!(seen.0, [packet(0, 12), packet(0, 32)]);
-    assert_eq!(ring.load(0), 0, "nothing went to the old one");
-    eventually("which is let go of", || {
+    assert_eq!(ring.load(0), 0, "a record went to the old ring");
+    eventually("the departed peer is removed", || {
         a.receive(now_ns(), &mut seen).unwrap();
         a.peers.iter().flatten().count() == 1
     });
 }
 
-/// Tests two pairs of rings, which exist because both devices asked the other at the same time. Then the first ones
-/// end.
+/// Tests two pairs of rings of one address, which exist because both devices invited each other at the same time. The
+/// first pair ends.
 #[test]
 fn a_second_ring_does_not_overtake_the_first() {
     let address: IpAddr = [127, 77, 42, 8].into();
@@ -582,15 +590,15 @@ fn a_second_ring_does_not_overtake_the_first() {
         };
         if first_is_read_before {
             write(&mut first, 1);
-            eventually("the first is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
+            eventually("the first record is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
         }
-        // More records than one call reads, and the call begins at the second ring.
+        // Write more records than one call reads. The call begins at the second ring.
         write(&mut first, 100);
         write(&mut second, 10);
         a.next_peer = 0;
         let total = seen.0.len() + 110;
         let mut is_told = false;
-        eventually("all are read", || {
+        eventually("all records are read", || {
             a.receive(now_ns(), &mut seen).unwrap();
             if seen.0.len() > 50 && !std::mem::replace(&mut is_told, true) {
                 a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
@@ -600,11 +608,11 @@ fn a_second_ring_does_not_overtake_the_first() {
         let numbers: Vec<u32> =
             seen.0.iter().map(|packet| u32::from_le_bytes(packet[..4].try_into().unwrap())).collect();
         assert_eq!(numbers, (1..=total as u32).collect::<Vec<_>>());
-        assert_eq!(a.peers.iter().flatten().count(), 1, "the first peer is removed");
+        assert_eq!(a.peers.iter().flatten().count(), 1, "the first peer was not removed");
     }
 }
 
-/// Sink that takes the packets through memory, and those over UDP as well.
+/// Sink for packets through memory and over UDP.
 #[derive(Default)]
 struct Both(Vec<u8>);
 
@@ -623,13 +631,13 @@ impl Sink for Both {
     }
 }
 
-/// Writes a packet of 32 bytes, each of which is one number.
+/// Writes a packet of 32 bytes that all have the value `number`.
 fn write_number(writer: &mut Writer<Ring>, number: u8) {
     assert!(writer.push(SHORT, [&[number; 32][..]].into_iter()));
 }
 
-/// Tests two rings of one address that end in any order, with or without a message in the socket. Both are read, and
-/// the device can sleep.
+/// Tests two rings of one address that end in any order, with or without a message in the socket. The device must read
+/// both rings and be able to sleep.
 #[test]
 fn two_rings_of_one_address_never_wait_for_each_other() {
     for case in 0..8 {
@@ -640,7 +648,7 @@ fn two_rings_of_one_address_never_wait_for_each_other() {
         let [one, two] = if case & 1 == 0 { [&mut first, &mut second] } else { [&mut second, &mut first] };
         write_number(one, 1);
         let mut seen = Both::default();
-        // With a message in the socket, so that the link does not find the socket empty.
+        // Send a message first, so that the link does not find the socket empty.
         assert!(other.send_alone(a.udp.local_address(), &Datagram::Wake.to_bytes()));
         if case & 2 == 0 {
             a.receive(now_ns(), &mut seen).unwrap();
@@ -649,7 +657,7 @@ fn two_rings_of_one_address_never_wait_for_each_other() {
         let gone = if case & 1 == 0 { [1 << 40, 1 << 41] } else { [1 << 41, 1 << 40] };
         let count = if case & 4 == 0 { 1 } else { 2 };
         a.learn(now_ns(), gone[..count].iter().map(|&id| News::Gone { id }).collect());
-        eventually("both are read", || {
+        eventually("both records are read", || {
             a.receive(now_ns(), &mut seen).unwrap();
             seen.0.len() == 2
         });
@@ -672,7 +680,7 @@ fn udp_packets_precede_the_ring_of_a_departed_peer() {
     write_number(&mut writer, 2);
     a.learn(now_ns(), vec![News::Gone { id: 1 << 40 }]);
     let mut seen = Both::default();
-    eventually("both are read", || {
+    eventually("both records are read", || {
         a.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == 2
     });
@@ -687,9 +695,9 @@ fn a_hostile_ring_delays_the_next_ring_only_briefly() {
     let mut next = Writer::new(in_our_hands_as(&mut a, 1 << 41, address).0);
     fill(&endless);
     let mut seen = Plain::default();
-    eventually("it is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
+    eventually("the record is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
     assert!(next.push(SHORT, [&[7; 32][..]].into_iter()));
-    eventually("the next one as well", || {
+    eventually("the next record is read", || {
         seen.0.clear();
         a.receive(now_ns(), &mut seen).unwrap();
         seen.0.contains(&vec![7; 32])
@@ -704,7 +712,7 @@ fn a_second_ring_takes_over_in_the_midst_of_a_batch() {
     let (mut first, mut second) = (Reader::new(first), Reader::new(second));
     let mut batch = batch_of(address, &[32, 500]);
     Sealer::new(a.udp.local_address(), PORT).seal(&mut batch);
-    assert_eq!(batch.runs().len(), 2, "packets of two lengths are two runs");
+    assert_eq!(batch.runs().len(), 2, "packets of two lengths must form two runs");
     let mut sent = 1;
     a.write(now_ns(), 0, &batch.runs()[0], &batch);
     a.is_within_batch = true;
@@ -722,13 +730,13 @@ fn a_second_ring_takes_over_in_the_midst_of_a_batch() {
 fn an_idle_ring_releases_its_memory_and_still_works() {
     const SECOND: u64 = 1_000_000_000;
     let (mut a, mut b) = acquainted();
-    assert_eq!(a.poll_timeout(), None, "a few packets leave little behind");
+    assert_eq!(a.poll_timeout(), None, "a few packets must not start a timer to free memory");
     let lengths = [4108; 15];
     let exchange = |a: &mut SharedMemoryLink, b: &mut SharedMemoryLink, times: usize| {
         for _ in 0..times {
             send(a, b, &lengths);
             let mut seen = Plain::default();
-            eventually("all arrive", || {
+            eventually("all packets arrive", || {
                 b.receive(now_ns(), &mut seen).unwrap();
                 seen.0.len() == lengths.len()
             });
@@ -738,26 +746,26 @@ fn an_idle_ring_releases_its_memory_and_still_works() {
     let resident = |link: &SharedMemoryLink| link.peers.iter().flatten().map(Peer::resident_bytes).sum::<usize>();
     exchange(&mut a, &mut b, 100);
     assert!(resident(&a) >= RING_BYTES);
-    // A ring that is written again and again keeps its memory.
-    let mut at = a.poll_timeout().expect("it will be looked at");
+    // A ring that is written repeatedly keeps its memory.
+    let mut at = a.poll_timeout().expect("a timer frees the ring's memory");
     for _ in 0..3 {
         a.receive(at, &mut Plain::default()).unwrap();
         assert!(resident(&a) >= RING_BYTES);
         exchange(&mut a, &mut b, 1);
         at = a.poll_timeout().unwrap();
     }
-    // Unread records stay.
+    // Unread records stay in the ring.
     send(&mut a, &mut b, &lengths);
     for later in 0..3 {
         a.receive(at + later * SECOND, &mut Plain::default()).unwrap();
     }
     assert!(resident(&a) >= RING_BYTES);
     let mut seen = Plain::default();
-    eventually("it is read", || {
+    eventually("the record is read", || {
         b.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == lengths.len()
     });
-    // Then the ring gives its memory back, and the device has no reason to wake up.
+    // After that, the ring frees its memory, and the device has no reason to wake up.
     a.receive(a.poll_timeout().unwrap(), &mut Plain::default()).unwrap();
     assert!(resident(&a) < 64 << 10, "{} bytes", resident(&a));
     assert_eq!((a.poll_timeout(), resident(&b)), (None, resident(&a)));
@@ -783,7 +791,7 @@ fn a_flood_over_udp_keeps_no_ring_closed() {
         shared = a.counters().packets_received;
         looks += 1;
     }
-    assert!(looks > 1, "what came over UDP before comes first");
+    assert!(looks > 1, "the record came before earlier UDP packets");
     assert!(looks <= a.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 2);
 }
 
@@ -791,7 +799,7 @@ fn a_flood_over_udp_keeps_no_ring_closed() {
 fn datagrams_of_strangers_have_no_effect() {
     let (mut a, _b) = acquainted();
     let nothing = &mut |_: ReceivedRun<'_>| {};
-    eventually("it is quiet", || a.receive(now_ns(), nothing).unwrap() == 0);
+    eventually("no packet is left", || a.receive(now_ns(), nothing).unwrap() == 0);
     let before = (a.link_counters(), a.counters());
     a.look_at_all = false;
     let to = a.udp.local_socket_address();
@@ -802,7 +810,7 @@ fn datagrams_of_strangers_have_no_effect() {
         b"\xffdoorbel\x04".to_vec(),
         vec![0xff; 70],
     ];
-    // From another port, and from the devices' port at an address without a device.
+    // Send from another port, and from the devices' port at an address without a device.
     for from in ["127.77.42.6:0".to_owned(), format!("127.77.42.6:{PORT}")] {
         let stranger = std::net::UdpSocket::bind(from).unwrap();
         for _ in 0..1000 {
@@ -817,7 +825,7 @@ fn datagrams_of_strangers_have_no_effect() {
     assert_eq!(a.peers.len(), 1);
 }
 
-/// Tests the same rings with a peer that writes arbitrary values at arbitrary places all the time.
+/// Tests the same rings with a peer that writes arbitrary values at arbitrary offsets all the time.
 #[test]
 fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
     let (mapping, file) = Mapping::create().unwrap();
@@ -838,7 +846,7 @@ fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
             while !stop.load(Ordering::Relaxed) {
                 let (word, at) = (random(), random() as usize % (RING_BYTES / 8) * 8);
                 let ring = &theirs[(word & 1) as usize];
-                // Often a word that could be a record's, in the first lines.
+                // Often write a word that could belong to a record, in the first lines.
                 let possible = 1 << 63 | (word % 4000) << 17 | (word % 60_000);
                 ring.store(if word & 2 == 0 { at } else { at % 4096 }, if word & 4 == 0 { word } else { possible });
                 if word & 0xf0 == 0 {
@@ -871,7 +879,7 @@ fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
 #[test]
 fn unsuitable_files_are_refused_as_rings() {
     let refused = |file: &std::fs::File| Mapping::adopt(std::os::fd::AsFd::as_fd(file)).unwrap_err().to_string();
-    // Files on disk, without seals, or of another size.
+    // The link rejects files on disk, files without seals, and files of another size.
     let disk = std::fs::File::open("/proc/self/exe").unwrap();
     assert!(refused(&disk).contains("not in memory"));
     let name = c"doorbell-test";

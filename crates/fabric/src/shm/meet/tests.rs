@@ -1,4 +1,4 @@
-//! Guests and hosts that violate the protocol. The tests send their messages one at a time.
+//! Guests and hosts that violate the protocol. The tests send each message of the protocol separately.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -25,7 +25,7 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
     link.udp().local_socket_address()
 }
 
-/// Tests a program that closes descriptors which it did not open, and opens a file of its own under such a number.
+/// Tests a program that closes a descriptor of the device, and opens its own file under that number.
 #[test]
 fn a_closing_device_does_not_write_to_a_reused_descriptor() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -35,7 +35,7 @@ fn a_closing_device_does_not_write_to_a_reused_descriptor() {
     let taken = sys::replace(meeting.shared.kick.as_fd().as_raw_fd(), file.as_fd());
     drop(meeting);
     assert!(is_open(taken.as_fd()));
-    assert_eq!(file.metadata().unwrap().len(), 1, "eight bytes would make it longer");
+    assert_eq!(file.metadata().unwrap().len(), 1, "the device wrote its eight bytes to the file");
 }
 
 /// Connects to a device's name.
@@ -58,7 +58,7 @@ fn hello_from(address: IpAddr) -> Message {
 /// Returns the next message, or `None` at the end of the connection.
 fn answer(connection: &impl AsFd) -> Option<Message> {
     let mut heard = None;
-    eventually("there is an answer", || {
+    eventually("the host answers", || {
         heard = match hear(connection) {
             Heard::Nothing => return false,
             Heard::Said(message, _) => Some(message),
@@ -69,7 +69,7 @@ fn answer(connection: &impl AsFd) -> Option<Message> {
     heard
 }
 
-/// Returns the number of descriptors of this process that stand for this file.
+/// Returns the number of descriptors of this process that refer to this file.
 fn copies_of(name: &str) -> usize {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to.to_string_lossy().contains(name))).count()
@@ -95,8 +95,8 @@ fn the_host_closes_every_descriptor_that_a_guest_sends() {
         let refusal = Message::Welcome { version: VERSION, accepted: false };
         assert!(welcome.is_none() || count == 1 && welcome == Some(refusal), "{count}: {welcome:?}");
     }
-    eventually("only ours is left", || copies_of("doorbell-test-marked") == 1);
-    // Descriptors with a message that expects none.
+    eventually("only the test's descriptor is left", || copies_of("doorbell-test-marked") == 1);
+    // Descriptors arrive with a message that expects none.
     let guest = call(local_of(&host));
     say(&guest, &Message::Proof { nonce: [0; 16] }.to_bytes(), &[marked.as_raw_fd(); 3]);
     assert_eq!(answer(&guest), None);
@@ -117,7 +117,7 @@ fn the_host_refuses_files_that_are_no_rings() {
         ("may be sealed", file_in_memory(c"doorbell-test", bytes, all - SealFlag::F_SEAL_SEAL).into()),
         ("of another size", file_in_memory(c"doorbell-test", bytes + 4096, all).into()),
         ("empty", file_in_memory(c"doorbell-test", 0, all).into()),
-        ("not to be written", file_in_memory(c"doorbell-test", bytes, all | SealFlag::F_SEAL_WRITE).into()),
+        ("sealed against writes", file_in_memory(c"doorbell-test", bytes, all | SealFlag::F_SEAL_WRITE).into()),
         ("open for reading", read_only.into()),
         ("on disk", File::open("/proc/self/exe").unwrap().into()),
         ("a device", File::open("/dev/zero").unwrap().into()),
@@ -136,7 +136,7 @@ fn the_host_refuses_files_that_are_no_rings() {
         (*version, *port) = (VERSION + 1, PORT + 1);
     }
     let longer = [version.to_bytes(), vec![1, 2, 3]].concat();
-    // With the address of a group, all its packets would go to this guest.
+    // A guest with a group's address would receive all packets to the group.
     let nobody = ["224.0.0.9", "255.255.255.255", "0.0.0.0", "::1", "ff02::1"].map(|text| text.parse().unwrap());
     let said = nobody.map(|address| hello_from(address).to_bytes()).into_iter();
     for bytes in said.chain([version.to_bytes(), longer, port.to_bytes()]) {
@@ -145,7 +145,7 @@ fn the_host_refuses_files_that_are_no_rings() {
         assert_eq!(answer(&guest), Some(Message::Welcome { version: VERSION, accepted: false }), "{bytes:?}");
         assert_eq!(answer(&guest), None);
     }
-    // Bytes that are no message, or a message at the wrong time.
+    // Send bytes that are no message, or a message at the wrong time.
     for bytes in
         [vec![], vec![1], hello.to_bytes()[..20].to_vec(), vec![9; 5000], Message::Proof { nonce: [1; 16] }.to_bytes()]
     {
@@ -154,7 +154,7 @@ fn the_host_refuses_files_that_are_no_rings() {
         assert_eq!(answer(&guest), None, "{bytes:?}");
     }
     exchange(&mut link(), &mut host, &[12]);
-    assert_eq!(host.link_counters().shared_memory_refused, 0, "no device was refused");
+    assert_eq!(host.link_counters().shared_memory_refused, 0, "a device counts as refused");
 }
 
 /// Tests a guest without the address, which no challenge reaches, and a guest that answers another guest's challenge.
@@ -178,13 +178,13 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
         panic!("no challenge")
     };
     assert_eq!(invited, [7; 16]);
-    // A challenge that was sent to another guest proves nothing.
+    // A challenge for another guest proves nothing.
     let guest = call(local_of(&host));
     send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
     assert!(answer(&guest).is_some());
     send(&guest, Message::Proof { nonce: asked }, None).unwrap();
     assert_eq!(answer(&guest), None);
-    // The guest's own challenge does.
+    // The guest's own challenge proves its address.
     let guest = call(local_of(&host));
     send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
     let (_, _) = own.recv_from(&mut bytes).unwrap(); // the challenge of the last guest
@@ -194,13 +194,13 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
     send(&guest, Message::Proof { nonce: asked }, None).unwrap();
     let mut batch = batch_of([127, 77, 43, 3].into(), &[32]);
     crate::Sealer::new(local_of(&host).ip(), PORT).seal(&mut batch);
-    eventually("packets go through its ring", || {
+    eventually("packets go through the guest's ring", || {
         host.transmit(now_ns(), &batch, &mut 0).unwrap();
         host.counters().packets_sent > 0
     });
 }
 
-/// Tests more guests than there are places for, most of which send nothing.
+/// Tests more guests than the host has room for. Most of them send nothing.
 #[test]
 fn silent_guests_do_not_block_others() {
     let mut host = link();
@@ -215,7 +215,7 @@ fn silent_guests_do_not_block_others() {
     assert!(ended > GUESTS_MAX, "{ended} connections were closed");
 }
 
-/// The step after which the process of a host stops.
+/// Step after which the process of a host stops.
 enum StopsAfter {
     Nothing,
     Welcome,
@@ -236,7 +236,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         let (meeting, _) = Meeting::start(own, socket, Duration::from_millis(within), true).unwrap();
         meeting.invite(local.ip());
         let mut guest = None;
-        eventually("it is invited", || {
+        eventually("the host is invited", || {
             guest = sys::accept(listener.as_fd()).ok();
             guest.is_some()
         });
@@ -248,7 +248,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         }
         if matches!(step, StopsAfter::Challenge) {
             meeting.challenged(local.ip(), nonce, [9; 16]);
-            // For the inviter, such a host is a peer that reads nothing. Timers detect that.
+            // To the inviter, such a host is a peer that does not read. Timers detect this.
             assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
             let mut news = Vec::new();
             eventually("memory is shared", || {
@@ -257,16 +257,16 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
             });
             assert!(matches!(news[..], [News::Arrived { address, made_here: true, .. }] if address == local.ip()));
             drop(guest);
-            eventually("its death is seen", || matches!(meeting.news()[..], [News::Gone { id: 0 }]));
+            eventually("the death of the host is seen", || matches!(meeting.news()[..], [News::Gone { id: 0 }]));
             continue;
         }
         let mut news = Vec::new();
-        eventually("it took too long", || {
+        eventually("the host is given up", || {
             news.extend(meeting.news());
             !news.is_empty()
         });
         assert!(matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "it did not answer in time"));
-        // The host is not invited again while it may still find the first invitation.
+        // The host is not invited again while it could still find the first invitation.
         (0..100).for_each(|_| meeting.invite(local.ip()));
         std::thread::sleep(Duration::from_millis(2 * within));
         let again = sys::accept(listener.as_fd());
@@ -275,11 +275,11 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         let news = meeting.news();
         assert!((1..=100).contains(&news.len()));
         assert!(news.iter().all(|news| matches!(news, News::Absent { why: None, .. })), "{news:?}");
-        // The host continues, and with it the exchange.
+        // The host and the exchange continue.
         if matches!(step, StopsAfter::Nothing) {
             send(&guest, welcome, None).unwrap();
         }
-        meeting.challenged(local.ip(), [1; 16], [9; 16]); // the nonce of a stranger
+        meeting.challenged(local.ip(), [1; 16], [9; 16]); // a nonce of another inviter
         meeting.challenged(local.ip(), nonce, [9; 16]);
         assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
         eventually("memory is shared", || matches!(meeting.news()[..], [News::Arrived { .. }]));
@@ -305,7 +305,7 @@ fn a_closed_listener_is_recreated() {
     let name = format!("doorbell-link/{}", std::fs::read_link("/proc/thread-self/ns/net").unwrap().display());
     let name = format!("@{name}/127.77.43.10/{PORT}");
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let line = table.lines().find(|line| line.ends_with(&name)).expect("the name is there");
+    let line = table.lines().find(|line| line.ends_with(&name)).expect("the name is in the table");
     let inode: u64 = line.split_whitespace().nth(6).unwrap().parse().unwrap();
     let is_it = |fd: &RawFd| {
         std::fs::read_link(format!("/proc/self/fd/{fd}"))
@@ -313,17 +313,17 @@ fn a_closed_listener_is_recreated() {
     };
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let fd = files.map(|file| file.file_name().to_string_lossy().parse().unwrap()).find(is_it).unwrap();
-    // A file takes the number over, as it may when a program closes a descriptor that it did not open.
+    // A file takes over the number, as can happen if a program closes a descriptor that it did not open.
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
     let taken = crate::shm::sys::replace(fd, file.as_fd());
-    // The thread may sleep on the socket that had the number, until a guest connects.
+    // The thread may sleep on the socket that had the number until a guest connects.
     let _ = call_at(name_of(local_of(&host).ip(), PORT).as_bytes());
-    eventually("its name is hosted again", || {
+    eventually("the host has its name again", || {
         let table = std::fs::read_to_string("/proc/net/unix").unwrap();
         table.lines().any(|line| line.ends_with(&name) && !line.contains(&format!(" {inode} ")))
     });
     exchange(&mut link(), &mut host, &[12]);
-    assert!(is_open(taken.as_fd()), "the file that has the number now stays open");
+    assert!(is_open(taken.as_fd()), "the host closed the file that now has the number");
     drop(host);
     assert!(is_open(taken.as_fd()));
 }
