@@ -1,7 +1,8 @@
 //! CPU time per packet of the box. Requests of clients arrive, go to the node, and are answered. The requests are
 //! multiplexed WRITEs and READs of 128 bytes, CASes that become WRITEs, and steered requests of a store's client. The
-//! latter are puts and READs of an old node. A put is a WRITE of a node of 128 bytes and a CAS of an old node, which
-//! goes to the newest one as a WRITE. Every packet's ICRC is checked on arrival and computed on departure.
+//! steered requests are READs of an old node, and puts. A put is a WRITE of a node of 128 bytes and a CAS of an old
+//! node. The box sends this CAS to the newest node as a WRITE. It checks the ICRC of each arriving packet, and computes
+//! that of each departing one.
 
 use std::net::IpAddr;
 
@@ -14,12 +15,13 @@ use doorbell_wire::{
 };
 
 const CLIENTS: usize = 4;
-/// Turns of each client in a round.
+/// Number of turns of each client in a round.
 const TURNS: u64 = 8;
 const BYTES: usize = 128;
 const RKEY: RKey = RKey::new(1);
 const BASE: u64 = 0x10_0000;
-/// Nodes of each client's key, which are used in turn. The first one stays, and is the one that the client remembers.
+/// Number of nodes of each client's key, which are used in turn. The first one stays in use, and is the one that the
+/// client remembers.
 const NODES: u64 = 64;
 
 const TAIL: u64 = 1 << 62;
@@ -52,7 +54,7 @@ impl Layout for Chains {
     }
 }
 
-/// Request of each client in its turn.
+/// Request that each client sends in its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Turn {
     Write,
@@ -64,10 +66,10 @@ enum Turn {
 
 struct Client {
     address: IpAddr,
-    /// The number that it sends to.
+    /// Destination queue pair number of its packets.
     qpn: Qpn,
     psn: Psn,
-    /// Its turns so far.
+    /// Number of turns so far.
     turns: u64,
 }
 
@@ -88,7 +90,7 @@ fn outer(src: IpAddr, dst: IpAddr) -> Outer {
     Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
-/// The word of a node when it was written for the `version`-th time.
+/// Returns the word of a node that was written for the `version`-th time.
 fn tail(version: u64) -> u64 {
     TAIL | version
 }
@@ -132,7 +134,7 @@ impl Bench {
         };
         for client in 0..CLIENTS {
             if is_store {
-                // A chain of two nodes, the first of which is the one that the client remembers.
+                // Build a chain of two nodes. The client remembers the first one.
                 bench.write_node(client, 0, 0);
                 bench.put(client);
             } else if turn == Turn::Swap {
@@ -143,7 +145,7 @@ impl Bench {
         bench
     }
 
-    /// A packet arrives, as a driver takes it: its ICRC is checked.
+    /// Receives a packet as a driver does, with a check of the ICRC.
     fn arrive(&mut self, from: IpAddr) {
         let flow = Flow::new(from, self.address, ROCE_UDP_PORT, ROCE_UDP_PORT);
         let icrc = flow.icrc(0, true, &self.packet).to_le_bytes();
@@ -152,7 +154,7 @@ impl Bench {
         self.packet.truncate(self.packet.len() - ICRC_LEN);
         self.now_ns += 100;
         self.steer.handle_packet(self.now_ns, &outer(from, self.address), &self.packet);
-        // Resulting packets leave with an ICRC.
+        // The resulting packets leave with an ICRC.
         let flow = Flow::new(self.address, self.node, ROCE_UDP_PORT, ROCE_UDP_PORT);
         let mut sum = 0;
         let count = self.steer.poll_transmit(|_, packet| sum ^= u64::from(flow.icrc(0, true, packet)));
@@ -187,7 +189,7 @@ impl Bench {
         self.node_psn = self.node_psn.next();
     }
 
-    /// A CAS that goes to the node as a WRITE.
+    /// Posts a CAS that the box sends to the node as a WRITE.
     fn swap(&mut self, client: usize, virtual_address: u64, compare: u64, swap: u64) {
         let mut header = [0; ATOMIC_ETH_LEN];
         AtomicEthRepr { virtual_address, rkey: RKEY, swap_or_add: swap, compare }.write(&mut header);
@@ -211,7 +213,7 @@ impl Bench {
         self.clients[client].turns += 1;
     }
 
-    /// The node acknowledges all WRITEs.
+    /// Lets the node acknowledge all WRITEs.
     fn acknowledge(&mut self) {
         self.answer(Opcode::RC_ACKNOWLEDGE, self.node_psn.sub(1), 0);
     }
@@ -226,7 +228,7 @@ impl Bench {
         self.arrive(self.node);
     }
 
-    /// Each client has its turns. Returns how many packets arrived and left.
+    /// Runs all turns of each client. Returns the numbers of packets that arrived and left.
     fn round(&mut self, turn: Turn) -> usize {
         let before = self.packets;
         for number in 0..TURNS {
@@ -269,7 +271,7 @@ fn packets(c: &mut Criterion) {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 rounds += 1;
-                assert_eq!(bench.round(turn), packets, "every round is the same");
+                assert_eq!(bench.round(turn), packets, "rounds differ in their packets");
             });
         });
         let after = bench.steer.counters();
@@ -286,7 +288,11 @@ fn packets(c: &mut Criterion) {
             if turn == Turn::SteeredRead { requests } else { 0 },
             "{name}"
         );
-        assert_eq!((after.unexpected + after.full, bench.steer.held().in_flight), (0, 0), "every request was answered");
+        assert_eq!(
+            (after.unexpected + after.full, bench.steer.held().in_flight),
+            (0, 0),
+            "requests remained unanswered"
+        );
     }
     group.finish();
 }

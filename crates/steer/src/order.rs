@@ -255,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    /// Two connections, whose requests go one way.
+    /// Two connections with requests in one direction.
     #[derive(Default)]
     struct Two {
         asked: [Asked; 2],
@@ -303,7 +303,7 @@ mod tests {
         for psn in [0xff_fffe, 0xff_ffff, 0] {
             two.packet(&mut numbering, 0, Opcode::RC_WRITE_ONLY, psn, 0x40);
         }
-        // The first of two packets; the second has not arrived.
+        // The first of two packets arrives, the second does not.
         two.packet(&mut numbering, 0, Opcode::RC_WRITE_FIRST, 1, 0x40);
         two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 1, 0);
         let expected = Order { answers: 2, in_order: 2, largest_gap: 1, gaps: 2, answered: 3, ..Order::default() };
@@ -313,7 +313,11 @@ mod tests {
         let expected = Order { answers: 3, in_order: 3, gaps: 3, answered: 4, ..expected };
         assert_eq!(numbering.order(), &expected);
         two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 2, 0);
-        assert_eq!(numbering.order(), &Order { answers: 4, ..expected }, "an acknowledgement that comes again");
+        assert_eq!(
+            numbering.order(),
+            &Order { answers: 4, ..expected },
+            "a duplicate acknowledgement must only count as an answer"
+        );
     }
 
     #[test]
@@ -332,7 +336,11 @@ mod tests {
         }
         two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 5, 5);
         two.packet(&mut numbering, 0, Opcode::RC_READ_RESPONSE_ONLY, 5, 0);
-        assert_eq!(numbering.order(), &Order { repeated: 1, ..expected }, "it may have been numbered already");
+        assert_eq!(
+            numbering.order(),
+            &Order { repeated: 1, ..expected },
+            "a request older than the memory must count as repeated"
+        );
         assert_eq!(two.asked[0].0.len(), REMEMBERED);
     }
 }

@@ -1,4 +1,4 @@
-//! Effects of one packet or one call: refusals, sentences, and the numbers in rewritten packets.
+//! Effects of one packet or one call: refusals, error texts, and the fields of rewritten packets.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn a_refused_request_ends_only_its_clients_connection() {
     let wrong = [
         (write(base, RKey::new(KEY.get() + 1)), 8, Status::RemoteAccess),
         (write(base + 8190, KEY), 8, Status::RemoteAccess),
-        // The node's own key is none of the clients' business.
+        // Clients may not use the node's own key.
         (write(base, node_key), 8, Status::RemoteAccess),
         (cas(base + 4), 8, Status::RemoteInvalidRequest),
         (SendOperation::Send, 8, Status::RemoteInvalidRequest),
@@ -51,7 +51,7 @@ fn a_refused_request_ends_only_its_clients_connection() {
         world.post(at + 1, qpn, 1, operation, 0, length);
         world.post(6, other, 1, write(base + 64, KEY), 0, 8);
         assert_eq!(run(&mut world, at + 1), [status], "{operation:?}");
-        assert_eq!(run(&mut world, 6), [Status::Success], "the other client notices nothing of {operation:?}");
+        assert_eq!(run(&mut world, 6), [Status::Success], "{operation:?} of one client affected the other");
     }
     let counters = world.steer.counters();
     assert_eq!((counters.refused_access, counters.refused_invalid, counters.node_failures), (3, 2, 0));
@@ -93,16 +93,16 @@ fn a_cas_to_a_known_word_is_converted_to_a_write() {
     let cas = |compare, swap| SendOperation::CompareSwap { remote_address, rkey, compare, swap };
     world.post(1, qpn, 1, cas(0, 5), 0, 8);
     assert_eq!(run(&mut world, 1), [Status::Success]);
-    assert_eq!(world.steer.counters().cas_converted, 0, "the first CAS tells the value");
-    // One that must fail, then one that succeeds.
+    assert_eq!(world.steer.counters().cas_converted, 0, "a CAS was converted before its value was known");
+    // The first CAS must fail, the second must succeed.
     for (compare, swap, found, left) in [(9, 7, 5, 5), (5, 6, 5, 6)] {
         world.post(1, qpn, 1, cas(compare, swap), 0, 8);
         assert_eq!(run(&mut world, 1), [Status::Success]);
-        assert_eq!(world.devices[1].memory.word(0), found, "what the client is told");
-        assert_eq!(world.devices[NODE].memory.word(8), left, "what memory holds");
+        assert_eq!(world.devices[1].memory.word(0), found, "the old value in the client's answer");
+        assert_eq!(world.devices[NODE].memory.word(8), left, "the value in the node's memory");
     }
     assert_eq!(world.steer.counters().cas_converted, 2);
-    // The packet itself: made by hand, with a congestion mark.
+    // Build the packet by hand, with a congestion mark.
     let node_qpn = world.node_qpn;
     let mut packet = vec![0; BTH_LEN + 28];
     let psn = world.next_psn.add(3);
@@ -116,10 +116,10 @@ fn a_cas_to_a_known_word_is_converted_to_a_write() {
     packet[32..40].copy_from_slice(&6_u64.to_be_bytes());
     world.steer.handle_packet(world.now_ns, &outer(address_of(1), 0x2b), &packet);
     let to_node = sent(&mut world.steer);
-    let [(traffic_class, write)] = &to_node[..] else { panic!("one packet for the node: {to_node:x?}") };
+    let [(traffic_class, write)] = &to_node[..] else { panic!("expected one packet for the node: {to_node:x?}") };
     let bth = BthPacket::new_checked(&write[..]).expect("a whole packet");
     assert_eq!((bth.opcode(), bth.dest_qpn(), write.len()), (Opcode::RC_WRITE_ONLY, node_qpn, packet.len() - 4));
-    assert_eq!(*traffic_class, 0x2b, "the congestion mark goes on");
+    assert_eq!(*traffic_class, 0x2b, "the congestion mark was lost");
     let reth = RethPacket::new_checked(&write[BTH_LEN..]).expect("a whole header");
     let region = &world.devices[NODE].region;
     assert_eq!((reth.virtual_address(), reth.rkey(), reth.dma_length()), (remote_address, region.rkey(), 8));
@@ -132,14 +132,14 @@ fn a_cas_to_a_known_word_is_converted_to_a_write() {
     head.set_psn(bth.psn());
     ack[12] = 0x1f;
     world.steer.handle_packet(world.now_ns, &outer(address_of(NODE), 0), &ack);
-    assert_eq!(sent(&mut world.steer), [], "an acknowledgement of another transport answers nothing");
+    assert_eq!(sent(&mut world.steer), [], "an acknowledgement of another transport caused an answer");
     BthPacket::new_unchecked(&mut ack[..]).set_opcode(Opcode::RC_ACKNOWLEDGE);
     world.steer.handle_packet(world.now_ns, &outer(address_of(NODE), 0), &ack);
     let answers = sent(&mut world.steer);
-    let [(_, answer)] = &answers[..] else { panic!("one packet for the client: {answers:x?}") };
+    let [(_, answer)] = &answers[..] else { panic!("expected one packet for the client: {answers:x?}") };
     let bth = BthPacket::new_checked(&answer[..]).expect("a whole packet");
     assert_eq!((bth.opcode(), bth.dest_qpn(), bth.psn()), (Opcode::RC_ATOMIC_ACKNOWLEDGE, qpn, psn));
-    assert_eq!(AethPacket::new_unchecked(&answer[BTH_LEN..]).msn().get(), 4, "the client's fourth request");
+    assert_eq!(AethPacket::new_unchecked(&answer[BTH_LEN..]).msn().get(), 4, "MSN of the client's fourth request");
     assert_eq!(AtomicAckEthPacket::new_unchecked(&answer[BTH_LEN + AETH_LEN..]).original(), 6);
 }
 
@@ -160,14 +160,14 @@ fn unreadable_packets_are_passed_on_and_counted() {
     let sentences: Vec<_> = world.steer.counters().sentences().collect();
     assert!(sentences.contains(&(2, "packets that are no RoCE v2 packets the box can read")), "{sentences:?}");
     assert!(sentences.contains(&(2, "packets passed through unchanged")), "{sentences:?}");
-    // A connection that the box was asked to pass on.
+    // The packet belongs to a connection that the box passes on.
     let (client_qpn, node_qpn) = (Qpn::new(0x51), Qpn::new(0x52));
     let mut packet = [0; 28];
     BthPacket::new_unchecked(&mut packet[..]).set_opcode(Opcode::RC_SEND_ONLY);
     for (from, to, dest_qpn) in [(1, NODE, node_qpn), (NODE, 1, client_qpn)] {
         BthPacket::new_unchecked(&mut packet[..]).set_dest_qpn(dest_qpn);
         world.steer.handle_packet(3, &outer(address_of(from), 0), &packet);
-        assert_eq!(world.steer.poll_transmit(|_, _| ()), 0, "nobody asked for it yet");
+        assert_eq!(world.steer.poll_transmit(|_, _| ()), 0, "the packet passed before the connection was relayed");
         let (client, node) = ((address_of(1), client_qpn), (address_of(NODE), node_qpn));
         world.steer.relay(client, node).expect("there is room");
         world.steer.handle_packet(3, &outer(address_of(from), 0), &packet);
@@ -194,7 +194,7 @@ fn an_incomplete_message_ends_its_clients_connection() {
     reth.set_dma_length(2000);
     world.steer.handle_packet(1, &outer(address_of(1), 0), &packet);
     assert_eq!((sent(&mut world.steer).len(), world.steer.held().incomplete), (0, 1));
-    let due_ns = world.steer.poll_timeout().expect("the box waits for the rest");
+    let due_ns = world.steer.poll_timeout().expect("the box waits for the remaining packets");
     world.steer.handle_timeout(due_ns);
     assert_eq!(world.steer.held().bytes, 0);
     let answers = sent(&mut world.steer);
@@ -208,7 +208,7 @@ fn full_tables_and_invalid_set_ups_are_refused() {
     let mut steer = Steer::new(Config { limits, ..Config::at(address_of_box()) });
     let end =
         ClientEnd { address: address_of(1), qpn: Qpn::new(9), first_psn: Psn::new(0), path_mtu: PathMtu::Mtu1024 };
-    let says = |result: Result<Qpn, SetupError>| result.expect_err("it is refused").to_string();
+    let says = |result: Result<Qpn, SetupError>| result.expect_err("the call must fail").to_string();
     assert_eq!(says(steer.connect(end)), "the box has no queue pair with a memory node: attach one first");
     let node = NodeEnd::at(address_of(NODE), PathMtu::Mtu1024);
     steer.attach(node).expect("the node takes READs");
@@ -222,9 +222,9 @@ fn full_tables_and_invalid_set_ups_are_refused() {
     let second = ClientEnd { qpn: Qpn::new(10), ..end };
     assert_eq!(says(steer.connect(second)), "the box has no room for another client (maximum 1)");
     assert!(steer.disconnect(qpn) && !steer.disconnect(qpn));
-    assert_ne!(steer.connect(second), Ok(qpn), "a number is not given again at once");
+    assert_ne!(steer.connect(second), Ok(qpn), "the queue pair number was reused at once");
     let region = Region { rkey: KEY, node_rkey: KEY, address: 8, length: 8, access: Access::all(), exclusive: false };
-    let says = |result: Result<(), SetupError>| result.expect_err("it is refused").to_string();
+    let says = |result: Result<(), SetupError>| result.expect_err("the call must fail").to_string();
     let beyond = Region { length: u64::MAX, ..region };
     assert_eq!(
         says(steer.add_region(beyond)),

@@ -12,18 +12,18 @@ use doorbell_steer::{Config, Held, Limits, Steer};
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{PathMtu, Qpn};
 
-/// Words that all clients compare and swap, and one that all add to.
+/// Number of words that all clients compare and swap, and offset of the word that all add to.
 const CAS_WORDS: usize = 3;
 const ADD_WORD: usize = 64;
 
-/// Bytes that only one client writes, and its place among those.
+/// Number of bytes that only one client writes, and the offset of the first client's bytes.
 const OWN_BYTES: usize = 8192;
 const OWN_FROM: usize = 4096;
 
-/// The longest READ and WRITE: several packets.
+/// Maximum length of a READ or WRITE, several packets.
 const MOST_BYTES: usize = 3000;
 
-/// A client's memory: a place for each of this many work requests.
+/// Number of slots in a client's memory, one for each work request.
 const PLACES: usize = 32;
 const PLACE_BYTES: usize = 3072;
 
@@ -39,21 +39,21 @@ struct Program {
     index: usize,
     qpn: Qpn,
     box_qpn: Qpn,
-    /// Work requests that are not complete, in order.
+    /// Incomplete work requests, in order.
     open: VecDeque<(u64, Work)>,
     next: u64,
     left: usize,
-    /// The last value that it saw in each word.
+    /// The last value that the client saw in each word.
     seen: [u64; CAS_WORDS],
-    /// The value of its own bytes; `None` after a WRITE that ended in an error.
+    /// Values of the client's own bytes; `None` after a WRITE that failed.
     own: Vec<Option<u8>>,
     failed: bool,
 }
 
-/// Knowledge about each CAS: only one CAS swaps a value in.
+/// Known results of each CAS. Each value is swapped in by only one CAS.
 #[derive(Default)]
 struct History {
-    /// New value to old, of CASes that succeeded; `unknown` has those that may have succeeded.
+    /// Maps new value to old value for CASes that succeeded. `unknown` holds those that may have succeeded.
     succeeded: [BTreeMap<u64, u64>; CAS_WORDS],
     unknown: [BTreeMap<u64, u64>; CAS_WORDS],
     /// Values that failed CASes found.
@@ -81,7 +81,7 @@ impl History {
         }
     }
 
-    /// Some order of all CASes explains every result and the final value.
+    /// Checks that some order of all CASes explains each result and the final value.
     fn check_word(&self, word: usize, last: u64) {
         let (succeeded, unknown) = (&self.succeeded[word], &self.unknown[word]);
         let mut path = HashSet::new();
@@ -89,24 +89,24 @@ impl History {
         while at != 0 {
             assert!(path.insert(at), "word {word}: {at:#x} was swapped in twice");
             let before = succeeded.get(&at).or(unknown.get(&at));
-            at = *before.unwrap_or_else(|| panic!("word {word}: nobody swapped {at:#x} in"));
+            at = *before.unwrap_or_else(|| panic!("word {word}: no CAS swapped {at:#x} in"));
         }
         let lost: Vec<_> = succeeded.keys().filter(|value| !path.contains(value)).collect();
         assert!(lost.is_empty(), "word {word}: CASes that succeeded are lost: {lost:x?}");
         let wrong: Vec<_> = self.found[word].iter().filter(|value| **value != 0 && !path.contains(value)).collect();
-        assert!(wrong.is_empty(), "word {word}: CASes found values that it never had: {wrong:x?}");
+        assert!(wrong.is_empty(), "word {word}: CASes found values that the word never had: {wrong:x?}");
     }
 
-    /// Each addition happened once.
+    /// Checks that each addition happened once.
     fn check_sum(&self, last: u64) {
         let mut added = self.added.clone();
         added.sort_unstable();
         for pair in added.windows(2) {
-            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "two additions found {:?}", pair);
+            assert!(pair[0].0 + pair[0].1 <= pair[1].0, "two additions overlap: {:?}", pair);
         }
         let sure: u64 = added.iter().map(|(_, amount)| amount).sum();
         let most = sure + self.maybe_added.iter().sum::<u64>();
-        assert!((sure..=most).contains(&last), "the sum is {last}, and not from {sure} to {most}");
+        assert!((sure..=most).contains(&last), "the sum is {last}, expected {sure} to {most}");
     }
 }
 
@@ -125,7 +125,7 @@ impl Run {
         let mut rng = Rng::new(seed ^ 0x7374_6565);
         let mtu = *rng.pick(&[PathMtu::Mtu256, PathMtu::Mtu1024, PathMtu::Mtu4096]);
         let limits = match rng.below(3) {
-            // Little room, so that packets are dropped for it.
+            // Small limits, so that the box drops packets.
             0 => Limits {
                 client_requests: 3,
                 client_bytes: 8000,
@@ -183,7 +183,7 @@ impl Run {
         }
     }
 
-    /// The program posts what it has room for.
+    /// Lets a program post requests while it has room.
     fn post(&mut self, at: usize) {
         while !self.programs[at].failed
             && self.world.devices[at + 1].alive
@@ -235,7 +235,7 @@ impl Run {
             kind => {
                 let length = rng.below(MOST_BYTES as u64) as usize;
                 let offset = rng.below((OWN_BYTES - length) as u64) as usize;
-                // A READ that is repeated may see a WRITE behind it.
+                // A repeated READ may see a later WRITE.
                 let reads = program.open.iter().any(|(_, work)| matches!(work, Work::Read { .. }));
                 if kind == 2 && !reads {
                     let bytes: Vec<u8> = (0..length).map(|_| rng.next() as u8).collect();
@@ -249,7 +249,7 @@ impl Run {
         }
     }
 
-    /// Takes what completed.
+    /// Handles the completions of a client.
     fn reap(&mut self, at: usize) {
         for completion in self.world.devices[at + 1].reap() {
             let program = &mut self.programs[at];
@@ -274,7 +274,7 @@ impl Run {
                 Work::Read { expected, .. } => {
                     let found = memory.read(place, expected.len());
                     let is_right = expected.iter().zip(&found).all(|(want, got)| want.is_none_or(|want| want == *got));
-                    assert!(is_right, "client {}: a READ of {} bytes found others", at + 1, found.len());
+                    assert!(is_right, "client {}: a READ of {} bytes returned wrong bytes", at + 1, found.len());
                 }
                 Work::Add { .. } | Work::Write { .. } => {}
             }
@@ -299,7 +299,7 @@ impl Run {
     fn step(&mut self) {
         self.act();
         self.check_bounds();
-        assert!(self.world.step(), "somebody waits for something");
+        assert!(self.world.step(), "no event remains, but the clients have work left");
     }
 
     fn finish(&mut self) {
@@ -309,11 +309,11 @@ impl Run {
             self.step();
             self.act();
             steps += 1;
-            assert!(steps < 400_000, "the clients come to an end");
+            assert!(steps < 400_000, "the clients did not finish");
         }
     }
 
-    /// Records that open requests of clients that are gone may have happened.
+    /// Records that open requests of vanished clients may have happened.
     fn bury(&mut self) {
         for program in &mut self.programs {
             program.open.drain(..).for_each(|(_, work)| self.history.take(&work, None));
@@ -322,13 +322,13 @@ impl Run {
 
     fn check_bounds(&self) {
         let Held { bytes, waiting, clients, .. } = self.world.steer.held();
-        assert!(bytes <= self.limits.held_bytes, "{bytes} bytes are held");
-        assert!(waiting <= clients * self.limits.client_requests, "{waiting} requests wait");
+        assert!(bytes <= self.limits.held_bytes, "the box holds {bytes} bytes, above its limit");
+        assert!(waiting <= clients * self.limits.client_requests, "{waiting} requests wait, above the limit");
     }
 
     fn check_memory(&mut self) {
         self.bury();
-        // Late packets of clients that are gone.
+        // Let late packets of vanished clients arrive.
         for _ in 0..1000 {
             if !self.world.step() {
                 break;
@@ -342,7 +342,7 @@ impl Run {
         for (at, program) in self.programs.iter().enumerate().filter(|(at, _)| self.world.devices[at + 1].alive) {
             let found = memory.read(OWN_FROM + at * OWN_BYTES, OWN_BYTES);
             let is_right = program.own.iter().zip(&found).all(|(want, got)| want.is_none_or(|want| want == *got));
-            assert!(is_right, "client {} finds in the node what it wrote", at + 1);
+            assert!(is_right, "the node lacks bytes that client {} wrote", at + 1);
         }
     }
 
@@ -364,11 +364,11 @@ fn faults(seed: u64) -> Tally {
     assert!(failed.is_empty(), "clients failed: {failed:?}");
     run.check_memory();
     let held = run.world.steer.held();
-    assert_eq!(held, Held { clients, ..Held::default() }, "the box holds nothing that is answered");
+    assert_eq!(held, Held { clients, ..Held::default() }, "the box holds answered requests");
     run.tally()
 }
 
-/// A client vanishes at some moment; the others notice nothing.
+/// Removes a client at a random moment. The others must not be affected.
 fn vanish(seed: u64) -> Tally {
     let mut rng = Rng::new(seed ^ 0x7661);
     let clients = rng.within(2, 4) as usize;
@@ -391,12 +391,13 @@ fn vanish(seed: u64) -> Tally {
     }
     run.finish();
     let failed = run.programs.iter().enumerate().filter(|(at, program)| *at != victim && program.failed).count();
-    assert_eq!(failed, 0, "the other clients go on");
+    assert_eq!(failed, 0, "another client failed");
     run.check_memory();
     run.tally()
 }
 
-/// The box loses its state: its clients' queue pairs fail, they connect anew, and nothing wrong has happened.
+/// Replaces the box by one without state. The queue pairs of its clients fail, the clients connect anew, and all
+/// results are still correct.
 fn restart(seed: u64) -> Tally {
     let mut rng = Rng::new(seed ^ 0x7265);
     let clients = rng.within(1, 4) as usize;
@@ -415,9 +416,9 @@ fn restart(seed: u64) -> Tally {
     run.world.steer = Steer::new(Config { seed: rng.next(), ..config });
     run.finish();
     for program in &mut run.programs {
-        assert!(program.failed || program.left == 0, "clients of a box that is gone end in an error, or were done");
+        assert!(program.failed || program.left == 0, "a client of the lost box neither failed nor was done");
     }
-    // The requests on their way to the node are lost: the queue pair is new.
+    // Requests that were on their way to the node are lost, since its queue pair is new.
     run.world.attach();
     run.patience = PATIENT;
     run.bury();

@@ -1,5 +1,5 @@
-//! A store of version chains behind the box: its clients' caches are always stale, and the box steers. The test
-//! checks the chains at the end, and that every client saw the values that it had to see at the time.
+//! A store of version chains behind the box. The caches of its clients are always stale, and the box steers. The test
+//! checks the chains at the end, and checks that each get returned a value that was valid at the time.
 
 mod common;
 
@@ -12,7 +12,7 @@ use doorbell_steer::{Config, Layout, Limits, Steer};
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{PathMtu, Qpn, RKey};
 
-/// A node: word, own address, key, version, check, and some bytes more than the least path MTU holds.
+/// Bytes of a node: word, own address, key, version, check, and a payload. A node exceeds the smallest path MTU.
 const NODE_BYTES: usize = 320;
 const HEADER_BYTES: usize = 40;
 
@@ -20,7 +20,7 @@ const TAIL: u64 = 1 << 62;
 const LINK: u64 = 2 << 62;
 const KIND: u64 = 3 << 62;
 
-/// Bytes of a client's nodes, and of its memory for each.
+/// Number of nodes of each client.
 const NODES_PER_CLIENT: usize = 40;
 
 #[derive(Debug)]
@@ -57,19 +57,19 @@ struct Cached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Idle,
-    /// The WRITE and, with `chained`, the CAS behind it.
+    /// The client has posted the WRITE and, with `chained`, the CAS after it.
     Writing,
     Swapping,
     Reading,
 }
 
-/// An append: from its first CAS to the completion that told its outcome.
+/// An append, from its first CAS to the completion that showed its outcome.
 #[derive(Clone, Copy, Debug)]
 struct Append {
     key: u64,
     from_ns: u64,
     to_ns: u64,
-    /// The node that it follows, if it succeeded.
+    /// The node before it in the chain, if the append succeeded.
     behind: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ struct Program {
     rkey: RKey,
     step: Step,
     key: u64,
-    /// The append under way: the node, its version, and when the first CAS was posted.
+    /// The current append: the node, its version, and the time of its first CAS.
     node: u64,
     version: u64,
     started_ns: u64,
@@ -97,18 +97,18 @@ struct Store {
     rng: Rng,
     first: Vec<u64>,
     appends: BTreeMap<u64, Append>,
-    /// For each get: when it began and ended, the key, and the node that was the newest.
+    /// Each get: its begin, its end, the key, and the node that it returned as the newest.
     gets: Vec<(u64, u64, u64, u64)>,
     chained: bool,
 }
 
-/// Says that nothing follows the node at this address.
+/// Returns the word that marks a node as the last one of its chain.
 fn tail(address: u64, version: u64) -> u64 {
     assert!(address < 1 << 48 && version < 1 << 14, "address and version fit into one word");
     TAIL | version << 48 | address
 }
 
-/// The address in a word of either kind.
+/// Returns the address in a word of either kind.
 fn address_in(word: u64) -> u64 {
     word & ((1 << 48) - 1)
 }
@@ -126,7 +126,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at * 8..at * 8 + 8].try_into().expect("eight bytes"))
 }
 
-/// Returns the parts of a node that a READ found, if it is whole: address, key, version and word.
+/// Returns the parts of a node that a READ returned, if the node is intact: address, key, version and word.
 fn parse(node: &[u8]) -> Option<(u64, u64, u64, u64)> {
     let (address, key, version) = (word(node, 1), word(node, 2), word(node, 3));
     let body = node[HEADER_BYTES..].iter().all(|byte| *byte == (address >> 6 ^ version) as u8);
@@ -138,7 +138,7 @@ impl Store {
         let mut rng = Rng::new(seed ^ 0x7374_6f72);
         let (clients, keys) = (rng.within(2, 5) as usize, rng.within(1, 3));
         let mtu = *rng.pick(&[PathMtu::Mtu256, PathMtu::Mtu1024]);
-        // Sometimes the tables are so small that entries replace each other all the time.
+        // Some runs have tables so small that entries replace each other all the time.
         let limits = Limits { keys: *rng.pick(&[1, 2, 64]), words: *rng.pick(&[1, 4, 256]), ..Limits::default() };
         let config = Config { seed: rng.next(), limits, ..Config::at(address_of_box()) };
         let steer = Steer::with_layout(config, Box::new(Chains));
@@ -150,7 +150,7 @@ impl Store {
         let patience = Patience { timeout: 14, retry_count: 7 };
         let mut programs = Vec::new();
         for index in 1..=clients {
-            // The last client may reach the node without the box: what the box knows is then wrong now and then.
+            // The last client may bypass the box. The knowledge of the box is then sometimes wrong.
             let (qpn, rkey) = if past_box && index == clients {
                 world.tally.hit("life: client past the box");
                 (world.connect_past_box(index, patience), world.devices[NODE].region.rkey())
@@ -176,7 +176,7 @@ impl Store {
                 vanished,
             });
         }
-        // Blocks are aligned to 16 bytes, words to 8; nodes begin at multiples of 64.
+        // Blocks are aligned to 16 bytes, words to 8, nodes to 64.
         let base = world.node_address(0).next_multiple_of(64);
         let chained = rng.chance(500);
         let (appends, gets) = (BTreeMap::new(), Vec::new());
@@ -186,20 +186,20 @@ impl Store {
         store
     }
 
-    /// The first client writes the first node of each key, through the box.
+    /// Writes the first node of each key through the box, as the first client.
     fn populate(&mut self) {
         for key in 0..self.first.len() as u64 {
             let node = self.first[key as usize];
             self.write(0, node, key, 1);
             while self.world.devices[1].reap().is_empty() {
-                assert!(self.world.step(), "the WRITE completes");
+                assert!(self.world.step(), "the WRITE did not complete");
             }
         }
         let cache: Vec<_> = self.first.iter().map(|address| Cached { address: *address, version: 1 }).collect();
         self.programs.iter_mut().for_each(|program| program.cache = cache.clone());
     }
 
-    /// Room for what a request reads or writes: the last eight are used in turn.
+    /// Returns the offset of a slot for a request's bytes. The last eight slots are used in turn.
     fn place(&self, at: usize) -> usize {
         (self.programs[at].next as usize % 8) * 512
     }
@@ -264,12 +264,12 @@ impl Store {
         if behind.is_some() {
             program.cache[key as usize] = Cached { address: node, version };
         } else {
-            // No client has seen the node, so it is written again, for any key that comes next.
+            // No client has seen the node, so the next append writes it again, for any key.
             program.used -= 1;
         }
     }
 
-    /// One request of a client completed; `place` is where its bytes lie.
+    /// Handles the completion of a client's request, whose bytes are at `place`.
     fn completed(&mut self, at: usize, place: usize) {
         let now_ns = self.world.now_ns;
         let found = self.world.devices[at + 1].memory.read(place, NODE_BYTES);
@@ -285,7 +285,7 @@ impl Store {
             Step::Swapping => {
                 let prior = word(&found, 0);
                 self.world.tally.hit("store: CAS");
-                // The word of another node says that the CAS went there and succeeded.
+                // If the word belongs to another node, the CAS went there and succeeded.
                 let behind = address_in(prior);
                 if prior & KIND == TAIL && (prior == tail(cached.address, cached.version) || behind != cached.address) {
                     self.world.tally.hit(if behind == cached.address {
@@ -303,7 +303,7 @@ impl Store {
                 if prior & KIND == LINK {
                     self.programs[at].cache[key as usize].address = prior & !KIND;
                 }
-                // The version of what follows is not known: the node tells.
+                // The version of the next node is unknown, so read the node.
                 self.programs[at].step = Step::Reading;
                 self.read(at);
             }
@@ -332,7 +332,7 @@ impl Store {
                     }
                 }
             }
-            Step::Idle => panic!("a completion of nothing"),
+            Step::Idle => panic!("a completion without a request"),
         }
     }
 
@@ -360,10 +360,10 @@ impl Store {
         let mut steps = 0;
         self.act();
         while !self.is_done() {
-            assert!(self.world.step(), "somebody waits for something");
+            assert!(self.world.step(), "no event remains, but the clients have work left");
             self.act();
             steps += 1;
-            assert!(steps < 400_000, "the clients come to an end");
+            assert!(steps < 400_000, "the clients did not finish");
         }
     }
 
@@ -388,9 +388,9 @@ impl Store {
             let mut at = self.first[key as usize];
             loop {
                 let node = self.world.devices[NODE].memory.read((at - base) as usize, NODE_BYTES);
-                let (address, of, _, tail) = parse(&node).expect("nodes of a chain are whole");
-                assert_eq!((address, of), (at, key), "a chain has nodes of its key");
-                assert!(linked.insert(at), "a node is in one chain, once");
+                let (address, of, _, tail) = parse(&node).expect("a node of a chain is intact");
+                assert_eq!((address, of), (at, key), "a chain has a node of another key");
+                assert!(linked.insert(at), "a node is in a chain twice or in two chains");
                 chain.push(at);
                 if tail & KIND != LINK {
                     break;
@@ -401,34 +401,34 @@ impl Store {
                 let told = self.appends.get(at).is_some_and(|append| append.behind.is_some() && append.key == key);
                 assert!(
                     told || maybe.contains(at),
-                    "node {at:#x} is in the chain of key {key}, and its client knows nothing of it"
+                    "node {at:#x} is in the chain of key {key}, but its client did not append it"
                 );
             }
             for pair in chain.windows(2) {
                 let behind = self.appends.get(&pair[1]).and_then(|append| append.behind);
                 assert!(
                     behind.is_none_or(|behind| behind == pair[0]),
-                    "key {key}: {:#x} was told that it follows {behind:#x?}, and follows {:#x}",
+                    "key {key}: by its CAS {:#x} follows {behind:#x?}, but in the chain it follows {:#x}",
                     pair[1],
                     pair[0]
                 );
             }
-            // A node that was appended before another append began is before it in the chain.
+            // If an append ended before another began, its node comes first in the chain.
             let known: Vec<_> =
                 chain.iter().filter_map(|at| self.appends.get(at).filter(|append| append.behind.is_some())).collect();
             for (place, earlier) in known.iter().enumerate() {
                 for later in &known[place + 1..] {
                     assert!(
                         later.to_ns >= earlier.from_ns,
-                        "key {key}: {later:?} ended before {earlier:?} began, and stands behind"
+                        "key {key}: {later:?} ended before {earlier:?} began, but follows it"
                     );
                 }
             }
-            // A get sees at least what was appended before it began, and nothing that was appended after it ended.
+            // A get sees each append that ended before the get began, and no append that began after the get ended.
             for &(from_ns, to_ns, _, found) in self.gets.iter().filter(|(_, _, of, _)| *of == key) {
                 let place = chain.iter().position(|at| *at == found).expect("a get finds a node of the chain");
                 if let Some(append) = self.appends.get(&found) {
-                    assert!(append.from_ns <= to_ns, "key {key}: a get found what was not there yet");
+                    assert!(append.from_ns <= to_ns, "key {key}: a get found a node before its append began");
                 }
                 for later in chain[place + 1..].iter().filter_map(|at| self.appends.get(at)) {
                     assert!(

@@ -1,5 +1,6 @@
-//! Clients, box and node over UDP on the loopback interface: one process pumps all of them. The box's link is captured;
-//! beside the capture lies what other programs must find in it, which `cargo xtask test` has them look for.
+//! Clients, box and node over UDP on the loopback interface, all in one process. The test captures the box's link and
+//! writes the expected contents beside the capture. `cargo xtask test` compares them with what other programs find in
+//! the capture.
 
 mod common;
 
@@ -30,7 +31,7 @@ struct End {
     cq: CqId,
     queue: Arc<CompletionQueue>,
     region: Arc<RnicRegion>,
-    // Behind the driver, whose region it is.
+    // The memory is dropped after the driver, which has a region over it.
     memory: Block,
 }
 
@@ -47,7 +48,7 @@ impl End {
         let mut rnic = Rnic::new(config, None);
         let pd = rnic.create_pd();
         let memory = Block::new(64 << 10);
-        // SAFETY: the block lives as long as the device, and no reference to it is ever made.
+        // SAFETY: the block lives as long as the device, and no reference to it is made.
         let region = unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), Access::all(), None) }
             .expect("a new device has room for a region");
         let (cq, queue) = rnic.create_cq(256, None).expect("a new device has room for a queue");
@@ -92,7 +93,7 @@ impl Set {
         let node_qpn = node.create_qp();
         let (box_qpn, node_psn) = at_box.steer().node_side();
         node.bring_up(node_qpn, (box_address, box_qpn, node_psn), Psn::new(0));
-        // A machine that is busy must not look like a node that is gone.
+        // On a busy machine, the node must not look dead.
         let end = NodeEnd { qpn: node_qpn, timeout_ns: 200_000_000, ..NodeEnd::at(node.address, MTU) };
         at_box.steer_mut().attach(end).expect("the node takes READs");
         let region = Region {
@@ -139,7 +140,7 @@ impl Set {
     fn wait(&mut self, at: usize, mut count: usize) {
         let until = Instant::now() + Duration::from_secs(20);
         while count > 0 {
-            assert!(Instant::now() < until, "the requests of client {at} complete");
+            assert!(Instant::now() < until, "the requests of client {at} did not complete");
             self.pump();
             let mut completions = [Completion::default(); 64];
             let found = self.clients[at].0.queue.poll(&mut completions).expect("the queue is deep enough");
@@ -215,7 +216,7 @@ fn other_programs_accept_packets_rewritten_by_a_udp_box() {
         &[],
         &[Opcode::RC_ATOMIC_ACKNOWLEDGE],
     );
-    // Of a longer READ, one packet of the response may leave the box before the next one arrives.
+    // One packet of a longer READ response may leave the box before the next one arrives.
     let response = [Opcode::RC_READ_RESPONSE_ONLY];
     expect(&[(Opcode::RC_READ_REQUEST, own_key.as_str())], &[(Opcode::RC_READ_REQUEST, to_node)], &response, &response);
     set.post(0, SendOperation::Write { remote_address, rkey }, 0, 1500);
@@ -232,11 +233,11 @@ fn other_programs_accept_packets_rewritten_by_a_udp_box() {
     set.wait(0, 1);
     assert_eq!(set.clients[0].0.memory.read(8192, 1000), set.node.memory.read(0, 1000));
     assert_eq!(set.at_box.steer().counters().cas_converted, 1);
-    // The node acknowledges the WRITE and the CAS that became one; the box acknowledges the WRITE to the client.
+    // The node acknowledges the WRITE, and the CAS that became a WRITE. The box acknowledges the WRITE to the client.
     let _ = writeln!(expected, "acks 3 10");
     drop(set);
     let found = std::fs::read(&path).expect("the capture").len();
-    assert!(found > 1500 * 3, "the capture has {found} bytes: both sides of each");
+    assert!(found > 1500 * 3, "the capture has only {found} bytes, so packets of one side are missing");
     std::fs::write(path.with_extension("expected"), expected).expect("a writable directory");
     if let Some(own) = own {
         std::fs::remove_dir_all(own).expect("our own directory");
@@ -259,10 +260,10 @@ fn clients_on_sockets_of_their_own_share_a_counter() {
             set.wait(at, 8);
         }
     }
-    assert_eq!(set.node.memory.word(0), 3 * 20 * 8, "each addition happened once");
+    assert_eq!(set.node.memory.word(0), 3 * 20 * 8, "an addition did not happen exactly once");
     assert_eq!(set.at_box.counters().damaged, 0);
     drop(set);
-    // The content depends on the machine.
+    // The expected content depends on the machine, so remove the files.
     if own.is_dir() {
         std::fs::remove_dir_all(own).expect("our own directory");
     } else {

@@ -1,5 +1,5 @@
-//! The fuzz body: a plain function of bytes, which are packets that arrive at a box. A stable test runs it over a
-//! corpus, and mutates the corpus for a bounded time.
+//! The fuzz body: a function of bytes that become packets which arrive at a box. A stable test runs it over a corpus,
+//! and mutates the corpus for a bounded time.
 
 #[path = "../../../rnic/tests/common/fuzz/choices.rs"]
 pub mod choices;
@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
     incomplete_ns: 1_000_000,
 };
 
-/// Every WRITE of 16 bytes and more is a node: its word, and a key.
+/// Layout in which each WRITE of at least 16 bytes is a node: its word, and a key.
 #[derive(Debug)]
 struct AnyNode;
 
@@ -50,8 +50,8 @@ impl Layout for AnyNode {
     }
 }
 
-/// Fuzzes a box with packets from clients, node and strangers. Some have arbitrary bytes, most have a header that the
-/// box checks. With any packets, the box holds no more than its limits, and sends no more than a bound.
+/// Fuzzes a box with packets from clients, node and strangers. Some packets have arbitrary bytes, most have a header
+/// that the box checks. For any packets, the box must stay within its limits and send a bounded number of packets.
 pub fn fuzz_packets(data: &[u8]) {
     let mut choices = Choices(data);
     let [at_box, node, stranger]: [IpAddr; 3] = [[10, 0, 0, 9].into(), [10, 0, 0, 1].into(), [10, 0, 0, 7].into()];
@@ -91,7 +91,7 @@ pub fn fuzz_packets(data: &[u8]) {
             bth.set_opcode(opcode);
             bth.set_version(0);
             bth.set_dest_qpn(*qpn);
-            // Mostly the next PSN, else one around it.
+            // Use the next PSN in most cases, otherwise one near it.
             let offset = choices.below(16) as u32;
             bth.set_psn(if offset > 12 { psn.add(offset).sub(14) } else { *psn });
             *psn = if offset > 12 { *psn } else { psn.next() };
@@ -99,7 +99,7 @@ pub fn fuzz_packets(data: &[u8]) {
                 let payload = packet.len() - BTH_LEN - opcode.extension_len();
                 let mut reth = RethPacket::new_unchecked(&mut packet[BTH_LEN..BTH_LEN + RETH_LEN]);
                 reth.set_virtual_address(0x1000 + (choices.short() as u64 & 0xff8));
-                // Of an atomic, the length is the beginning of its value.
+                // For an atomic, the length field is the beginning of its value.
                 reth.set_dma_length(if choices.chance() { payload as u32 } else { choices.short() as u32 });
                 reth.set_rkey(RKey::new(1));
             }
@@ -115,13 +115,13 @@ pub fn fuzz_packets(data: &[u8]) {
         }
         let mut bytes = 0;
         let sent = steer.poll_transmit(|_, packet| bytes += packet.len());
-        // A packet lets at most a window leave twice, and one more for each client.
+        // Because of one packet, at most a window leaves twice, and one more packet for each client.
         assert!(sent <= 256 && bytes <= 64 << 10, "one packet made {sent} packets of {bytes} bytes");
         let held = steer.held();
         assert!(held.bytes <= LIMITS.held_bytes, "{held:?}");
         assert!(held.waiting + held.in_flight <= 3 * (LIMITS.client_requests + 128), "{held:?}");
     }
-    // Connections leave nothing behind.
+    // Removed connections leave no state behind.
     for (_, qpn, _) in &peers[1..] {
         assert!(steer.disconnect(*qpn), "the client was connected");
     }

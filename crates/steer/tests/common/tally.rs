@@ -1,10 +1,10 @@
-//! Counts of events in runs: a simulation that never reaches an event does not test it.
+//! Counts of events in runs. A simulation does not test an event that never happens.
 
 use std::collections::BTreeMap;
 
 use doorbell_steer::Counters;
 
-/// How often each happened.
+/// Number of occurrences of each event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<&'static str, u64>);
 
@@ -29,7 +29,7 @@ impl Tally {
         self.0.iter().map(|(what, count)| format!("{count:>12}  {what}\n")).collect()
     }
 
-    /// Fails unless each of these happened.
+    /// Fails unless each of these events happened.
     pub fn assert_met(&self, wanted: &[&str]) {
         let missing: Vec<_> = wanted.iter().filter(|what| !self.0.contains_key(*what)).collect();
         assert!(missing.is_empty(), "these never happened: {missing:#?}\nthese did:\n{}", self.table());

@@ -17,17 +17,17 @@ use super::rng::Rng;
 use super::tally::Tally;
 use super::trace::trace;
 
-/// The key of the node's memory, as clients know it.
+/// The key of the node's memory for clients.
 pub const KEY: RKey = RKey::new(0x77);
 
-/// The place of the memory node among the devices.
+/// Index of the memory node among the devices.
 pub const NODE: usize = 0;
 
 /// Effects of the network on packets. Rates are per mille of packets, times in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Link {
     pub latency_ns: u64,
-    /// Added at random, which reorders.
+    /// Maximum random additional delay, which reorders packets.
     pub jitter_ns: u64,
     pub loss: u64,
     pub duplicate: u64,
@@ -56,7 +56,7 @@ pub struct World {
     pub devices: Vec<Device>,
     pub steer: Steer,
     pub mtu: PathMtu,
-    /// Between clients and box, and between box and node.
+    /// Links between clients and box, and between box and node.
     pub client_link: Link,
     pub node_link: Link,
     pub rng: Rng,
@@ -68,7 +68,7 @@ pub struct World {
     pub next_psn: Psn,
     pub max_rd_atomic: u8,
     pub exclusive: bool,
-    /// Routers mark this many of a thousand packets.
+    /// Rate at which routers mark packets, per mille.
     pub marks: u64,
     agenda: BTreeMap<(u64, u64), Packet>,
     order: u64,
@@ -90,7 +90,7 @@ impl Device {
         let mut rnic = Rnic::new(config, None);
         let pd = rnic.create_pd();
         let memory = Block::new(memory_bytes);
-        // SAFETY: the block lives as long as the device, and no reference to it is ever made.
+        // SAFETY: the block lives as long as the device, and no reference to it is made.
         let region = unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), Access::all(), None) }
             .expect("a new device has room for a region");
         let (cq, queue) = rnic.create_cq(4096, None).expect("a new device has room for a queue");
@@ -110,16 +110,15 @@ impl Device {
     }
 }
 
-/// How clients retry.
+/// Retry settings of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     pub timeout: u8,
     pub retry_count: u8,
 }
 
-/// Returns the attributes of each step that brings a new RC queue pair up: to a peer at this address, with this
-/// number and first PSN. `reads` is the number of READs and atomics that it accepts, and of those that it has
-/// outstanding.
+/// Returns the attributes of each step that brings up a new RC queue pair. The peer has this address, number and first
+/// PSN. `reads` is the maximum number of READs and atomics that it accepts, and that it may have outstanding.
 pub fn steps(
     mtu: PathMtu,
     peer: (IpAddr, Qpn, Psn),
@@ -159,7 +158,7 @@ pub fn steps(
 }
 
 impl World {
-    /// A world with this many clients, whose box is not attached yet.
+    /// Creates a world with this many clients, whose box is not attached yet.
     pub fn new(seed: u64, clients: usize, node_bytes: usize, client_bytes: usize, steer: Steer, mtu: PathMtu) -> Self {
         let mut rng = Rng::new(seed);
         let bytes_of = |index| if index == NODE { node_bytes } else { client_bytes };
@@ -207,8 +206,8 @@ impl World {
         }
     }
 
-    /// Gives the box a queue pair with the node, and the node's memory as a region. A queue pair that the node had
-    /// before is gone, so that nothing can reach memory through it any more.
+    /// Gives the box a queue pair with the node, and the node's memory as a region. Destroys the node's earlier queue
+    /// pair, so that no packet reaches memory through it.
     pub fn attach(&mut self) {
         if self.node_qpn != Qpn::new(0) {
             self.devices[NODE].rnic.destroy_qp(self.node_qpn).expect("the node has this queue pair");
@@ -244,7 +243,7 @@ impl World {
         self.steer.add_region(region).expect("there is room for a region");
     }
 
-    /// Connects a client with the box; returns the client's queue pair and the box's number for it.
+    /// Connects a client with the box. Returns the client's queue pair and the box's number for it.
     pub fn connect(&mut self, index: usize, patience: Patience) -> (Qpn, Qpn) {
         let qpn = self.create_qp(index);
         let first_psn = Psn::new(self.rng.next() as u32);
@@ -255,7 +254,7 @@ impl World {
         (qpn, peer)
     }
 
-    /// Connects a client with the node, past the box; returns the client's queue pair.
+    /// Connects a client directly with the node. Returns the client's queue pair.
     pub fn connect_past_box(&mut self, index: usize, patience: Patience) -> Qpn {
         let (own, other) = (self.create_qp(index), self.create_qp(NODE));
         let psn = Psn::new(self.rng.next() as u32);
@@ -268,7 +267,7 @@ impl World {
         self.devices[NODE].memory.address() + offset as u64
     }
 
-    /// Posts a work request whose bytes are `length` at `offset` of the client's memory.
+    /// Posts a work request on `length` bytes at `offset` of the client's memory.
     pub fn post(&mut self, index: usize, qpn: Qpn, wr_id: u64, operation: SendOperation, offset: usize, length: usize) {
         let now_ns = self.now_ns;
         let device = &mut self.devices[index];
@@ -370,7 +369,7 @@ impl World {
         timeouts.chain(self.steer.poll_timeout()).chain(agenda).min()
     }
 
-    /// Sends what is to be sent, and jumps to what happens next. False if nothing ever does.
+    /// Sends all waiting packets, and jumps to the next event. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         self.transmit();
         let Some(next_ns) = self.next_event_ns() else { return false };
