@@ -1,4 +1,4 @@
-//! Cost of a publication: every 20 ms for a busy device, at most every millisecond for a quiet one.
+//! Cost of a publication. A busy device publishes every 20 ms, a quiet one at most every millisecond.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;
@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use criterion::{Criterion, criterion_group, criterion_main};
 use doorbell_counters::{DIRECTORY_VARIABLE, Published, Publisher};
 
-/// Number of counters, some more than those of a software RNIC.
+/// Names of the counters, slightly more than a software RNIC has.
 const NAMES: [&str; 48] = ["counter"; 48];
 
 fn publish(criterion: &mut Criterion) {

@@ -461,7 +461,7 @@ mod tests {
             assert!(!rule.names.is_empty() && rule.scale > 0 && !rule.counts.is_empty());
             assert!(rule.only_with.is_none_or(|name| rule.names.contains(&name)));
             for name in rule.names {
-                // A rule for some devices may precede a rule for all devices, if the common counter is the same.
+                // A rule for some devices may precede a rule for all devices, if both have the same common counter.
                 let before: Option<&Rule> = seen.insert((rule.set, *name), rule);
                 let narrower = |before: &Rule| before.only_with.is_some() && before.common == rule.common;
                 assert!(before.is_none_or(narrower), "{name} appears twice");
@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(Common::TxBytes.total(&values), Some(1000));
         values.extend(raw(&[(Set::Ethtool, "tx_vport_rdma_unicast_bytes", 77)]));
         assert_eq!(Common::TxBytes.total(&values), Some(77));
-        assert_eq!(Common::RxBytes.total(&values), None, "absent is not zero");
+        assert_eq!(Common::RxBytes.total(&values), None, "an absent counter must not count as zero");
         let words = raw(&[(Set::Port, "port_xmit_data", u64::MAX)]);
         assert_eq!(Common::TxBytes.total(&words), Some(u64::MAX), "not wrapped");
     }

@@ -67,7 +67,7 @@ fn rates_are_differences_divided_by_time() {
     assert_eq!(rates.per_second(Common::TxBytes), Some(1000.0));
     assert_eq!(rates.per_second(Common::TxPackets), Some(10.0));
     assert_eq!(rates.per_second(Common::CnpSent), Some(0.0));
-    assert_eq!(rates.per_second(Common::RxBytes), None, "absent, not zero");
+    assert_eq!(rates.per_second(Common::RxBytes), None, "an absent counter must have no rate");
     let others: Vec<_> = rates.others_per_second().map(|(name, rate)| (name.to_string(), rate)).collect();
     assert_eq!(others, [("hw_counters/rx_dct_connect".to_owned(), 16.0)]);
     assert!(rates.remarks.is_empty(), "{:?}", rates.remarks);
@@ -92,7 +92,7 @@ fn a_narrow_counter_is_followed_across_its_wrap() {
 #[test]
 fn a_reset_device_has_no_rates_for_one_interval() {
     let values = |bytes, packets| [(Set::Hardware, "tx_bytes", bytes), (Set::Hardware, "tx_pkts", packets)];
-    // Some counters have already exceeded their earlier values.
+    // Some counters have already exceeded their values from before the reset.
     let rates = Rates::between(&sample(0, &values(1_000_000, 5)), &sample(1, &values(10, 7)));
     assert_eq!(rates.deltas, [None; COMMON]);
     assert!(rates.remarks[0].contains("it was reset"), "{:?}", rates.remarks);
@@ -129,7 +129,11 @@ fn counters_that_appear_or_disappear_have_no_rate() {
     let one = [(Set::Hardware, "ip4InOctets", 5)];
     let two = [(Set::Hardware, "ip4InOctets", 6), (Set::Hardware, "ip6InOctets", 1000)];
     assert_eq!(Rates::between(&sample(0, &one), &sample(1, &two)).delta(Common::RxBytes), None);
-    assert_eq!(Rates::between(&sample(0, &two), &sample(1, &one)).delta(Common::RxBytes), None, "it counted less");
+    assert_eq!(
+        Rates::between(&sample(0, &two), &sample(1, &one)).delta(Common::RxBytes),
+        None,
+        "fewer counters must give no rate"
+    );
     assert_eq!(Rates::between(&sample(0, &one), &sample(1, &[])).delta(Common::RxBytes), None);
 }
 

@@ -1,4 +1,4 @@
-//! Tests with publisher and reader in two processes, and of the files of a killed publisher.
+//! Tests with publisher and reader in two processes, and tests of the files of a killed publisher.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -68,7 +68,7 @@ impl Peer {
         let mut line = String::new();
         while !line.trim_end().ends_with(answer) {
             line.clear();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it said {answer:?}");
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it printed {answer:?}");
         }
     }
 
@@ -107,7 +107,7 @@ fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(text(&output.stdout).contains("1 passed"), "it ran: {}", text(&output.stdout));
+    assert!(text(&output.stdout).contains("1 passed"), "the inner test did not run: {}", text(&output.stdout));
 }
 
 fn read(source: &mut PublishedSource) -> (Vec<Sample>, Vec<String>) {
@@ -134,7 +134,7 @@ fn files(directory: &Path) -> Vec<String> {
 fn another_process_sees_published_counters() {
     in_own_directory("another_process_sees_published_counters", |directory| {
         let mut source = PublishedSource::new();
-        assert!(read(&mut source).0.is_empty(), "no directory, no devices, no complaint");
+        assert!(read(&mut source).0.is_empty(), "a missing directory must give no note");
         let mut peer = Peer::start("another_process_sees_published_counters", "127.0.0.9");
         let sample = only(read(&mut source).0);
         assert_eq!(sample.identity.label, "doorbell0@127.0.0.9");
@@ -147,7 +147,7 @@ fn another_process_sees_published_counters() {
         assert_eq!(value(&sample, "of_a_newer_version"), 7);
         assert_eq!(Common::TxBytes.total(&sample.raw), Some(700));
         assert_eq!(Common::RxBytes.total(&sample.raw), None);
-        // When the device is closed, its file is removed. A reader that knew it gets its last values.
+        // When the device closes, its file is removed. A reader that knew the file gets its last values.
         peer.tell("publish 9", "done");
         peer.tell("close", "closed");
         assert!(files(directory).is_empty());
@@ -167,7 +167,7 @@ fn files_of_a_killed_process_are_recognised_and_removed() {
         peer.tell("publish 5", "done");
         assert!(!only(read(&mut source).0).ended);
         peer.kill();
-        assert_eq!(files(directory).len(), 1, "it could not remove it");
+        assert_eq!(files(directory).len(), 1, "a killed process removed its file");
         let sample = only(read(&mut source).0);
         assert!(sample.ended);
         assert_eq!(value(&sample, "of_a_newer_version"), 5);
@@ -193,7 +193,7 @@ fn values_belong_together_while_they_are_written() {
         for _ in 0..2_000 {
             let (samples, notes) = read(&mut source);
             let Some(sample) = samples.first() else {
-                // Continuous writes may prevent all attempts of the reader. Then a note states that.
+                // Continuous writes may make all attempts of the reader fail. A note then states this.
                 assert!(notes[0].contains("stopped while it wrote"), "{notes:?}");
                 continue;
             };
@@ -226,7 +226,7 @@ fn damaged_files_are_reported_and_skipped() {
             let path = directory.join(name);
             std::fs::write(&path, bytes).unwrap();
             let (samples, notes) = read(&mut PublishedSource::new());
-            assert_eq!(value(&only(samples), "of_a_newer_version"), 3, "the others are read");
+            assert_eq!(value(&only(samples), "of_a_newer_version"), 3, "the other counters were not read");
             assert_eq!(notes.len(), 1, "{notes:?}");
             assert!(notes[0].contains(name) && notes[0].contains(said), "{notes:?}");
             std::fs::remove_file(path).unwrap();
@@ -264,7 +264,7 @@ fn names_of_devices_and_of_files_may_be_anything() {
         std::fs::write(&paths[1], bytes).unwrap();
         std::fs::write(directory.join("\x1b[2J.counters"), "damaged").unwrap();
         let (samples, notes) = read(&mut PublishedSource::new());
-        assert_eq!(notes, [] as [String; 0], "a terminal would obey that file's name");
+        assert_eq!(notes, [] as [String; 0], "notes must not show a file name with control characters");
         let labels: std::collections::BTreeSet<&str> =
             samples.iter().map(|sample| sample.identity.label.as_str()).collect();
         assert!(labels.contains(taken.as_str()), "{labels:?}");
@@ -323,14 +323,17 @@ fn a_monitor_follows_devices_that_come_and_go() {
         let mut own = publisher("127.0.0.9");
         own.publish(&[5, 50, 0]);
         let [first] = <[_; 1]>::try_from(monitor.look().devices).unwrap();
-        let rates = first.rates.expect("it was opened since the last look, so its counters were zero then");
+        let rates = first.rates.expect("a device opened since the last look has rates from zero");
         assert_eq!(rates.delta(Common::TxPackets), Some(5));
         own.publish(&[9, 90, 0]);
         let other = publisher("127.0.0.9");
         let devices = monitor.look().devices;
         assert_eq!(devices[0].rates.as_ref().unwrap().delta(Common::TxBytes), Some(40));
         let label = format!("doorbell0@127.0.0.9#{}", std::process::id());
-        assert_eq!(devices[1].sample.identity.label, label, "the same address in another namespace");
+        assert_eq!(
+            devices[1].sample.identity.label, label,
+            "a device with the same address in another namespace needs another label"
+        );
         let error = monitor.select("doorbell9").unwrap_err().to_string();
         assert_eq!(error, format!("there is no RDMA device \"doorbell9\"; there are: doorbell0@127.0.0.9, {label}"));
         drop(other);

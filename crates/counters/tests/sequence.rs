@@ -1,4 +1,5 @@
-//! All interleavings of a process that writes words and one that reads them. The reader gets consistent values.
+//! All interleavings of a process that writes words and a process that reads them. The reader must get consistent
+//! values.
 
 #[path = "../src/sequence.rs"]
 mod sequence;
@@ -47,7 +48,7 @@ impl Words {
 
     fn check_snapshot(&self) {
         if let Some([first, second]) = self.read() {
-            assert_eq!(first, second, "values of two moments");
+            assert_eq!(first, second, "the values come from two writes");
         }
     }
 }
@@ -66,7 +67,7 @@ fn a_reader_gets_a_consistent_snapshot_or_nothing() {
     });
 }
 
-/// The model checker remembers only the last access to a word. It finds other runs when the reader begins second.
+/// The model checker remembers only the last access to a word. It explores other runs if the reader begins second.
 #[test]
 fn a_late_reader_gets_a_consistent_snapshot_or_nothing() {
     loom::model(|| {

@@ -12,7 +12,7 @@ struct Tree {
     root: tempfile::TempDir,
 }
 
-/// Statistics from a list. An interface that is not in the list fails.
+/// Ethtool statistics from a list. An interface that is not in the list fails.
 struct Listed(BTreeMap<&'static str, Vec<(&'static str, u64)>>);
 
 impl Ethtool for Listed {
@@ -75,7 +75,7 @@ fn deltas(device: &str, counters: &[(&str, u64, u64)]) -> Rates {
     tree.count(device, &before);
     tree.count(device, &[("hw_counters/lifespan", 10)]);
     let mut monitor = tree.monitor();
-    assert!(only(&mut monitor).rates.is_none(), "one look makes no rate");
+    assert!(only(&mut monitor).rates.is_none(), "a single look gave rates");
     tree.count(device, &after);
     only(&mut monitor).rates.unwrap()
 }
@@ -135,7 +135,10 @@ fn mlx5() {
         assert_eq!(common.total(&sample.raw), expected, "{}", common.name());
     }
     assert!(sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_vport_rdma_multicast_packets")));
-    assert!(!sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_packets")), "not of RDMA");
+    assert!(
+        !sample.raw.contains_key(&Name::new(Set::Ethtool, "rx_packets")),
+        "a counter of other traffic than RDMA was kept"
+    );
     assert!(!sample.raw.contains_key(&Name::new(Set::Hardware, "lifespan")), "no counter");
     // Without the interface's statistics, the port's own count remains, in words of four bytes.
     let reading = tree.read(nothing());
@@ -309,7 +312,7 @@ fn hns() {
     let counters: Vec<_> = counters.iter().map(|(name, before, more)| (name.as_str(), *before, *more)).collect();
     let rates = deltas("hns_0", &counters);
     assert_deltas(&rates, &[(TxPackets, 66), (RxPackets, 36), (CnpSent, 8), (CnpReceived, 5)]);
-    assert_eq!(rates.others[&Name::new(Set::Hardware, "rx_rc_pkt")], 30, "the parts stay visible");
+    assert_eq!(rates.others[&Name::new(Set::Hardware, "rx_rc_pkt")], 30, "a part of the sum is missing");
 }
 
 #[test]
@@ -380,7 +383,7 @@ fn mana() {
         (CnpReceived, Some(14)),
     ];
     assert_eq!(found, expected);
-    assert_eq!(RxOperations.rule(&sample.raw).unwrap().counts, "requests", "SENDs are among them");
+    assert_eq!(RxOperations.rule(&sample.raw).unwrap().counts, "requests", "requests must include SENDs");
     // If device and port share a name, the port's value remains.
     assert_eq!(sample.raw[&Name::new(Set::Hardware, "rate_inc_events")], 1);
     let wide = Name::new(Set::Hardware, "rx_write_requests");
@@ -453,7 +456,7 @@ fn mlx4_cxgb4_and_representors_of_mlx5() {
         ],
     );
     let narrow_writes = rates.delta(RxOperations);
-    assert!(narrow_writes.is_some(), "followed over its end");
+    assert!(narrow_writes.is_some(), "a counter that wrapped must have a rate");
     let expected = [
         (RnrSent, 3),
         (OutOfSequence, 4),
@@ -487,7 +490,7 @@ fn notes_concern_only_the_selected_device() {
     assert_eq!(notes(Some("rxe0")), [] as [&str; 0]);
     assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "no port"]);
     assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "no port"]);
-    // The device disappeared. The notes of the others do not contain the reason.
+    // The device disappeared. Notes about other devices do not contain the reason.
     let mut monitor = tree.monitor();
     monitor.select("rxe0").unwrap();
     monitor.look();
@@ -548,7 +551,7 @@ fn unreadable_counters_are_reported_and_left_out() {
 fn devices_come_and_go_and_are_recreated() {
     let tree = Tree::new();
     let mut monitor = tree.monitor();
-    assert!(monitor.look().devices.is_empty(), "no tree, no devices, no complaint");
+    assert!(monitor.look().devices.is_empty(), "a missing tree must give no devices and no notes");
     tree.count("rxe0", &[("hw_counters/sent_pkts", 1000)]);
     assert!(only(&mut monitor).rates.is_none());
     tree.count("rxe0", &[("hw_counters/sent_pkts", 1001)]);
@@ -559,12 +562,15 @@ fn devices_come_and_go_and_are_recreated() {
     assert!(monitor.look().devices.is_empty());
     // The old directory still exists elsewhere, so the new one has another inode number.
     tree.count("rxe0", &[("hw_counters/sent_pkts", 5000)]);
-    assert!(only(&mut monitor).rates.is_none(), "another device of the same name");
+    assert!(only(&mut monitor).rates.is_none(), "a new device of the same name must have no rate yet");
     std::fs::rename(tree.device("rxe0"), tree.root.path().join("far")).unwrap();
     tree.count("rxe0", &[("hw_counters/sent_pkts", 9000)]);
     let devices = monitor.look().devices;
     assert_eq!(devices.len(), 2);
-    assert!(devices.iter().all(|device| device.rates.is_none()), "made anew between two looks");
+    assert!(
+        devices.iter().all(|device| device.rates.is_none()),
+        "devices recreated between two looks must have no rates"
+    );
 }
 
 #[test]
@@ -613,7 +619,7 @@ fn traffic_reports_a_reset_or_removed_device() {
     tree.count("rxe0", &[("hw_counters/sent_pkts", 7), ("hw_counters/rcvd_pkts", 7)]);
     let path = tree.device("rxe0").join("ports/1/hw_counters/sent_pkts");
     let reset = look(&tree, Box::new(move || std::fs::write(&path, "3").unwrap())).unwrap();
-    assert_eq!((reset.tx_packets_per_s, reset.rx_packets_per_s), (None, None), "nothing negative, nothing half");
+    assert_eq!((reset.tx_packets_per_s, reset.rx_packets_per_s), (None, None), "a reset must give no rates");
     assert_eq!(reset.remarks, ["its counters went back, so it was reset: this interval has no rates"]);
     let path = tree.device("rxe0");
     let gone = look(&tree, Box::new(move || std::fs::remove_dir_all(&path).unwrap())).unwrap_err();

@@ -203,7 +203,7 @@ mod tests {
         set_mode(&path, 0o700);
         let link = root.path().join("link");
         symlink(&path, &link).unwrap();
-        assert!(matches!(Directory::create(&link), Err(DirectoryError::Os { .. })), "a link is not followed");
+        assert!(matches!(Directory::create(&link), Err(DirectoryError::Os { .. })), "a symbolic link was followed");
         if geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
             let error = Directory::open(&path).unwrap_err().to_string();
@@ -252,7 +252,7 @@ mod tests {
         set_mode(root.path(), 0o700);
         let directory = Directory::open(root.path()).unwrap();
         drop(directory.create_file("mine").unwrap());
-        assert!(directory.create_file("mine").is_err(), "never over another");
+        assert!(directory.create_file("mine").is_err(), "an existing file was replaced");
         assert!(directory.open_file("mine").is_ok());
         symlink("/etc/passwd", root.path().join("link")).unwrap();
         assert!(directory.open_file("link").is_err());

@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(header.pid, 42);
         assert_eq!(header.counters, ["one", "two"]);
         assert_eq!(header.text["name"], "doorbell0");
-        assert_eq!(header.text["program"], "a b?c", "no line is broken");
+        assert_eq!(header.text["program"], "a b?c", "a control character must be replaced");
         assert_eq!((header.values_at, header.file_bytes), (values_at, bytes.len()));
         assert_eq!(bytes.len() - values_at, 4 * WORD);
     }

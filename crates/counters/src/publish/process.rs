@@ -73,9 +73,17 @@ mod tests {
         let start = start_ticks(pid);
         assert!(start.is_some());
         assert_eq!(life(pid, start, pid_namespace()), Life::Running);
-        assert_eq!(life(pid, start.map(|start| start + 1), pid_namespace()), Life::Gone, "the number was given again");
+        assert_eq!(
+            life(pid, start.map(|start| start + 1), pid_namespace()),
+            Life::Gone,
+            "another process with the same number must count as gone"
+        );
         assert_eq!(life(u32::MAX, start, pid_namespace()), Life::Gone);
-        assert_eq!(life(u32::MAX, start, Some(1)), Life::Unknown, "it is not ours to judge");
+        assert_eq!(
+            life(u32::MAX, start, Some(1)),
+            Life::Unknown,
+            "a process of another namespace must count as unknown"
+        );
         assert_eq!(life(u32::MAX, None, pid_namespace()), Life::Unknown);
     }
 

@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn kernel_statistics_are_empty_or_an_error() {
-        assert_eq!(KernelEthtool.statistics("lo").unwrap(), [], "the loopback interface has none");
+        assert_eq!(KernelEthtool.statistics("lo").unwrap(), [], "the loopback interface has no statistics");
         let error = KernelEthtool.statistics("no-such-netdev").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
         let long = "x".repeat(200);

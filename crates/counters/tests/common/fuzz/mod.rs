@@ -1,5 +1,5 @@
-//! Fuzz bodies: functions of bytes that create files as another process may write them, and change them between
-//! looks. A stable test runs them over a corpus, and for a bounded time of mutation.
+//! Fuzz bodies: functions of bytes that create files like another process, and change them between looks. A stable test
+//! runs them over a corpus and for a bounded time of mutation.
 
 #[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
 pub mod choices;
@@ -18,7 +18,7 @@ pub use published::fuzz_published;
 pub use sysfs::fuzz_sysfs;
 use tempfile::TempDir;
 
-/// Maximum of steps for one input.
+/// Maximum number of steps for one input.
 const MOST_STEPS: usize = 24;
 
 /// Creates a directory for this user alone, in memory if possible, since the bodies create many.
@@ -70,7 +70,7 @@ fn change(path: &Path, choices: &mut Choices<'_>) {
 /// Replaces any file at the path with a file that is not regular or never ends.
 fn replace(path: &Path, choices: &mut Choices<'_>) {
     remove(path);
-    let parent = path.parent().expect("all have one");
+    let parent = path.parent().expect("each path has a parent");
     if std::fs::create_dir_all(parent).is_err() {
         return;
     }
@@ -81,7 +81,7 @@ fn replace(path: &Path, choices: &mut Choices<'_>) {
         3 => symlink(path, path),
         _ => symlink("nowhere", path),
     }
-    .expect("room for it");
+    .expect("room for the file");
 }
 
 /// Returns a word at some boundary, or an arbitrary word.
@@ -109,7 +109,7 @@ fn check(look: &Look) {
         texts.for_each(|text| check_text(text, 512));
         sample.raw.keys().for_each(|name| check_text(&name.name, 512));
         if !sample.ended {
-            assert!(!labels.contains(&&identity.label), "two devices are called {:?}", identity.label);
+            assert!(!labels.contains(&&identity.label), "two devices have the label {:?}", identity.label);
             labels.push(&identity.label);
         }
         if let Some(rates) = rates {
@@ -120,8 +120,8 @@ fn check(look: &Look) {
 
 /// Checks that a text is short and has no control characters.
 fn check_text(text: &str, most: usize) {
-    assert!(!text.contains(char::is_control), "{text:?} is no line of text");
-    assert!(text.len() <= most, "a text of {} B", text.len());
+    assert!(!text.contains(char::is_control), "{text:?} has a control character");
+    assert!(text.len() <= most, "a text has {} B", text.len());
 }
 
 fn check_rates(rates: &Rates) {

@@ -18,7 +18,7 @@ const COUNTER: &str = "tx_vport_rdma_unicast_packets";
 
 const WORDS: usize = 8;
 
-/// Creates and changes files as the bytes say, and looks at them.
+/// Creates and changes files as the bytes determine, and looks at them after each step.
 pub fn fuzz_published(data: &[u8]) {
     let mut choices = Choices(data);
     let root = directory();
@@ -65,11 +65,11 @@ fn look(monitor: &mut Monitor, root: &Path, published: u64) {
     assert!(look.devices.len() <= 2 * (PLACES.len() + 1), "{} devices", look.devices.len());
     let is_sound = |label: &str| label == SOUND_NAME;
     let found = look.devices.iter().find(|device| is_sound(&device.sample.identity.label));
-    let found = found.unwrap_or_else(|| panic!("the sound file is not read: {:?}", look.notes));
+    let found = found.unwrap_or_else(|| panic!("the valid file is not read: {:?}", look.notes));
     assert_eq!(found.sample.identity.kind, Kind::Software);
     assert_eq!(found.sample.raw[&Name::new(Set::Published, COUNTER)], published);
     if published > 1 {
-        let rates = found.rates.as_ref().expect("it was there before");
+        let rates = found.rates.as_ref().expect("the previous look found the file");
         assert_eq!(rates.delta(Common::TxPackets), Some(1), "{:?}", rates.remarks);
     }
 }

@@ -1,4 +1,4 @@
-//! Tree of devices, as the kernel shows them or as a copy.
+//! Tree of devices, as in the kernel's sysfs or in a copy of it.
 
 use std::os::unix::fs::symlink;
 
@@ -32,7 +32,7 @@ const PLACES: [&str; 23] = [
     "elsewhere",
 ];
 
-/// Creates and changes trees as the bytes say, and looks at them.
+/// Creates and changes trees as the bytes determine, and looks at them after each step.
 pub fn fuzz_sysfs(data: &[u8]) {
     let mut choices = Choices(data);
     let root = directory();
