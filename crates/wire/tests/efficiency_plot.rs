@@ -11,11 +11,11 @@ const LEFT: f64 = 60.0;
 const TOP: f64 = 20.0;
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 320.0;
-/// Steps per doubling of the size, from 1 to 2^20.
+/// Steps per doubling of the size, and number of doublings, from 1 to 2^20.
 const STEPS: u32 = 8;
 const DOUBLINGS: u32 = 20;
 
-/// Colours from light to dark, by growing path MTU.
+/// Colours from light to dark, in the order of growing path MTU.
 const COLOURS: [&str; 5] = ["#7fb3d5", "#4a90c4", "#2471a3", "#1a5276", "#0e2f44"];
 
 fn x(step: u32) -> f64 {
@@ -81,5 +81,5 @@ fn the_stored_plot_matches_message_cost() {
         std::fs::write(&path, &plot).unwrap();
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == plot, "{} is not what message_cost says; DOORBELL_UPDATE_PLOTS=1 writes it anew", path.display());
+    assert!(kept == plot, "{} differs from message_cost; DOORBELL_UPDATE_PLOTS=1 rewrites it", path.display());
 }

@@ -1,6 +1,6 @@
-//! Tests on captures of the traffic between Linux's rdma_rxe and Doorbell's software RNIC (`cargo xtask
-//! capture-rxe`). The parser knows every packet. Each ICRC equals the one that [`Flow`] computes with the
-//! identification that the kernel wrote.
+//! Tests on captures of the traffic between Linux's rdma_rxe and Doorbell's software RNIC (`cargo xtask capture-rxe`).
+//! The parser must know each packet. Each ICRC must equal the one that [`Flow`] computes with the identification that
+//! the kernel wrote.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -44,7 +44,7 @@ fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
 
 #[test]
 fn packets_of_rxe_parse_and_have_a_valid_icrc() {
-    // rxe is requester and responder, with single packets and with sequences of packets.
+    // rxe is requester and responder, with messages of one and of several packets.
     let wanted = [
         Opcode::RC_SEND_ONLY,
         Opcode::RC_SEND_FIRST,

@@ -16,7 +16,7 @@ fn frame_bytes(kind: MessageKind, bytes: u64) -> u64 {
     request.frame_bytes
 }
 
-/// Frames that counters of several vendors have shown.
+/// Frame lengths as counters of several vendors showed them.
 #[test]
 fn frames_as_counted() {
     assert_eq!(frame_bytes(MessageKind::Write, 0), 74);
@@ -28,7 +28,7 @@ fn frames_as_counted() {
         assert_eq!(frame_bytes(MessageKind::Write, bytes), 82);
     }
     let Response::Range { min, max } = rc_ipv4(MessageKind::Write, 1).response else {
-        panic!("a WRITE is acknowledged");
+        panic!("a WRITE has an ACK as response");
     };
     assert_eq!(min, Direction::default());
     assert_eq!((max.packets, max.frame_bytes), (1, 62));
@@ -47,9 +47,9 @@ fn a_write_of_one_mib() {
     assert_eq!(average, 4154.0625);
     assert_eq!(request.line_bytes, request.frame_bytes + 24 * 256);
     let Response::Range { max, .. } = cost.response else {
-        panic!("a WRITE is acknowledged");
+        panic!("a WRITE has an ACK as response");
     };
-    // A measurement showed about 9 ACKs.
+    // A measurement found about 9 ACKs per message.
     assert_eq!(max.packets, 256);
     assert_eq!(max.line_bytes, 256 * 86);
 }
@@ -146,8 +146,8 @@ fn link_limit_follows_from_line_bytes() {
     }
 }
 
-/// Cuts a message packet by packet and adds the header lengths: `first` extension bytes on the first packet, `last`
-/// on the last packet, `every` on all packets.
+/// Splits a message into packets and adds the header lengths: `first` extension bytes on the first packet, `last` on
+/// the last packet, `every` on all packets.
 fn cut(mut bytes: u64, mtu: u64, outer: OuterKind, (first, last, every): (u64, u64, u64)) -> Direction {
     let ip = match outer.ip {
         IpVersion::V4 => 20,

@@ -135,7 +135,7 @@ fn vlan_tags() {
     assert_eq!(again.outer, frame.outer);
     assert_eq!(again.payload, frame.payload);
 
-    // A service tag before the VLAN tag: the parser keeps the outermost tag.
+    // Add a service tag before the VLAN tag. The parser keeps the outermost tag.
     let twice = [&out[..12], &[0x88, 0xa8, 0, 7], &out[12..]].concat();
     let again = parse_frame(&twice).unwrap();
     assert_eq!(again.encapsulation.vlan, Some(7));
@@ -319,12 +319,12 @@ fn options_and_extension_headers_are_skipped() {
     for len in 0..v6.len() - 3 - AFTER_PORTS {
         assert!(matches!(parse_datagram(&v6[..len]), Err(Error::Truncated { .. })), "{len}");
     }
-    // The fragment's offset, or the More Fragments flag.
+    // Either the fragment's offset or the More Fragments flag is set.
     for [high, low] in [[0, 8], [0, 1], [0x80, 0]] {
         let fragment = extended(44, &[&[17, 0, high, low, 0, 0, 0, 1]]);
         assert_eq!(parse_ip(&fragment), Err(Error::Fragment));
     }
-    // An extension header that is longer than the payload length of the packet.
+    // The extension header is longer than the packet's payload length.
     let mut short = extended(0, &[&options(17)]);
     short[5] = 7;
     assert_eq!(parse_ip(&short), Err(Error::IpHeader));

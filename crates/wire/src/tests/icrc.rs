@@ -150,7 +150,10 @@ fn one_random_error_in_32768_is_explained() {
         })
         .count();
     let expected = tries >> 15;
-    assert!((expected / 2..expected * 2).contains(&explained), "{explained} of {expected}");
+    assert!(
+        (expected / 2..expected * 2).contains(&explained),
+        "{explained} errors explained, about {expected} expected"
+    );
 }
 
 /// Packets with replaced bytes after the BTH have the same rate. Four times that rate is the limit of the test.
@@ -168,7 +171,7 @@ fn corrupted_packets_are_refused() {
             flow.check(3, &altered) != Check::Invalid
         })
         .count();
-    assert!(accepted < tries >> 13, "{accepted} of {tries}");
+    assert!(accepted < tries >> 13, "{accepted} of {tries} damaged packets were accepted");
 }
 
 #[test]
@@ -256,7 +259,7 @@ proptest! {
         prop_assert_eq!(flow.icrc(0, true, &packet), slow);
     }
 
-    /// Parts of any size, also parts that split the BTH.
+    /// Computes the ICRC in parts of any size, also in parts that split the BTH.
     #[test]
     fn icrc_in_parts_equals_icrc_at_once(
         packet in prop::collection::vec(any::<u8>(), 0..200),
