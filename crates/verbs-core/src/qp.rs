@@ -407,7 +407,7 @@ pub fn check_transition(
 mod tests {
     use super::*;
 
-    /// The picture shows all pairs of states of each transport, so that a change shows as a diff.
+    /// The table shows all pairs of states of each transport, so that a change appears as a diff.
     #[test]
     fn every_pair_of_states_is_either_a_transition_or_refused() {
         let picture = |kind| -> Vec<String> {
