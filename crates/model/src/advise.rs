@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(large[0].binding, BoundKind::Link);
         assert!(large[0].reason.contains("lands where it belongs"), "{}", large[0].reason);
         assert!(large[0].receiver_bytes < 1 << 20, "requests only");
-        // A receiver without places cannot use Direct-Read.
+        // A receiver that chooses no destinations cannot use Direct-Read.
         assert!(
             !names(&on_t1(&Need::new(1 << 20, Goal::Throughput))).iter().any(|name| name.starts_with("direct-read"))
         );

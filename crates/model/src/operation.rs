@@ -269,7 +269,7 @@ mod tests {
             for operation in PostedOperation::ALL {
                 for bytes in [0, 16, 65_536] {
                     let Ok(prediction) = predict_operation(&parameters, &Posted::new(operation, bytes, 8)) else {
-                        // A datagram is one packet.
+                        // A datagram has only one packet.
                         assert_eq!((operation, bytes), (PostedOperation::UdSend, 65_536));
                         continue;
                     };
@@ -291,12 +291,12 @@ mod tests {
         let write = on_t1(Posted::new(PostedOperation::Write, 16, 1));
         assert_near(write.latency_ns, 120.0 + 3400.0 + 16.0 * 0.195_312_5 + 52.0);
         assert_eq!(write.bottleneck().binding.kind, BoundKind::RoundTrip);
-        // The target's CPU takes no part.
+        // The target's CPU does no work.
         for operation in [PostedOperation::Write, PostedOperation::Read, PostedOperation::CompareSwap] {
             assert_eq!(on_t1(Posted::new(operation, 16, 64)).bound(BoundKind::ReceivingCpu), None, "{operation:?}");
         }
         assert!(on_t1(Posted::new(PostedOperation::Send, 16, 64)).bound(BoundKind::ReceivingCpu).is_some());
-        // A request and its response are two messages of Send-Receive.
+        // A request and its response equal two messages of Send-Receive.
         let there = predict(&Parameters::t1(), &Workload { credits: false, ..Workload::sequential(16) }).unwrap();
         assert_near(on_t1(Posted::new(PostedOperation::RequestResponse, 16, 1)).latency_ns, 2.0 * there.latency_ns);
     }
@@ -308,7 +308,7 @@ mod tests {
         };
         let read = pairs(PostedOperation::Read, 1, 1);
         assert_eq!(read.bottleneck().binding.kind, BoundKind::ReadsInFlight);
-        // 16 operations overlap, except for finding the completion and posting.
+        // The 16 operations overlap, except for polling the completion and posting.
         let alone = on_t1(Posted::new(PostedOperation::Read, 8, 1)).latency_ns - 120.0 - 52.0;
         assert_near(read.messages_per_s, 16e9 / alone);
         assert_eq!(pairs(PostedOperation::CompareSwap, 1, 1).bottleneck().binding.kind, BoundKind::Atomics);
@@ -321,7 +321,8 @@ mod tests {
 
     #[test]
     fn invalid_loads_are_refused() {
-        let refused = |posted| predict_operation(&Parameters::t1(), &posted).expect_err("it cannot be").to_string();
+        let refused =
+            |posted| predict_operation(&Parameters::t1(), &posted).expect_err("the load is impossible").to_string();
         let write = Posted::new(PostedOperation::Write, 16, 1);
         assert_eq!(refused(Posted { addresses: 0, ..write }), "the number of addresses is 0, allowed is 1 to 1048576");
         assert_eq!(refused(Posted { window: 0, ..write }), "the window is 0, allowed is 1 to 1048576");

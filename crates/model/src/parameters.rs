@@ -478,7 +478,7 @@ mod tests {
             }
             for id in set.origins.iter().flat_map(|origin| &origin.fitted_to) {
                 let is_there = doorbell_published::row(id).is_some() || doorbell_published::shape(id).is_some();
-                assert!(is_there, "{}: {id} is neither row nor shape", set.name);
+                assert!(is_there, "{}: {id} is neither a row nor a shape", set.name);
             }
         }
     }

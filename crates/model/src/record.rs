@@ -415,7 +415,7 @@ mod tests {
     fn a_record_becomes_observations() {
         let observed = observations("a.json", RECORD).unwrap();
         assert_eq!((observed.rnic, observed.testbed, observed.left_out), (RnicKind::Software, None, vec![]));
-        let [observation] = &observed.observations[..] else { panic!("one result, one observation") };
+        let [observation] = &observed.observations[..] else { panic!("expected one observation for the result") };
         assert_eq!(observation.name, "a.json: 16 B, window 64, batch 8");
         assert_eq!((observation.messages_per_s, observation.latency_ns), (Some(2e6), None));
         let Load::Messages(workload) = observation.load else { panic!("messages") };
@@ -450,7 +450,7 @@ mod tests {
         let observed = observations("a.json", &study).unwrap();
         let of = |observed: &Observed| match observed.observations[0].load {
             Load::Messages(workload) => workload,
-            Load::Operations(posted) => panic!("{posted:?} are no messages"),
+            Load::Operations(posted) => panic!("{posted:?} are operations, not messages"),
         };
         let workload = of(&observed);
         assert_eq!((workload.receive_batch, workload.repost_batch), (4, 16));
@@ -516,7 +516,7 @@ mod tests {
             assert_eq!(observed.observations, [], "{to}");
             assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
         }
-        // A message holds a NIC's shared receive queue if it follows one of another queue pair.
+        // A message holds a NIC's shared receive queue if it follows a message of another queue pair.
         let shared =
             RECORD.replace("\"soft\"", "\"system\"").replace("\"verify\": false", "\"verify\": false, \"srq\": true");
         let of = |threads: &str| {
@@ -557,7 +557,7 @@ mod tests {
     }
 
     proptest! {
-        /// A damaged record gives observations or an error, never a panic.
+        /// A damaged record gives observations or an error, without a panic.
         #[test]
         fn damage_is_survived(at in 0..RECORD.len(), lost in 0..40_usize, instead in "[-0-9a-z\"{}\\[\\],:. ]{0,12}") {
             let end = (at + lost).min(RECORD.len());

@@ -12,7 +12,7 @@ use crate::parameters::{Parameters, RnicKind};
 use crate::predict::{Bound, BoundKind, Prediction, Setting, forms, predict};
 use crate::workload::{MAX_BYTES, Peers, Workload};
 
-/// Predicts without credits, as on T1.
+/// Predicts a workload without credits, as on T1.
 fn on_t1(workload: Workload) -> Prediction {
     predict(&Parameters::t1(), &Workload { credits: false, ..workload }).unwrap()
 }
@@ -25,8 +25,8 @@ fn assert_near(found: f64, expected: f64, share: f64) {
 #[test]
 fn base_latency_is_2_us_and_grows_by_200_ns_per_kb() {
     let small = on_t1(Workload::sequential(16)).latency_ns;
-    // 0.12 + 0.02 + 1.9 + 0.02 + 0.052, 0.002 for the payload in the completion, and the line time of 97 bytes after
-    // the first.
+    // The sum of 0.12 + 0.02 + 1.9 + 0.02 + 0.052 us, 0.002 us for the payload in the completion, and the line time of
+    // 97 bytes after the first.
     assert_near(small, 2114.0 + 97.0 * 0.1953125, 1e-9);
     let per_kb = (on_t1(Workload::sequential(4096)).latency_ns - on_t1(Workload::sequential(1024)).latency_ns) / 3.0;
     assert_near(per_kb, 200.0, 0.001);
@@ -43,7 +43,7 @@ fn a_window_of_one_is_bound_by_the_round_trip() {
         explanation.sentence,
         "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
     );
-    // Throughput grows linearly with the window up to there, and not at all beyond.
+    // Throughput grows linearly with the window up to that bound, and then stays constant.
     let rate = |window| on_t1(Workload::new(16, window, 1)).messages_per_s;
     assert_near(rate(29), 29.0 * rate(1), 1e-9);
     assert_eq!(on_t1(Workload::new(16, 30, 1)).bottleneck().binding.kind, BoundKind::SendingCpu);
@@ -94,7 +94,7 @@ fn a_nic_has_a_few_units_and_a_ceiling() {
         let units = batched(count).bound(BoundKind::SendingUnits).unwrap();
         assert_near(units.ns_per_message, 71.0 / 4.0, 1e-9);
     }
-    // Threads that post one by one reach the ceiling too.
+    // Threads that post single requests also reach the ceiling.
     let threads = on_t1(Workload { peers: Peers::pairs(16), ..Workload::unbatched(16) });
     assert_eq!(threads.bottleneck().binding.kind, BoundKind::SendingCeiling);
 }
@@ -189,7 +189,7 @@ fn only_large_windowed_messages_reach_line_rate() {
     assert!(gbit_per_s(Workload::unbatched(8192)) > 95.0);
     assert!(gbit_per_s(Workload::unbatched(1 << 20)) > 97.9);
     assert_eq!(on_t1(Workload::unbatched(1 << 20)).bottleneck().binding.kind, BoundKind::Link);
-    // Throughput is linear in size while the sending CPU binds.
+    // Throughput is linear in size while the sending CPU is the bottleneck.
     assert_near(gbit_per_s(Workload::unbatched(512)), 32.0 * gbit_per_s(Workload::unbatched(16)), 1e-9);
     // One larger message is faster than several small ones in a batch.
     assert!(gbit_per_s(Workload::batched(128)) > 4.0 * gbit_per_s(Workload::batched(16)));
@@ -198,7 +198,7 @@ fn only_large_windowed_messages_reach_line_rate() {
 #[test]
 fn many_threads_reach_line_rate() {
     let threads = |bytes| on_t1(Workload { peers: Peers::pairs(64), ..Workload::unbatched(bytes) });
-    // 512 + 58 of headers + 24 of preamble, FCS and gap make 594.
+    // 512 bytes + 58 of headers + 24 of preamble, FCS and gap make 594.
     let half_kb = threads(512);
     assert_eq!(half_kb.bottleneck().binding.kind, BoundKind::Link);
     assert_near(half_kb.messages_per_s, 1e11 / 8.0 / 594.0, 1e-9);
@@ -216,15 +216,15 @@ fn a_shared_receive_queue_is_slow_between_32_b_and_6_kb() {
     let t1 = Parameters::t1();
     let shared = |bytes, peers| on_t1(Workload { srq: true, peers, ..Workload::unbatched(bytes) });
     assert_eq!(shared(33, Peers::pairs(8)).bottleneck().binding.kind, BoundKind::Srq);
-    // One of eight messages follows one of its own queue pair.
+    // One of eight messages follows a message of its own queue pair.
     assert_near(shared(33, Peers::pairs(8)).messages_per_s, 2e6 * 8.0 / 7.0, 1e-9);
     assert_eq!(shared(32, Peers::pairs(8)).bound(BoundKind::Srq), None);
     assert_eq!(shared(512, Peers::ONE_TO_ONE).bound(BoundKind::Srq), None, "one queue pair has no such limit");
     assert_eq!(shared(8192, Peers::pairs(8)).bottleneck().binding.kind, BoundKind::Link);
     let (above, below) = srq_slow_sizes(&t1).unwrap();
     assert_eq!(above, 32);
-    // 500 ns of the line are 6250 bytes, of which two packets' headers are 164.
-    assert_eq!(below, 6085, "6.1 KB: it is padded to 6088, and one byte less to 6084");
+    // In 500 ns the line carries 6250 bytes, of which 164 are headers of two packets.
+    assert_eq!(below, 6085, "6085 B are padded to 6088 B, and 6084 B stay as they are");
     let peers = Peers::pairs(8);
     let thread = on_t1(Workload { srq: true, repost_thread: true, peers, ..Workload::unbatched(16) });
     assert_eq!(thread.bottleneck().binding.kind, BoundKind::RepostThread);
@@ -250,7 +250,7 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     assert!(direct_read(Unfenced, 1024, 1).latency_ns < small.latency_ns * 1.05, "about flat up to 1 KiB");
     let slower = direct_read(Fenced, 16, 1).latency_ns - small.latency_ns;
     assert!((2500.0..4000.0).contains(&slower), "{slower}");
-    // A receiver that waits for the READ has the message as early as without a fence. The READs still wait for each
+    // A receiver that waits for the READ gets the message as early as without a fence. The READs still wait for each
     // other.
     assert_near(direct_read(Early, 16, 1).latency_ns, small.latency_ns, 1e-9);
     assert_eq!(direct_read(Early, 4096, 32).bottleneck().binding.kind, BoundKind::Fence);
@@ -258,7 +258,11 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     let (one, other) = (direct_read(Unfenced, 4096, 32), direct_read(Fenced, 4096, 32));
     assert_eq!(other.bottleneck().binding.kind, BoundKind::Fence);
     assert!(one.messages_per_s > 5.0 * other.messages_per_s);
-    assert_eq!(direct_read(Fenced, 4096, 64).messages_per_s, other.messages_per_s, "no window helps");
+    assert_eq!(
+        direct_read(Fenced, 4096, 64).messages_per_s,
+        other.messages_per_s,
+        "a larger window changed the rate of fenced READs"
+    );
     // A window above 32 gains nothing.
     assert_eq!(direct_read(Unfenced, 16, 32).messages_per_s, direct_read(Unfenced, 16, 64).messages_per_s);
     // Large messages reach line rate.
@@ -271,7 +275,8 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     assert_eq!(many.bottleneck().binding.kind, BoundKind::ReceivingCpu);
 }
 
-/// A fence serialises READs with any report, and messages need space until the sender learns of more.
+/// A fence serialises READs with any kind of report. Messages occupy space until the sender learns that they were
+/// freed.
 #[test]
 fn variants_are_charged_for_their_own_steps() {
     let report = direct_read(Protocol::DirectReadFencedSend, 4096, 32);
@@ -291,7 +296,7 @@ fn variants_are_charged_for_their_own_steps() {
 fn protocols_differ_as_their_operations_do() {
     let of = |protocol| on_t1(Workload { protocol, ..Workload::unbatched(256) });
     let immediate = of(Protocol::BufferedWriteImmediateSend);
-    // Each has one crossing, and the second WRITE follows close behind.
+    // Each variant has one crossing, since the second WRITE follows the first closely.
     assert_near(immediate.latency_ns, of(Protocol::SendReceive).latency_ns, 0.02);
     let tail = of(Protocol::BufferedWriteTailSend);
     assert!(tail.latency_ns > of(Protocol::BufferedWriteReverseSend).latency_ns);
@@ -331,7 +336,7 @@ fn credits_cost_little_and_piggyback_on_two_way_traffic() {
     assert!(with.bound(BoundKind::ReceiverSpace).is_some() && without.bound(BoundKind::ReceiverSpace).is_none());
     let both = predict(&t1, &Workload { bidirectional: true, ..Workload::batched(16) }).unwrap();
     assert_eq!(both.bound(BoundKind::ReceiverSpace), None);
-    // Each CPU does both roles, and each NIC and each direction of the link carry both.
+    // Each CPU has both roles, and each NIC and each direction of the link carries both kinds of traffic.
     let cpu = both.bound(BoundKind::SendingCpu).unwrap();
     assert_near(cpu.ns_per_message, (16.0 + 17.0 + 7.0 + 2.0) / 2.0, 1e-9);
     assert_eq!(Some(cpu.ns_per_message), both.bound(BoundKind::ReceivingCpu).map(|bound| bound.ns_per_message));
@@ -378,7 +383,7 @@ fn every_remedy_is_better() {
 #[test]
 fn invalid_loads_are_refused() {
     let t1 = Parameters::t1();
-    let refused = |workload: Workload| predict(&t1, &workload).expect_err("it cannot be").to_string();
+    let refused = |workload: Workload| predict(&t1, &workload).expect_err("the load is impossible").to_string();
     assert_eq!(refused(Workload::new(16, 0, 1)), "the window is 0, allowed is 1 to 1048576");
     assert_eq!(refused(Workload::new(16, 4, 5)), "the batch is 5, allowed is 1 to 4");
     assert_eq!(
@@ -444,7 +449,7 @@ proptest! {
         }
     }
 
-    /// If any parameter grows, no latency and no bound shrinks.
+    /// If a parameter grows, no latency and no bound shrinks.
     #[test]
     fn bounds_grow_with_every_parameter(workload in any_workload(), which in 0..TERMS, factor in 1.0..10.0_f64) {
         let t1 = Parameters::t1();

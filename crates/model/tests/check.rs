@@ -38,7 +38,7 @@ fn all_shapes() -> Vec<CheckedShape<'static>> {
         .collect()
 }
 
-/// Returns whether the model has a shape, in a word.
+/// Returns in words whether the model has a shape.
 fn verdict(shape: &CheckedShape<'_>) -> &'static str {
     shape.outcome.as_ref().map_or("no model", |judged| if judged.is_had { "has it" } else { "has it not" })
 }
@@ -62,7 +62,7 @@ fn table(rows: &[Checked<'_>]) -> String {
     text
 }
 
-/// Describes the change of a row that is worse than its stored comparison.
+/// Describes the change, if a row is worse than its stored comparison.
 fn worse(kept: &Kept, now: &Checked<'_>) -> Option<String> {
     let id = &now.row.id;
     match (kept.deviation_percent, &now.outcome) {
@@ -103,14 +103,9 @@ fn no_row_is_worse_than_in_the_stored_table() {
             Some(_) => None,
             None => Some(format!("{} is not in the table", now.shape.id)),
         }))
-        .chain(kept.keys().filter(|id| !is_published(id)).map(|id| format!("{id} is neither row nor shape")))
+        .chain(kept.keys().filter(|id| !is_published(id)).map(|id| format!("{id} is neither a row nor a shape")))
         .collect();
-    assert!(
-        worse.is_empty(),
-        "{}\n{}: DOORBELL_UPDATE_CHECK=1 writes the table anew",
-        worse.join("\n"),
-        path.display()
-    );
+    assert!(worse.is_empty(), "{}\n{}: DOORBELL_UPDATE_CHECK=1 rewrites the table", worse.join("\n"), path.display());
 }
 
 #[test]
@@ -196,7 +191,7 @@ fn predictions_are_in_the_unit_of_the_row() {
     assert_near(compared(&row("direct-read/threads-8192")).predicted.number, 100.0);
 }
 
-/// The published configuration has no credits and lists of one, and each of them changes the bottleneck.
+/// The published configuration has no credits and lists of one. Each of these settings changes the bottleneck.
 #[test]
 fn rows_are_compared_as_published() {
     let batched = compared(&row("send-receive/batch-ceiling-messages"));
@@ -222,7 +217,7 @@ fn missing_inputs_are_named() {
     let reason = |change: &dyn Fn(&mut Row)| {
         let mut changed = base.clone();
         change(&mut changed);
-        check_row(&changed, Some(&t1)).expect_err("something is missing").to_string()
+        check_row(&changed, Some(&t1)).expect_err("a statement is missing").to_string()
     };
     assert_eq!(
         reason(&|row| row.configuration.window = Some(Amount::Unknown)),
@@ -248,17 +243,17 @@ fn missing_inputs_are_named() {
     let without = Parameters { o_srq_ns: 0.0, limits: doorbell_model::parameters::Limits::default(), ..t1.clone() };
     let fills = check_row(&row("send-receive/srq-fills-line"), Some(&without)).expect_err("there is no limit");
     assert!(fills.to_string().contains("the parameters have no limit"), "{fills}");
-    let inline =
-        check_row(&row("send-receive/inline-receive-size"), Some(&without)).expect_err("there is no such thing");
+    let inline = check_row(&row("send-receive/inline-receive-size"), Some(&without))
+        .expect_err("the model has no such quantity");
     assert!(matches!(inline, Lack::Parameter(_)), "{inline}");
-    let store = check_row(&row("far-memory/bytes-50"), Some(&t1)).expect_err("it is a store");
+    let store = check_row(&row("far-memory/bytes-50"), Some(&t1)).expect_err("the row measures a store");
     assert_eq!(
         store.to_string(),
         "predictions are of messages of protocols and of single operations, not of stores on passive memory"
     );
 }
 
-/// Each row that the model misses, and no other row, has a sentence about the reason.
+/// Each row that the model misses has a sentence about the reason, and no other row has one.
 #[test]
 fn only_missed_rows_have_a_reason() {
     for checked in all() {
@@ -268,7 +263,7 @@ fn only_missed_rows_have_a_reason() {
     }
 }
 
-/// Few of T1's parameters are fitted, and only to Send-Receive.
+/// Few of T1's parameters are fitted, all of them to Send-Receive.
 #[test]
 fn little_of_t1_is_fitted() {
     let t1 = Parameters::t1();
@@ -277,10 +272,10 @@ fn little_of_t1_is_fitted() {
     assert!(fitted.iter().flat_map(|origin| &origin.fitted_to).all(|id| id.starts_with("send-receive/")));
     let rows = all();
     let count = |is_fitted| rows.iter().filter(|row| row.outcome.is_ok() && row.is_fitted == is_fitted).count();
-    assert!(count(false) > 3 * count(true), "{} rows are fitted to", count(true));
+    assert!(count(false) > 3 * count(true), "{} rows were used for the fit", count(true));
 }
 
-/// Each sentence has a judge, and each judgement has numbers or a list.
+/// Each sentence has a judge function, and each judgement has numbers or a list.
 #[test]
 fn every_shape_is_judged() {
     for shape in all_shapes() {
@@ -291,7 +286,7 @@ fn every_shape_is_judged() {
     }
 }
 
-/// Shapes depend on the parameters: other parameters do not have them.
+/// Shapes depend on the parameters, so other parameters do not have these shapes.
 #[test]
 fn other_parameters_have_other_shapes() {
     let t1 = Parameters::t1();

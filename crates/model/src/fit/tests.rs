@@ -74,7 +74,7 @@ fn predictions_are_recovered_from_noisy_data_of_a_software_rnic() {
     let truth = software();
     for seed in 1..=4 {
         let mut observations = bench(&truth, 0.03, seed);
-        // Runs of maximum length reveal little about the cost of shorter ones.
+        // Runs of maximum length reveal little about the cost of shorter runs.
         for bytes in [16, 4096] {
             let workload = Workload { credits: false, ..Workload::new(bytes, 16, 1) };
             observations.push(observe(&truth, workload, false, 0.0));
@@ -101,14 +101,21 @@ fn only_separable_parameters_have_intervals() {
         let fit = fit(&Parameters::starting_point(RnicKind::Software), &bench(&truth, 0.02, seed)).unwrap();
         // The CPU does the NIC's work, so no external measurement separates them.
         for hidden in ["o_nsnd_ns", "o_nrcv_ns", "o_snd_ns.batched", "l_ns", "o_post_ns.single"] {
-            assert_eq!(estimate(&fit, hidden).interval, None, "seed {seed}: {hidden} cannot be known");
+            assert_eq!(
+                estimate(&fit, hidden).interval,
+                None,
+                "seed {seed}: {hidden} has an interval without a measurement that shows it"
+            );
         }
         assert!(estimate(&fit, "g_var_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(estimate(&fit, "gap_latency_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(!fit.sums.is_empty(), "seed {seed}");
-        // If batches are posted, either CPU may bind.
+        // If batches are posted, either CPU may be the bottleneck.
         let receiving = "o_rcv_ns.batched + o_post_ns.batched + o_nrcv_ns";
-        assert!(fit.sums.iter().all(|sum| sum.name != receiving), "seed {seed}: the sender may bind as well");
+        assert!(
+            fit.sums.iter().all(|sum| sum.name != receiving),
+            "seed {seed}: the sum is known, although the sender may be the bottleneck"
+        );
         for estimate in fit.estimates.iter().chain(&fit.sums) {
             let Some((low, high)) = estimate.interval else { continue };
             let value: f64 = estimate.name.split(" + ").map(&exact).sum();
@@ -118,7 +125,7 @@ fn only_separable_parameters_have_intervals() {
         }
     }
     // The intervals promise 95 %, but the linear algebra only approximates the problem.
-    assert!(inside * 100 >= all * 90, "{inside} of {all} lie within their intervals");
+    assert!(inside * 100 >= all * 90, "only {inside} of {all} lie within their intervals");
 }
 
 fn quantities_of(parameters: &Parameters) -> impl Fn(&str) -> f64 {
@@ -140,7 +147,7 @@ fn latencies_alone_determine_their_sum_and_the_gap() {
     let observations: Vec<Observation> =
         sizes.iter().map(|&bytes| observe(&truth, Workload::sequential(bytes), true, 0.01 * noise.next())).collect();
     let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &observations).unwrap();
-    // The shortest messages cost too little in completions to be known.
+    // The cost of the shortest messages in completions is too small to be known.
     assert_eq!(fit.rank, 3);
     let known: Vec<&str> = fit
         .estimates
@@ -160,7 +167,7 @@ fn latencies_alone_determine_their_sum_and_the_gap() {
 fn the_bounds_of_a_software_rnic_determine_sums_of_cpu_and_nic() {
     let truth = Parameters { gap_bandwidth_ns_per_byte: 0.02, ..software() };
     let mut observations = Vec::new();
-    // More receiving threads do not help, so the sender binds.
+    // More receiving threads do not help, so the sender is the bottleneck.
     for receivers in [8, 64] {
         let peers = Peers::one_to_many(receivers);
         for bytes in [16, 256, 1024, 4096, 65_536] {
@@ -229,7 +236,7 @@ fn units_ceiling_and_shared_queues_are_recovered() {
         for name in ["o_unit_ns", "o_nic_ns", "o_pairs_ns", "o_srq_ns", "o_repost_thread_ns"] {
             let Estimate { value, interval, .. } = estimate(&fit, name);
             all += 1;
-            // Sometimes the noise has a second explanation, and the fit reports no interval.
+            // Sometimes a second explanation fits the noise, and the fit reports no interval.
             let Some((low, high)) = *interval else { continue };
             let expected = exact(name);
             assert!((value / expected - 1.0).abs() < 0.15, "seed {seed}: {name} is {value}, not {expected}");
@@ -239,8 +246,8 @@ fn units_ceiling_and_shared_queues_are_recovered() {
         // No operation is atomic.
         assert_eq!(estimate(&fit, "o_atomic_ns").interval, None, "seed {seed}");
     }
-    assert!(known * 4 >= all * 3, "{known} of {all} are known");
-    assert!(inside * 100 >= known * 80, "{inside} of {known} lie within their intervals");
+    assert!(known * 4 >= all * 3, "only {known} of {all} parameters have an interval");
+    assert!(inside * 100 >= known * 80, "only {inside} of {known} lie within their intervals");
 }
 
 /// Many threads alone do not separate the ceiling of a NIC from the total of its units.
@@ -258,7 +265,7 @@ fn parameters_that_threads_do_not_separate_have_no_interval() {
     let fit = fit(&Parameters::starting_point(RnicKind::Hardware), &observations).unwrap();
     assert!(fit.p90_error < 0.02, "{}", fit.p90_error);
     for name in ["o_unit_ns", "o_nic_ns", "o_srq_ns", "o_pairs_ns"] {
-        assert_eq!(estimate(&fit, name).interval, None, "{name} cannot be known");
+        assert_eq!(estimate(&fit, name).interval, None, "{name} has an interval without a measurement that shows it");
     }
     let open = &fit.parameters.open_points[0];
     assert!(open.contains("o_unit_ns") && open.contains("o_nic_ns"), "{open}");
@@ -283,8 +290,7 @@ fn record_of(truth: &Parameters, posted: &Posted, is_latency: bool, noise: f64) 
     )
 }
 
-/// Returns the measurements of `bench` over one-sided operations: alone, in lists and singly, and on many queue
-/// pairs.
+/// Returns the measurements of `bench` over one-sided operations: single operations, lists, and many queue pairs.
 fn operations(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
     let mut noise = Noise(seed);
     let mut observations = Vec::new();
@@ -330,12 +336,16 @@ fn single_operation_parameters_lie_within_their_intervals() {
         assert!(fit.median_error <= 0.03, "seed {seed}: {}", fit.median_error);
         for (name, expected) in [("o_atomic_ns", 520.0), ("g_fix_ns", 2700.0)] {
             let Estimate { value, interval, .. } = estimate(&fit, name);
-            assert!(interval.is_some(), "seed {seed}: {name} can be known");
+            assert!(interval.is_some(), "seed {seed}: {name} has no interval");
             assert!((value / expected - 1.0).abs() < 0.1, "seed {seed}: {name} is {value}, not {expected}");
         }
         // No receive is posted, and no queue is shared.
         for name in ["o_post_ns.single", "o_srq_ns", "o_repost_thread_ns"] {
-            assert_eq!(estimate(&fit, name).interval, None, "seed {seed}: {name} cannot be known");
+            assert_eq!(
+                estimate(&fit, name).interval,
+                None,
+                "seed {seed}: {name} has an interval without a measurement that shows it"
+            );
         }
         for estimate in fit.estimates.iter().chain(&fit.sums) {
             let Some((low, high)) = estimate.interval else { continue };
@@ -344,7 +354,7 @@ fn single_operation_parameters_lie_within_their_intervals() {
             inside += usize::from((low..=high).contains(&value));
         }
     }
-    assert!(inside * 100 >= all * 85, "{inside} of {all} lie within their intervals");
+    assert!(inside * 100 >= all * 85, "only {inside} of {all} lie within their intervals");
 }
 
 #[test]
@@ -364,7 +374,8 @@ fn the_jacobian_is_the_derivative() {
 fn too_little_and_nonsense_is_refused() {
     let t1 = Parameters::t1();
     let good = bench(&t1, 0.0, 1);
-    let error = |observations: &[Observation]| fit(&t1, observations).expect_err("it is nonsense").to_string();
+    let error =
+        |observations: &[Observation]| fit(&t1, observations).expect_err("the observations are invalid").to_string();
     assert_eq!(error(&[]), "0 measured figures (latencies and rates); a fit needs 4 to 20000");
     assert!(error(&good[..3]).starts_with("3 measured figures"));
     let with = |change: &dyn Fn(&mut Observation)| {
@@ -396,7 +407,7 @@ fn a_perfect_fit_reproduces_every_figure() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any finite figures give a fit or an error; never a panic, never parameters out of range.
+    /// Any finite figures give a fit or an error. No fit panics or has parameters out of range.
     #[test]
     fn fits_never_panic(
         figures in prop::collection::vec((any::<f64>(), 1e-3..1e12_f64, any::<bool>(), 0..1_u64 << 30, 1..5000_u32), 0..12),
