@@ -1,4 +1,4 @@
-//! Writes a capture of WRITEs and their ACKs, to measure the speed of reading captures:
+//! Writes a capture of WRITEs and their ACKs, with which to measure the speed of reading captures:
 //!
 //! ```console
 //! $ cargo run --release -p doorbell-analyze --example make_capture -- /tmp/writes.pcap 2000000 64

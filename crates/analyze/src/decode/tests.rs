@@ -88,7 +88,7 @@ fn ack(psn: u32) -> Vec<u8> {
     answer(psn, Syndrome::ACK_UNLIMITED)
 }
 
-/// Returns a pcap file of a little-endian machine in nanoseconds, with one frame per microsecond.
+/// Returns a pcap file of a little-endian machine with times in nanoseconds, and one frame per microsecond.
 fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     pcap_of(1, true, false, usize::MAX, frames)
 }
@@ -197,7 +197,7 @@ fn messages_are_put_together() {
     assert_eq!((from_a.retransmitted_packets, from_a.missing_packets, from_a.incomplete_messages), (0, 0, 0));
     assert_eq!((talk.from_b.acks, talk.from_b.read_response_packets, talk.from_b.atomic_responses), (2, 3, 1));
     assert_eq!(from_a.acks_per_request_packet, Some(2.0 / 7.0));
-    // One frame per microsecond: 1 for the first SEND, 3 for the READ, 2 and 1 for the others, 1.
+    // With one frame per microsecond, the first SEND takes 1 us, the READ 3 us, and the others 2, 1 and 1 us.
     let times = from_a.time_to_ack.unwrap();
     assert_eq!((times.count, times.min_ns / 100, times.max_ns / 100), (5, 10, 30));
     assert_eq!(summary.time_to_ack, Some(times));
@@ -249,7 +249,8 @@ fn a_request_for_the_rest_of_a_read_is_a_retransmission() {
         RethRepr { virtual_address: from, rkey: RKey::new(7), dma_length: bytes }.write(&mut header);
         frame(A, B, Opcode::RC_READ_REQUEST, 0xb, psn, &header, &[])
     };
-    // 16 packets of 256; the response was lost after 4 of them. Then another READ.
+    // The READ has 16 response packets of 256 bytes. After 4 of them the response was lost, so the requester asks for
+    // the rest. Then it posts another READ.
     let frames = [ask(100, 0x1000, 4096), ask(104, 0x1400, 3072), ask(116, 0x9000, 4096)];
     let summary = read(&pcap(&frames));
     let from_a = &only(&summary).from_a;
@@ -311,7 +312,7 @@ fn every_link_type_holds_the_same_packets() {
         let summary = read(&pcap_of(link_type, true, false, usize::MAX, &with(header)));
         assert_eq!(expected(&summary), expected(&ethernet), "{link_type}");
     }
-    // A tag makes frames longer, also in counters.
+    // A VLAN tag makes frames longer, also in counters.
     let packet = |frame: &Vec<u8>| frame[42..].to_vec();
     let tagged = [frame_of(A, B, Some(7), &packet(&frames[0])), frame_of(B, A, Some(7), &packet(&frames[1]))];
     let summary = read(&pcap(&tagged));
@@ -331,7 +332,7 @@ fn every_kind_of_file_holds_the_same_frames() {
             assert_eq!(summary, expected, "{nanoseconds} {big_endian}");
         }
     }
-    // Two interfaces: Ethernet in microseconds, raw IP in nanoseconds; other blocks between them.
+    // The file has two interfaces, Ethernet in microseconds and raw IP in nanoseconds, and other blocks between them.
     let seconds = 1_700_000_000_u64;
     let resolution = |digits: u8| [9, 0, 1, 0, digits, 0, 0, 0, 0, 0, 0, 0];
     let mut file = [section(), interface(1, &[]), interface(101, &resolution(9)), block(5, &[0; 12])].concat();
@@ -342,7 +343,7 @@ fn every_kind_of_file_holds_the_same_frames() {
     }
     let summary = read(&file);
     assert_eq!(Summary { format: "pcap", ..summary }, expected);
-    // Binary resolution, an offset of 1000 s, and a second section.
+    // The file has a binary time resolution, an offset of 1000 s, and a second section.
     let options = [&resolution(0x80 | 20)[..8], &[14, 0, 8, 0], &1000_i64.to_le_bytes()].concat();
     let mut file = [section(), section(), interface(1, &options)].concat();
     file.extend(enhanced(0, 5 << 20, &frames[0]));
@@ -377,7 +378,7 @@ fn packets_cut_short_are_counted_by_their_headers() {
 
 #[test]
 fn frames_from_before_segmentation_are_taken_apart() {
-    // 40 SENDs of 6 bytes in one frame, and one of three long packets, of which the last is shorter.
+    // One frame holds 40 SENDs of 6 bytes. Another holds a SEND of three long packets, of which the last is shorter.
     let segment = |index: u16, opcode, psn, bytes: usize| {
         seal(A, B, index, transport_packet(opcode, 0xb, psn, &[], &vec![3; bytes]))
     };
@@ -413,7 +414,7 @@ fn damaged_packets_are_dropped_as_an_rnic_drops_them() {
     let options = Options { drop_bad_icrc: false, ..Options::default() };
     let summary = decode(&pcap(&frames)[..], &options).unwrap();
     assert_eq!(only(&summary).from_a.operations[0].messages, 2);
-    // Another port has no packets.
+    // The other port received no packets.
     let options = Options { udp_port: 4792, ..Options::default() };
     let summary = decode(&pcap(&frames)[..], &options).unwrap();
     assert_eq!((summary.packets, summary.other_frames), (0, 2));
@@ -428,7 +429,7 @@ fn datagrams_and_congestion_are_counted() {
     let summary = read(&pcap(&frames));
     assert_eq!(summary.cnps, 1);
     let talk = summary.conversations.iter().find(|it| it.b_qpn == Some(0x11)).unwrap();
-    // Sequence numbers of datagrams belong to the sender, and none is repeated or missing.
+    // Sequence numbers of datagrams belong to the sender. None of them counts as repeated or missing.
     assert_eq!((talk.from_a.operations[0].messages, talk.from_a.retransmitted_packets), (3, 0));
     assert_eq!((talk.from_a.operations[0].transport.as_str(), talk.from_a.missing_packets), ("UD", 0));
     let mut marked = send(Opcode::RC_SEND_ONLY, 0, 0);
@@ -451,7 +452,7 @@ fn invalid_captures_are_rejected() {
     refused(&pcap_of(127, true, false, usize::MAX, &frames), &["link type 127", "radiotap", "Ethernet (1)"]);
     let file = [section(), interface(127, &[]), enhanced(0, 0, &frames[0])].concat();
     refused(&file, &["link type 127"]);
-    // With another interface of a known link type, only these frames are left out.
+    // If the file also has an interface of a known link type, only the unknown frames are left out.
     let file =
         [section(), interface(127, &[]), interface(1, &[]), enhanced(0, 0, &[1]), enhanced(1, 0, &frames[0])].concat();
     let summary = read(&file);
@@ -520,7 +521,7 @@ fn mixture() -> [Vec<u8>; 2] {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// A damaged file gives an answer or an error, and never more packets than fit into the file.
+    /// A damaged file gives an answer or an error. The answer never has more packets than fit into the file.
     #[test]
     fn damaged_files(
         format in 0..2_usize,

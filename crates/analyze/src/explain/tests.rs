@@ -41,7 +41,7 @@ mod published {
 
     /// Returns a published number, per second or in bytes.
     fn of(id: &str) -> f64 {
-        row(id).unwrap_or_else(|| panic!("{id} is a row")).value.in_base()
+        row(id).unwrap_or_else(|| panic!("no row {id}")).value.in_base()
     }
 
     fn best(rates: &Rates) -> Explanation {
@@ -110,7 +110,7 @@ mod published {
         let answer = explain(&incoming(packets, (62.0, 62.0)), &Hints::default()).unwrap();
         let place = rank(&answer, MessageKind::Send, &[Pattern::RequestResponse], Requester::Both, 1, 231.5e3);
         assert!(place.is_some_and(|place| place < 3), "{}", listed(&answer));
-        // SENDs in one direction with an ACK each have the same lengths, for either sender.
+        // SENDs in one direction with an ACK each have the same lengths, whichever side sends.
         for side in [Requester::ThisHost, Requester::Peer] {
             assert!(
                 rank(&answer, MessageKind::Send, &[Pattern::OneWay], side, 1, 463e3).is_some(),
@@ -120,8 +120,8 @@ mod published {
         }
     }
 
-    /// 4154.0625 bytes per packet: 256 packets per message, one of which has a RETH. The counters showed 4154.0639,
-    /// since they are read during messages.
+    /// 4154.0625 bytes per packet are 256 packets per message, one of which has a RETH. The counters showed 4154.0639,
+    /// since they are read in the middle of messages.
     #[test]
     fn writes_of_one_mib() {
         let packets = (of("one-sided/write-1mib-packets-in"), of("one-sided/write-1mib-packets-out"));
@@ -140,9 +140,9 @@ mod published {
         assert_eq!(it.payload_bytes, Span { min: 1 << 20, max: 1 << 20 });
         assert_eq!(it.path_mtu, Some(4096));
         assert!(it.operations_per_s.contains(3.005e6 / 256.0));
-        // 12.3 GB/s.
+        // The publication states 12.3 GB/s.
         assert!(it.goodput_bytes_per_s.min < 12.31e9 && it.goodput_bytes_per_s.max > 12.3e9);
-        // About 9 ACKs per message.
+        // The publication states about 9 ACKs per message.
         let acks_per_message = it.acks_per_packet.unwrap().min * 256.0..=it.acks_per_packet.unwrap().max * 256.0;
         assert!(acks_per_message.contains(&8.95), "{acks_per_message:?}");
     }
@@ -150,7 +150,7 @@ mod published {
     #[test]
     fn middle_packets_at_path_mtu_4096() {
         let answer = explain(&incoming((1e6, 1e5), (4154.0, 62.0)), &Hints::default()).unwrap();
-        // One packet per message, or any number of full ones.
+        // The traffic has one packet per message, or any number of full packets.
         let first = &answer.explanations[0];
         assert_eq!(
             (first.operations.as_slice(), first.path_mtu),
@@ -162,7 +162,7 @@ mod published {
         assert!(rank(&answer, MessageKind::Send, &[Pattern::OneWay], Requester::Peer, 1 << 20, 1e6 / 256.0).is_some());
     }
 
-    /// 4166 bytes: 4162, and probably a VLAN tag.
+    /// 4166 bytes are 4162, and probably a VLAN tag.
     #[test]
     fn datagrams_with_a_vlan_tag() {
         let rates = incoming((1e6, 0.0), (of("wire/ud-4096-frame"), 0.0));
@@ -243,7 +243,7 @@ impl Workload {
             let Response::Range { max, .. } =
                 message_cost(MessageKind::Send, Transport::Rc, 0, self.mtu, self.outer).unwrap().response
             else {
-                unreachable!("a SEND is acknowledged")
+                unreachable!("a SEND has an ACK as response")
             };
             (max.packets as f64 * share, max.frame_bytes as f64 * share)
         };
@@ -280,7 +280,7 @@ fn workloads() -> Vec<Workload> {
     for mtu in [PathMtu::Mtu1024, PathMtu::Mtu4096] {
         for bytes in SIZES {
             let packets = bytes.div_ceil(mtu.bytes() as u64).max(1) as f64;
-            // ACKs per packet: none, one per 64, 8 and 2 messages, one per message, and one per packet.
+            // Numbers of ACKs per packet: none, one per 64, 8 and 2 messages, one per message, and one per packet.
             for acks in [0.0, 1.0 / 64.0 / packets, 1.0 / 8.0 / packets, 0.5 / packets, 1.0 / packets, 1.0] {
                 for requester in [Requester::ThisHost, Requester::Peer] {
                     let base = Workload {
@@ -337,14 +337,14 @@ fn every_workload_of_the_bench_is_named() {
                 "{rank:?} of {workload:?} (path MTU hint {mtu:?})\n{}",
                 listed(&answer)
             );
-            // A verdict that names everything would prove nothing.
+            // A verdict that names too many flows proves nothing.
             let flows = flows(&answer);
             assert!(flows <= 5 && answer.named <= 12, "{workload:?}\n{}", listed(&answer));
             one_or_two += usize::from(flows <= 2);
             all += 1;
         }
     }
-    assert!(one_or_two * 3 >= all * 2, "{one_or_two} of {all} flow in one way or two");
+    assert!(one_or_two * 3 >= all * 2, "only {one_or_two} of {all} verdicts name one or two flows");
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn short_requests_with_long_responses() {
 fn the_verdict_reports_unexplained_rates() {
     let hints = Hints { mtu: Some(PathMtu::Mtu4096), ..Hints::default() };
     for rates in [
-        // Outgoing packets are ten times as many as incoming ones, and all are far longer than ACKs.
+        // Ten times more packets go out than come in, and all are far longer than ACKs.
         Rates { tx_packets: 1e6, tx_bytes: 300e6, rx_packets: 1e5, rx_bytes: 30e6 },
         // WRITEs of 926 bytes go out. A tenth of that number, of 1024 bytes, come in among the ACKs.
         Rates { tx_packets: 1e6, tx_bytes: 1e9, rx_packets: 2e5, rx_bytes: 1e5 * (62.0 + 1098.0) },
@@ -503,7 +503,7 @@ fn impossible_rates_and_hints_are_rejected() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Half a percent of noise on each counter, and directions that are not read at the same moment.
+    /// Each counter has half a percent of noise, and both directions are read at different moments.
     #[test]
     fn noise_does_not_hide_the_truth(
         which in 0..100_000_usize,

@@ -41,7 +41,7 @@ fn a_repeated_packet_at_one_point_is_a_retransmission() {
 fn a_packet_of_another_link_header_tag_or_hop_is_a_copy() {
     check(&read(&pcap(&twice(|frame| frame[..12].fill(9)))), 5, "other MAC addresses");
     check(&read(&pcap(&twice(|frame| drop(frame.splice(12..12, [0x81, 0, 0, 7]))))), 5, "VLAN tag");
-    // A router lowers the hop limit and changes the header's checksum; a switch marks congestion.
+    // A router lowers the hop limit and changes the header's checksum. A switch marks congestion.
     let router = |frame: &mut Vec<u8>| {
         frame[22] -= 1;
         frame[15] |= 3;
@@ -67,19 +67,19 @@ fn a_packet_of_another_link_header_tag_or_hop_is_a_copy() {
 
 #[test]
 fn a_packet_of_another_interface_or_direction_is_a_copy() {
-    // Linux cooked v2 of all interfaces: two veth ends, one sends and the other receives.
+    // Linux cooked v2 of all interfaces shows both ends of a veth pair, of which one sends and the other receives.
     let cooked = |frame: &[u8], interface: u8, kind: u8| {
         let header = [8, 0, 0, 0, 0, 0, 0, interface, 0, 1, kind, 6, 2, 0, 0, 0, 0, 1, 0, 0];
         [&header[..], &frame[14..]].concat()
     };
     let frames: Vec<_> = talk().iter().flat_map(|frame| [cooked(frame, 5, 4), cooked(frame, 6, 0)]).collect();
     check(&read(&pcap_of(276, true, false, usize::MAX, &frames)), 5, "cooked v2");
-    // Cooked v1 has only the direction.
+    // Cooked v1 shows only the direction.
     let cooked =
         |frame: &[u8], kind: u8| [&[0, kind, 0, 1, 0, 6, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0][..], &frame[14..]].concat();
     let frames: Vec<_> = talk().iter().flat_map(|frame| [cooked(frame, 4), cooked(frame, 0)]).collect();
     check(&read(&pcap_of(113, true, false, usize::MAX, &frames)), 5, "cooked v1");
-    // pcapng of two interfaces; of one with directions; of two sections.
+    // Test pcapng files of two interfaces, of one interface with directions, and of two sections.
     let two: Vec<_> = talk().iter().flat_map(|frame| [enhanced(0, 1, frame), enhanced(1, 2, frame)]).collect();
     check(&read(&[section(), interface(1, &[]), interface(1, &[]), two.concat()].concat()), 5, "two interfaces");
     let both: Vec<_> = talk().iter().flat_map(|frame| [noted(frame, 2, ""), noted(frame, 1, "")]).collect();
@@ -91,14 +91,14 @@ fn a_packet_of_another_interface_or_direction_is_a_copy() {
 
 #[test]
 fn many_capture_points_may_be_late_and_miss_packets() {
-    // The second point's frames come after all of the first one's; a third point lost the retransmission.
+    // All frames of the second point come after those of the first. A third point lost the retransmission.
     let other = |number: u8| talk().into_iter().map(move |frame| [&[number; 12], &frame[12..]].concat());
     let frames: Vec<_> = talk().into_iter().chain(other(1)).chain(other(2).take(3)).collect();
     check(&read(&pcap(&frames)), 8, "late");
     // The first point lost packets that the second one saw.
     let frames: Vec<_> = talk().into_iter().take(2).chain(other(1)).collect();
     check(&read(&pcap(&frames)), 2, "lost");
-    // More points than `copies.rs` distinguishes.
+    // Use more points than `copies.rs` distinguishes.
     let at_many = |frame: Vec<u8>| (0..20).map(move |number| [&[number; 12], &frame[12..]].concat());
     let frames: Vec<_> = talk().into_iter().flat_map(at_many).collect();
     check(&read(&pcap(&frames)), 19 * 5, "many");

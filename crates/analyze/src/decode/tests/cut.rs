@@ -59,7 +59,7 @@ fn cut_to(bytes: usize, frames: &[Vec<u8>]) -> Summary {
     read(&pcap_of(1, true, false, bytes, frames))
 }
 
-/// Checks facts that do not depend on the cut after the BTH.
+/// Checks facts that hold for any cut after the BTH.
 fn check_whole(summary: &Summary, frames: &[Vec<u8>]) {
     assert_eq!((summary.packets, summary.malformed_packets), (frames.len() as u64, 0));
     assert_eq!((summary.retransmitted_packets, summary.cut_bths), (0, 0));

@@ -89,7 +89,7 @@ fn every_tunnel_is_taken_off() {
     let wraps: Vec<(&str, Wrap)> = vec![
         ("VXLAN", Box::new(|frame| outer4(17, &vxlan(frame)))),
         ("VXLAN", Box::new(|frame| ethernet(0x86dd, &ipv6(17, &vxlan(frame))))),
-        // Linux's old port, and the extension for other protocols: IPv4 and Ethernet.
+        // VXLAN on Linux's old port, and its extension for other protocols with IPv4 and Ethernet.
         ("VXLAN", Box::new(|frame| outer4(17, &udp(8472, &[&[8, 0, 0, 0, 0, 0, 1, 0][..], frame].concat())))),
         (
             "VXLAN",
@@ -100,7 +100,7 @@ fn every_tunnel_is_taken_off() {
         ("GENEVE", Box::new(move |frame| outer4(17, &geneve(IPV4, &ip(frame))))),
         ("GRE", Box::new(move |frame| outer4(47, &gre(0, IPV4, &ip(frame))))),
         ("GRE", Box::new(|frame| outer4(47, &gre(0, BRIDGED, frame)))),
-        // NVGRE, and all optional fields.
+        // NVGRE, and GRE with all optional fields.
         ("GRE", Box::new(|frame| outer4(47, &gre(0x20, BRIDGED, frame)))),
         ("GRE", Box::new(|frame| ethernet(0x86dd, &ipv6(47, &gre(0xb0, BRIDGED, frame))))),
         ("GRE", Box::new(|frame| outer4(17, &udp(4754, &gre(0, BRIDGED, frame))))),
@@ -116,7 +116,7 @@ fn every_tunnel_is_taken_off() {
         assert_eq!(summary.tunnels, [TunnelCount { tunnel: name, frames: 2 }], "{index}");
         assert!(summary.notes.iter().any(|note| note.contains(&format!("2 of {name};"))), "{:?}", summary.notes);
     }
-    // VLAN tags inside and outside the tunnel: the inner one counts as part of the inner frame.
+    // Add VLAN tags inside and outside the tunnel. The inner tag counts as part of the inner frame.
     let inside = wrapped(|frame| outer4(17, &vxlan(&tagged(frame, &[0x8100]))));
     assert_eq!(inside.frame_bytes, plain().frame_bytes + 8);
     let outside = wrapped(|frame| tagged(&outer4(17, &vxlan(frame)), &[0x8100]));
@@ -209,7 +209,8 @@ fn ip_options_and_extension_headers_are_skipped() {
     let datagram = udp(ROCE_UDP_PORT, &packet);
     let mut with_options = outer4(17, &[&[1, 1, 1, 0][..], &datagram].concat());
     with_options[14] = 0x46;
-    // Hop-by-hop, routing, destination options of 16 bytes, a fragment header of the only fragment, authentication.
+    // The headers are hop-by-hop, routing, destination options of 16 bytes, a fragment header of the only fragment, and
+    // authentication.
     let headers = [
         &[43, 0, 1, 4, 0, 0, 0, 0][..],
         &[60, 0, 0, 0, 0, 0, 0, 0],
@@ -251,7 +252,7 @@ fn frames_of_other_protocols_are_named_with_their_counts() {
     frames.push(outer4(47, &gre(0, 0x8847, &[0; 40])));
     frames.extend([ethernet(0x0806, &[0; 28]), outer4(6, &[0; 20]), outer4(6, &[0; 20])]);
     frames.extend([outer4(17, &udp(53, &[0; 20])), ethernet(40, &[0; 40]), ethernet(0x1234, &[0; 40])]);
-    // Neither VXLAN, GENEVE, nor a known variant of GRE.
+    // These frames are neither VXLAN, GENEVE, nor a known variant of GRE.
     frames.extend([outer4(17, &udp(4789, &[0; 60])), outer4(17, &udp(6081, &[0x40; 60]))]);
     frames.extend([outer4(47, &gre(0x40, IPV4, &[0; 40])), outer4(50, &[0; 40]), outer4(99, &[0; 40])]);
     let summary = read(&pcap(&frames));

@@ -51,7 +51,7 @@ fn requests_of_xrc_are_followed() {
     assert_eq!(found, expected);
     assert_eq!((talk.from_a.retransmitted_packets, talk.from_a.missing_packets), (1, 0));
     assert_eq!((talk.from_b.acks, talk.from_b.read_response_packets, talk.from_b.atomic_responses), (2, 2, 1));
-    // The WRITE was repeated, so its time is not measured; the NAK answers no request.
+    // The WRITE was repeated, so its time is not measured. The NAK answers no request.
     assert_eq!(talk.from_a.time_to_ack.unwrap().count, 3);
     assert_eq!(summary.opcodes[0].name, "RC Acknowledge");
     assert_eq!((summary.opcodes[1].opcode, summary.opcodes[1].name.as_str()), (0xa0, "XRC SEND First"));
@@ -80,7 +80,7 @@ fn opcodes_of_other_transports_are_counted_by_number() {
     let note = "7 packets are of opcodes that are counted and not followed: 1 of RC opcode 0x1f, 1 of RD opcode 0x40, 1 of UD \
                 opcode 0x7f, 1 of CNP opcode 0x85, 2 of vendor opcode 0xc4, 1 of vendor opcode 0xff.";
     assert_eq!(summary.notes, [note]);
-    // Their bytes count for the hosts, but they form no messages.
+    // Their bytes count for the hosts, but their packets form no messages.
     assert_eq!(summary.hosts[0].tx_packets + summary.hosts[0].rx_packets, 8);
     assert!(summary.conversations.iter().all(|talk| talk.from_a.operations.is_empty()));
 }
@@ -102,7 +102,7 @@ fn memory_placement_extensions_take_sequence_numbers() {
     assert_eq!(summary.notes, [note]);
 }
 
-/// Returns malformed datagrams to the port: of another transport header version, or too short for a packet.
+/// Returns malformed datagrams to the port. Each has another transport header version, or is too short for a packet.
 fn malformed() -> Vec<Vec<u8>> {
     let mut version = transport_packet(Opcode::RC_SEND_ONLY, 0xb, 0, &[], &[]);
     version[1] |= 3;
