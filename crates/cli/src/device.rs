@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_taken_port_is_told_without_options_that_the_command_lacks() {
+    fn taken_port_error_names_no_missing_option() {
         let taken = BindError::InUse { address: [192, 0, 2, 1].into(), port: 4791 };
         assert!(taken.to_string().contains("--bind"));
         let exhausted = BindError::LoopbackExhausted { port: 4791, tried: 3 };

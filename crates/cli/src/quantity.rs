@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_seconds_unless_they_say_otherwise() {
+    fn times_without_a_unit_are_seconds() {
         let times = [
             ("1", 1.0),
             ("0.5", 0.5),

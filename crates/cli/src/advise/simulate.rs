@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_goal_decides_among_those_that_carry_the_rate() {
+    fn goal_ranks_simulations_that_carry_the_rate() {
         let all = [(5.0, 1e6), (2.0, 1e5), (9.0, 3e6)];
         let latency = Need::new(16, Goal::Latency);
         assert_eq!(best(&latency, &all), 1);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn only_as_many_receivers_as_senders_are_simulated() {
+    fn unequal_senders_and_receivers_are_rejected() {
         let need = Need::new(16, Goal::Latency);
         assert!(check(&need).is_ok());
         let peers = doorbell_model::workload::Peers { senders: 4, receivers: 1, connections: 4 };

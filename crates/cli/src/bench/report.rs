@@ -498,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_tells_the_windows_that_large_messages_get() {
+    fn first_line_shows_windows_of_large_messages() {
         let of = |sizes: &[usize]| {
             let given = Parameters {
                 sizes: sizes.to_vec(),
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_lost_is_printed_and_nothing_else() {
+    fn only_losses_of_a_link_are_printed() {
         let before = LinkCounters { rx_overflow: 5, tx_oversize: 7, ..LinkCounters::default() };
         let after = LinkCounters { rx_overflow: 8, ..before };
         let mut result = PointResult { bytes: 64, ..PointResult::default() };
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn the_link_is_named_and_of_two_links_the_numbers_of_each_end() {
+    fn one_link_is_named_and_two_are_counted_per_end() {
         let none = LinkCounters::default();
         let result = |client: LinkCounters, server: LinkCounters| {
             let mut result = PointResult { bytes: 64, ..PointResult::default() };

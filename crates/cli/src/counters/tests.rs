@@ -78,7 +78,7 @@ fn look(second: u64) -> Look {
 }
 
 #[test]
-fn numbers_have_as_many_digits_as_say_something() {
+fn numbers_have_significant_digits() {
     for (rate, text) in [(0.0, "0"), (0.014, "0.01"), (7.0, "7"), (7.25, "7.2"), (99.96, "100.0"), (12345.6, "12346")] {
         assert_eq!(short(Some(rate)), text);
     }
@@ -86,7 +86,7 @@ fn numbers_have_as_many_digits_as_say_something() {
 }
 
 #[test]
-fn lines_have_a_header_now_and_then_and_what_is_absent_is_not_zero() {
+fn header_repeats_and_absent_counters_are_no_zeros() {
     let mut table = table::Table::default();
     let lines = table.lines(&look(2));
     assert_eq!(lines.len(), 3);
@@ -105,7 +105,7 @@ fn lines_have_a_header_now_and_then_and_what_is_absent_is_not_zero() {
 }
 
 #[test]
-fn json_has_rates_counts_and_totals_and_null_for_what_is_absent() {
+fn json_has_rates_totals_and_null_for_absent_counters() {
     let json = record::of(&look(2));
     assert_eq!(json["schema"], record::SCHEMA);
     let (kernel, software) = (&json["devices"][0], &json["devices"][1]);
@@ -209,7 +209,7 @@ fn exposition(text: &str) -> BTreeMap<String, Family> {
 }
 
 #[test]
-fn prometheus_gets_help_type_and_only_what_is_counted() {
+fn prometheus_gets_help_type_and_only_known_counters() {
     let mut ended = look(2);
     ended.devices.push(Interval { sample: Sample { ended: true, ..software(9) }, rates: None });
     let text = prometheus::text(ended).unwrap();
@@ -328,7 +328,7 @@ fn a_sentence_is_said_once() {
 }
 
 #[test]
-fn looks_are_in_equal_steps_and_as_many_as_were_asked_for() {
+fn looks_are_in_equal_steps_up_to_the_count() {
     let mut pace = Pace::new(Duration::from_secs(10), Some(2));
     let start = pace.start;
     assert_eq!(pace.next(), Some(start + Duration::from_secs(10)));

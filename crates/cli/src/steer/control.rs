@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_wakes_the_box_and_all_that_wait_are_done_at_once() {
+    fn a_job_wakes_the_box_which_runs_all_waiting_jobs() {
         let own = Own {
             address: IpAddr::from([127, 0, 0, 1]),
             udp_port: 4791,

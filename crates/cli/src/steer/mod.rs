@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_a_store_are_what_the_store_allows() {
+    fn sizes_of_a_store_are_validated() {
         let geometry = store("nodes=10k, keys=100,max-value=1K").expect("these are sizes");
         let expected = Geometry { nodes: 10_000, keys: 100, max_value: 1024, ..Geometry::default() };
         assert_eq!(geometry, expected);

@@ -380,7 +380,7 @@ mod tests {
         b"0000:0010:02007a:88b8d5:4b468481:000055e95926c000:00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:02:00000000:\0";
 
     #[test]
-    fn a_line_is_found_wherever_it_begins_and_however_it_is_cut() {
+    fn a_line_is_found_at_any_offset_and_cut() {
         let mut stream = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0\0\0@5\0".to_vec();
         let before = stream.len();
         stream.extend_from_slice(SAID);

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_says_is_found_and_goes() {
+    fn the_rendezvous_file_is_found_and_removed() {
         let directory = tempfile::tempdir().unwrap();
         let place = Rendezvous::File(directory.path().join("job"));
         let launch = Launch { rank: 0, ranks: 2, place, is_local: true };
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_launches_that_were_killed_are_not_believed_and_go() {
+    fn files_of_killed_launches_are_ignored_and_removed() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let aged = |name: &str, text: &str| {
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn each_process_finds_out_that_there_is_no_place_to_meet() {
+    fn each_process_reports_a_missing_meeting_directory() {
         let directory = tempfile::tempdir().unwrap();
         let place = Rendezvous::File(directory.path().join("none").join("doorbell-job"));
         let error = Launch { rank: 1, ranks: 2, place, is_local: false }.check().unwrap_err().to_string();

@@ -30,7 +30,7 @@ fn advice_follows_from_the_need() {
 }
 
 #[test]
-fn the_table_ranks_what_the_json_ranks() {
+fn table_and_json_have_the_same_ranking() {
     let arguments = "-s 64:9,8192:1 --rate 100000";
     let table = run(&format!("advise {arguments}")).expect_status(0);
     let json = run(&format!("advise --json {arguments}")).expect_status(0).json();
@@ -65,7 +65,7 @@ fn advice_is_tried_on_a_testbed() {
 }
 
 #[test]
-fn needs_that_cannot_be_met_are_wrong_usage() {
+fn impossible_needs_are_wrong_usage() {
     for (arguments, words) in [
         ("advise", &["--size"][..]),
         ("advise -s 16:much", &["BYTES:SHARE"]),

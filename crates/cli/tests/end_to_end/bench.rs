@@ -125,7 +125,7 @@ fn several_connections_share_the_work() {
 }
 
 #[test]
-fn threads_shared_receives_and_a_single_receiver_can_be_asked_for() {
+fn bw_runs_threads_shared_receives_and_a_single_receiver() {
     for (options, connections, serving) in [
         ("--threads 2", 2, r#""threads":2"#),
         ("--threads 2 -q 4 --use-srq", 4, r#""shared_receives":"lock""#),
@@ -199,7 +199,7 @@ fn queues_of_one_and_inline_limits_work() {
 }
 
 #[test]
-fn an_offered_rate_and_a_duration_are_kept_to() {
+fn bw_keeps_an_offered_rate_and_duration() {
     let record = record("bw --rate 2000 -D 0.2 -s 16 --verify");
     // Offered is what is at most sent, at any moment: the first at once.
     let (messages, seconds) = (number(&record, "/results/0/messages"), positive(&record, "/results/0/seconds"));
@@ -234,7 +234,7 @@ fn credits_spare_a_slow_receiver() {
 }
 
 #[test]
-fn without_credits_a_slow_receiver_refuses_messages_and_that_is_counted() {
+fn a_slow_receiver_without_credits_counts_rnr_naks() {
     let arguments = "bw -n 500 -s 64 -r 8 --slow-receiver-us 50 --no-credits --verify";
     let record = record(arguments);
     let result = &list(&record, "/results")[0];
@@ -253,7 +253,7 @@ fn without_credits_a_slow_receiver_refuses_messages_and_that_is_counted() {
 }
 
 #[test]
-fn nothing_is_lost_or_damaged_whatever_happens_to_packets() {
+fn messages_survive_all_packet_faults() {
     for (fault, counter) in [
         ("drop=0.01,seed=7", "packet_seq_err"),
         ("duplicate=0.05,seed=7", "duplicate_request"),
@@ -274,7 +274,7 @@ fn nothing_is_lost_or_damaged_whatever_happens_to_packets() {
 }
 
 #[test]
-fn each_link_carries_what_it_is_asked_to_and_the_record_says_so() {
+fn each_link_carries_its_packets_as_recorded() {
     for (link, expected, carried_by) in [
         ("udp", false, &["udp"][..]),
         ("shm", true, &["shared_memory"]),
@@ -312,7 +312,7 @@ fn each_link_carries_what_it_is_asked_to_and_the_record_says_so() {
 }
 
 #[test]
-fn the_record_has_the_fields_that_are_promised() {
+fn the_record_has_all_documented_fields() {
     for kind in ["bw", "lat"] {
         let record = record(&format!("{kind} -n 200 -s 16"));
         assert_eq!(record.pointer("/schema"), Some(&Value::from("doorbell-bench/1")));
@@ -488,7 +488,7 @@ fn one_source_reaches_all_readers() {
 
 /// Nothing is acknowledged: what arrives, what is lost and what was sent add up, and packets are as predicted.
 #[test]
-fn messages_that_nobody_acknowledges_are_counted() {
+fn unacknowledged_messages_are_counted() {
     for (arguments, sizes) in [("uc", "0,16,5000,100000"), ("ud", "0,16,1024"), ("ud -q 3 -l 4", "16,4096")] {
         let lost_by = |fault: &str| -> u64 {
             let record = record(&format!("bw --transport {arguments} -n 400 --rate 20000 -s {sizes} --verify {fault}"));
@@ -516,7 +516,7 @@ fn messages_that_nobody_acknowledges_are_counted() {
 }
 
 #[test]
-fn ping_pongs_that_nobody_acknowledges_come_to_an_end() {
+fn unacknowledged_ping_pongs_end() {
     for transport in ["uc", "ud"] {
         let measure = || record(&format!("lat --transport {transport} -n 300 -s 16,1000 --verify"));
         // An answer that comes after its time is neither a round nor lost, which a busy machine brings about.
@@ -551,7 +551,7 @@ fn ping_pongs_that_nobody_acknowledges_come_to_an_end() {
 }
 
 #[test]
-fn the_tables_say_where_nobody_knows_how_many_packets_there_are() {
+fn tables_mark_unpredictable_packet_counts() {
     let _one_at_a_time = measuring();
     let finished = run("bench bw -n 500 -s 64 --protocol buffered-write-tail-read").expect_status(0);
     assert!(finished.stdout.contains("One end asks the other by READ how far it is"), "{}", finished.stdout);
@@ -566,7 +566,7 @@ fn the_tables_say_where_nobody_knows_how_many_packets_there_are() {
 
 /// Both processes are told where they run, and the record says it.
 #[test]
-fn threads_are_pinned_where_they_are_told() {
+fn threads_are_pinned_to_given_cpus() {
     let allowed = Machine::of(&Root::default()).cpus;
     let [first, .., last] = allowed.as_slice() else {
         return eprintln!("left out: one CPU is not enough for two ends");

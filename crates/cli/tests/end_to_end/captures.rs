@@ -46,7 +46,7 @@ fn sent(found: &Value, bytes: u64) -> (&Value, u64) {
 
 /// What `decode` finds is what the RNIC counted.
 #[test]
-fn a_capture_of_the_bench_holds_what_was_counted() {
+fn a_capture_of_the_bench_agrees_with_counters() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("decode.pcap");
     let file = scratch.path();
@@ -95,7 +95,7 @@ fn a_capture_of_the_bench_holds_what_was_counted() {
 }
 
 #[test]
-fn lost_packets_and_their_repetition_are_seen() {
+fn decode_shows_lost_and_retransmitted_packets() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("loss.pcap");
     let file = scratch.path();
@@ -123,7 +123,7 @@ fn a_capture_of_shared_memory_has_the_packets_of_a_socket() {
 }
 
 #[test]
-fn what_is_no_capture_is_a_failure_that_says_so() {
+fn a_file_that_is_no_capture_is_rejected() {
     for (name, bytes, words) in [
         ("empty", &b""[..], &["is empty"][..]),
         ("text", b"hello, world", &["is no pcap or pcapng file"]),

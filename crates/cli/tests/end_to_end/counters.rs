@@ -140,7 +140,7 @@ fn so_many_intervals_and_then_it_ends() {
 }
 
 #[test]
-fn a_device_that_appears_later_is_picked_up_and_bad_files_are_said_once() {
+fn a_late_device_appears_and_a_bad_file_is_reported_once() {
     let world = World::new();
     let mut watching = Running::start(world.counters("-i 0.1 --json"));
     watching.wait_for("waiting for one");
@@ -170,7 +170,7 @@ fn a_device_that_appears_later_is_picked_up_and_bad_files_are_said_once() {
 }
 
 #[test]
-fn an_unknown_device_is_an_error_that_lists_those_there_are() {
+fn an_unknown_device_error_lists_known_devices() {
     let world = World::new();
     Running::start(world.counters("mlx5_7"))
         .finish()
@@ -257,7 +257,7 @@ fn prometheus_scrapes_it() {
 }
 
 #[test]
-fn an_address_that_cannot_be_served_is_said() {
+fn an_unusable_exporter_address_is_an_error() {
     let world = World::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
     let (address, _listener) = taken.expect("there is a free port");
@@ -273,7 +273,7 @@ fn an_address_that_cannot_be_served_is_said() {
 
 /// On a terminal the command draws a screen, and restores the terminal when it ends.
 #[test]
-fn on_a_terminal_it_draws() {
+fn counters_draw_on_a_terminal() {
     let world = World::new();
     world.write("rxe0/ports/1/hw_counters/sent_pkts", "7");
     let terminal = Terminal::new();

@@ -211,7 +211,7 @@ fn every_command_ends_with_its_terminal() {
 }
 
 #[test]
-fn every_command_ends_with_its_terminal_although_it_ignores_the_signal() {
+fn every_command_ends_with_its_terminal_despite_ignoring_sighup() {
     on_a_terminal_that_goes(Session::OwnWithoutHangup);
 }
 
@@ -253,7 +253,7 @@ fn an_exporter_goes_on_without_a_reader() {
 
 /// Whoever reads complaints may go, and measuring goes on: neither is an error.
 #[test]
-fn nobody_reading_complaints_is_no_error() {
+fn bench_succeeds_without_a_reader_of_stderr() {
     let world = World::new();
     let mut command = world.command("bench bw -n 50 -s 16 --udp-port 14792 --json");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -266,7 +266,7 @@ fn nobody_reading_complaints_is_no_error() {
 
 /// A terminal that takes nothing (^S, or a window that hangs) cannot keep the live view.
 #[test]
-fn a_stopped_terminal_does_not_keep_it() {
+fn a_stopped_terminal_does_not_block_the_live_view() {
     let world = World::new();
     for number in 0..8 {
         world.write(&format!("rxe{number}/ports/1/hw_counters/sent_pkts"), "7");

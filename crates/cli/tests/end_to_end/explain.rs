@@ -55,7 +55,7 @@ fn what_nothing_explains_is_said() {
 }
 
 #[test]
-fn counters_that_cannot_be_are_wrong_usage() {
+fn impossible_counters_are_wrong_usage() {
     let rest = "--tx-packets 1k --tx-bytes 62k";
     for (arguments, words) in [
         ("", &["--rx-bytes, --rx-packets, --tx-bytes, --tx-packets missing"][..]),
@@ -164,7 +164,7 @@ fn atomics_are_explained_by_their_counters() {
 }
 
 #[test]
-fn the_bench_prints_what_its_counters_alone_would_tell() {
+fn the_bench_prints_conclusions_from_its_counters() {
     let _one_at_a_time = measuring();
     let text = run("bench bw --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
     let (_, conclusions) = text.split_once("concludes from these counters alone\n").expect("they are there");
@@ -209,7 +209,7 @@ fn a_device_is_explained() {
 }
 
 #[test]
-fn a_device_that_cannot_be_explained_is_told() {
+fn an_unexplainable_device_is_an_error() {
     let world = World::new();
     let explain = |arguments: &str| Running::start(world.looking(&format!("wire explain {arguments}"))).finish();
     explain("--device mlx5_0").expect_complaint(1, &["there is no RDMA device \"mlx5_0\"; there is none at all"]);

@@ -70,7 +70,7 @@ fn a_peer_that_hangs_up_is_noticed() {
 }
 
 #[test]
-fn a_peer_that_says_nothing_is_given_up() {
+fn a_client_gives_up_a_silent_server() {
     client_against(b"", &["did not answer within 10 s"]);
 }
 
@@ -118,7 +118,7 @@ fn a_client_that_is_killed_ends_its_server() {
 }
 
 #[test]
-fn a_server_keeps_to_its_own_memory_and_both_sides_say_so() {
+fn a_server_rejects_memory_beyond_its_limit() {
     let (server, address) = listen("bw --memory 64");
     let said = "the client allows 134217728 B of message memory, this side has 67108864 B";
     run(&format!("bench bw -n 100 -s 16 --memory 128 {address}")).expect_complaint(1, &["the peer failed", said]);

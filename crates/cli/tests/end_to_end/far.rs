@@ -45,7 +45,7 @@ fn verified(arguments: &str) -> Value {
 
 /// Every client is a process, and the first one is killed.
 #[test]
-fn processes_of_which_one_is_killed_leave_a_linearizable_history() {
+fn a_killed_client_leaves_a_linearizable_history() {
     for strategy in ["optimistic", "queue-lock", "server"] {
         verified(&format!("--strategy {strategy} --clients 3 --keys 32 -D 200ms"));
     }
@@ -57,7 +57,7 @@ fn processes_of_which_one_is_killed_leave_a_linearizable_history() {
 /// `a_box_that_took_anothers_place_steers_and_converts_again` of the store's tests has clients in lockstep, and shows that
 /// a second box steers and converts.
 #[test]
-fn a_middlebox_that_loses_packets_and_then_everything_leaves_a_linearizable_history() {
+fn a_lossy_replaced_middlebox_leaves_a_linearizable_history() {
     for strategy in ["steered", "steered-write"] {
         let json = verified(&format!(
             "--strategy {strategy} --clients 3 --keys 8 --writes 70 -D 1500ms --kill-box \
@@ -72,7 +72,7 @@ fn a_middlebox_that_loses_packets_and_then_everything_leaves_a_linearizable_hist
 
 /// Memory node and clients meet a box that somebody else starts, as the store says.
 #[test]
-fn a_middlebox_that_another_command_runs_leaves_a_linearizable_history() {
+fn an_external_middlebox_leaves_a_linearizable_history() {
     // Nobody else listens on this address of loopback.
     let free = TcpListener::bind("127.0.0.79:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let mut store = Running::start(doorbell(&format!(
@@ -90,7 +90,7 @@ fn a_middlebox_that_another_command_runs_leaves_a_linearizable_history() {
 
 /// Either of two memory nodes is killed, each a process, and then a client. The others go on with the node that is left.
 #[test]
-fn a_memory_node_that_is_killed_leaves_a_linearizable_history() {
+fn a_killed_memory_node_leaves_a_linearizable_history() {
     for (node, strategy) in [("primary", "optimistic"), ("replica", "chained")] {
         let json = verified(&format!(
             "--strategy {strategy} --clients 3 --keys 32 --replicas 2 --kill-node {node} --client-time 500us -D 2s"
@@ -126,7 +126,7 @@ fn a_put_on_two_memory_nodes_takes_four_round_trips() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_is_allowed() {
+fn invalid_far_arguments_are_rejected() {
     for (arguments, words) in [
         ("far run --strategy hope", "\"hope\" is no strategy: there are optimistic, chained, backoff, lock"),
         ("far run --mix d", "\"d\" is no mix: there are a (YCSB A"),

@@ -28,7 +28,7 @@ fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[test]
-fn a_study_uses_every_host_and_says_in_its_records_what_each_did() {
+fn records_of_a_study_name_each_host_with_its_role() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("hosts");
     let (_hosts, addresses): (Vec<_>, Vec<_>) = (0..3).map(|_| listen("127.0.0.1:0")).unzip();
@@ -67,7 +67,7 @@ fn a_study_uses_every_host_and_says_in_its_records_what_each_did() {
 }
 
 #[test]
-fn a_study_names_the_host_that_dies_and_goes_on_when_it_is_back() {
+fn a_study_names_a_dead_host_and_continues_after_its_return() {
     let _one_at_a_time = measuring();
     for has_third in [true, false] {
         let scratch = Scratch::new("dying");
@@ -99,7 +99,7 @@ fn a_study_names_the_host_that_dies_and_goes_on_when_it_is_back() {
 }
 
 #[test]
-fn strangers_who_say_nothing_or_nonsense_end_no_study() {
+fn silent_and_garbage_strangers_end_no_study() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("strangers");
     let (_host, address) = listen("127.0.0.1:0");
@@ -181,7 +181,7 @@ fn behind_a_black_hole(host: &str, of_client: bool) -> String {
 }
 
 #[test]
-fn the_doctor_finds_out_that_long_packets_of_the_control_connection_are_dropped() {
+fn doctor_detects_dropped_long_control_packets() {
     let _one_at_a_time = measuring();
     let (_host, address) = listen("127.0.0.1:0");
     for of_client in [true, false] {
@@ -198,7 +198,7 @@ fn the_doctor_finds_out_that_long_packets_of_the_control_connection_are_dropped(
 }
 
 #[test]
-fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
+fn incompatible_hosts_are_rejected_before_measuring() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("refused");
     let (_host, address) = listen("127.0.0.1:0");
@@ -247,7 +247,7 @@ fn hosts_that_cannot_measure_together_are_named_before_anything_is_measured() {
 }
 
 #[test]
-fn one_host_under_two_of_its_addresses_is_refused_before_anything_is_measured() {
+fn one_host_under_two_addresses_is_rejected_before_measuring() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("twice-named");
     let with_token = |arguments: &str| {
@@ -317,7 +317,7 @@ fn processes_with(text: &str) -> usize {
 }
 
 #[test]
-fn ranks_of_a_launcher_are_hosts_one_of_which_prints_and_none_stays() {
+fn launcher_ranks_are_hosts_and_only_rank_0_prints() {
     let _one_at_a_time = measuring();
     Launcher::all().iter().for_each(ranks_are_hosts);
 }
@@ -360,7 +360,7 @@ SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' exec \"$@\"
 ";
 
 #[test]
-fn ssh_starts_the_other_hosts_and_what_it_could_not_start_is_named() {
+fn ssh_starts_hosts_and_failed_hosts_are_named() {
     use std::os::unix::fs::PermissionsExt;
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("ssh");

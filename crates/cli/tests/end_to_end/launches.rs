@@ -47,7 +47,7 @@ fn processes_hear_at_once_why_number_0_failed() {
 /// A launch that was killed has left its file, and by now something else listens there, which waits for its client to speak or
 /// greets it.
 #[test]
-fn another_service_where_another_number_0_was_keeps_nobody_waiting_or_away() {
+fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
     let _one_at_a_time = measuring();
     for (job, greeting) in [("silent", &b""[..]), ("greets", b"SSH-2.0-OpenSSH_9.2\r\n")] {
         let (scratch, meeting) = (Scratch::new(job), tempfile::tempdir().unwrap());

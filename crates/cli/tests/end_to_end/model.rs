@@ -169,7 +169,7 @@ fn impossible_workloads_are_wrong_usage() {
 }
 
 #[test]
-fn damaged_files_are_named_with_field_and_range_and_nothing_is_overwritten() {
+fn damaged_files_are_rejected_and_existing_files_stay() {
     let folder = Folder::new("damaged");
     let t1 = doorbell_data::PARAMETERS[0].text;
     for (from, to, words) in [
@@ -212,7 +212,7 @@ fn parameters_are_timed_call_by_call() {
 }
 
 #[test]
-fn what_was_measured_here_is_fitted_and_predicts() {
+fn local_records_are_fitted_and_predicted() {
     let _one_at_a_time = measuring();
     let folder = Folder::new("fit");
     let mut records = Vec::new();

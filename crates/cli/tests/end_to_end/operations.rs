@@ -110,7 +110,7 @@ fn each_request_is_answered_with_as_many_bytes() {
 }
 
 #[test]
-fn lists_and_inline_data_are_as_good_as_single_posts() {
+fn lists_and_inline_data_equal_single_posts() {
     for operation in ["write", "read", "request-response"] {
         record(&format!("bw --op {operation} -t 64 -l 8 -n 501 -s 0,16,5000 --verify"));
         record(&format!("bw --op {operation} -t 7 -l 7 -I 0 -n 100 -s 0,16 --verify"));
@@ -133,7 +133,7 @@ fn several_connections_have_memory_of_their_own() {
 }
 
 #[test]
-fn latencies_say_what_they_are_the_time_of() {
+fn latencies_name_their_timed_interval() {
     for (operation, timed) in [
         ("send", "half_round_trip"),
         ("request-response", "round_trip"),
@@ -163,7 +163,7 @@ fn one_sided_operations_survive_faults() {
 }
 
 #[test]
-fn a_duration_and_a_rate_are_kept_to_by_all_operations() {
+fn all_operations_keep_a_duration_and_rate() {
     for operation in ["write", "read", "request-response"] {
         let record = record(&format!("bw --op {operation} --rate 2000 -D 0.1 -s 16 --verify"));
         let (messages, seconds) = (number(&record, "/results/0/messages"), positive(&record, "/results/0/seconds"));

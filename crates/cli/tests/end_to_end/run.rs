@@ -83,7 +83,7 @@ fn a_program_is_the_same_process() {
 
 /// Whoever waits for the program learns how it ended, as if nothing stood between.
 #[test]
-fn a_signal_that_ends_a_program_is_seen_by_whoever_waits() {
+fn the_parent_sees_the_signal_that_ended_a_program() {
     let library = Library::new("signal");
     let mut command = library.with(doorbell("run --"));
     command.args(["sh", "-c", "kill -KILL $$"]);
@@ -98,7 +98,7 @@ fn a_signal_that_ends_a_program_is_seen_by_whoever_waits() {
 }
 
 #[test]
-fn what_a_program_starts_has_the_environment_too() {
+fn children_of_a_program_inherit_the_environment() {
     let library = Library::new("children");
     let mut command = library.with(doorbell("run --udp-port 5000 --"));
     command.args(["sh", "-c", "(env | grep -E '^(LD_PRELOAD|DOORBELL_PORT)=' | sort) & wait"]);
@@ -166,7 +166,7 @@ fn a_program_that_cannot_be_reached_is_named() {
 
 /// `execvp` hands the shell a program that the kernel does not know, and the shell executes bytes of it.
 #[test]
-fn a_program_for_another_machine_is_refused_and_a_text_goes_to_the_shell() {
+fn foreign_binaries_are_rejected_and_scripts_run_in_a_shell() {
     let library = Library::new("foreign");
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let start = |content: &[u8]| {

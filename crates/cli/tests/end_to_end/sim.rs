@@ -26,7 +26,7 @@ fn testbeds_are_listed_and_printed_with_the_source_of_each_value() {
 }
 
 #[test]
-fn values_are_replaced_and_what_is_not_allowed_is_refused() {
+fn values_are_replaced_and_invalid_ones_rejected() {
     let json = run("sim testbeds connectx5-100g --set link.rate_gbps=25 --json").expect_status(0).json();
     let parameters = json.pointer("/testbed/parameters").and_then(Value::as_array).expect("parameters");
     let rate = parameters.iter().find(|parameter| parameter["path"] == "link.rate").expect("a rate");
@@ -174,7 +174,7 @@ fn a_sweep_gives_a_table_json_plots_and_captures() {
 }
 
 #[test]
-fn what_a_sweep_cannot_vary_is_refused_before_it_starts() {
+fn invalid_sweep_parameters_are_rejected_at_the_start() {
     for (arguments, words) in [
         ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
         ("--vary sise=1", "sise: there is no such parameter; the nearest is size"),
@@ -219,13 +219,13 @@ fn bench_simulates_a_testbed_and_says_so() {
 }
 
 #[test]
-fn how_long_is_simulated_may_be_left_to_the_command() {
+fn bench_chooses_a_default_simulated_duration() {
     let json = run("bench lat -s 64 --testbed connectx5-100g --json").expect_status(0).json();
     assert!(json["results"][0]["messages"].as_u64().is_some_and(|messages| messages > 1000), "{json:#}");
 }
 
 #[test]
-fn what_does_not_go_with_a_simulation_is_refused() {
+fn options_incompatible_with_a_simulation_are_rejected() {
     for (arguments, words) in [
         ("bench bw 192.0.2.7 --testbed connectx5-100g", "a HOST does not go with --testbed"),
         ("bench bw --listen --testbed connectx5-100g", "--listen does not go with --testbed"),

@@ -154,7 +154,7 @@ fn capture(name: &str) -> (PathBuf, Option<Scratch>) {
 }
 
 #[test]
-fn a_client_uses_the_box_as_it_would_the_memory_node_and_the_capture_shows_both_sides() {
+fn the_box_serves_a_client_and_captures_both_sides() {
     let node = memory_node();
     let (path, scratch) = capture("steer-command.pcap");
     let (running, address) = start(node, &format!("--exclusive --json --pcap {}", path.display()));
@@ -194,7 +194,7 @@ fn a_client_uses_the_box_as_it_would_the_memory_node_and_the_capture_shows_both_
 }
 
 #[test]
-fn clients_share_words_and_one_that_vanishes_makes_room() {
+fn clients_share_words_and_a_lost_one_makes_room() {
     let node = memory_node();
     let (mut running, address) = start(node, "--clients 3");
     let clients: Vec<_> = (0..3).map(|_| Client::connect(&address).expect("there is room")).collect();
@@ -224,7 +224,7 @@ fn clients_share_words_and_one_that_vanishes_makes_room() {
 }
 
 #[test]
-fn a_box_that_was_killed_is_followed_by_another_one_and_the_memory_is_as_it_was() {
+fn a_killed_box_is_replaced_and_memory_is_preserved() {
     let node = memory_node();
     let (running, address) = start(node, "--exclusive");
     let client = Client::connect(&address).expect("the box serves it");
@@ -239,7 +239,7 @@ fn a_box_that_was_killed_is_followed_by_another_one_and_the_memory_is_as_it_was(
 }
 
 #[test]
-fn a_memory_node_that_comes_back_is_used_again() {
+fn the_box_reconnects_to_a_returned_memory_node() {
     let (node, streams) = mortal_node();
     let (mut running, address) = start(node, "--json");
     let first = streams.recv_timeout(PATIENCE).expect("the box has come");
@@ -260,7 +260,7 @@ fn a_memory_node_that_comes_back_is_used_again() {
 
 /// Its connection over TCP stays, and its RNIC is silent.
 #[test]
-fn a_memory_node_that_does_not_answer_is_given_up_and_connected_anew() {
+fn the_box_reconnects_to_a_silent_memory_node() {
     let (giving, pairs) = channel();
     let node = node_that(move |mut stream, pair| {
         let _ = giving.send(pair);
@@ -285,7 +285,7 @@ fn a_memory_node_that_does_not_answer_is_given_up_and_connected_anew() {
 
 /// Each client has a queue pair of its own at the node, and the box numbers requests.
 #[test]
-fn a_box_that_passes_packets_on_says_in_which_order_requests_were_answered() {
+fn a_relaying_box_reports_the_order_of_answers() {
     let mut kept = Vec::new();
     let node = node_that(move |stream, pair| kept.push((stream, pair)));
     let (running, address) = start(node, "--relay --json");
@@ -306,7 +306,7 @@ fn a_box_that_passes_packets_on_says_in_which_order_requests_were_answered() {
 }
 
 #[test]
-fn packets_that_the_box_cannot_read_are_passed_through_and_counted() {
+fn unreadable_packets_are_forwarded_and_counted() {
     let node = memory_node();
     let (running, address) = start(node, "--json");
     let address: SocketAddr = address.parse().expect("an address and a port");
@@ -424,7 +424,7 @@ fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_a_sentence() {
+fn unservable_requests_are_rejected_with_an_error() {
     run("steer").expect_complaint(2, &["<NODE>"]);
     run("steer 127.0.0.1 --clients 0").expect_complaint(2, &["--clients is 0, allowed is 1 to 32768"]);
     run("steer 127.0.0.1 --reads 0").expect_complaint(2, &["--reads is 0, allowed is 1 to 255"]);

@@ -43,7 +43,7 @@ pub(crate) fn repetitions(file: &Path) -> usize {
 }
 
 #[test]
-fn a_directory_that_cannot_be_used_is_refused_before_anything_is_measured() {
+fn an_unusable_directory_is_rejected_before_measuring() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("unusable");
     fs::create_dir_all(&scratch.0).unwrap();
@@ -73,7 +73,7 @@ fn a_directory_that_cannot_be_used_is_refused_before_anything_is_measured() {
 }
 
 #[test]
-fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
+fn a_study_writes_its_report_and_repeats_no_measurement() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("twice");
     let study = format!("study --quick send-receive/receive-batching --out {}", scratch.path());
@@ -139,7 +139,7 @@ fn a_study_measures_writes_its_report_and_measures_nothing_twice() {
 }
 
 #[test]
-fn an_interrupted_study_goes_on_where_it_was() {
+fn an_interrupted_study_continues() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("interrupted");
     let study = format!("study --quick send-receive/inline --out {}", scratch.path());
@@ -177,7 +177,7 @@ fn repetitions_with_other_options_of_the_software_rnic_are_not_mixed() {
 }
 
 #[test]
-fn links_are_compared_on_one_machine_and_nowhere_else() {
+fn links_are_compared_only_on_one_machine() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("links");
     let study = format!("study --quick links/time --out {}", scratch.path());
@@ -224,7 +224,7 @@ fn experiments_are_listed_and_others_are_wrong_usage() {
 }
 
 #[test]
-fn a_report_of_what_is_no_study_says_what_is_wrong_and_writes_nothing() {
+fn a_report_without_valid_records_is_not_written() {
     let scratch = Scratch::new("wrong");
     fs::create_dir_all(&scratch.0).unwrap();
     let out = scratch.0.join("kept.html");
@@ -250,7 +250,7 @@ fn a_report_of_what_is_no_study_says_what_is_wrong_and_writes_nothing() {
 }
 
 #[test]
-fn a_simulated_study_stands_beside_a_measured_one_and_is_never_mixed_with_it() {
+fn simulated_and_measured_studies_are_never_mixed() {
     let (simulated, measured) = (Scratch::new("simulated"), Scratch::new("measured"));
     let study = "study --quick send-receive/receive-batching";
     let simulate = format!("{study} --testbed connectx5-100g --out {}", simulated.path());
@@ -291,7 +291,7 @@ fn a_simulated_study_stands_beside_a_measured_one_and_is_never_mixed_with_it() {
 
 /// What one machine can show of memory that many clients share; the rest takes virtual time.
 #[test]
-fn shared_memory_is_studied_here_as_far_as_it_can_be() {
+fn shared_memory_is_studied_on_one_machine() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("far-here");
     let study = format!("study --quick -d doorbell0 --out {}", scratch.path());
@@ -309,7 +309,7 @@ fn shared_memory_is_studied_here_as_far_as_it_can_be() {
 }
 
 #[test]
-fn a_simulated_study_of_shared_memory_says_which_strategy_and_advice_comes_of_it() {
+fn a_simulated_study_of_shared_memory_supports_advice() {
     let scratch = Scratch::new("far-simulated");
     let testbed = "--testbed connectx5-100g-far";
     let study = format!("study --quick far-memory/clients far-memory/queue-pairs {testbed} --out {}", scratch.path());
@@ -332,7 +332,7 @@ fn a_simulated_study_of_shared_memory_says_which_strategy_and_advice_comes_of_it
 }
 
 #[test]
-fn advice_on_shared_memory_is_simulated_for_the_workload_that_was_asked_for() {
+fn advice_on_shared_memory_simulates_the_given_workload() {
     let text = run("advise --shared-memory --clients 2 --keys 16 -s 64 --first throughput").expect_status(0).stdout;
     assert!(text.contains("2 clients on 2 hosts, 16 keys, Zipf 0.99, 50 % puts, values of 64 B"), "{text}");
     for word in ["optimistic", "steered-write", "a core of the memory node", "a middlebox"] {

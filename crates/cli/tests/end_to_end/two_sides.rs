@@ -52,7 +52,7 @@ fn with_token(arguments: &str, token: &str) -> Running {
 }
 
 #[test]
-fn a_server_with_a_token_serves_whoever_shows_it_and_waits_for_that_one() {
+fn a_server_with_a_token_waits_for_a_client_that_shows_it() {
     let _one_at_a_time = measuring();
     let mut server = with_token("bench bw --listen -p 0", "a secret");
     let at = server.told("waiting for a client on ");
@@ -101,7 +101,7 @@ fn two_devices_cannot_have_one_address() {
 }
 
 #[test]
-fn the_smaller_path_mtu_of_both_ends_is_used_whatever_was_asked_for() {
+fn both_ends_use_the_smaller_path_mtu() {
     let _one_at_a_time = measuring();
     let (server, address) = listen("bw");
     let client = Running::start(doorbell(&format!("bench bw -m 512 -n 100 -s 5000 --json {address}")));

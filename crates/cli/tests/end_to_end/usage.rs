@@ -217,7 +217,7 @@ fn each_command_has_a_manual_page() {
 }
 
 #[test]
-fn what_the_machine_refuses_is_a_failure_that_says_why() {
+fn errors_of_the_machine_are_failures_with_a_reason() {
     run("bench bw -n 1 -s 16 --bind 192.0.2.77")
         .expect_complaint(1, &["192.0.2.77 is not an address of this machine", "127.0.0.1"]);
     run("bench bw -n 1 -s 16 --pcap /no/such/folder/x.pcap").expect_complaint(1, &["pcap"]);
@@ -226,7 +226,7 @@ fn what_the_machine_refuses_is_a_failure_that_says_why() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_called_so() {
+fn unwritable_output_is_an_error() {
     for arguments in ["wire cost --op send --size 1", "study --list", "man bench"] {
         let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
         let output = doorbell(arguments).stdout(full).output().expect("it can be started");
@@ -237,7 +237,7 @@ fn output_that_cannot_be_written_is_called_so() {
 }
 
 #[test]
-fn nobody_reading_the_output_is_no_error() {
+fn commands_succeed_without_a_reader_of_stdout() {
     let _one_at_a_time = measuring();
     for arguments in ["wire cost --op send --size 1", "bench bw -n 50 -s 16,16,16", "bench lat -n 50 -s 16 --json"] {
         let finished = Running::without_stdout(doorbell(arguments)).finish().expect_status(0);
