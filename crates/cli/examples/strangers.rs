@@ -1,4 +1,4 @@
-//! Time of an honest client beside strangers, and of 1,000 clients that connect with a middlebox at once.
+//! Time of an honest client beside strangers, and of 1,000 clients that connect to a middlebox at once.
 //!
 //! `cargo run --release -p doorbell-cli --example strangers -- target/release/doorbell`
 
@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// A command that ends with this handle.
+/// A command. Dropping this handle ends it.
 struct Running(Child);
 
 impl Drop for Running {
@@ -33,7 +33,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts the command. Returns what follows `before` on its error output, up to a blank.
+/// Starts the command. Returns the text after `before` on its error output, up to a blank.
 fn start(program: &str, arguments: &[&str], before: &str) -> Result<(Running, String), Failure> {
     let mut child = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(child.stderr.take().ok_or("no error output")?).lines();
@@ -45,7 +45,7 @@ fn start(program: &str, arguments: &[&str], before: &str) -> Result<(Running, St
     Ok((running, told.ok_or_else(|| format!("{program} did not say {before:?}"))?))
 }
 
-/// Returns the median time of a client that shows its token, and is served.
+/// Returns the median time of a client that shows its token and is served.
 fn meet(address: &str, token: &str) -> Result<Duration, Failure> {
     let mut times = Vec::new();
     for _ in 0..MEETINGS {
@@ -95,7 +95,7 @@ fn beside_strangers(doorbell: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A memory node that serves one box.
+/// Starts a memory node that serves one box.
 fn node() -> Result<String, Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();

@@ -1,4 +1,4 @@
-//! Hosts and ports as users write them, and sockets that listen there.
+//! Hosts and ports as users write them, and sockets that listen at them.
 
 use std::fmt;
 use std::io;
@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Socket, Type};
 
-/// Connections that wait until they are accepted. Admission raises this.
+/// Connections that wait to be accepted. Admission raises this number.
 const BACKLOG: i32 = 128;
 
-/// A host, or a host and a port, with the port that it has. An IPv6 address may stand in brackets or not, and a link-local
-/// one may have a scope: the interface's name or number.
+/// Adds a port to a host that has none. An IPv6 address may stand in brackets. A link-local address may have a scope:
+/// the name or number of the interface.
 pub(crate) fn with_port(address: &str, port: u16) -> String {
     if let Some(address) = ipv6(address) {
         return format!("[{address}]:{port}");
@@ -25,7 +25,7 @@ pub(crate) fn with_port(address: &str, port: u16) -> String {
     format!("{address}:{port}")
 }
 
-/// An IPv6 address without brackets, its scope a number.
+/// Returns an IPv6 address without brackets, with its scope as a number.
 fn ipv6(text: &str) -> Option<String> {
     bracketed(text).or_else(|| scoped(text))
 }
@@ -39,7 +39,7 @@ fn scoped(text: &str) -> Option<String> {
         return text.parse::<Ipv6Addr>().ok().map(|address| address.to_string());
     };
     let address: Ipv6Addr = address.parse().ok()?;
-    // The standard library reads numbers alone. A name that no interface has stays, and is what the error names.
+    // The standard library reads only numbers. An unknown interface name stays, so that the error names it.
     Some(format!("{address}%{}", interface_number(scope).unwrap_or_else(|| scope.to_owned())))
 }
 
@@ -47,20 +47,20 @@ fn interface_number(name: &str) -> Option<String> {
     if_nametoindex(name).ok().map(|number| number.to_string())
 }
 
-/// What ends the sentence that says that no such host is found.
+/// Returns the end of the error about a host that was not found.
 pub(crate) fn scope_hint(address: &str) -> &'static str {
-    if address.contains('%') { " (what stands behind % has to be an interface of this machine)" } else { "" }
+    if address.contains('%') { " (the part after % must be an interface of this machine)" } else { "" }
 }
 
-/// Where a command listens.
+/// Address at which a command listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Listen {
-    /// On all addresses of this machine.
+    /// All addresses of this machine.
     All {
         /// The TCP port.
         port: u16,
     },
-    /// At a host and port.
+    /// A host and port.
     At(String),
 }
 
@@ -74,11 +74,11 @@ impl fmt::Display for Listen {
 }
 
 impl Listen {
-    /// A socket that listens there.
+    /// Returns a listening socket.
     ///
     /// # Errors
     ///
-    /// There is no such address here, or its port is taken.
+    /// The machine lacks the address, or the port is taken.
     pub(crate) fn bind(&self) -> io::Result<TcpListener> {
         match self {
             Self::All { port } => {
@@ -98,7 +98,7 @@ impl Listen {
     }
 }
 
-/// The listener for both families, or that for IPv4 where the kernel has no IPv6.
+/// Returns the listener for both families, or the one for IPv4 if the kernel lacks IPv6.
 fn unless_ipv6_lacks(
     both: io::Result<TcpListener>,
     ipv4: impl FnOnce() -> io::Result<TcpListener>,
@@ -114,7 +114,7 @@ fn unless_ipv6_lacks(
     }
 }
 
-/// As `TcpListener::bind`, but [::] is all addresses of IPv4 too, whatever the system's default is.
+/// Binds like `TcpListener::bind`, but [::] always includes all addresses of IPv4.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
     if address.is_ipv6() {
@@ -169,7 +169,7 @@ mod tests {
         if TcpListener::bind("[::1]:0").is_ok() {
             assert!(reaches("::1"), "{listener:?}");
         }
-        // Where there is no IPv6, IPv4 is enough; a port that is taken is an error all the same.
+        // Without IPv6, IPv4 is enough. A taken port is still an error.
         let ipv4 = || TcpListener::bind("127.0.0.1:0");
         let lacks = io::Error::from_raw_os_error(nix::errno::Errno::EAFNOSUPPORT as i32);
         assert!(unless_ipv6_lacks(Err(lacks), ipv4).unwrap().local_addr().unwrap().is_ipv4());

@@ -23,7 +23,7 @@ pub(crate) struct Clients<O> {
     begun: Instant,
 }
 
-/// A client that has its turn.
+/// A client that is next to be served.
 #[derive(Debug)]
 pub(crate) struct Client<T> {
     pub(crate) stream: TcpStream,

@@ -1,4 +1,4 @@
-//! Control connections: TCP, on which two commands agree what they do over RDMA.
+//! Control connections: TCP connections on which two commands agree on an exchange over RDMA.
 
 use std::collections::HashSet;
 use std::io;
@@ -16,18 +16,18 @@ use crate::admission::{Client, Clients};
 use crate::output::note;
 use crate::{Failure, Usage, quantity};
 
-/// The TCP port on which both sides meet, as perftest has it.
+/// TCP port on which both sides meet, the same as perftest's.
 pub(crate) const DEFAULT_TCP_PORT: u16 = 18515;
 
-/// How long the other side may take to accept.
+/// Time that the other side may take to accept.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connects to a server, which `command` starts there.
+/// Connects to a server. `command` starts one there.
 pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
     reach(address, &is_running(command))
 }
 
-/// End of the sentence about another machine that refuses a connection.
+/// End of the error about another machine that refuses a connection.
 const LOOPBACK_HINT: &str =
     " (without a token, `--listen` listens on loopback only: give both sides the same --token or DOORBELL_TOKEN)";
 
@@ -35,12 +35,12 @@ fn is_running(command: &str) -> String {
     format!("; is `{command}` running there?")
 }
 
-/// Connects to a server. `hint` ends the sentence that says why it cannot be reached.
+/// Connects to a server. `hint` ends the error about an unreachable server.
 pub(crate) fn reach(address: &str, hint: &str) -> Result<TcpStream, Failure> {
     reach_by(address, hint, |address| TcpStream::connect_timeout(&address, DEADLINE))
 }
 
-/// Connects to a server, which `command` starts there, with segments no longer than this, in either direction.
+/// Connects to a server with segments of at most this size in both directions. `command` starts one there.
 pub(crate) fn connect_in_segments(address: &str, command: &str, bytes: u32) -> Result<TcpStream, Failure> {
     reach_by(address, &is_running(command), |address| {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
@@ -80,43 +80,43 @@ pub(crate) fn random_token() -> Result<Token, Failure> {
     Ok(text.parse()?)
 }
 
-/// The address that a peer on another machine reaches this one at; `None` if the peer is here,
-/// where each device needs an address of its own.
+/// Returns the address at which a peer on another machine reaches this one. Returns `None` if the peer is local: then
+/// each device needs an address of its own.
 pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
     let own = stream.local_addr().ok()?.ip().to_canonical();
     let peer = stream.peer_addr().ok()?.ip().to_canonical();
     (own != peer && !own.is_loopback()).then_some(own)
 }
 
-/// The same of a host that nothing is connected with yet.
+/// Returns the same address for a host without a connection.
 pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failure> {
     let failed = |error| format!("{address} is no host and port that packets can be sent to: {error}");
     let mut found = address.to_socket_addrs().map_err(failed)?;
     let peer = found.next().ok_or_else(|| format!("{address} is no host and port that can be found"))?;
     let unspecified: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Connecting such a socket sends nothing.
+    // Connecting a UDP socket sends nothing.
     let socket = UdpSocket::bind((unspecified, 0)).map_err(failed)?;
     socket.connect(peer).map_err(failed)?;
     let (own, peer) = (socket.local_addr().map_err(failed)?.ip().to_canonical(), peer.ip().to_canonical());
     Ok((own != peer && !own.is_loopback()).then_some(own))
 }
 
-/// How a command that uses other machines meets them.
+/// Options for meeting other machines.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Other machines")]
 pub(crate) struct Meeting {
-    /// Be the other machine, until interrupted (of `bench`: until one client is done): on ADDRESS, ADDRESS:PORT or,
-    /// without value, on all addresses of IPv4 and IPv6 if there is a token and on loopback if not
+    /// Serve clients until interrupted (`bench`: until one client is done). Listens on ADDRESS or ADDRESS:PORT;
+    /// without a value, on all addresses of IPv4 and IPv6 with a token, else on loopback
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "")]
     listen: Option<String>,
     /// TCP port on which both sides meet
     #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
     port: u16,
-    /// Secret without which a side that listens serves nobody. On the command line other users of the machine
-    /// can see it: DOORBELL_TOKEN hides it
+    /// Secret that a client must show to a listening side. Other users of the machine can see it on the command line:
+    /// DOORBELL_TOKEN hides it
     #[arg(long, env = "DOORBELL_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// With --listen: serve anybody who can connect, without a token
+    /// With --listen: serve any client without a token
     #[arg(long)]
     anyone: bool,
 }
@@ -126,7 +126,7 @@ impl Meeting {
         self.listen.is_some()
     }
 
-    /// Where the side that listens does so.
+    /// Returns the address at which the listening side listens.
     fn address(&self) -> Result<Listen, Usage> {
         let given = self.listen.as_deref().unwrap_or_default();
         let is_guarded = self.token.is_some() || self.anyone;
@@ -147,7 +147,7 @@ impl Meeting {
 
     /// Rejects options of a listening side on a side that does not listen.
     pub(crate) fn check(&self) -> Result<(), Usage> {
-        // To clap, `requires` holds no more where the other option conflicts with HOST.
+        // clap ignores `requires` if the other option conflicts with HOST.
         if self.anyone && !self.listens() {
             return Err(Usage(
                 "--anyone applies to the side that listens, which then serves clients without a token: use it there, \
@@ -158,27 +158,27 @@ impl Meeting {
         Ok(())
     }
 
-    /// The secret of this side.
+    /// Returns the secret of this side.
     pub(crate) fn token(&self) -> Option<Token> {
         self.token.clone()
     }
 
-    /// The TCP port on which both sides meet.
+    /// Returns the TCP port on which both sides meet.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// A host with its port.
+    /// Returns a host with its port.
     pub(crate) fn at(&self, host: &str) -> String {
         with_port(host, self.port)
     }
 
-    /// What this side says of itself when it asks.
+    /// Returns the introduction that this side sends as a client.
     pub(crate) fn introduction(&self, examine: bool) -> Introduction {
         Introduction { token: self.token.clone(), examine, ..Introduction::default() }
     }
 
-    /// Listens, and says where and whom it serves.
+    /// Listens, and prints the address and the clients that it serves.
     fn listener(&self) -> Result<TcpListener, Failure> {
         let address = self.address()?;
         let listener = address.bind().map_err(|error| format!("cannot listen on {address}: {error}"))?;
@@ -194,12 +194,13 @@ impl Meeting {
         Ok(Terms { memory_bytes, token: self.token.clone(), pinning, process })
     }
 
-    /// Listens for clients that show the right token. Without a token, it accepts clients that send a client's greeting.
+    /// Listens for clients that show the right token. Without a token, it accepts clients that send a client's
+    /// greeting.
     fn clients(&self) -> Result<Clients<SessionOpening>, Failure> {
         Ok(Clients::new(self.listener()?, SessionOpening::new(self.token.clone()))?)
     }
 
-    /// Serves the first client that is admitted. `open` and `pinning` are those of [`serve`](Self::serve).
+    /// Serves the first admitted client. `open` and `pinning` are those of [`serve`](Self::serve).
     pub(crate) fn serve_one(
         &self,
         memory_bytes: usize,
@@ -213,22 +214,23 @@ impl Meeting {
         Ok(AdmittedClient::new(stream, opening)?.serve(device, &terms)?)
     }
 
-    /// Serves one client after another until the process ends. `open` opens the device for a client, with the address by which
-    /// the client reaches this machine if that is another one; `pinning` returns the CPUs of its threads.
+    /// Serves one client after another until the process ends. `open` opens the device for a client. Its argument is
+    /// the address at which the client reaches this machine, if the client is on another machine. `pinning` returns
+    /// the CPUs of its threads.
     pub(crate) fn serve(
         &self,
         memory_bytes: usize,
         pinning: impl FnOnce(&Device) -> Result<Pinning, Usage>,
         open: impl Fn(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<std::convert::Infallible, Failure> {
-        // A device that does not open is an error before any client comes.
+        // Report a device that does not open before any client comes.
         let pinning = pinning(&open(None)?)?;
         let mut clients = self.clients()?;
         let terms = self.terms(memory_bytes, pinning)?;
         let mut known = HashSet::new();
         loop {
             let Client { stream, from, opening, .. } = clients.next();
-            // A study makes a connection for each point, which is nothing to tell.
+            // A study makes a connection for each point: print a client once.
             if known.len() < 1024 && known.insert(from.ip()) {
                 note!("serving {}", from.ip());
             }

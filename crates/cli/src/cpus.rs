@@ -1,4 +1,4 @@
-//! Which CPUs the threads of a command poll on.
+//! CPUs on which the threads of a command poll.
 
 use clap::Args;
 use doorbell_study::pinning::{CpuChoice, Pinning};
@@ -9,9 +9,9 @@ use crate::Usage;
 /// CPUs for threads that poll.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Cpus {
-    /// Pin threads that poll to these CPUs, which they take in this order: numbers and ranges, such as 0,2,4-7, or `none`.
-    /// Two processes of one machine take them in turn; nothing is pinned where more threads poll than there are CPUs
-    /// [default: `study` takes CPUs near the device first, one of each core before any second one; `bench` pins nothing]
+    /// CPUs to which polling threads are pinned, in this order: numbers and ranges, such as 0,2,4-7, or `none`. Two
+    /// processes of one machine take them in turn. No thread is pinned if more threads poll than CPUs exist [default:
+    /// `study` takes CPUs near the device, one of each core first; `bench` pins no thread]
     #[arg(long = "cpus", value_name = "LIST")]
     given: Option<CpuChoice>,
 }
@@ -21,12 +21,12 @@ impl Cpus {
         self.given.is_some()
     }
 
-    /// What is to be pinned in processes that use this device.
+    /// Returns the pinning of processes that use this device.
     pub(crate) fn pinning(&self, device: &Device) -> Result<Pinning, Usage> {
         self.of(device).map_err(|error| Usage(error.to_string()))
     }
 
-    /// The same of two processes that measure on this machine.
+    /// Returns the pinning of two processes that measure on this machine.
     pub(crate) fn pinning_of_both_ends(&self, device: &Device) -> Result<Pinning, Usage> {
         let choice = self.choice();
         self.of(device).and_then(|pinning| pinning.for_both_ends(&choice)).map_err(|error| Usage(error.to_string()))
@@ -40,13 +40,13 @@ impl Cpus {
         self.given.clone().unwrap_or_default()
     }
 
-    /// The option for another process, if it was given.
+    /// Returns the option for another process, if it was given.
     pub(crate) fn argument(&self) -> Option<String> {
         self.given.as_ref().map(ToString::to_string)
     }
 }
 
-/// The option that pins the threads of a second process so.
+/// Returns the option that gives a second process this pinning.
 pub(crate) fn argument_of(pinning: &Pinning) -> String {
     match pinning.cpus.is_empty() {
         true => CpuChoice::Unpinned,

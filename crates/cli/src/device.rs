@@ -1,4 +1,4 @@
-//! Which RNIC a command uses, and `doorbell devices`.
+//! The RNIC of a command, and `doorbell devices`.
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -14,25 +14,25 @@ use serde_json::{Value, json};
 use crate::output::{line, note};
 use crate::{Failure, Usage, quantity};
 
-/// The RNIC to use, as perftest names it.
+/// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DeviceChoice {
-    /// RNIC to use, one of `doorbell devices` [default: the first of the machine that is active, else
-    /// doorbell0, the embedded software RNIC; that, too, with an option that only it has]
+    /// RNIC to use, one of `doorbell devices` [default: the first active one of the machine, else doorbell0, the
+    /// embedded software RNIC; doorbell0 also with an option that only it has]
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
-    /// Port of an RNIC of the machine [default: the first that is active]
+    /// Port of an RNIC of the machine [default: the first active port]
     #[arg(short = 'i', long, value_name = "PORT", requires = "name", value_parser = quantity::count::<u8>)]
     pub(crate) ib_port: Option<u8>,
-    /// Index of the GID that peers reach an RNIC of the machine by [default: RoCE v2 over IPv4]
+    /// Index of the GID at which peers reach an RNIC of the machine [default: RoCE v2 over IPv4]
     #[arg(short = 'x', long, value_name = "INDEX", requires = "name", value_parser = quantity::count::<u32>)]
     pub(crate) gid_index: Option<u32>,
 }
 
-/// Where the software RNICs of a command send and receive packets.
+/// UDP port of the software RNICs of a command.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct UdpPort {
-    /// UDP port of both ends; anything but 4791 is not RoCE's
+    /// UDP port of both ends; only 4791 is RoCE
     #[arg(
         long = "udp-port",
         id = "udp_port",
@@ -46,12 +46,12 @@ pub(crate) struct UdpPort {
 }
 
 impl UdpPort {
-    /// Is it the one that every device and dissector knows?
+    /// Returns whether this is RoCE's port.
     pub(crate) fn is_roce(self) -> bool {
         self.port == ROCE_UDP_PORT
     }
 
-    /// Says what another port means.
+    /// Prints a note about any other port.
     pub(crate) fn note_if_other(self) {
         if !self.is_roce() {
             note!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", self.port);
@@ -59,13 +59,13 @@ impl UdpPort {
     }
 }
 
-/// Asks for short time slices, the first time that it is called, and returns whether this process has them.
+/// Asks for short time slices on the first call, and returns whether this process has them.
 pub(crate) fn ask_for_short_time_slices() -> bool {
     static SHORT: OnceLock<bool> = OnceLock::new();
     *SHORT.get_or_init(|| shorten_time_slices().unwrap_or(false))
 }
 
-/// Which it is.
+/// The chosen RNIC.
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
     Soft,
@@ -77,19 +77,20 @@ impl Chosen {
         matches!(self, Self::Soft)
     }
 
-    /// Opens it; `soft_options` are those of the embedded one.
+    /// Opens the RNIC. `soft_options` are the options of the embedded one.
     pub(crate) fn open(&self, soft_options: impl FnOnce() -> SoftOptions) -> Result<Device, Failure> {
         Ok(match self {
             Self::System(options) => system::open(options)?,
             Self::Soft => {
-                // Its threads and those of its peers take turns where processors are short. Where that is refused, they do so slowly.
+                // The RNIC's threads and those of its peers take turns if CPUs are few. Without short slices they do
+                // so slowly.
                 ask_for_short_time_slices();
                 soft::open(&soft_options())?
             }
         })
     }
 
-    /// The options that choose the same for another process.
+    /// Returns the options that choose the same RNIC in another process.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let options = match self {
             Self::Soft => return vec!["-d".to_owned(), soft::NAME.to_owned()],
@@ -105,8 +106,8 @@ impl Chosen {
 }
 
 impl DeviceChoice {
-    /// Which RNIC is meant, and says which one that is if none was named. `own` is an option that was given and that only
-    /// the embedded one has.
+    /// Returns the chosen RNIC, and prints it if the user named none. `own` is a given option that only the embedded
+    /// RNIC has.
     pub(crate) fn choose(&self, own: Option<&str>) -> Result<Chosen, Failure> {
         let (chosen, why) = self.choose_quietly(own)?;
         if let Some(why) = why {
@@ -115,7 +116,7 @@ impl DeviceChoice {
         Ok(chosen)
     }
 
-    /// The same, and what there is to say about it.
+    /// Returns the chosen RNIC, and the note to print.
     pub(crate) fn choose_quietly(&self, own: Option<&str>) -> Result<(Chosen, Option<String>), Failure> {
         let chosen = self.chosen(own)?;
         if let Some(chosen) = chosen {
@@ -131,7 +132,7 @@ impl DeviceChoice {
         })
     }
 
-    /// The one that was asked for, if one was.
+    /// Returns the requested RNIC, if the user requested one.
     fn chosen(&self, own: Option<&str>) -> Result<Option<Chosen>, Failure> {
         let options = |device: String| SystemOptions {
             device: Some(device),
@@ -162,7 +163,7 @@ impl DeviceChoice {
     }
 }
 
-/// The same failure of a command that chooses its devices' addresses itself, so that it has no --bind.
+/// Returns the failure without --bind, for a command that chooses the addresses of its devices itself.
 pub(crate) fn without_bind(error: Failure) -> Failure {
     let taken = match error.downcast_ref() {
         Some(doorbell_verbs::Error::Bind(BindError::InUse { address, port })) => {
@@ -176,7 +177,7 @@ pub(crate) fn without_bind(error: Failure) -> Failure {
     format!("{taken}: end a program that has one, or give all hosts another --udp-port").into()
 }
 
-/// The first RNIC of the machine that can be used, or why there is none.
+/// Returns the first usable RNIC of the machine, or the reason why there is none.
 fn first_active() -> Result<String, String> {
     let none = "this machine has no RNIC that is active";
     match system::list(&SystemOptions::default()) {
@@ -184,14 +185,13 @@ fn first_active() -> Result<String, String> {
             let usable = devices.iter().find(|device| device.usable_port().is_some());
             usable.map(|device| device.name.clone()).ok_or_else(|| none.to_owned())
         }
-        // Most machines are so, and nobody asked for more.
+        // Most machines have no RNIC, and the user asked for none.
         Err(SystemError::Absent { .. } | SystemError::NoDevices | SystemError::NoList(_)) => Err(none.to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Lists the RNICs that commands can use with -d: those of this machine, as its libibverbs shows
-/// them, and the embedded software RNIC.
+/// List the RNICs that -d accepts: those of this machine that libibverbs reports, and the embedded software RNIC.
 #[derive(Args)]
 pub(crate) struct Devices {
     /// Print one JSON object instead of text

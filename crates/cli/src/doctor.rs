@@ -22,14 +22,14 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   doorbell doctor                                     this machine
   DOORBELL_TOKEN=secret doorbell doctor --listen      the other machine, until it is interrupted
-  DOORBELL_TOKEN=secret doorbell doctor 192.0.2.7     both machines, and what lies between them
+  DOORBELL_TOKEN=secret doorbell doctor 192.0.2.7     both machines, and the path between them
 
-Exit status: 0 if nothing makes results wrong, 1 if something does, 2 on wrong usage.";
+Exit status: 0 if no finding makes results wrong, 1 if one does, 2 on wrong usage.";
 
-/// How this side is started on another machine.
+/// Command that starts this side on another machine.
 const THERE: &str = "doorbell doctor --listen";
 
-/// Looks for what would spoil a measurement: on this machine, on others, and between them.
+/// Find conditions that would spoil a measurement: on this machine, on others, and between them
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Machines on which `doorbell doctor --listen` or `doorbell study --listen` runs, as HOST or HOST:PORT
@@ -39,7 +39,7 @@ pub(crate) struct Doctor {
     device: DeviceChoice,
     #[command(flatten)]
     udp: UdpPort,
-    /// MiB of message memory that measurements are to have (or as in 4G)
+    /// MiB of message memory that measurements need (or as in 4G)
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = quantity::mebibytes)]
     memory: usize,
     /// Print one JSON object instead of text
@@ -65,18 +65,18 @@ impl Doctor {
     }
 }
 
-/// What was found on one machine, or between it and this one.
+/// Findings about one machine, or about the path between it and this one.
 struct Examined {
-    /// The name that the user gave it.
+    /// Name of the machine that the user gave.
     name: String,
     environment: Option<Environment>,
-    /// The number of the process that answered there.
+    /// Number of the process that answered there.
     process: Option<u64>,
     findings: Vec<Finding>,
 }
 
 impl Examined {
-    /// One that could not be examined, and why.
+    /// Returns a machine that could not be examined, with the reason.
     fn not(name: &str, finding: Finding) -> Self {
         Self { name: name.to_owned(), environment: None, process: None, findings: vec![finding] }
     }
@@ -154,7 +154,7 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
     }
 }
 
-/// Another machine, and what lies between it and this one.
+/// Examines another machine, and the path between it and this one.
 fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examined, Failure> {
     let address = doctor.meeting.at(host);
     let connect_with = |segment: Option<u32>| match segment {
@@ -163,7 +163,7 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     };
     let introduction = doctor.meeting.introduction(true);
     let short = path::probe_control(&introduction, connect_with)?;
-    // Where long packets are dropped, the rest can still be found out.
+    // If the path drops long packets, shorter ones can still examine the rest.
     let connect = || connect_with(short.as_ref().map(|_| path::SHORT_SEGMENT_BYTES));
     let stream = connect()?;
     let toward = control::address_toward(&stream);
@@ -187,7 +187,7 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
 }
 
-/// Nothing is known of the path, for this reason.
+/// Returns the finding that the path is unknown, with the reason.
 fn not_found_out(error: Failure) -> Finding {
     let is_broken = matches!(error.downcast_ref(), Some(SessionError::Control(_)));
     let (what, remedy) = match is_broken {

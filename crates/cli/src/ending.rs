@@ -1,8 +1,8 @@
-//! How a command ends before its time: its terminal or the reader of its output goes, or a signal comes.
+//! Early end of a command: its terminal or the reader of its output goes, or a signal arrives.
 //!
-//! Signals end a command as they end any program, except where the terminal has to be restored first. A terminal
-//! or a reader that goes is noticed by a thread that sleeps in `poll`: the command itself may be measuring, or
-//! waiting for a peer, and print nothing for minutes.
+//! Signals end a command like any other program, except if the terminal must be restored first. A thread that sleeps
+//! in `poll` notices a terminal or a reader that goes. The command itself may be measuring, or waiting for a peer,
+//! and print nothing for minutes.
 #![allow(clippy::disallowed_methods, reason = "it restores the terminal, and writes no text of others")]
 
 use std::io::{self, IsTerminal};
@@ -21,30 +21,30 @@ use ratatui::crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level;
 
-/// How long restoring a terminal may take: one that is stopped takes no output, and must not keep the command.
+/// Time for restoring a terminal: a stopped one takes no output, and must not block the command.
 const RESTORING: Duration = Duration::from_millis(500);
 
-/// Ends the process once nobody can see its output any more.
+/// Ends the process once its output has no reader any more.
 pub(crate) fn with_output() -> io::Result<()> {
     let stdout = io::stdout();
-    // One that has gone is no terminal any more.
+    // A terminal that has gone does not count as one any more.
     let is_terminal = stdout.is_terminal();
     spawn(move || {
         wait(&mut [PollFd::new(stdout.as_fd(), PollFlags::empty())]);
         if is_terminal {
             end_as_by(SIGHUP);
         }
-        // A pipe that nobody reads any more is no error. What lies in buffers has no reader either.
+        // A pipe without a reader is no error. Buffered output has no reader either.
         low_level::exit(0)
     })
 }
 
-/// Ends the process once its terminal goes, if it has one: its output is not what it runs for.
+/// Ends the process once its terminal goes, if it has one: its output is not its purpose.
 pub(crate) fn with_terminal() -> io::Result<()> {
     if io::stdout().is_terminal() { with_output() } else { Ok(()) }
 }
 
-/// Ends the process once its standard input is closed at the other end: by the process that started it.
+/// Ends the process once the process that started it closes its standard input.
 pub(crate) fn with_input() -> io::Result<()> {
     spawn(|| {
         wait(&mut [PollFd::new(io::stdin().as_fd(), PollFlags::empty())]);
@@ -52,7 +52,7 @@ pub(crate) fn with_input() -> io::Result<()> {
     })
 }
 
-/// Has the process end with the one that started it, such as a launcher, even if that is killed.
+/// Ends the process together with its parent, such as a launcher, even if that is killed.
 pub(crate) fn with_parent() -> io::Result<()> {
     let parent = std::os::unix::process::parent_id();
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?;
@@ -62,19 +62,19 @@ pub(crate) fn with_parent() -> io::Result<()> {
     Ok(())
 }
 
-/// A terminal that is drawn on, and is restored before the process ends, in whatever way.
+/// A terminal that the process draws on, and that is restored before the process ends in any way.
 pub(crate) struct Screen {
-    /// Is it to be restored still? Whoever draws holds the lock.
+    /// Whether the terminal must still be restored. A drawing thread holds the lock.
     drawn: Arc<Mutex<bool>>,
 }
 
 impl Screen {
-    /// Takes signals over; to be called before anything of the terminal is changed.
+    /// Takes over the signals. Call this before any change of the terminal.
     pub(crate) fn take() -> io::Result<Self> {
         let signal = Arc::new(AtomicUsize::new(0));
         let (came, on_signal) = UnixStream::pair()?;
         for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-            // Actions run in the order in which they were registered, so the number is there before the wake-up.
+            // Actions run in their order of registration, so the number is there before the wake-up.
             signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
             low_level::pipe::register(number, on_signal.try_clone()?)?;
         }
@@ -82,7 +82,7 @@ impl Screen {
         let to_restore = Arc::clone(&drawn);
         spawn(move || {
             let (stdin, stdout) = (io::stdin(), io::stdout());
-            // Nothing is ever written to `on_signal` but by signals, so it has to be watched for input.
+            // Only signals write to `on_signal`, so watch it for input.
             let mut fds = vec![PollFd::new(came.as_fd(), PollFlags::POLLIN)];
             fds.push(PollFd::new(stdout.as_fd(), PollFlags::empty()));
             if stdin.is_terminal() {
@@ -91,14 +91,14 @@ impl Screen {
             wait(&mut fds);
             let (done, restored) = channel();
             let restore = move || {
-                // First what takes effect even on a terminal that is stopped.
+                // First the step that works even on a stopped terminal.
                 let _ = disable_raw_mode();
                 let mut drawn = to_restore.lock().unwrap_or_else(PoisonError::into_inner);
                 if std::mem::take(&mut *drawn) {
                     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
                 }
                 let _ = done.send(());
-                // The lock is kept: nothing may be drawn any more.
+                // Keep the lock: no thread may draw any more.
                 std::thread::sleep(RESTORING);
             };
             if spawn(restore).is_ok() {
@@ -112,12 +112,12 @@ impl Screen {
         Ok(Self { drawn })
     }
 
-    /// Nothing is restored while this is held.
+    /// Locks the terminal against restoring.
     pub(crate) fn draw(&self) -> MutexGuard<'_, bool> {
         self.drawn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Restores the terminal where nothing has gone wrong.
+    /// Restores the terminal after a normal end.
     pub(crate) fn restore(self) -> io::Result<()> {
         let mut drawn = self.draw();
         if std::mem::take(&mut *drawn) {
@@ -132,14 +132,14 @@ fn spawn(body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("ending".to_owned()).spawn(body).map(drop)
 }
 
-/// Ends this process as the signal would, so that whoever waits for it learns why it ended.
+/// Ends this process as the signal would, so that a process that waits for it learns the reason.
 pub(crate) fn end_as_by(signal: i32) {
     let _ = low_level::emulate_default_handler(signal);
-    // That leaves only a signal that is blocked.
+    // Only a blocked signal leads here.
     low_level::exit(128 + signal);
 }
 
-/// Waits until there is news. What cannot be watched has none, ever.
+/// Waits for an event. A file that cannot be watched never has one.
 fn wait(fds: &mut [PollFd<'_>]) {
     loop {
         match poll(fds, PollTimeout::NONE) {

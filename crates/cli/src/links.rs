@@ -4,11 +4,11 @@ use doorbell_report::Run;
 use doorbell_study::experiment::{LINK_FIGURES, PointRecord, View, compared};
 use serde_json::{Value, json};
 
-/// Columns of a protocol's name, and of a figure.
+/// Column widths of a protocol's name, and of a figure.
 const NAME: usize = 28;
 const FIGURE: usize = 9;
 
-/// The table, line by line; nothing where no links were compared.
+/// Returns the lines of the table; none if the study compared no links.
 pub(crate) fn table(run: &Run) -> Vec<String> {
     let rows = compared(View::new(&run.records));
     if rows.is_empty() {
@@ -42,12 +42,12 @@ pub(crate) fn table(run: &Run) -> Vec<String> {
     lines
 }
 
-/// A unit that is short enough for a column.
+/// Returns a unit that is short enough for a column.
 fn unit(unit: &str) -> &str {
     if unit == "M messages/s" { "M/s" } else { unit }
 }
 
-/// A row for each protocol and figure that was measured with both links.
+/// Returns a row for each protocol and figure that was measured with both links.
 pub(crate) fn as_json(run: &Run) -> Vec<Value> {
     let rows = compared(View::new(&run.records));
     let rows = rows.iter().flat_map(|row| {

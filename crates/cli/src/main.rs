@@ -1,6 +1,6 @@
 //! The `doorbell` command.
 #![forbid(unsafe_code)]
-// `println` and `eprintln` panic where nobody reads any more: `output` has what does not.
+// `println` and `eprintln` panic without a reader. Use the macros of `output`, which do not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Moves messages over RDMA, predicts how fast, and proves it on the wire.
+/// Move messages over RDMA, predict their speed, and prove it on the wire.
 #[derive(Parser)]
 #[command(name = "doorbell", version, max_term_width = 100)]
 struct Cli {
@@ -42,31 +42,31 @@ struct Cli {
 #[derive(Subcommand)]
 #[allow(clippy::large_enum_variant)] // there is one of it
 enum Command {
-    /// Measure message exchange between two processes, or what the kernel allows
+    /// Measure message exchange between two processes, or the limit of the kernel
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
-    /// The RDMA devices of this machine, and the embedded one: ports, GIDs, limits
+    /// List the RDMA devices of this machine, and the embedded one: ports, GIDs, limits
     Devices(device::Devices),
-    /// What would spoil a measurement here, or between this machine and others, and what to do about it
+    /// Find conditions here, or between this machine and others, that would spoil a measurement, and show remedies
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::Doctor),
-    /// What RDMA devices do: packets, bytes, retransmissions, RNR, congestion, per second
+    /// Show RDMA devices per second: packets, bytes, retransmissions, RNR, congestion
     Counters(counters::Counters),
     /// Rank protocols, windows and batches for a need
     Advise(advise::Advise),
-    /// Predict what message exchange costs, say what binds, and fit the model's parameters
+    /// Predict the cost and the bottleneck of message exchange, and fit the model's parameters
     #[command(subcommand)]
     Model(Box<model::Model>),
-    /// Testbeds in virtual time: what each part of them needs
+    /// Simulate testbeds in virtual time, with the time of each of their parts
     #[command(subcommand)]
     Sim(Box<sim::Sim>),
     /// Run a middlebox between clients and a memory node, whose CPU takes no part
     #[command(after_help = steer::EXAMPLES)]
     Steer(steer::Steer),
-    /// Workloads on a store in passive memory: what clients do about each other, and what it costs
+    /// Run workloads on a store in passive memory, and show the cost of strategies for concurrent access
     #[command(subcommand)]
     Far(Box<far::Far>),
-    /// Measure the whole evaluation on this machine, and write the report of it
+    /// Measure the whole evaluation on this machine, and write its report
     Study(study::Study),
     /// Write a report, one HTML file, from the records of studies
     Report(report::Report),
@@ -75,10 +75,10 @@ enum Command {
     Run(run::Run),
     /// Print the variables with which programs run on the software RNIC, for a shell or a container
     Env(run::Env),
-    /// Explain what goes over the wire
+    /// Explain packets on the wire
     #[command(subcommand)]
     Wire(wire::Wire),
-    /// Print what makes a shell complete the options of doorbell
+    /// Print the script with which a shell completes the options of doorbell
     #[command(after_help = shell::COMPLETIONS)]
     Completions(shell::Completions),
     /// Print the manual page of a command, or write those of all commands
@@ -87,10 +87,10 @@ enum Command {
 }
 
 impl Command {
-    /// Has whatever makes this command pointless end it.
+    /// Starts the watch for events that make this command pointless, and that end it.
     fn watch(&self) -> std::io::Result<()> {
         match self {
-            // It becomes another program.
+            // The process becomes another program.
             Command::Run(_) => Ok(()),
             Command::Bench(bench) if bench.is_second() => ending::with_input(),
             Command::Counters(counters) if counters.is_exporter() => ending::with_terminal(),
@@ -98,17 +98,17 @@ impl Command {
             Command::Steer(_) => ending::with_terminal(),
             Command::Study(study) if study.listens() => ending::with_terminal(),
             Command::Study(study) if study.is_launched() => ending::with_parent(),
-            // Its screen looks after itself.
+            // The live view watches its terminal itself.
             Command::Counters(counters) if counters.is_live() => Ok(()),
             _ => ending::with_output(),
         }
     }
 }
 
-/// Why a command did not succeed: a sentence for people.
+/// Reason of a failed command, as a sentence.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Arguments that make no sense, alone or together: not a failure but wrong usage.
+/// Invalid arguments, alone or together: wrong usage instead of a failure.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -120,13 +120,13 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// What wrong usage ends with, as clap has it.
+/// Exit status after wrong usage, the same as clap's.
 const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Arguments may be names of files of others. Help and the version are the program's own text.
+        // Arguments may contain untrusted file names. Help and version are the program's own text.
         Err(error) if error.use_stderr() => {
             output::write_note(format_args!("{}", error.to_string().trim_end()));
             return ExitCode::from(WRONG_USAGE);
@@ -140,7 +140,7 @@ fn main() -> ExitCode {
         )
         .with_ansi(false) // the writer would escape the colours
         .with_writer(|| output::Log)
-        .log_internal_errors(false) // that would panic where nobody reads standard error any more
+        .log_internal_errors(false) // it would panic without a reader of standard error
         .init();
     let result = cli.command.watch().map_err(Failure::from).and_then(|()| match cli.command {
         Command::Bench(bench) => bench::run(*bench),
@@ -162,7 +162,7 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(status) => status,
-        // Whoever reads our output has enough of it: not an error.
+        // The reader of the output has closed it: no error.
         Err(error) if output::is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             output::note!("doorbell: {error}");

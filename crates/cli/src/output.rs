@@ -1,7 +1,7 @@
-//! Data goes to stdout, everything else to stderr.
+//! Output: data goes to stdout, everything else to stderr.
 //!
-//! Text of others (a peer's words, names in files) may hold sequences that a terminal obeys. All writers of this module escape
-//! them, and clippy rejects `io::stdout` and `io::stderr` elsewhere, so no call site has to think of it.
+//! Untrusted text (a peer's message, names in files) may contain terminal control sequences. All writers of this
+//! module escape them. Clippy rejects `io::stdout` and `io::stderr` elsewhere, so no call site can forget it.
 #![allow(clippy::disallowed_methods, reason = "the only place that writes to the terminal")]
 
 use std::error::Error;
@@ -28,16 +28,16 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
 pub(crate) fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let written = out.write_all(escape(text).as_bytes()).and_then(|()| out.flush());
-    // The kind stays: a pipe that nobody reads any more is no failure.
+    // Keep the kind: a pipe without a reader is no failure.
     written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
-/// Writes a line to stderr. That nobody reads it is no reason to stop.
+/// Writes a line to stderr. Ignores a missing reader.
 pub(crate) fn write_note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{}", escape(&text.to_string()));
 }
 
-/// Standard error for the log, whose lines may name text of others.
+/// Standard error for the log, whose lines may contain untrusted text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Log;
 
@@ -52,13 +52,13 @@ impl Write for Log {
     }
 }
 
-/// As `eprintln`, which panics where nobody reads any more.
+/// Writes a line like `eprintln`, but does not panic without a reader.
 macro_rules! note {
     ($($text:tt)*) => { $crate::output::write_note(format_args!($($text)*)) };
 }
 pub(crate) use note;
 
-/// Is this error, or what caused it, that nobody reads our output any more?
+/// Returns whether this error, or its cause, is that the output has no reader any more.
 pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     let is = |error: &(dyn Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
@@ -66,7 +66,7 @@ pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     is(error) || error.source().is_some_and(is_broken_pipe)
 }
 
-/// A number with a unit that fits: nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds.
 pub(crate) fn us(ns: f64) -> String {
     format!("{:.2}", ns / 1000.0)
 }

@@ -1,4 +1,4 @@
-//! The bar of long commands.
+//! Progress bar of long commands.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::stderr_is_terminal;
 
-/// A progress bar of `length` steps, of which `already` are done. Without a terminal on standard error it is hidden.
+/// Returns a progress bar of `length` steps, of which `already` are done. Without a terminal on standard error it is
+/// hidden.
 pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
     let bar = if stderr_is_terminal() {
         ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))

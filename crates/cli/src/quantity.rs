@@ -1,7 +1,7 @@
-//! Numbers as people write them: sizes (`64K`), counts (`1e6`), times (`500ms`), rates (`100G`).
+//! Numbers as users write them: sizes (`64K`), counts (`1e6`), times (`500ms`), rates (`100G`).
 //!
-//! Sizes have binary units, as perftest and `dd` read `K`: 1024. Counts and rates have decimal ones. `kB` is refused,
-//! since half of its readers take it for 1000 bytes.
+//! Sizes have binary units, as in perftest and `dd`: `K` is 1024. Counts and rates have decimal units. `kB` is
+//! rejected, since half of its readers expect 1000 bytes.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ const DECIMAL: [(&str, u64); 6] =
 const SECONDS: [(&str, f64); 7] =
     [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("", 1.0)];
 
-/// Above this not every whole number is an `f64`.
+/// Above this number, an `f64` cannot hold every integer.
 const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// A number and what stands behind it. An exponent belongs to the number.
+/// Splits a text into a number and its unit. An exponent belongs to the number.
 fn split(text: &str) -> (&str, &str) {
     let bytes = text.as_bytes();
     let is_exponent = |at: usize| {
@@ -40,7 +40,7 @@ fn split(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim_start())
 }
 
-/// A whole number with one of these units.
+/// Parses an integer with one of these units.
 fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let (number, unit) = split(text);
     let factor = units.iter().find(|(name, _)| *name == unit)?.1;
@@ -54,14 +54,14 @@ fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 /// Parses a size in bytes: `4096`, `64K`, `64KiB`, `1.5M`.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     whole(text, &BINARY).ok_or_else(|| {
-        "it is a whole number of bytes, or one of K, M, G or KiB, MiB, GiB (each 1024 times the one before), as in 64K"
+        "must be a whole number of bytes, or one of K, M, G or KiB, MiB, GiB (each 1024 times the one before), as in 64K"
             .to_owned()
     })
 }
 
-/// Parses a size in bytes of memory that this process is to have.
+/// Parses a size in bytes of memory for this process.
 pub(crate) fn memory_bytes(text: &str) -> Result<usize, String> {
-    usize::try_from(bytes(text)?).map_err(|_| "it is more than this machine can address".to_owned())
+    usize::try_from(bytes(text)?).map_err(|_| "must not exceed the address space of this machine".to_owned())
 }
 
 /// Parses an amount of memory and returns it in MiB; a number without a unit is a number of MiB.
@@ -69,20 +69,20 @@ pub(crate) fn mebibytes(text: &str) -> Result<usize, String> {
     let given = if split(text).1.is_empty() { format!("{text}M") } else { text.to_owned() };
     let mib = whole(&given, &BINARY).filter(|bytes| bytes % (1 << 20) == 0).map(|bytes| bytes >> 20);
     mib.and_then(|mib| usize::try_from(mib).ok())
-        .ok_or_else(|| "it is a whole number of MiB, as in 256, 256M or 4G".to_owned())
+        .ok_or_else(|| "must be a whole number of MiB, as in 256, 256M or 4G".to_owned())
 }
 
-/// Parses a count: `1000000`, `1e6`, `5k`. What is too large for the type is no count.
+/// Parses a count: `1000000`, `1e6`, `5k`. Rejects numbers that exceed the type.
 pub(crate) fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let number = whole(text, &DECIMAL).ok_or_else(|| {
-        "it is a whole number; an exponent, or k, M or G for thousands, may follow, as in 1e6".to_owned()
+        "must be a whole number; an exponent, or k, M or G for thousands, may follow, as in 1e6".to_owned()
     })?;
-    // The largest value of each unsigned type is a power of two less one.
+    // The largest value of each unsigned type is a power of two minus one.
     let most = (1..64).map(|bits| (1_u64 << bits) - 1).take_while(|&most| T::try_from(most).is_ok()).last();
-    T::try_from(number).map_err(|_| format!("it is at most {}", most.unwrap_or(0)))
+    T::try_from(number).map_err(|_| format!("must be at most {}", most.unwrap_or(0)))
 }
 
-/// Parses the number of a port of TCP or UDP.
+/// Parses a port number of TCP or UDP.
 pub(crate) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
 }
@@ -92,10 +92,10 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let (number, unit) = split(text);
     let factor = SECONDS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| factor);
     let value = factor.zip(number.parse::<f64>().ok()).map(|(factor, number)| factor * number);
-    // Callers make a `Duration` of it, which cannot be negative, infinite or longer than 2^64 s.
+    // Callers convert the value to a `Duration`, which cannot be negative, infinite or longer than 2^64 s.
     value
         .filter(|value| Duration::try_from_secs_f64(*value).is_ok())
-        .ok_or_else(|| "it is a number of seconds, or of ns, us, ms, s, min or h, as in 500ms".to_owned())
+        .ok_or_else(|| "must be a number of seconds, or of ns, us, ms, s, min or h, as in 500ms".to_owned())
 }
 
 /// Parses a number per second, with a decimal unit or without: `481k`, `3.13M`, `100G`.
@@ -164,8 +164,8 @@ mod tests {
         for text in ["", "k", "0.5", "-1", "1Ki", "many", "1e6e6"] {
             assert!(count::<u64>(text).is_err(), "{text}");
         }
-        assert_eq!(count::<u8>("300"), Err("it is at most 255".to_owned()));
-        assert_eq!(count::<u32>("5G"), Err("it is at most 4294967295".to_owned()));
+        assert_eq!(count::<u8>("300"), Err("must be at most 255".to_owned()));
+        assert_eq!(count::<u32>("5G"), Err("must be at most 4294967295".to_owned()));
         for (text, number) in [("481000", 481e3), ("481k", 481e3), ("3.13M", 3.13e6), ("100G", 100e9), ("-2", -2.0)] {
             assert_eq!(rate(text), Ok(number), "{text}");
         }

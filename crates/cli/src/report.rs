@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 use crate::output::{line, note};
 use crate::{Failure, Usage, links};
 
-/// Writes one HTML file that needs nothing else: plots, tables, verdicts.
+/// Write one self-contained HTML file with plots, tables and verdicts.
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Directories with records of `doorbell study`, one run each; several are shown together, and of two the page says
-    /// what changed from the first to the second
+    /// Directories with records of `doorbell study`, one run each. The page shows several runs together, and of two
+    /// also the changes from the first to the second
     #[arg(value_name = "DIR", required = true)]
     directories: Vec<PathBuf>,
-    /// Draw what was published of this testbed beside them: T1, T2 or T3
+    /// Draw the published figures of this testbed beside the measured ones: T1, T2 or T3
     #[arg(long, value_name = "TESTBED", value_parser = testbed)]
     published: Option<&'static Testbed>,
-    /// The file to write
+    /// File to write
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
     /// Print one JSON object instead of text
@@ -48,7 +48,7 @@ pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A testbed by its name.
+/// Returns a testbed by its name.
 fn testbed(name: &str) -> Result<&'static Testbed, String> {
     doorbell_published::testbed(name).ok_or_else(|| {
         let names: Vec<&str> = doorbell_published::all().iter().map(|testbed| testbed.name.as_str()).collect();
@@ -58,19 +58,19 @@ fn testbed(name: &str) -> Result<&'static Testbed, String> {
 
 /// A report that was written.
 pub(crate) struct Written {
-    /// Where.
+    /// Path of the report.
     pub(crate) path: PathBuf,
-    /// What it says of each published shape and of each goal.
+    /// Verdicts on each published shape and each goal.
     pub(crate) verdicts: Vec<Value>,
-    /// What changed between two runs, one for each experiment that both have.
+    /// Changes between two runs, one for each experiment that both have.
     changes: Vec<Value>,
-    /// How published shapes fared, and goals.
+    /// Numbers of the verdicts on published shapes, and on goals.
     counts: [Vec<(Finding, usize)>; 2],
     runs: Vec<Run>,
 }
 
 impl Written {
-    /// Says where it is, how the published shapes and the goals fared, and what links were compared.
+    /// Prints the path, the verdicts on published shapes and goals, and the compared links.
     pub(crate) fn print(&self) -> Result<(), Failure> {
         for run in &self.runs {
             links::table(run).iter().for_each(|line| note!("{line}"));
@@ -84,18 +84,18 @@ impl Written {
         Ok(line(self.path.display())?)
     }
 
-    /// The links that were compared, for programs.
+    /// Returns the compared links as JSON.
     pub(crate) fn links_as_json(&self) -> Vec<Value> {
         self.runs.iter().flat_map(links::as_json).collect()
     }
 }
 
-/// Writes a file whole or not at all, as what is there may be wanted until then.
+/// Writes a file completely or not at all: the old contents may be needed until then.
 pub(crate) fn write_whole(out: &Path, text: &str) -> Result<(), Failure> {
     Ok(files::replace(out, text.as_bytes()).map_err(|error| format!("{}: {error}", out.display()))?)
 }
 
-/// Two runs are shown beside each other for what they have in common.
+/// Rejects two runs without a common experiment.
 fn have_something_in_common(
     (one, its_runs): (&Path, &[Run]),
     (other, other_runs): (&Path, &[Run]),
@@ -137,7 +137,7 @@ pub(crate) fn write_report(
         }
         let name =
             place.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
-        // Runs of several machines have the same name more often than not.
+        // Runs of several machines often have the same name.
         let is_taken = |name: &str| names.iter().any(|taken| taken == name);
         let name = if is_taken(&name) { path.display().to_string() } else { name };
         let name = if is_taken(&name) { format!("{name} ({})", names.len() + 1) } else { name };

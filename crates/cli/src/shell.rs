@@ -1,4 +1,4 @@
-//! What belongs to an installed command: completions for shells, and manual pages.
+//! Files of an installed command: completions for shells, and manual pages.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,12 +12,12 @@ use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Completions {
-    /// The shell that is to complete the options of doorbell
+    /// Shell for which the script is printed
     #[arg(value_enum, value_name = "SHELL")]
     shell: Completed,
 }
 
-/// The shells of which completions are tested.
+/// Shells with tested completions.
 #[derive(Clone, Copy, ValueEnum)]
 enum Completed {
     Bash,
@@ -35,7 +35,7 @@ impl From<Completed> for Shell {
     }
 }
 
-/// Where to put the lines, so that the shell finds them when it starts.
+/// Examples of paths at which a shell finds the script when it starts.
 pub(crate) const COMPLETIONS: &str = "\
 Examples:
   doorbell completions bash > ~/.local/share/bash-completion/completions/doorbell
@@ -52,21 +52,21 @@ pub(crate) fn completions(arguments: &Completions, mut command: Command) -> Resu
 
 #[derive(Args)]
 pub(crate) struct Man {
-    /// Prints the page of this command, such as bench bw; without one, that of doorbell itself
+    /// Print the page of this command, such as bench bw [default: the page of doorbell itself]
     #[arg(value_name = "COMMAND")]
     path: Vec<String>,
-    /// Write the pages of all commands to this folder, as doorbell-bench-bw.1
+    /// Write the pages of all commands to this folder, as in doorbell-bench-bw.1
     #[arg(long, value_name = "FOLDER", conflicts_with = "path")]
     out: Option<PathBuf>,
 }
 
-/// How to read a page.
+/// Examples of reading a page.
 pub(crate) const MAN: &str = "\
 Examples:
   doorbell man bench bw | man -l -
   doorbell man --out /usr/local/share/man/man1";
 
-/// Prints a page, or writes all.
+/// Prints one page, or writes all of them.
 pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure> {
     let mut command = command.disable_help_subcommand(true);
     command.build();
@@ -89,12 +89,12 @@ pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure
     Ok(ExitCode::SUCCESS)
 }
 
-/// Commands that people use.
+/// Returns the commands that are not hidden.
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
-/// A page is called as its command is, with hyphens between the words.
+/// Returns the name of a page: that of its command, with hyphens between the words.
 fn page_name(command: &Command) -> &str {
     command.get_display_name().unwrap_or("doorbell")
 }
@@ -105,7 +105,7 @@ fn page(command: &Command) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-/// Writes the page of a command and those below it; returns how many.
+/// Writes the pages of a command and its subcommands. Returns their number.
 fn write_pages(folder: &Path, command: &Command) -> Result<usize, Failure> {
     let file = folder.join(page_name(command)).with_extension("1");
     files::replace(&file, &page(command)?).map_err(|error| format!("{} cannot be written: {error}", file.display()))?;

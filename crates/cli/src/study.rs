@@ -35,66 +35,68 @@ pub(crate) use hosts::{fits, same_host};
 use launch::Launch;
 use source::{Source, measure_all};
 
-const EXAMPLES: &str = "\
-Examples:
-  doorbell study                            everything, a few minutes
-  doorbell study --quick                    everything, three minutes at most
-  doorbell study send-receive/window        one experiment
-  doorbell study links                      every protocol over UDP and through shared memory
-  doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated
-  doorbell study --out DIR                  records and report in DIR; what is in DIR already is not
-                                            measured again, so an interrupted study goes on there
-  doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
-  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
-  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine
-  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, Slurm's srun)
-  doorbell study --via ssh node7 node8      ... on hosts where ssh can start it
-  DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9
-                                            what takes many hosts, on four of them";
+const EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell study                            everything, a few minutes\n",
+    "  doorbell study --quick                    everything, three minutes at most\n",
+    "  doorbell study send-receive/window        one experiment\n",
+    "  doorbell study links                      every protocol over UDP and through shared memory\n",
+    "  doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated\n",
+    "  doorbell study --out DIR                  records and report in DIR; points already in DIR are not\n",
+    "                                            measured again, so an interrupted study continues there\n",
+    "  doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have\n",
+    "  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted\n",
+    "  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine\n",
+    "  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, Slurm's srun)\n",
+    "  doorbell study --via ssh node7 node8      ... on hosts where ssh can start it\n",
+    "  DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9\n",
+    "                                            experiments on many hosts, on four of them",
+);
 
-/// How the other side is started on another machine.
+/// Command that starts the other side on another machine.
 const THERE: &str = "doorbell study --listen";
 
-/// The report's name in the directory of the records.
+/// File name of the report in the directory of the records.
 const REPORT: &str = "report.html";
 
-/// MiB of message memory that a side that listens gives: what every point of a study is content with.
+/// MiB of message memory that a listening side grants, sufficient for every point of a study.
 const MEMORY_MIB: usize = 4096;
 
-/// Measures message exchange between two processes on this machine, or between this machine and others, or simulates it
-/// (--testbed): every experiment that was published of it, one record per point, and a report at the end. Experiments on
-/// memory that many clients share (far-memory), and those that compare UDP with shared memory (links), are measured where
+/// Measure message exchange between two processes on this machine, or between this machine and others, or simulate it
+/// (--testbed). A study runs every published experiment, and writes one record per point and a report. Experiments on
+/// memory that many clients share (far-memory), and those that compare UDP with shared memory (links), run only if
 /// they are named.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
-    /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency
-    /// and bandwidth [default: everything but far-memory, links and, with fewer than two other machines, hosts]. Any
-    /// other name is a machine where `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on
-    /// this machine]
+    /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency and bandwidth
+    /// [default: all except far-memory, links and, with fewer than two other machines, hosts]. Any other name is a
+    /// machine on which `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on this
+    /// machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
-    /// Fewer points, shorter: three minutes at most on two processors
+    /// Measure fewer points for a shorter time: at most three minutes on two processors
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// All points of every variant, longer: some four hours
+    /// Measure all points of every variant for a longer time: about four hours
     #[arg(long)]
     full: bool,
-    /// Directory of the records and of the report [default: doorbell-study, with -quick or -full; with
-    /// --testbed the testbed's name behind it]
+    /// Directory of the records and of the report [default: doorbell-study, followed by -quick or -full, and with
+    /// --testbed by the testbed's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only list the experiments, and how many points they have
+    /// Only list the experiments and their numbers of points
     #[arg(long)]
     list: bool,
     #[command(flatten)]
     udp: UdpPort,
-    /// When both ends acknowledge a message: before the program sees it unless the program has answered the
-    /// last eight (`answer`), or always before (`strict`) [default: what DOORBELL_ACK says, else answer]
+    /// Time at which both ends acknowledge a message. `strict` acknowledges before the program sees the message.
+    /// `answer` does too, unless the program has answered the last eight messages [default: DOORBELL_ACK, else
+    /// answer]
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
-    /// What carries packets between processes of this machine: `udp`, `shm` for memory that both share, or `auto` for
-    /// that where it can be had, else UDP [default: what DOORBELL_LINK says, else auto]
+    /// Path of packets between processes of this machine: `udp`, `shm` (memory that both share), or `auto` (`shm` if
+    /// available, else `udp`) [default: DOORBELL_LINK, else auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
     #[command(flatten)]
@@ -108,17 +110,17 @@ pub(crate) struct Study {
     json: bool,
     #[command(flatten)]
     meeting: Meeting,
-    /// Start the other machines' side by ssh instead of `--listen`; hosts are then names for ssh
+    /// Start the side on other machines by ssh instead of `--listen`; hosts are then names for ssh
     #[arg(long, value_name = "PROGRAM", value_parser = ["ssh"], conflicts_with = "listen", help_heading = MACHINES)]
     via: Option<String>,
     /// Path of doorbell on the other machines
     #[arg(long, value_name = "PATH", default_value = "doorbell", requires = "via", help_heading = MACHINES)]
     remote: String,
-    /// Where processes that a launcher has started meet: HOST:PORT of number 0, or a directory that all machines share,
-    /// with a slash in its name [default: what the launcher says]
+    /// Meeting point of processes that a launcher has started: HOST:PORT of number 0, or a directory that all
+    /// machines share, with a slash in its name [default: from the launcher]
     #[arg(long, value_name = "PLACE", help_heading = MACHINES)]
     rendezvous: Option<String>,
-    /// Another doorbell has started this one by ssh, and says on standard input where it is
+    /// Read the address of the doorbell that started this one by ssh from standard input
     #[arg(long, hide = true, conflicts_with_all = ["listen", "via"])]
     called_by_ssh: bool,
 }
@@ -142,13 +144,13 @@ impl Study {
         self.device.choose_quietly(self.own_option()).map(|(chosen, _)| chosen)
     }
 
-    /// An option that was given and that only the embedded RNIC has.
+    /// Returns a given option that only the embedded RNIC has.
     fn own_option(&self) -> Option<&'static str> {
         let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some()), ("--link", self.link.is_some())];
         own.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
     }
 
-    /// What other machines need to be told to measure the same.
+    /// Returns the arguments for other machines, so that they measure the same.
     fn arguments(&self) -> Vec<String> {
         let mut arguments = Vec::new();
         let given = [
@@ -166,7 +168,7 @@ impl Study {
         arguments
     }
 
-    /// The launcher that started this process among others, if one did.
+    /// Returns the launcher that started this process among others, if one did.
     fn launch(&self) -> Result<Option<Launch>, Usage> {
         if self.listens() || self.called_by_ssh || self.list {
             return Ok(None);
@@ -181,7 +183,7 @@ impl Study {
         Ok(launch)
     }
 
-    /// Did something start it that has other processes beside it?
+    /// Returns whether a launcher started this process among others.
     pub(crate) fn is_launched(&self) -> bool {
         matches!(self.launch(), Ok(Some(_)))
     }
@@ -199,12 +201,12 @@ impl Study {
         self.out.clone().unwrap_or_else(default)
     }
 
-    /// How often each point is measured. To simulate it again gives the same.
+    /// Returns the number of measurements of each point. Repeated simulations are identical.
     fn repetitions(&self, testbed: Option<&Testbed>) -> usize {
         if testbed.is_some() { 1 } else { self.effort().repetitions() }
     }
 
-    /// How long simulated runs are.
+    /// Returns the length of simulated runs.
     fn simulated_effort(&self) -> SimulatedEffort {
         match self.effort() {
             Effort::Quick => SimulatedEffort::QUICK,
@@ -217,11 +219,11 @@ impl Study {
         self.meeting.listens()
     }
 
-    /// What was asked for, each by its name or that of its family, and the other machines.
+    /// Returns the requested experiments, each by its name or that of its family, and the other machines.
     fn chosen(&self, testbed: Option<&Testbed>, launched: usize) -> Result<(Vec<Experiment>, Vec<String>), Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
-            // What protocols are compared by.
+            // Experiments that compare protocols.
             if name == "all" {
                 return experiment.name.ends_with("/latency") || experiment.name.ends_with("/bandwidth");
             }
@@ -273,7 +275,7 @@ impl Study {
     }
 }
 
-/// Is it an address, or a name that the system finds an address for?
+/// Returns whether this is an address, or a name that the system resolves.
 fn is_host(address: &str) -> bool {
     address.to_socket_addrs().is_ok()
 }
@@ -304,7 +306,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     let launch = if testbed.is_none() { study.launch()? } else { None };
     let chosen = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks));
     if let Some(launch) = launch.as_ref().filter(|launch| launch.rank > 0) {
-        // What is wrong with the command is wrong with that of number 0, which says so.
+        // Number 0 has the same command, and reports errors in it.
         let is_right = chosen.is_ok_and(|(_, hosts)| hosts.is_empty())
             && study.via.is_none()
             && launch.token(study.meeting.token()).is_ok();
@@ -333,7 +335,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     if study.list {
         return list::list(study, testbed.as_ref(), &experiments).map(|()| ExitCode::SUCCESS);
     }
-    // Before anything that can fail from here on, so that the other processes of a launch hear of it.
+    // Accept the other processes of a launch before any later step can fail, so that they hear of the failure.
     let callers = launch.map(|launch| Callers::of(&launch, study.meeting.token())).transpose()?.map(Rc::new);
     let result = measure_and_report(study, testbed, callers.clone(), (experiments, hosts));
     if let (Err(error), Some(callers)) = (&result, &callers) {
@@ -342,7 +344,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Measures what is missing of these experiments, and writes the report.
+/// Measures the missing points of these experiments, and writes the report.
 fn measure_and_report(
     study: &Study,
     testbed: Option<Testbed>,
@@ -352,7 +354,7 @@ fn measure_and_report(
     let path = study.directory(testbed.as_ref());
     let directory = RunDirectory::create(&path)?;
     let report = path.join(REPORT);
-    // What the report could not be written of, or to, is better known before minutes of measuring.
+    // Check the files of the report before minutes of measuring.
     if report.is_dir() {
         return Err(format!(
             "{} is a directory, where the report is to be written: move it away, or choose another --out",
@@ -407,7 +409,8 @@ fn measure_and_report(
     Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// This machine as records describe it. `toward` is the address of its device, where it is not the default.
+/// Returns the environment of this machine for records. `toward` is the address of its device if it differs from the
+/// default.
 fn environment_of(
     study: &Study,
     toward: Option<IpAddr>,
@@ -428,7 +431,7 @@ fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device
     open_with(study, chosen, toward, study.link)
 }
 
-/// The same with another link than the study was given.
+/// Opens the device with another link than that of the study.
 fn open_with(
     study: &Study,
     chosen: &Chosen,

@@ -1,4 +1,4 @@
-//! `doorbell advise`: which protocol, window, batch and receive queue suit a need; and which strategy suits clients that
+//! `doorbell advise`: the protocol, window, batch and receive queue for a need, and the strategy for clients that
 //! share memory.
 
 mod shared;
@@ -25,15 +25,15 @@ use crate::{Failure, Usage, quantity};
 pub(crate) struct Advise {
     #[command(flatten)]
     parameters: ParametersArgument,
-    /// Message sizes, with commas between, each with its share of the messages behind a colon if
-    /// they are not equal: 64:9,8K:1
+    /// Message sizes in bytes, separated by commas. If their shares differ, each size has its share of the messages
+    /// after a colon: 64:9,8K:1
     #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required_unless_present = "shared_memory",
           value_parser = parse_size)]
     size: Vec<(u64, f64)>,
-    /// Messages per second that there will be, over all connections, as in 2.5M [default: as many as go]
+    /// Required messages per second over all connections, as in 2.5M [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
-    /// Who talks to whom, in threads: SENDERS:RECEIVERS
+    /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
     /// Connections between them [default: the larger of N and M]
@@ -42,25 +42,25 @@ pub(crate) struct Advise {
     /// Both sides send
     #[arg(short, long)]
     bidirectional: bool,
-    /// What comes first
+    /// Goal that ranks the advice
     #[arg(long, value_name = "GOAL", value_enum, default_value = "latency")]
     first: First,
-    /// The receiver knows from a few bytes where a message belongs, and wants it there
+    /// The receiver learns the destination of a message from its first bytes, and wants it there
     #[arg(long)]
     place: bool,
     /// The receiver sleeps until a message comes
     #[arg(long)]
     sleep: bool,
-    /// The receiver keeps some messages for long while others go on
+    /// The receiver keeps some messages for long while others proceed
     #[arg(long)]
     hold: bool,
-    /// MiB of message memory of a thread, sending or receiving, at most; also as in 4G
+    /// Maximum message memory of a sending or receiving thread, in MiB; also as in 4G
     #[arg(long, value_name = "MIB", value_parser = quantity::mebibytes)]
     memory: Option<usize>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
-    /// Over IPv6 instead of IPv4
+    /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
     /// Print one JSON object instead of a table
@@ -80,7 +80,8 @@ enum First {
 
 fn parse_size(text: &str) -> Result<(u64, f64), String> {
     let (bytes, share) = text.split_once(':').unwrap_or((text, "1"));
-    let share = share.parse().map_err(|_| "it is BYTES or BYTES:SHARE, as in 64:9, and a share is a number".to_owned());
+    let share =
+        share.parse().map_err(|_| "must be BYTES or BYTES:SHARE, as in 64:9, with a number as share".to_owned());
     Ok((quantity::bytes(bytes)?, share?))
 }
 
@@ -120,7 +121,7 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
     print_simulated(arguments, &testbed, &tried)
 }
 
-/// What the model says alone.
+/// Prints the figures of the model alone.
 fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<ExitCode, Failure> {
     if arguments.json {
         let ranked: Vec<Value> = all.iter().map(object).collect();
@@ -152,7 +153,7 @@ fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the model says, and what came of it in virtual time.
+/// Prints the figures of the model beside the simulated ones.
 fn print_simulated(
     arguments: &Advise,
     testbed: &Testbed,
@@ -200,7 +201,7 @@ fn print_simulated(
     Ok(ExitCode::SUCCESS)
 }
 
-/// All that can be wrong is wrong usage: what was asked for cannot be.
+/// Converts the error: all errors of an advice are wrong usage.
 fn usage(error: AdviseError) -> Usage {
     let option = match &error {
         AdviseError::Need { what: "the rate", .. } => "--rate",

@@ -1,4 +1,4 @@
-//! Advice on memory that clients share: which strategy for a workload, simulated or from the records of a study.
+//! Advice on memory that clients share: the strategy for a workload, simulated or from the records of a study.
 
 use std::path::{Path, PathBuf};
 
@@ -15,34 +15,34 @@ use crate::far::arguments::{clients, percent, skew};
 use crate::output::{line, note, us};
 use crate::{Failure, Usage, progress, quantity};
 
-/// The testbed that is simulated unless another one is named.
+/// Default testbed of a simulation.
 const TESTBED: &str = "connectx5-100g-far";
 
-/// A workload of memory that clients share.
+/// Workload of memory that clients share.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "SharedMemory memory")]
 pub(super) struct SharedMemory {
-    /// Advise on clients that share passive memory: which strategy, for values of -s bytes [default: 128], simulated on
-    /// --testbed [default: connectx5-100g-far]
+    /// Advise on clients that share passive memory: rank the strategies for values of -s bytes [default: 128],
+    /// simulated on --testbed [default: connectx5-100g-far]
     #[arg(long)]
     pub(super) shared_memory: bool,
-    /// Take the figures from the records of `doorbell study far-memory` in DIR, of the workload there that is most like
-    /// this one, instead of simulating
+    /// Take the figures from the records of `doorbell study far-memory` in DIR instead of simulating. The workload
+    /// closest to this one counts
     #[arg(long, value_name = "DIR", requires = "shared_memory", conflicts_with = "testbed")]
     records: Option<PathBuf>,
-    /// Per cent of operations that are puts
+    /// Percentage of operations that are puts
     #[arg(long, value_name = "PERCENT", default_value = "50", requires = "shared_memory", value_parser = percent)]
     writes: f64,
-    /// How unlike keys are: the exponent of Zipf's law, 0 for all alike
+    /// Skew of the keys: the exponent of Zipf's law; 0 means uniform
     #[arg(long, value_name = "EXPONENT", default_value = "0.99", requires = "shared_memory", value_parser = skew)]
     zipf: f64,
-    /// Keys, all of which exist
+    /// Number of keys, all of which exist
     #[arg(long, value_name = "N", default_value = "1024", requires = "shared_memory", value_parser = quantity::count::<u64>)]
     keys: u64,
-    /// Clients, each a thread
+    /// Number of clients, each a thread
     #[arg(long, value_name = "N", default_value = "64", requires = "shared_memory", value_parser = clients)]
     clients: usize,
-    /// Hosts that clients are dealt out to
+    /// Number of hosts among which the clients are distributed
     #[arg(long, value_name = "N", default_value = "2", requires = "shared_memory", value_parser = clients)]
     hosts: usize,
 }
@@ -67,7 +67,7 @@ impl SharedMemory {
         Ok(workload)
     }
 
-    /// Prints strategies, the best first: by the time that 99 % of the puts take, or by operations per second.
+    /// Prints the strategies, the best first: by the 99th percentile of puts, or by operations per second.
     pub(super) fn advise(
         &self,
         sizes: &[(u64, f64)],

@@ -1,4 +1,4 @@
-//! Advice, tried on a simulated testbed.
+//! Advice, tested on a simulated testbed.
 
 use std::cmp::Ordering;
 
@@ -11,41 +11,41 @@ use doorbell_study::serving::{Serving, SharedBy};
 use crate::Usage;
 use doorbell_sim::reproduce::SEED;
 
-/// Messages and bytes of a stream, whichever are reached first: long beside any round trip.
+/// Messages and bytes of a stream; the limit reached first ends it. Both are long compared to any round trip.
 const STREAM_MESSAGES: u64 = 20_000;
 const STREAM_BYTES: u64 = 16 << 20;
 
-/// Windows that each connection fills at least, so that a stream shows more than its beginning.
+/// Minimum windows that each connection fills, so that a stream shows more than its start.
 const LEAST_WINDOWS: u64 = 4;
 
-/// Round trips of a ping-pong. In virtual time each takes as long as the one before, but for caches and timers.
+/// Round trips of a ping-pong. In virtual time each takes as long as the previous one, except for caches and timers.
 const ROUND_TRIPS: u64 = 200;
 
-/// A simulation that carries so much of the rate that is needed carries it: the stream has a beginning and an end.
+/// Share of the required rate at which a simulation counts as carrying it: the stream has a start and an end.
 const CARRIES: f64 = 0.98;
 
-/// What a simulation says of an advice.
+/// Simulated figures of an advice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Simulated {
-    /// Mean latency of a message alone.
+    /// Mean latency of a single message.
     pub(super) latency_ns: f64,
     /// Messages per second.
     pub(super) messages_per_s: f64,
 }
 
-/// Can the need be simulated? The two hosts of a simulated session have the same threads.
+/// Rejects a need that cannot be simulated. The two hosts of a simulated session have the same number of threads.
 pub(super) fn check(need: &Need) -> Result<(), Usage> {
     let peers = &need.peers;
     if peers.senders == peers.receivers {
         return Ok(());
     }
     Err(Usage(format!(
-        "--peers {}:{} does not go with --testbed, where as many threads receive as send: give N:N",
+        "--peers {}:{} does not go with --testbed, which needs equal numbers of senders and receivers: give N:N",
         peers.senders, peers.receivers
     )))
 }
 
-/// Simulates what an advice says, for each size of the need.
+/// Simulates an advice for each size of the need.
 pub(super) fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
     let (mut latency_ns, mut seconds) = (0.0, 0.0);
@@ -60,7 +60,7 @@ pub(super) fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Resul
     Ok(Simulated { latency_ns, messages_per_s: 1.0 / seconds })
 }
 
-/// A message at a time, between one sender and one receiver.
+/// Returns the parameters of one message at a time between one sender and one receiver.
 fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     Parameters {
         protocol: advice.protocol,
@@ -71,7 +71,7 @@ fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     }
 }
 
-/// As many messages as go, or as there will be.
+/// Returns the parameters of a stream at the required rate, or at the maximum.
 fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     let messages = (STREAM_BYTES / bytes.max(1) as u64).min(STREAM_MESSAGES) / u64::from(need.peers.connections).max(1);
     Parameters {
@@ -93,7 +93,7 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     }
 }
 
-/// Which of two suits the need better. What could not be simulated comes last.
+/// Compares how well two simulations suit the need. Failed simulations come last.
 pub(super) fn compare<E>(need: &Need, one: &Result<Simulated, E>, other: &Result<Simulated, E>) -> Ordering {
     let (one, other) = match (one, other) {
         (Ok(one), Ok(other)) => (one, other),
@@ -117,7 +117,7 @@ mod tests {
         let all = all.iter().map(|&(latency_ns, messages_per_s)| Ok(Simulated { latency_ns, messages_per_s }));
         let mut all: Vec<(usize, Result<Simulated, ()>)> = all.chain([Err(())]).enumerate().collect();
         all.sort_by(|(_, one), (_, other)| compare(need, one, other));
-        assert!(all.last().is_some_and(|(_, last)| last.is_err()), "what could not be simulated comes last");
+        assert!(all.last().is_some_and(|(_, last)| last.is_err()), "failed simulations come last");
         all[0].0
     }
 

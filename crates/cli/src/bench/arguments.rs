@@ -1,4 +1,4 @@
-//! Arguments of `doorbell bench lat` and `bw`, and what they mean together.
+//! Arguments of `doorbell bench lat` and `bw`, and their combined meaning.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -23,51 +23,51 @@ use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
 
-/// Virtual seconds per size, if nothing is said: some ten thousand messages of 16 B.
+/// Default virtual seconds per size: about ten thousand messages of 16 B.
 const SIMULATED_SECONDS: f64 = 0.01;
 
-/// Sizes measured if none are given.
+/// Message sizes measured by default.
 const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
 
-/// The same of datagrams, which are one packet each.
+/// Datagram sizes measured by default. A datagram is one packet.
 const DATAGRAM_SIZES: [usize; 3] = [16, 512, 1024];
 
-/// What a device is opened with; all but the first is of the embedded software RNIC.
+/// Options for opening a device. All but the first belong to the embedded software RNIC.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "The RNIC of this side, and the software RNIC if that is it")]
 pub(crate) struct DeviceArguments {
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,
-    /// Its address [default: next free loopback address; with a HOST elsewhere, the address that
-    /// the TCP connection has here]
+    /// Address of the RNIC [default: next free loopback address; with a HOST on another machine, the local address of
+    /// the TCP connection]
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     pub(crate) bind: Option<IpAddr>,
     #[command(flatten)]
     pub(crate) udp: UdpPort,
-    /// Receive buffer to ask the kernel for, in bytes as it accounts them
+    /// Receive buffer to request from the kernel, in bytes as the kernel counts them
     #[arg(long, value_name = "BYTES", value_parser = quantity::memory_bytes)]
     pub(crate) receive_buffer: Option<usize>,
-    /// Write every packet that this side sends and receives to a pcap file
+    /// Write every packet that this side sends or receives to a pcap file
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// Do this to arriving packets (of both sides, if both run here): any of drop=P, duplicate=P,
-    /// reorder=P, corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N, with commas between
+    /// Faults of arriving packets, separated by commas: drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0 to 1),
+    /// delay=T (such as 5us), seed=N. Applies to both sides if both run here
     #[arg(long, value_name = "PLAN")]
     pub(crate) fault: Option<FaultPlan>,
-    /// When this side (both, if both run here) acknowledges a message: before the program sees it unless
-    /// the program has answered the last eight (`answer`), or always before (`strict`) [default: what
-    /// DOORBELL_ACK says, else answer]
+    /// Time at which the receiver acknowledges a message. `strict` acknowledges before the program sees the message.
+    /// `answer` does too, unless the program has answered the last eight messages. Applies to both sides if both run
+    /// here [default: DOORBELL_ACK, else answer]
     #[arg(long, value_name = "POLICY")]
     pub(crate) ack: Option<AckPolicy>,
-    /// What carries packets between devices of this machine and user (of both sides, if both run here): `udp`, `shm`
-    /// for memory that both share, or `auto` for that where the other side has it, else UDP [default: what
-    /// DOORBELL_LINK says, else auto]
+    /// Path of packets between devices of one machine and user: `udp`, `shm` (memory that both share), or `auto`
+    /// (`shm` if the other side supports it, else `udp`). Applies to both sides if both run here [default:
+    /// DOORBELL_LINK, else auto]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<LinkChoice>,
 }
 
 impl DeviceArguments {
-    /// Which device is meant: one of these options says that it is the embedded one.
+    /// Returns the chosen device. Any of these options selects the embedded RNIC.
     pub(crate) fn chosen(&self) -> Result<Chosen, Failure> {
         let own = [
             ("--bind", self.bind.is_some()),
@@ -81,11 +81,12 @@ impl DeviceArguments {
         self.choice.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
 
-    /// `toward` is this end's address towards a peer on another machine.
+    /// Returns the options of the software RNIC. `toward` is the address of this end on the path to a peer on another
+    /// machine.
     pub(crate) fn soft_options(&self, is_second: bool, toward: Option<IpAddr>) -> SoftOptions {
         SoftOptions {
-            // The second process of this machine takes an address of its own, and one capture
-            // shows both directions already.
+            // The second process of this machine takes an address of its own. One capture already shows both
+            // directions.
             address: if is_second { None } else { self.bind.or(toward) },
             port: self.udp.port,
             pcap: if is_second { None } else { self.pcap.clone() },
@@ -98,14 +99,14 @@ impl DeviceArguments {
     }
 }
 
-/// What `lat` and `bw` share.
+/// Common arguments of `lat` and `bw`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Exchange {
-    /// Measure with the `doorbell bench` that listens on HOST or HOST:PORT. Without HOST and
-    /// --listen both sides run here, as two processes
+    /// Measure with the `doorbell bench --listen` that runs on HOST or HOST:PORT. Without HOST and --listen, both
+    /// sides run here as two processes
     #[arg(conflicts_with = "listen")]
     host: Option<String>,
-    /// Serve whoever listens there: how the second process on this machine is started.
+    /// Address of the first process, which starts the second process on this machine with this option.
     #[arg(long, hide = true, conflicts_with_all = ["host", "listen"])]
     pub(crate) serve_back: Option<String>,
     /// Print one JSON object instead of a table
@@ -126,8 +127,8 @@ pub(crate) struct Exchange {
     simulated: Simulated,
 }
 
-// What the names mean stands in the help of --op: help of each value would make clap print all
-// options with paragraphs between.
+// The help of --op explains the names. With a help text for each value, clap would print all options with paragraphs
+// between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OperationName {
     Send,
@@ -151,25 +152,25 @@ impl From<OperationName> for Operation {
     }
 }
 
-/// What is measured.
+/// Workload of a measurement.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "What is measured")]
+#[command(next_help_heading = "Workload")]
 struct Load {
-    /// What a message is: send, write, read, cas or fetch-add (one-sided, on the other side's
-    /// memory), or request-response (a send that is answered with one of the same size)
+    /// Operation of a message: send, write, read, cas or fetch-add (one-sided, on the other side's memory), or
+    /// request-response (a send that is answered with one of the same size)
     #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
     op: OperationName,
     #[arg(long, value_name = "NAME", default_value_t, help = protocol_help())]
     protocol: Protocol,
-    /// What carries messages: rc (acknowledged), uc or ud (not: bare SENDs, of which the lost are counted; over ud
-    /// no longer than the path MTU)
+    /// Transport: rc (acknowledged), or uc or ud (unacknowledged SENDs, with lost messages counted). Over ud, a
+    /// message is at most as long as the path MTU
     #[arg(long, value_name = "NAME", default_value = "rc", hide_possible_values = true, value_parser = ["rc", "uc", "ud"])]
     transport: String,
-    /// One source for the readers of all connections: each message goes to all of them (bw
-    /// --protocol direct-read-send and direct-read-fenced-send)
+    /// Send each message of one source to the readers of all connections (bw --protocol direct-read-send and
+    /// direct-read-fenced-send)
     #[arg(long)]
     replicate: bool,
-    /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576; cas,
+    /// Message sizes in bytes, separated by commas, as in 16,64K,1M [default: 16,512,4096,65536,1048576; cas,
     /// fetch-add: 8; over ud: 16,512,1024]
     #[arg(
         short,
@@ -180,75 +181,75 @@ struct Load {
         value_parser = quantity::memory_bytes
     )]
     size: Vec<usize>,
-    /// All powers of two from 2 B to 8 MiB; over ud to what -m says, or 1024 B
+    /// Measure all powers of two from 2 B to 8 MiB; over ud, up to the MTU of -m, or 1024 B
     #[arg(short, long)]
     all: bool,
-    /// Messages (lat: round trips) per connection and size, as in 1e6, however long they take
+    /// Messages (lat: round trips) per connection and size, as in 1e6, regardless of duration
     #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = quantity::count::<u64>)]
     iterations: Option<u64>,
-    /// Seconds per size; also as in 500ms [default: 1; with --testbed 10ms, of virtual time]
+    /// Seconds per size; also as in 500ms [default: 1; with --testbed 10ms of virtual time]
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
     duration: Option<f64>,
-    /// Both sides send (bw --op send only)
+    /// Send from both sides (bw --op send only)
     #[arg(short, long)]
     bidirectional: bool,
-    /// Messages per second to offer, over all connections, as in 2.5M [default: as many as go]
+    /// Offered messages per second over all connections, as in 2.5M [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
-    /// Check every byte of every payload (of writes: what is left of them at the end; of atomics:
-    /// every value); each message in flight has a buffer of its own
+    /// Check every byte of every payload: of writes, the memory at the end; of atomics, every value. Each message in
+    /// flight has its own buffer
     #[arg(long)]
     verify: bool,
-    /// MiB of message memory per process at most (or as in 4G): beyond it buffers are shared, or window
-    /// and depth are cut, and the output says so. A side that listens grants no client more than its own
+    /// Maximum message memory per process, in MiB (or as in 4G). Beyond it, messages share buffers, or window and
+    /// depth are reduced, and the output reports this. A listening side grants no client more than its own limit
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = quantity::mebibytes)]
     memory: usize,
-    /// Microseconds that the receiver takes for each message (bw --op send or request-response)
+    /// Microseconds that the receiver spends on each message (bw --op send or request-response)
     #[arg(long, value_name = "US", default_value = "0", value_parser = quantity::count::<u64>)]
     slow_receiver_us: u64,
 }
 
 impl Load {
-    /// The operation by the name that it was given by.
+    /// Returns the name of the operation on the command line.
     fn op(&self) -> String {
         self.op.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// What the connections are made with.
+/// Options of the connections.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Connections")]
 struct ConnectionArguments {
-    /// Connections [default: as many as threads]
+    /// Number of connections [default: the number of threads]
     #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<usize>)]
     connections: Option<usize>,
-    /// Threads on each side, to which the connections are dealt out (bw --op send)
+    /// Threads on each side, among which the connections are distributed (bw --op send)
     #[arg(long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     threads: usize,
-    /// Connections of the receiving side share their receive buffers, posted again by whoever gives one back,
-    /// under a lock, or (=thread) by one thread that does nothing else (bw --op send, send-receive)
+    /// Share the receive buffers of all connections of the receiving side (bw --op send, send-receive). With `lock`,
+    /// the thread that returns a buffer posts it again under a lock; with `thread`, a dedicated thread does
     #[arg(long, value_name = "BY", num_args = 0..=1, require_equals = true, default_missing_value = "lock",
           hide_possible_values = true, value_parser = ["lock", "thread"])]
     use_srq: Option<String>,
-    /// One thread with one completion queue receives from all connections (bw --op send, send-receive)
+    /// Receive from all connections with one thread and one completion queue (bw --op send, send-receive)
     #[arg(long)]
     single_receiver: bool,
-    /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
-    /// one), batched (256, eight per post)
+    /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), batched (256,
+    /// eight per post)
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = Config::NAMES)]
     config: Option<String>,
-    /// Messages unacknowledged at most, per connection; requests not answered, operations not
-    /// complete [default: 64, or as many as have room in 512 KiB but at least 2; lat: 1]
+    /// Maximum unacknowledged messages per connection; of requests, unanswered ones; of one-sided operations,
+    /// incomplete ones [default: 64, or the number that fits into 512 KiB, at least 2; lat: 1]
     #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<usize>)]
     window: Option<usize>,
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
-    /// Receive buffers per connection, with --use-srq those of all together [default: twice the window, at least
-    /// 64, or as many as have room in 1 MiB but at least 4; with --use-srq as many for each connection]
+    /// Receive buffers per connection; with --use-srq, of all connections together [default: twice the window, at
+    /// least 64, or what fits into 1 MiB, at least 4; with --use-srq, times connections]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
-    /// Messages of up to this many bytes go inline
+    /// Maximum size of messages that are sent inline, in bytes
     #[arg(short = 'I', long, value_name = "BYTES", default_value = "64", value_parser = quantity::memory_bytes)]
     inline: usize,
     /// Sleep on completion events instead of polling
@@ -260,7 +261,7 @@ struct ConnectionArguments {
     /// No flow control: a receiver that is too slow provokes RNR NAKs, which are counted
     #[arg(long)]
     no_credits: bool,
-    /// Acknowledgement timeout: 4.096 us times two to the power of N; 0 is none
+    /// Acknowledgement timeout: 4.096 us times two to the power of N; 0 disables it
     #[arg(
         short = 'u',
         long = "qp-timeout",
@@ -269,15 +270,15 @@ struct ConnectionArguments {
         value_parser = quantity::count::<u8>
     )]
     timeout: u8,
-    /// How often in a row that timeout may expire, 0 to 7; rdma_rxe treats 7 as unlimited
+    /// Consecutive expirations of that timeout until a connection fails, 0 to 7; rdma_rxe treats 7 as unlimited
     #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     retry: u8,
-    /// How often in a row an RNR NAK may come, 0 to 6; 7 is without end
+    /// Consecutive RNR NAKs until a connection fails, 0 to 6; 7 means unlimited
     #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     rnr_retry: u8,
 }
 
-/// What this process does.
+/// Role of this process.
 pub(crate) enum Role {
     Listen,
     Connect(String),
@@ -295,7 +296,7 @@ impl Exchange {
         }
     }
 
-    /// The testbed to simulate, if one is.
+    /// Returns the testbed to simulate, if one was given.
     pub(crate) fn testbed(&self) -> Result<Option<Testbed>, Failure> {
         let device = &self.device;
         self.simulated.read(&[
@@ -310,18 +311,18 @@ impl Exchange {
         ])
     }
 
-    /// Checks what two processes of this machine cannot do.
+    /// Rejects options that two processes of one machine do not support.
     pub(crate) fn check_both_here(&self) -> Result<(), Usage> {
         match self.device.bind {
             Some(address @ IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_none() => Err(Usage(format!(
-                "--bind is {address}, but the second process of this machine takes a loopback address of IPv4; for \
-                 IPv6 start both sides: one with --listen and --bind, one with HOST and another --bind"
+                "--bind is {address}, but the second process of this machine takes a loopback address of IPv4. For \
+                 IPv6, start both sides: one with --listen and --bind, one with HOST and another --bind"
             ))),
             _ => Ok(()),
         }
     }
 
-    /// What is to be measured, checked.
+    /// Returns the validated parameters of the measurement.
     pub(crate) fn parameters(&self, kind: Kind) -> Result<Parameters, Usage> {
         let (load, connection) = (&self.load, &self.connection);
         let named = connection.config.as_deref().and_then(Config::by_name);
@@ -352,7 +353,7 @@ impl Exchange {
             "ud" => Transport::Ud,
             _ => Transport::Rc,
         };
-        // What every link carries, unless somebody knows better.
+        // Every link carries this size unless -m gives another one.
         let most = match (transport, connection.mtu) {
             (Transport::Ud, mtu) => mtu.map_or(1024, PathMtu::bytes),
             _ => usize::MAX,
@@ -416,23 +417,23 @@ impl Exchange {
         Ok(parameters)
     }
 
-    /// Message memory of this side at most.
+    /// Returns the maximum message memory of this side, in MiB.
     pub(crate) fn memory_mib(&self) -> usize {
         self.load.memory
     }
 
-    /// The same in bytes.
+    /// Returns the maximum message memory of this side, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.load.memory.saturating_mul(1 << 20)
     }
 }
 
-/// What `--protocol` is.
+/// Returns the help of `--protocol`.
 pub(crate) fn protocol_help() -> String {
     format!("How messages travel: {}", Protocol::NAMES.join(", "))
 }
 
-/// The error with the option that the setting is given by.
+/// Returns the error text with the name of the option of the setting.
 fn in_options(error: &ParametersError) -> String {
     let ParametersError { setting, given, allowed } = error;
     let option = match setting {
@@ -460,7 +461,7 @@ fn in_options(error: &ParametersError) -> String {
         Setting::Threads => "--threads",
         Setting::SingleReceiver => "--single-receiver",
         Setting::SharedReceives => "--use-srq",
-        // These have no option: what a bench does not set is as it should be.
+        // These settings have no option: a bench always sets them correctly.
         Setting::PollList
         | Setting::RepostList
         | Setting::Addresses

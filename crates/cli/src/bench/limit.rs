@@ -11,12 +11,12 @@ use crate::device::UdpPort;
 use crate::output::{line, us};
 use crate::{Failure, Usage, quantity};
 
-/// Two processes, unconnected UDP sockets over loopback with the software RNIC's own buffers,
-/// runs of segments, nothing computed: what an RNIC over such sockets can at most reach. Then the same packets through
-/// memory that both processes share, and memory itself.
+/// Measure the limit of an RNIC over UDP sockets: two processes exchange the same datagrams over loopback. The
+/// sockets are unconnected, have the buffers of the software RNIC, and carry runs of segments. Then measure the same
+/// packets through memory that both processes share, and the memory itself.
 #[derive(Args)]
 pub(crate) struct Limit {
-    /// Repetitions, of which the median counts
+    /// Number of repetitions; the output shows their median
     #[arg(long, value_name = "N", default_value = "5", value_parser = quantity::count::<usize>)]
     repetitions: usize,
     /// Seconds per repetition; also as in 500ms
@@ -27,7 +27,7 @@ pub(crate) struct Limit {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// The second process: how it is started.
+    /// Argument of the second process.
     #[arg(long, hide = true)]
     child: Option<String>,
 }

@@ -25,44 +25,46 @@ use crate::output::{line, note};
 use crate::{Failure, control};
 use arguments::{Exchange, Role};
 
-const LAT_EXAMPLES: &str = "\
-Examples:
-  doorbell bench lat                        both sides here, five sizes, a second each
-  doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting
-  doorbell bench lat --op read -s 64        from the post of a READ to its completion
-  doorbell bench lat --testbed connectx5-100g
-                                            simulated, on RNICs that this machine does not have
-  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for a client on another machine
-  DOORBELL_TOKEN=secret doorbell bench lat 192.0.2.7      ... and that client";
+const LAT_EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell bench lat                        both sides here, five sizes, a second each\n",
+    "  doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting\n",
+    "  doorbell bench lat --op read -s 64        from the post of a READ to its completion\n",
+    "  doorbell bench lat --testbed connectx5-100g\n",
+    "                                            simulated, on RNICs that this machine does not have\n",
+    "  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for a client on another machine\n",
+    "  DOORBELL_TOKEN=secret doorbell bench lat 192.0.2.7      ... and that client",
+);
 
-const BW_EXAMPLES: &str = "\
-Examples:
-  doorbell bench bw                         both sides here, five sizes, a second each
-  doorbell bench bw -s 16 --config batched  256 messages of 16 B unacknowledged, eight per post
-  doorbell bench bw --op write -t 8 -s 1    8 WRITEs outstanding, on the other side's memory
-  doorbell bench bw --verify --fault drop=0.01,seed=7
-                                            is every message intact, though packets are lost?
-  doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20
-                                            what happens without flow control?
-  doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s
-                                            simulated, over a faster link
-  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine
-  DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client";
+const BW_EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell bench bw                         both sides here, five sizes, a second each\n",
+    "  doorbell bench bw -s 16 --config batched  256 messages of 16 B unacknowledged, eight per post\n",
+    "  doorbell bench bw --op write -t 8 -s 1    8 WRITEs outstanding, on the other side's memory\n",
+    "  doorbell bench bw --verify --fault drop=0.01,seed=7\n",
+    "                                            check every message while packets are lost\n",
+    "  doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20\n",
+    "                                            without flow control, for a slow receiver\n",
+    "  doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s\n",
+    "                                            simulated, over a faster link\n",
+    "  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine\n",
+    "  DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client",
+);
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// Latency: half a round trip of a ping-pong, or how long a one-sided operation takes
+    /// Measure latency: half a round trip of a ping-pong, or the duration of a one-sided operation
     #[command(after_help = LAT_EXAMPLES)]
     Lat(Exchange),
-    /// Bandwidth: as many messages per second as go, and the packets that they cost
+    /// Measure bandwidth: messages per second, and the packets that they cost
     #[command(after_help = BW_EXAMPLES)]
     Bw(Exchange),
-    /// What this kernel gives for the same datagrams without an RNIC
+    /// Measure the same datagrams in this kernel without an RNIC
     Limit(limit::Limit),
 }
 
 impl Bench {
-    /// Is this the second process of a measurement on one machine?
+    /// Returns whether this is the second process of a measurement on one machine.
     pub(crate) fn is_second(&self) -> bool {
         match self {
             Bench::Lat(exchange) | Bench::Bw(exchange) => matches!(exchange.role(), Role::ServeBack(_)),
@@ -93,14 +95,14 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     if !matches!(role, Role::ServeBack(_)) {
         exchange.device.udp.note_if_other();
     }
-    // Checked before anything is bothered for nothing.
+    // Validate before opening devices.
     if matches!(role, Role::Connect(_) | Role::Both) {
         exchange.parameters(kind)?;
     }
     let chosen = exchange.device.chosen()?;
     match role {
         Role::Listen => {
-            // Opened before anybody comes, so that what is wrong is said at once.
+            // Open the device before a client connects, so that errors appear at once.
             let mut device = Some(open(exchange, &chosen, None)?);
             let pinning = |device: &Device| pinning_if_given(exchange, device);
             exchange.meeting.serve_one(exchange.memory_bytes(), pinning, |toward| {
@@ -119,7 +121,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let terms = Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) };
             match session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
-                // Whoever started this process has ended, and said why if there was a reason.
+                // The process that started this one has ended, and has reported a failure itself.
                 Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
                 Err(error) => Err(error.into()),
             }
@@ -150,13 +152,13 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     }
 }
 
-/// What is pinned where nobody says anything. Two sides that were started apart do not know whether they are on the same
-/// machine, and on a busy one a pinned thread cannot make way.
+/// Returns the default pinning: none. Two sides that were started separately do not know whether they share a
+/// machine. On a busy machine, a pinned thread cannot move to another CPU.
 fn unpinned() -> Pinning {
     Pinning::none("--cpus says where")
 }
 
-/// What one side of two that were started apart pins.
+/// Returns the CPUs of one side of two that were started separately.
 fn pinning_if_given(exchange: &Exchange, device: &Device) -> Result<Pinning, Failure> {
     match exchange.cpus.is_given() {
         true => Ok(exchange.cpus.pinning(device)?),
@@ -164,7 +166,7 @@ fn pinning_if_given(exchange: &Exchange, device: &Device) -> Result<Pinning, Fai
     }
 }
 
-/// `pinning` is that of all processes on this machine, `place` this one's among them.
+/// Measures. `pinning` belongs to all processes on this machine; `place` is the position of this process among them.
 fn measure(
     kind: Kind,
     exchange: &Exchange,
@@ -182,7 +184,7 @@ fn measure(
     measured.print()
 }
 
-/// Both ends in this process, in virtual time.
+/// Runs both ends in this process, in virtual time.
 fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
     let environment = sim::environment(testbed)?;
@@ -197,7 +199,7 @@ fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCo
         .print()
 }
 
-/// What is to be measured.
+/// Sizes to measure.
 struct Sizes<'a> {
     kind: Kind,
     exchange: &'a Exchange,
@@ -205,7 +207,7 @@ struct Sizes<'a> {
     parameters: Parameters,
 }
 
-/// What was measured, and whether packets and payloads are as they should be.
+/// Results of a measurement, and whether packets and payloads are as expected.
 struct Measured<'a> {
     sizes: Sizes<'a>,
     results: Vec<PointResult>,
@@ -252,7 +254,7 @@ impl Measured<'_> {
     }
 }
 
-/// A bar on stderr, where that is a terminal.
+/// Progress bar on stderr, if stderr is a terminal.
 struct Bar {
     bar: ProgressBar,
     started: std::time::Instant,

@@ -1,4 +1,4 @@
-//! Finding the other side.
+//! Connections to the other side.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -15,8 +15,8 @@ use crate::control::{self, random_token};
 use crate::cpus::argument_of;
 use crate::device::Chosen;
 
-/// How long the second process may take to call back, and to end. That it has ended is noticed at once, so this is for
-/// machines that are slow to start one: an emulated one, or one that is busy.
+/// Time that the second process may take to call back, and to end. The first process notices its end at once, so this
+/// deadline serves machines that start processes slowly: an emulated or a busy one.
 const SECOND_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Processes of a measurement on one machine.
@@ -25,13 +25,13 @@ const PROCESSES: usize = 2;
 /// Interval at which the first process checks whether the second has ended before it called back.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The second process of this machine. It ends with this handle.
+/// Second process of this machine. Dropping this handle ends the process.
 pub(crate) struct Second {
     child: Child,
 }
 
 impl Second {
-    /// Waits until it has ended by itself; a failure of its own counts only if ours has none.
+    /// Waits until the process ends by itself. Its failure counts only if this process has none.
     pub(crate) fn finish(mut self, succeeded: bool) -> Result<(), Failure> {
         if !succeeded {
             return Ok(()); // dropping kills it
@@ -50,14 +50,14 @@ impl Second {
 
 impl Drop for Second {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The process may have ended already; these errors do not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Starts the other side as a second process, which calls back and pins its threads so. It is given whatever of the
-/// device both sides must have in common.
+/// Starts the other side as a second process, which calls back and pins its threads as `pinning` says. It receives
+/// all device options that both sides must share.
 pub(crate) fn spawn(
     kind: Kind,
     device: &DeviceArguments,
@@ -95,7 +95,7 @@ pub(crate) fn spawn(
     if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }
-    // Nothing is ever written to it: it closes with this process, and the second then ends.
+    // Nothing is written to this pipe. It closes with this process, and the second process then ends.
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().map_err(|error| format!("the second process cannot be started: {error}"))?;
     let mut second = Second { child };
@@ -113,7 +113,7 @@ pub(crate) fn spawn(
     }
 }
 
-/// Serves the process that listens at this address and has started this one.
+/// Serves the process that listens at this address and that started this one.
 pub(crate) fn call_back(address: &str, token: Option<Token>) -> Result<TcpStream, Failure> {
     let stream = control::connect(address, "doorbell bench ... --listen")?;
     let called = call(stream, &Call::new(PROCESSES - 1, PROCESSES, token), || false)?;

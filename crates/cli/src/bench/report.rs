@@ -1,4 +1,4 @@
-//! What a bench prints for people.
+//! Text output of a bench.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use doorbell_study::serving::{Serving, SharedBy};
 
 use crate::output::{line, note, us};
 
-/// The windows and depths with which messages of all sizes are measured: large ones get less by default.
+/// Windows and depths of the messages of all sizes. Large messages get smaller ones by default.
 struct Fit {
     windows: Vec<usize>,
     depths: Vec<usize>,
@@ -22,7 +22,7 @@ struct Fit {
 
 impl Fit {
     fn of(parameters: &Parameters) -> Self {
-        // Those that fit nowhere were refused before.
+        // The validation has rejected sizes that do not fit at all.
         let (windows, depths) = parameters
             .sizes
             .iter()
@@ -91,7 +91,7 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
     }
 }
 
-/// Who serves connections, where it is not one thread that looks at each of them.
+/// Returns the threads that serve connections, if they differ from one thread that polls each connection.
 fn served(serving: &Serving) -> String {
     let threads = match serving.threads {
         1 => String::new(),
@@ -150,7 +150,7 @@ pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
     }
 }
 
-/// Do the packets that were counted match what was predicted, and is every payload intact?
+/// Returns whether the counted packets match the prediction and every payload is intact.
 pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, result: &PointResult) -> bool {
     let mut sound = true;
     let mut complain = |what: String| {
@@ -164,10 +164,10 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
         ("this side", &result.counted.client, &result.predicted.client),
         ("the other side", &result.counted.server, &result.predicted.server),
     ];
-    // Faults, losses and refusals at either end provoke acknowledgements and repetitions.
+    // Faults, losses and refusals at either end cause acknowledgements and retransmissions.
     let quiet = |counted: &Counted| counted.retransmitted_packets == 0 && counted.rnr_naks == 0;
     let is_known = [&result.counters.client, &result.counters.server].map(|counters| !counters.is_empty());
-    // What an end has sent beside data, or again, decides what the other acknowledges and answers.
+    // The other packets and the retransmissions of an end decide what the other end acknowledges and answers.
     let all_known = is_known == [true, true];
     let undisturbed =
         all_known && fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
@@ -176,7 +176,7 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
         if !is_known {
             continue; // the kernel counts for that device, for all its programs together
         }
-        // Of one-sided operations and Send-Receive, all requests are of one size, however a READ is cut.
+        // In one-sided operations and Send-Receive, all requests have one size, however a READ is cut.
         let is_uniform = parameters.protocol == Protocol::SendReceive;
         let whole = counted.data_bytes * predicted.data_packets == counted.data_packets * predicted.data_bytes;
         let packets = open(predicted.data_packets, predicted.data_packets_max, predicted.asks);
@@ -191,7 +191,7 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
                 range(bytes),
             ));
         }
-        // What is asked for again is answered again.
+        // A repeated request is answered again.
         let is_open = predicted.is_asked || !undisturbed;
         let answers = open(predicted.response_packets, predicted.response_packets_max, is_open);
         let bytes = open(predicted.response_bytes, predicted.response_bytes_max, is_open);
@@ -204,7 +204,7 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
                 range(bytes),
             ));
         }
-        // Each packet that arrives is acknowledged once at most, whatever happened before.
+        // Each arriving packet is acknowledged at most once.
         if all_known && !duplicated && counted.ack_packets > predicted.ack_packets_max {
             complain(format!(
                 "{name} sent {} acknowledgements, predicted are {} at most",
@@ -215,12 +215,12 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     sound
 }
 
-/// From the least to the most, if that is known.
+/// Returns the range from the least to the most, without an upper bound if `is_open`.
 fn open(least: u64, most: u64, is_open: bool) -> RangeInclusive<u64> {
     least..=if is_open { u64::MAX } else { most }
 }
 
-/// A number, two where they differ, or the least.
+/// Returns one number, two if they differ, or the least one.
 fn range(range: RangeInclusive<u64>) -> String {
     match range.into_inner() {
         (least, u64::MAX) => format!("{least}.."),
@@ -229,7 +229,7 @@ fn range(range: RangeInclusive<u64>) -> String {
     }
 }
 
-/// Both ends of each result, with the size.
+/// Returns both ends of each result, with the size.
 fn ends<'a, T>(
     results: &'a [PointResult],
     of: impl Fn(&'a PointResult) -> &'a BothEnds<T>,
@@ -241,13 +241,13 @@ where
         let ends = of(result);
         [("this", &ends.client, &result.counters.client), ("other", &ends.server, &result.counters.server)]
             .into_iter()
-            // Of an RNIC of the machine the kernel counts, for all its programs together.
+            // For an RNIC of the machine, the kernel counts for all programs together.
             .filter(|(_, _, counters)| !counters.is_empty())
             .map(|(name, end, _)| (result.bytes, name, end))
     })
 }
 
-/// What was lost, where nothing is acknowledged or sent again.
+/// Prints lost messages of transports that neither acknowledge nor retransmit.
 pub(crate) fn lost_messages(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     if parameters.transport == Transport::Rc {
         return Ok(());
@@ -266,7 +266,7 @@ pub(crate) fn lost_messages(parameters: &Parameters, results: &[PointResult]) ->
     Ok(())
 }
 
-/// What both ends have spent of their processors.
+/// Prints the CPU time of both ends.
 pub(crate) fn cpu(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     let is_answered = parameters.kind == Kind::Latency && parameters.operation == Operation::Send
         || parameters.operation == Operation::RequestResponse;
@@ -287,7 +287,7 @@ pub(crate) fn cpu(parameters: &Parameters, results: &[PointResult]) -> io::Resul
     Ok(())
 }
 
-/// Packets counted beside packets predicted.
+/// Prints counted packets beside predicted ones.
 pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     if results.iter().all(|result| result.counters.client.is_empty() && result.counters.server.is_empty()) {
         note!("packets of these RNICs are counted by the kernel: `doorbell counters` shows them");
@@ -323,7 +323,7 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
     Ok(())
 }
 
-/// Requests that are acknowledged: SENDs and WRITEs.
+/// Prints the packets of requests that are acknowledged: SENDs and WRITEs.
 fn acknowledged_packets(results: &[PointResult]) -> io::Result<()> {
     line(format_args!(
         "{:>9} {:<6} {:>12} {:>17} {:>15} {:>23} {:>10} {:>21} {:>8} {:>7} {:>8}",
@@ -359,7 +359,7 @@ fn acknowledged_packets(results: &[PointResult]) -> io::Result<()> {
     Ok(())
 }
 
-/// Requests that are answered: READs and atomics.
+/// Prints the packets of requests that are answered: READs and atomics.
 fn answered_packets(results: &[PointResult]) -> io::Result<()> {
     line(format_args!(
         "{:>9} {:<6} {:>12} {:>21} {:>15} {:>12} {:>12} {:>15} {:>25} {:>7}",
@@ -393,7 +393,7 @@ fn answered_packets(results: &[PointResult]) -> io::Result<()> {
     Ok(())
 }
 
-/// All packets per second at each end, as one sees them who has only the counters of its NIC.
+/// Prints all packets per second at each end, as the counters of its NIC show them.
 fn rates(results: &[PointResult]) -> io::Result<()> {
     line("")?;
     line("All packets per second, as the counters of each side show them")?;
@@ -415,17 +415,17 @@ fn rates(results: &[PointResult]) -> io::Result<()> {
     Ok(())
 }
 
-/// What the rates of each end alone say of what was measured.
+/// Prints the conclusions from the rates of each end alone.
 fn explained(results: &[PointResult]) -> io::Result<()> {
     line("")?;
-    line("What `doorbell wire explain` concludes from these counters alone")?;
+    line("Conclusions of `doorbell wire explain` from these counters alone")?;
     for (bytes, name, conclusion) in ends(results, |result| &result.explained) {
         line(format_args!("{bytes:>9} {name:<6} {}", conclusion.verdict))?;
     }
     Ok(())
 }
 
-/// What was lost below the RNICs, if anything was.
+/// Returns the lines about packets lost below the RNICs, if there are any.
 fn lost(results: &[PointResult]) -> Vec<String> {
     let mut lines = Vec::new();
     for (bytes, name, link) in ends(results, |result| &result.link) {
@@ -440,7 +440,7 @@ fn lost(results: &[PointResult]) -> Vec<String> {
     lines
 }
 
-/// Counters of packets that were sent over UDP, and through memory.
+/// Counters of packets that were sent over UDP, and through shared memory.
 const WAYS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
 
 /// Counters of packets that were not lost, and of reasons for the path of packets. The RNIC counts corrupted packets.
@@ -455,7 +455,7 @@ const NO_LOSS: [&str; 8] = [
     "fault_delayed",
 ];
 
-/// What carried the packets: a sentence where it was one link, else the numbers of each end.
+/// Returns the path of the packets: a sentence for one link, else the numbers of each end.
 fn carried(results: &[PointResult]) -> Vec<String> {
     let all = results.iter().fold(Carried::default(), |all, result| all.and(result.carried()));
     let sentence = match all.by() {
@@ -476,7 +476,7 @@ fn carried(results: &[PointResult]) -> Vec<String> {
     lines
 }
 
-/// What a counter of a link counts, for people.
+/// Returns the meaning of a link counter as text.
 fn meaning(counter: &str) -> &str {
     match counter {
         "rx_overflow" => "datagrams or runs of them dropped, since the receive buffer was full (rx_overflow)",
@@ -520,7 +520,7 @@ mod tests {
         let before = LinkCounters { rx_overflow: 5, tx_oversize: 7, ..LinkCounters::default() };
         let after = LinkCounters { rx_overflow: 8, ..before };
         let mut result = PointResult { bytes: 64, ..PointResult::default() };
-        // That an RNIC counts at all shows in its other counters.
+        // The other counters show that an RNIC counts at all.
         for counters in [&mut result.counters.client, &mut result.counters.server] {
             counters.insert("rnr_nak_sent".to_owned(), 0);
         }
@@ -551,7 +551,7 @@ mod tests {
         };
         let memory = LinkCounters { tx_shared_memory_packets: 9, rx_shared_memory_packets: 9, ..none };
         let udp = LinkCounters { tx_udp_packets: 7, ..none };
-        assert_eq!(carried(&[result(none, none)]), [""; 0], "nobody counted");
+        assert_eq!(carried(&[result(none, none)]), [""; 0], "no end counted");
         assert_eq!(carried(&[result(memory, memory)]), ["", "All packets went through shared memory"]);
         assert_eq!(carried(&[result(udp, udp)]), ["", "All packets went over UDP"]);
         let both = carried(&[result(memory, udp)]);

@@ -1,4 +1,4 @@
-//! What there is, and what its counters mean.
+//! List of the devices and the meaning of their counters.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use super::{NO_DEVICE, Said, owner, record};
 use crate::Failure;
 use crate::output::{line, note};
 
-/// Where a common counter of a device comes from.
+/// Returns the raw counters behind a common counter of a device, and its meaning.
 fn origin(common: Common, raw: &Raw) -> Option<(Vec<String>, &'static str)> {
     let rule = common.rule(raw)?;
     Some((rule.present(raw).map(|(name, _)| name.to_string()).collect(), rule.counts))

@@ -17,33 +17,34 @@ use doorbell_counters::{Interval, Look, Monitor, SYSFS};
 use crate::output::{line, note};
 use crate::{Failure, Usage, quantity};
 
-const EXAMPLES: &str = "\
-Examples:
-  doorbell counters                         all devices, each second, until q is pressed
-  doorbell counters mlx5_0 -n 10 --json     ten lines of JSON on one device
-  doorbell counters 127.0.0.2 | tee log     a software RNIC by its address, as lines of text
-  doorbell counters --list                  what there is, and what each device's counters mean
-  doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464
+const EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell counters                         all devices, each second, until q is pressed\n",
+    "  doorbell counters mlx5_0 -n 10 --json     ten lines of JSON on one device\n",
+    "  doorbell counters 127.0.0.2 | tee log     a software RNIC by its address, as lines of text\n",
+    "  doorbell counters --list                  the devices, and the meaning of their counters\n",
+    "  doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464\n",
+    "\n\
+The list has the kernel's devices, and the software RNICs that processes of this user have open.
+A counter that a device lacks is shown as - (null in JSON), which is not 0.",
+);
 
-Devices are the kernel's, and the software RNICs that processes of this user have open. What a
-device does not count is shown as - (null in JSON), which is not 0.";
-
-/// What RDMA devices do, per second: bytes, packets, operations, retransmissions, RNR NAKs, packets
-/// out of sequence and congestion notifications, transmitted (tx) and received (rx)
+/// Show RDMA devices per second: bytes, packets, operations, retransmissions, RNR NAKs, packets out of sequence and
+/// congestion notifications, transmitted (tx) and received (rx)
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Counters {
-    /// Only this one: its name (mlx5_0, mlx5_0/1, doorbell0@127.0.0.1), its address, or the number
-    /// of the process that has it open
+    /// Only this device: its name (mlx5_0, mlx5_0/1, doorbell0@127.0.0.1), its address, or the number of the process
+    /// that has it open
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// The same, as other commands take it
+    /// Same as DEVICE, as other commands name it
     #[arg(short = 'd', long = "device", value_name = "DEVICE", conflicts_with = "device")]
     device_option: Option<String>,
-    /// How often to look, 0.1 to 3600 s; also as in 500ms
+    /// Interval in seconds, 0.1 to 3600; also as in 500ms
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = quantity::seconds)]
     interval: f64,
-    /// Ends after so many intervals
+    /// End after this number of intervals
     #[arg(short = 'n', long, value_name = "N", value_parser = quantity::count::<u64>)]
     count: Option<u64>,
     /// Print one JSON object per interval and line
@@ -52,24 +53,24 @@ pub(crate) struct Counters {
     /// Print lines of text, also on a terminal
     #[arg(long, conflicts_with = "json")]
     lines: bool,
-    /// Print the devices and where each of their counters comes from, then end
+    /// Print the devices and the sources of their counters, then end
     #[arg(long, conflicts_with_all = ["interval", "count", "lines"])]
     list: bool,
-    /// Serve them to Prometheus, at /metrics: HOST:PORT, or a port of 127.0.0.1
+    /// Serve the counters to Prometheus at /metrics, on HOST:PORT or on a port of 127.0.0.1
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["interval", "count", "json", "lines", "list"])]
     prometheus: Option<String>,
-    /// Where the kernel's devices are found.
+    /// Sysfs directory with the kernel's devices.
     #[arg(long, hide = true, value_name = "ROOT", default_value = SYSFS)]
     sysfs: PathBuf,
 }
 
 impl Counters {
-    /// Does it serve others, instead of printing?
+    /// Returns whether the command serves clients instead of printing.
     pub(crate) fn is_exporter(&self) -> bool {
         self.prometheus.is_some()
     }
 
-    /// Does it draw on a terminal?
+    /// Returns whether the command draws on a terminal.
     pub(crate) fn is_live(&self) -> bool {
         let is_text = self.json || self.lines || self.list || self.is_exporter();
         !is_text && crate::output::stdout_is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
@@ -119,7 +120,7 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
 
 const NO_DEVICE: &str = "no RDMA device: the kernel knows none, and no process of this user has a software RNIC open";
 
-/// When to look: in equal steps from the start, however long looking takes.
+/// Times of the looks: in equal steps from the start, regardless of the duration of a look.
 struct Pace {
     start: Instant,
     step: Duration,
@@ -132,32 +133,32 @@ impl Pace {
         Self { start: Instant::now(), step, steps: 0, left: count }
     }
 
-    /// When to look next, unless it was often enough.
+    /// Returns the time of the next look, or `None` after the last one.
     fn next(&mut self) -> Option<Instant> {
         self.left = match self.left {
             Some(0) => return None,
             left => left.map(|left| left - 1),
         };
-        // Steps that were missed (the machine slept) are not made up for.
+        // Steps that were missed (the machine slept) are not repeated.
         let passed = self.start.elapsed().as_nanos() / self.step.as_nanos();
         self.steps = u32::try_from(passed.saturating_add(1)).unwrap_or(u32::MAX).max(self.steps.saturating_add(1));
         self.start.checked_add(self.step.checked_mul(self.steps)?)
     }
 }
 
-/// What was said already: each sentence once, or a broken device would fill the screen.
+/// Sentences that were printed. Each is printed once, or a broken device would fill the screen.
 #[derive(Default)]
 struct Said(HashSet<String>);
 
 impl Said {
     const MOST: usize = 1000;
 
-    /// Is this new?
+    /// Returns whether the sentence is new.
     fn is_new(&mut self, sentence: &str) -> bool {
         self.0.len() < Self::MOST && self.0.insert(sentence.to_owned())
     }
 
-    /// What is new of the notes and remarks of a look.
+    /// Returns the new notes and remarks of a look.
     fn news(&mut self, look: &Look) -> Vec<String> {
         let remarks = look.devices.iter().flat_map(|device| {
             let label = &device.sample.identity.label;
@@ -177,7 +178,7 @@ fn remarks(device: &Interval) -> impl Iterator<Item = &String> {
     device.rates.iter().flat_map(|rates| &rates.remarks)
 }
 
-/// A rate for people: no more digits than say something.
+/// Formats a rate with its significant digits.
 fn short(rate: Option<f64>) -> String {
     match rate {
         None => "-".to_owned(),
@@ -187,12 +188,12 @@ fn short(rate: Option<f64>) -> String {
     }
 }
 
-/// Bytes per second in MiB/s, for people.
+/// Formats bytes per second in MiB/s.
 fn mib(bytes_per_s: Option<f64>) -> String {
     bytes_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", rate / f64::from(1 << 20)))
 }
 
-/// Who has it open, or what drives it.
+/// Returns the program that has the device open, or its driver.
 fn owner(device: &Interval) -> String {
     let identity = &device.sample.identity;
     let parts = match (&identity.program, identity.pid) {

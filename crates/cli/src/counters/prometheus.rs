@@ -1,7 +1,7 @@
 //! An exporter: `GET /metrics` in the OpenMetrics text format, which Prometheus reads.
 //!
-//! `httparse` reads the requests. Admission serves their few answers, since servers for threads keep no deadline per client
-//! (`tiny_http`), and others bring an async runtime (`hyper`).
+//! `httparse` reads the requests. Admission serves the few answers: threaded servers have no deadline per client
+//! (`tiny_http`), and others need an async runtime (`hyper`).
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -25,16 +25,16 @@ use crate::output::note;
 use crate::{Failure, Usage};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Longest head of a request.
+/// Maximum bytes of the head of a request.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
-/// Most lines of that head.
+/// Maximum header fields of that head.
 const MAX_HEADERS: usize = 64;
 /// End of that head.
 const END: &[u8] = b"\r\n\r\n";
-/// Time of a client to ask and to take the answer.
+/// Time for a client to send its request and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The devices as they were when they were asked for.
+/// The devices at the time of a request.
 #[derive(Debug)]
 pub(super) struct Scrape(pub(super) Vec<Interval>);
 
@@ -45,7 +45,7 @@ impl Collector for Scrape {
             let name = format!("doorbell_rdma_{}", common.name());
             let mut family = encoder.encode_descriptor(&name, common.description(), None, MetricType::Counter)?;
             for device in devices() {
-                // What a device does not count has no line.
+                // A counter that a device lacks has no line.
                 if let Some(total) = common.total(&device.sample.raw) {
                     let labels = [("device", device.sample.identity.label.as_str())];
                     family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&total, None)?;
@@ -72,7 +72,7 @@ impl Collector for Scrape {
                 ("netdev", text(identity.netdev.clone())),
                 ("driver", text(identity.driver.clone())),
             ];
-            // A label without a value is as good as none (OpenMetrics 1.0).
+            // An empty label value equals an absent label (OpenMetrics 1.0).
             let labels: Vec<_> = labels.into_iter().filter(|(_, value)| !value.is_empty()).collect();
             family.encode_info(&labels)?;
         }
@@ -81,7 +81,7 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    /// All counters, or all levels, under the vendors' names.
+    /// Encodes all counters, or all levels, under the vendors' names.
     fn vendors(&self, encoder: &mut DescriptorEncoder<'_>, kind: MetricType) -> Result<(), fmt::Error> {
         let levels = matches!(kind, MetricType::Gauge);
         let (name, help) = match levels {
@@ -105,7 +105,7 @@ impl Scrape {
     }
 }
 
-/// The text of a scrape.
+/// Returns the text of a scrape.
 pub(super) fn text(look: Look) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape(look.devices)));
@@ -118,7 +118,7 @@ struct Exporter {
     monitor: RefCell<(Monitor, Said)>,
 }
 
-/// The opening of a client, which is the head of its request. The answer is all that it gets.
+/// Opening of a client, which is the head of its request. The client gets only the answer.
 #[derive(Clone)]
 struct Request {
     exporter: Rc<Exporter>,
@@ -130,7 +130,7 @@ impl Opening for Request {
     type Refusal = Infallible;
 
     fn hear(&mut self, _peer: &str, bytes: &[u8]) -> (usize, Verdict<Infallible, Infallible>) {
-        // The end of the head may have begun in the bytes before.
+        // The end of the head may have begun in earlier bytes.
         let searched = self.head.len().saturating_sub(END.len() - 1);
         self.head.extend_from_slice(bytes);
         let end = self.head[searched..].windows(END.len()).position(|bytes| bytes == END);
@@ -149,7 +149,7 @@ impl Opening for Request {
     }
 }
 
-/// Serves until the process is ended.
+/// Serves until the process ends.
 #[allow(unreachable_code, reason = "admission serves every client, so none is handed out")]
 pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure> {
     let address = match address.parse::<u16>() {
@@ -170,7 +170,7 @@ pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure
     }
 }
 
-/// What a client is told beside the content.
+/// Status, content type and content of an HTTP answer.
 struct Answer {
     status: &'static str,
     content_type: &'static str,

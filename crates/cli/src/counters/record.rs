@@ -1,14 +1,14 @@
-//! One interval as JSON.
+//! JSON record of one interval.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{Common, Interval, Look, Raw, is_gauge};
 use serde_json::{Map, Value, json};
 
-/// The layout of what is printed.
+/// Name of the JSON layout.
 pub(super) const SCHEMA: &str = "doorbell-counters/1";
 
-/// One look as a JSON object.
+/// Returns one look as a JSON object.
 pub(super) fn of(look: &Look) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     json!({
@@ -19,7 +19,7 @@ pub(super) fn of(look: &Look) -> Value {
     })
 }
 
-/// What a device is.
+/// Returns the identity of a device.
 pub(crate) fn identity(device: &Interval) -> Map<String, Value> {
     let identity = &device.sample.identity;
     let object = json!({
@@ -45,7 +45,7 @@ fn common<T: Into<Value>>(of: impl Fn(Common) -> Option<T>) -> Value {
         .collect()
 }
 
-/// What a device has counted since it was opened.
+/// Returns the totals of a device since it was opened.
 pub(crate) fn totals(raw: &Raw) -> Value {
     common(|common| common.total(raw))
 }

@@ -7,10 +7,10 @@ use doorbell_counters::{Common, Interval, Look};
 use super::{mib, short};
 use crate::output::line;
 
-/// The header comes again after so many lines.
+/// Lines after which the header is repeated.
 const LINES: usize = 20;
 
-/// Columns: title, width.
+/// Columns: title and width.
 const COLUMNS: [(&str, usize); 12] = [
     ("tx packets", 11),
     ("tx MiB", 9),
@@ -26,7 +26,7 @@ const COLUMNS: [(&str, usize); 12] = [
     ("rx CNP", 7),
 ];
 
-/// Cells of a device, in the order of the columns.
+/// Returns the cells of a device, in the order of the columns.
 pub(super) fn cells(device: &Interval) -> [String; COLUMNS.len()] {
     let rate = |common| device.rates.as_ref().and_then(|rates| rates.per_second(common));
     [
@@ -45,7 +45,7 @@ pub(super) fn cells(device: &Interval) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// What was printed so far.
+/// State of the printed table.
 #[derive(Default)]
 pub(super) struct Table {
     since_header: Option<usize>,
@@ -53,7 +53,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The lines of one look.
+    /// Returns the lines of one look.
     pub(super) fn lines(&mut self, look: &Look) -> Vec<String> {
         let mut lines = Vec::new();
         let widest = look.devices.iter().map(|device| device.sample.identity.label.chars().count()).max();

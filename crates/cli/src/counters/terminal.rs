@@ -1,4 +1,4 @@
-//! A live view where stdout is a terminal.
+//! Live view on a terminal.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -17,21 +17,21 @@ use super::{NO_DEVICE, Pace, Said, mib, owner, short};
 use crate::Failure;
 use crate::ending::Screen;
 
-/// Intervals that are remembered: as many as the widest screen shows.
+/// Stored intervals: the number that the widest screen shows.
 const HISTORY: usize = 240;
-/// A device that was closed stays for so many intervals.
+/// Intervals during which a closed device stays on the screen.
 const STAYS: usize = 10;
 
 /// A device on the screen.
 struct Tracked {
     latest: Interval,
-    /// For each common counter its rates, the latest last.
+    /// Rates of each common counter, the latest last.
     history: [VecDeque<Option<f64>>; COMMON],
-    /// Intervals since it was closed.
+    /// Intervals since the device was closed.
     closed_for: Option<usize>,
 }
 
-/// What the screen shows.
+/// Contents of the screen.
 pub(super) struct View {
     interval: Duration,
     devices: Vec<Tracked>,
@@ -45,7 +45,7 @@ impl View {
         Self { interval, devices: Vec::new(), selected: 0, said: Said::default(), note: None }
     }
 
-    /// Takes in what happened during an interval.
+    /// Adds the events of an interval.
     pub(super) fn update(&mut self, look: Look) {
         if let Some(news) = self.said.news(&look).pop() {
             self.note = Some(news);
@@ -75,7 +75,7 @@ impl View {
             self.devices.insert(index, device);
         }
         self.devices.retain(|device| device.closed_for.is_none_or(|intervals| intervals <= STAYS));
-        // The selection stays with its device wherever that has moved.
+        // The selection stays with its device, even if the device has moved.
         let same = selected.and_then(|selected| {
             self.devices.iter().position(|device| {
                 let sample = &device.latest.sample;
@@ -85,7 +85,7 @@ impl View {
         self.selected = same.unwrap_or(self.selected).min(self.devices.len().saturating_sub(1));
     }
 
-    /// Does what a key asks for: true to go on.
+    /// Handles a key. Returns `false` if the view must end.
     pub(super) fn press(&mut self, key: KeyEvent) -> bool {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
@@ -99,9 +99,9 @@ impl View {
         true
     }
 
-    /// Draws everything.
+    /// Draws the whole screen.
     pub(super) fn render(&self, frame: &mut Frame<'_>) {
-        // A header and as many devices as leave room for one in detail.
+        // A header, and devices up to a number that leaves space for the detailed one.
         let rows = 1 + self.devices.len().clamp(1, 12) as u16;
         let areas = Layout::vertical([
             Constraint::Length(1),
@@ -161,13 +161,13 @@ impl View {
     }
 }
 
-/// Numbers stand to the right.
+/// Returns a cell. Numbers are aligned right.
 fn cell(column: usize, text: String) -> Cell<'static> {
     let line = Line::from(text);
     Cell::from(if column == 0 { line } else { line.right_aligned() })
 }
 
-/// Adds the latest rates to what is remembered.
+/// Adds the latest rates to the history.
 fn continue_history(device: &mut Tracked) {
     if device.latest.sample.ended {
         device.closed_for.get_or_insert(0);
@@ -181,7 +181,7 @@ fn continue_history(device: &mut Tracked) {
     }
 }
 
-/// One line for each counter: its name, its rate, and how that was before.
+/// Draws one line for each counter: its name, its rate, and the history of the rate.
 fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
     let columns = Layout::horizontal([Constraint::Length(16), Constraint::Length(12), Constraint::Fill(1)]).spacing(1);
     for (row, common) in area.rows().zip(Common::ALL) {
@@ -197,11 +197,11 @@ fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
         frame.render_widget(Line::from(common.name()), name);
         frame.render_widget(Line::from(text).right_aligned(), rate);
         let skip = history.len().saturating_sub(usize::from(spark.width));
-        // Thousandths: a rate below one is not nothing.
+        // Rates in thousandths, so that a rate below one is visible.
         let bars = history.iter().skip(skip).map(|rate| rate.map(|rate| (rate * 1000.0).ceil() as u64));
         frame.render_widget(Sparkline::default().data(bars).absent_value_symbol("·"), spark);
     }
-    // What is left of the screen shows the vendor's other counters that move.
+    // The rest of the screen shows the vendor's other counters that move.
     let mut moving: Vec<_> = device.latest.rates.iter().flat_map(|rates| rates.others_per_second()).collect();
     moving.retain(|(_, rate)| *rate > 0.0);
     for (row, (name, rate)) in area.rows().skip(COMMON + 1).zip(moving) {
@@ -211,14 +211,14 @@ fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
     }
 }
 
-/// Shows the view until it was enough, somebody quits, or the process is to end.
+/// Shows the view until the count is reached, the user quits, or the process is to end.
 pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Failure> {
     let screen = Screen::take()?;
     let mut view = View::new(pace.step);
     view.update(monitor.look());
-    // It takes care that a panic leaves the terminal as it was, too.
-    // It is not dropped: that would show the cursor, which `screen` does, and where the terminal has gone complain on
-    // standard error, which has gone as well, so that the complaint would panic and the panic's own abort the process.
+    // A panic also restores the terminal. The terminal is not dropped, since dropping shows the cursor, which
+    // `screen` does. If the terminal has gone, dropping prints a complaint on standard error, which has gone as well.
+    // The complaint would panic, and the second panic would abort the process.
     let mut terminal = ManuallyDrop::new(ratatui::try_init()?);
     let mut draw = |view: &View| -> std::io::Result<()> {
         let _drawing = screen.draw();

@@ -32,7 +32,7 @@ fn identity(label: &str, kind: Kind) -> Identity {
     }
 }
 
-/// A software RNIC after so many seconds of 1000 packets of 1 KiB each.
+/// Returns a software RNIC after this number of seconds, with 1000 packets of 1 KiB in each.
 fn software(seconds: u64) -> Sample {
     let counters = [
         (Set::Published, "tx_vport_rdma_unicast_packets", 1000 * seconds),
@@ -60,7 +60,7 @@ fn software(seconds: u64) -> Sample {
     }
 }
 
-/// A device that counts packets and queue pairs.
+/// Returns a device that counts packets and queue pairs.
 fn kernel(seconds: u64) -> Sample {
     let counters = [(Set::Hardware, "tx_pkts", 5 * seconds), (Set::Hardware, "active_qps", 3)];
     let identity = Identity { driver: Some("bnxt_en".to_owned()), ..identity("bnxt_re0", Kind::Kernel) };
@@ -127,7 +127,7 @@ fn json_has_rates_totals_and_null_for_absent_counters() {
     assert_eq!(json.to_string().lines().count(), 1);
 }
 
-/// What an exposition says of one family.
+/// Contents of an exposition about one family.
 #[derive(Default)]
 struct Family {
     kind: String,
@@ -140,7 +140,7 @@ fn is_name(text: &str) -> bool {
         && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Labels between braces, as OpenMetrics 1.0 has them.
+/// Parses labels between braces in the format of OpenMetrics 1.0.
 fn labels(text: &str) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     let mut rest = text;
@@ -171,7 +171,7 @@ fn labels(text: &str) -> BTreeMap<String, String> {
     labels
 }
 
-/// Parses strictly what OpenMetrics 1.0 calls an exposition.
+/// Parses an exposition strictly by OpenMetrics 1.0.
 fn exposition(text: &str) -> BTreeMap<String, Family> {
     let text = text.strip_suffix("# EOF\n").expect("it ends so");
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
@@ -276,7 +276,7 @@ fn the_screen_shows_devices_and_the_history_of_one() {
         "q quits, up and down select",
     ];
     assert_eq!(screen(&view, 76, 20), expected);
-    // A device that was closed stays for a while; then the other one is selected.
+    // A closed device stays for a while; then the other one is selected.
     let mut closed = look(4);
     closed.devices[1].sample.ended = true;
     closed.notes.push("something is odd".to_owned());

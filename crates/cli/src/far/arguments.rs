@@ -1,4 +1,4 @@
-//! What a workload of the store is.
+//! Workloads of the store.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use super::behind::OtherBox;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::{Failure, Usage, quantity};
 
-/// What a process is told that is a part of another one's store.
+/// Arguments of a process that is a part of another process's store.
 #[derive(Args)]
 pub(super) struct Part {
-    /// Clients of the store
+    /// Number of clients of the store
     #[arg(long)]
     pub(super) clients: usize,
     #[arg(long, value_parser = strategy)]
@@ -30,23 +30,23 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Opens its device.
+    /// Opens the device of the process.
     pub(super) fn open(&self) -> Result<Device, Failure> {
         let options = || SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() };
         self.device.choose(None)?.open(options)
     }
 
-    /// What each client does.
+    /// Returns the load of each client.
     pub(super) fn load(&self) -> Result<Load, Failure> {
         self.workload.load(self.clients, false)
     }
 }
 
-/// The most clients of a run.
+/// Maximum number of clients of a run.
 const MAX_CLIENTS: usize = 1024;
-/// After so long the holder of a lock is taken for dead: longer than a busy machine keeps a thread from running.
+/// Time after which the holder of a lock counts as dead: longer than a busy machine suspends a thread.
 const LEASE_NS: u64 = 2_000_000_000;
-/// How long operations are counted unless told otherwise: in virtual time, and here.
+/// Default durations of counting: in virtual time, and on this machine.
 const SIMULATED: Duration = Duration::from_millis(20);
 const MEASURED: Duration = Duration::from_secs(2);
 
@@ -55,7 +55,8 @@ pub(super) fn strategy(text: &str) -> Result<Strategy, String> {
     Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: there are {}", names()))
 }
 
-/// Refuses strategies whose middlebox would need the address of a device of the machine, and a box where none is needed.
+/// Rejects strategies whose middlebox would need the address of a hardware device, and a middlebox that the strategy
+/// does not use.
 pub(super) fn check_here(strategy: Strategy, chosen: &Chosen, other: &OtherBox) -> Result<(), Usage> {
     let is_elsewhere = other.addresses().is_some();
     match (strategy.is_steered(), is_elsewhere) {
@@ -71,17 +72,17 @@ pub(super) fn check_here(strategy: Strategy, chosen: &Chosen, other: &OtherBox) 
 }
 
 pub(super) fn no_box(option: &str, strategy: Strategy) -> Usage {
-    Usage(format!("{option} is about the middlebox, which strategy {} has not", strategy.name()))
+    Usage(format!("{option} configures a middlebox, and strategy {} has none", strategy.name()))
 }
 
 pub(crate) fn clients(text: &str) -> Result<usize, String> {
     match quantity::count::<usize>(text)? {
         clients @ 1..=MAX_CLIENTS => Ok(clients),
-        _ => Err(format!("it is 1 to {MAX_CLIENTS}")),
+        _ => Err(format!("must be 1 to {MAX_CLIENTS}")),
     }
 }
 
-/// Refuses a second memory node where the strategy has one.
+/// Rejects a second memory node if the strategy does not support one.
 pub(super) fn check_replicas(strategy: Strategy, replicas: usize) -> Result<(), Usage> {
     match replicas > 1 && !strategy.is_replicable() {
         true => Err(Usage(format!("--replicas {replicas}: {}", OpenError::NotReplicated(strategy.name())))),
@@ -92,7 +93,7 @@ pub(super) fn check_replicas(strategy: Strategy, replicas: usize) -> Result<(), 
 fn replicas(text: &str) -> Result<usize, String> {
     match quantity::count::<usize>(text)? {
         replicas @ 1..=2 => Ok(replicas),
-        _ => Err("it is 1 or 2".to_owned()),
+        _ => Err("must be 1 or 2".to_owned()),
     }
 }
 
@@ -111,57 +112,58 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
 
 pub(crate) fn skew(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..=3.0).contains(value));
-    value.ok_or_else(|| format!("{text:?} is no exponent of Zipf's law that is taken: 0 (all keys alike) to 3"))
+    value.ok_or_else(|| format!("{text:?} is no exponent of Zipf's law: must be 0 (uniform) to 3"))
 }
 
 /// A workload.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct Workload {
-    /// Gets and puts: a (half puts), b (5 % puts), c (gets alone), as in YCSB, or writes (puts alone)
+    /// Mix of gets and puts: a (half puts), b (5 % puts), c (only gets), as in YCSB, or writes (only puts)
     #[arg(long, value_name = "MIX", value_parser = mix, conflicts_with = "writes")]
     mix: Option<f64>,
-    /// Per cent of operations that are puts [default: 50]
+    /// Percentage of operations that are puts [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     writes: Option<f64>,
-    /// How unlike keys are: the exponent of Zipf's law, 0 for all alike
+    /// Skew of the keys: the exponent of Zipf's law, 0 (uniform) to 3
     #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = skew)]
     zipf: f64,
-    /// Keys, all of which exist
+    /// Number of keys, all of which exist
     #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<u64>)]
     pub(super) keys: u64,
-    /// Bytes of each value
+    /// Size of each value in bytes
     #[arg(short = 's', long = "size", value_name = "BYTES", default_value = "128", value_parser = quantity::bytes)]
     size: u64,
-    /// Hosts that clients are dealt out to; those of a host share a cache of where the newest nodes are
+    /// Number of hosts among which the clients are distributed; the clients of a host share a cache of the newest
+    /// nodes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clients)]
     pub(super) hosts: usize,
-    /// Memory nodes that hold the same, 1 or 2: with 2, either one may fail
+    /// Number of memory nodes with the same data, 1 or 2: with 2, either one may fail
     #[arg(long, value_name = "N", default_value = "1", value_parser = replicas)]
     pub(super) replicas: usize,
-    /// Operations that each client has running at a time
+    /// Outstanding operations of each client
     #[arg(short = 't', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     outstanding: usize,
-    /// Operations per second that all clients together begin, whether others have ended or not [default: each begins the
-    /// next one when one has ended]
+    /// Operations per second that all clients together start, whether others have ended or not [default: each client
+    /// starts the next one after the end of one]
     #[arg(short = 'r', long, value_name = "PER_S", value_parser = quantity::rate)]
     rate: Option<f64>,
-    /// What a client does between two operations
+    /// Time of a client between two operations
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
     client_time: f64,
-    /// How long after a put its key's shortcut is written, as by a thread in the background [default: at once]
+    /// Delay between a put and the write of its key's shortcut, as by a background thread [default: none]
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
     shortcut_delay: f64,
-    /// How long operations are counted [default: 20ms in virtual time, 2s here]
+    /// Time during which operations are counted [default: 20ms in virtual time, 2s here]
     #[arg(short = 'D', long, value_name = "TIME", value_parser = quantity::seconds)]
     duration: Option<f64>,
-    /// What decides which operations come, and in virtual time everything
+    /// Seed of the operations; in virtual time it determines the whole run
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
 }
 
 impl Workload {
-    /// That of a point of a study, whose time to warm up is a tenth of what is measured, as it is here.
+    /// Returns the workload of a point of a study. As here, its warm-up lasts a tenth of the measurement.
     pub(super) fn of(point: &StorePoint, seed: u64) -> Self {
         Self {
             mix: None,
@@ -180,11 +182,11 @@ impl Workload {
         }
     }
 
-    /// What each of so many clients does.
+    /// Returns the load of each of `clients` clients.
     pub(super) fn load(&self, clients: usize, is_simulated: bool) -> Result<Load, Failure> {
         let refuse = |text: String| Failure::from(Usage(text));
         if !(1..=1 << 27).contains(&self.keys) {
-            return Err(refuse(format!("--keys is {}: it is 1 to 2^27", self.keys)));
+            return Err(refuse(format!("--keys is {}: must be 1 to 2^27", self.keys)));
         }
         if self.size > MAX_VALUE as u64 {
             return Err(refuse(format!("-s is {} B: values have at most {MAX_VALUE} B", self.size)));
@@ -211,7 +213,7 @@ impl Workload {
         })
     }
 
-    /// The options that choose the same for another process.
+    /// Returns the options that choose the same workload in another process.
     pub(super) fn arguments(&self) -> Vec<String> {
         let given = [
             ("--writes", self.mix.or(self.writes).map(|percent| percent.to_string())),
@@ -229,7 +231,7 @@ impl Workload {
         given.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?])).flatten().collect()
     }
 
-    /// How clients are made.
+    /// Returns the options of clients.
     pub(super) fn options(&self, strategy: Strategy, outstanding: usize) -> ClientOptions {
         let shortcut_delay_ns = self.shortcut_delay_ns();
         let (seed, lease_ns, replicas) = (self.seed, LEASE_NS, self.replicas);
@@ -240,7 +242,7 @@ impl Workload {
         (self.shortcut_delay * 1e9) as u64
     }
 
-    /// The workload in words.
+    /// Returns a sentence about the workload.
     pub(super) fn sentence(&self, load: &Load) -> String {
         let pace = match self.rate {
             Some(rate) => format!("{rate:.0} operations begin per second"),

@@ -1,5 +1,5 @@
-//! The store behind a middlebox: the box is a process of its own (`doorbell steer`), the memory node lets boxes connect over
-//! TCP, and so do boxes with clients.
+//! The store behind a middlebox. The box is a process of its own (`doorbell steer`). The memory node accepts boxes
+//! over TCP, and boxes accept clients over TCP.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
@@ -28,49 +28,50 @@ use crate::control::reach;
 use crate::output::note;
 use crate::steer::shut_out;
 
-/// How long set-up may take, and an answer of the box.
+/// Deadline of set-up, and of an answer of the box.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How long one tries to reach a box that was restarted.
+/// Time to retry a connection to a box that is restarting.
 const RESTART: Duration = Duration::from_secs(30);
-/// Between two tries.
+/// Pause between two attempts.
 const AGAIN: Duration = Duration::from_millis(10);
 /// Interval at which the memory node checks whether the store has ended while no box is connected.
 const OVER_LOOK: Duration = Duration::from_millis(50);
-/// How often the metadata service looks whether the box is there.
+/// Interval at which the metadata service checks whether the box has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A middlebox that this command does not start.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct OtherBox {
-    /// Strategies steered and steered-write: the middlebox through which clients reach the memory, where another command runs it;
-    /// otherwise it is started here
+    /// Strategies steered and steered-write: address of a middlebox that another command runs and through which
+    /// clients reach the memory [default: start a middlebox here]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "node_at")]
     through: Option<SocketAddr>,
-    /// With --through: where the memory node lets that box connect; the line that starts the box is printed
+    /// With --through: address at which the memory node accepts that box; the command that starts the box is printed
     #[arg(long, value_name = "ADDRESS:PORT", requires = "through")]
     node_at: Option<SocketAddr>,
 }
 
 impl OtherBox {
-    /// Where clients reach the box, and where the box reaches the memory node.
+    /// Returns the address at which clients reach the box, and the one at which the box reaches the memory node.
     pub(super) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.through.zip(self.node_at)
     }
 }
 
-/// What a box is started with.
+/// Options of a box.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BoxOptions {
     pub(super) strategy: Strategy,
     pub(super) geometry: Geometry,
     pub(super) udp_port: u16,
     pub(super) fault: Option<FaultPlan>,
-    /// The CPU that its process is pinned to.
+    /// CPU to which the process is pinned.
     pub(super) cpu: Option<usize>,
 }
 
 impl BoxOptions {
-    /// The command's arguments in front of the memory node that lets boxes connect at `node`, but for where clients reach it.
+    /// Returns the arguments of a box for the memory node that accepts boxes at `node`, without the address for
+    /// clients.
     pub(super) fn arguments(&self, node: SocketAddr) -> Vec<String> {
         let Geometry { nodes, keys, max_key, max_value } = self.geometry;
         let store = format!("nodes={nodes},keys={keys},max-key={max_key},max-value={max_value}");
@@ -87,16 +88,16 @@ impl BoxOptions {
     }
 }
 
-/// A middlebox that runs in a process of its own. The process ends when this handle is dropped.
+/// A middlebox in a process of its own. Dropping this handle ends the process.
 #[derive(Debug)]
 pub(super) struct BoxProcess {
     child: Child,
-    /// Where clients set up their queue pairs.
+    /// Address at which clients set up their queue pairs.
     pub(super) address: SocketAddr,
 }
 
 impl BoxProcess {
-    /// Starts a box in front of the memory node that lets boxes connect at `node`.
+    /// Starts a box in front of the memory node that accepts boxes at `node`.
     pub(super) fn start(node: SocketAddr, options: &BoxOptions) -> Result<Self, Failure> {
         Self::start_at(node, &["-p", "0"], options)
     }
@@ -104,9 +105,9 @@ impl BoxProcess {
     fn start_at(node: SocketAddr, place: &[&str], options: &BoxOptions) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(options.arguments(node)).args(place);
-        // It ends by itself when nobody reads its output any more.
+        // The box ends by itself when its output loses its reader.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A process begins where the thread that starts it may run.
+        // A new process inherits the CPUs of the thread that starts it.
         let pinned = options.cpu.map(Pinned::to).transpose()?;
         let started = command.spawn();
         drop(pinned);
@@ -127,28 +128,28 @@ impl BoxProcess {
             }
             said.push_str(&line);
         }
-        // Somebody has to read the rest, or the box stops at a full pipe.
+        // Read the remaining output, or the box stops at a full pipe.
         std::thread::Builder::new()
             .name("box".to_owned())
             .spawn(move || lines.lines().map_while(Result::ok).for_each(|line| note!("box: {line}")))?;
         Ok(own)
     }
 
-    /// Kills it, and starts another one in its place, which knows nothing of what this one knew.
+    /// Kills the box, and starts another one at the same address. The new box has no state of the old one.
     pub(super) fn replace(&mut self, node: SocketAddr, options: &BoxOptions) -> Result<(), Failure> {
         let (at, ip) = (self.address.to_string(), self.address.ip());
         self.end();
         let same = Self::start_at(node, &["--bind", &ip.to_string(), "--listen", &at], options);
         *self = match same {
-            // Another device of this machine may have taken its address meanwhile. Clients look for it by TCP, and hear
-            // there which one it has.
+            // Another device of this machine may have taken its address meanwhile. Clients find the new box over TCP,
+            // and learn its address there.
             Err(_) if ip.is_loopback() => Self::start_at(node, &["--listen", &at], options)?,
             same => same?,
         };
         Ok(())
     }
 
-    /// Ends it as ^C does. Returns what it counted.
+    /// Ends the box like ^C. Returns its counters.
     pub(super) fn stop(mut self) -> Result<Value, Failure> {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT)?;
         let mut text = String::new();
@@ -159,7 +160,7 @@ impl BoxProcess {
     }
 
     fn end(&mut self) {
-        // It may have ended already, which is just as well.
+        // The process may have ended already; these errors do not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -171,8 +172,8 @@ impl Drop for BoxProcess {
     }
 }
 
-/// Lets one box after another use a memory node: its queue pair is given up when its connection ends, before the next one
-/// gets another. So nothing of an old box is still carried out.
+/// Lets one box after another use a memory node. When the connection of a box ends, the node gives up its queue pair
+/// before the next box gets one. So no request of an old box is executed any more.
 pub(super) fn serve_boxes(boxes: &mut Clients<Hello>, memory: &MemorySide, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Acquire) {
         let Some(Client { stream, from, opening, .. }) = boxes.next_until(Instant::now() + OVER_LOOK) else { continue };
@@ -194,7 +195,7 @@ fn serve_box(mut stream: &TcpStream, lane: EndpointDescription, memory: &MemoryS
     timed.write_all(&setup::hello(&[own])).map_err(broke)?;
     say_ready(&mut timed).map_err(broke)?;
     stream.set_read_timeout(None)?;
-    // It says nothing any more, and its end is all that is waited for.
+    // The box sends nothing more. Wait for the end of the connection.
     while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
     Ok(())
 }
@@ -206,7 +207,7 @@ fn say_ready(timed: &mut Timed<'_>) -> std::io::Result<()> {
     if said == [READY] { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
 }
 
-/// A queue pair with a box, for as long as the stream is open.
+/// A queue pair with a box. It lasts as long as the stream is open.
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) stream: TcpStream,
@@ -218,13 +219,13 @@ impl Joined {
     pub(super) fn new(address: SocketAddr, lane: &EndpointDescription, geometry: Geometry) -> Result<Self, Failure> {
         let stream = reach(&address.to_string(), "; is there a middlebox?")?;
         let endpoint = setup::exchange(&stream, &[*lane], DEADLINE)?[0];
-        // Nothing comes of the box that was not asked for, so the queue pair may be connected later.
+        // The box sends only answers, so the queue pair may be connected later.
         say_ready(&mut Timed::new(&stream, DEADLINE))?;
         stream.set_read_timeout(None)?;
         Ok(Self { stream, memory: MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls: None } })
     }
 
-    /// The same, of a box that may just be restarting.
+    /// Sets up a queue pair with a box that may be restarting.
     pub(super) fn patiently(
         address: SocketAddr,
         lane: &EndpointDescription,
@@ -239,7 +240,7 @@ impl Joined {
         }
     }
 
-    /// Notices the end of the box.
+    /// Returns a flag that is set when the box ends.
     pub(super) fn watch(&self) -> std::io::Result<Arc<AtomicBool>> {
         let has_ended = Arc::new(AtomicBool::new(false));
         let (mut stream, ended) = (self.stream.try_clone()?, Arc::clone(&has_ended));
@@ -251,21 +252,21 @@ impl Joined {
     }
 }
 
-/// A client as one box knows it: the queue pair of the box to which the client sends, and the rkey that this box gave out. Another
-/// box gives out another rkey.
+/// Identity of a client at a box: the box's queue pair to which the client sends, and the rkey that this box has
+/// assigned. Another box assigns another rkey.
 pub(super) type Via = (Qpn, RKey);
 
-/// How a client reached the memory.
+/// Returns the identity of a client at its box.
 pub(super) fn via(memory: &MemoryDescription) -> Via {
     (memory.endpoint.qpn, memory.region.rkey)
 }
 
-/// The metadata service's way through a box.
+/// Connection of the metadata service to the memory through a box.
 #[derive(Debug)]
 pub(super) struct ThroughBox {
     address: SocketAddr,
     joined: Joined,
-    /// No answer came, so it is gone.
+    /// Whether the box has left a request unanswered, so it has gone.
     is_broken: bool,
     looked: Instant,
     clients: HashMap<u32, Via>,
@@ -273,7 +274,7 @@ pub(super) struct ThroughBox {
 }
 
 impl ThroughBox {
-    /// Connects the service with the memory node behind the box at this address, which may just be starting.
+    /// Connects the service to the memory node behind the box at this address. The box may still be starting.
     pub(super) fn connect(
         address: SocketAddr,
         end: MetadataEnd,
@@ -285,11 +286,11 @@ impl ThroughBox {
         Ok((Self { address, joined, is_broken: false, looked, clients, fencing }, metadata))
     }
 
-    /// Takes note of how a client reached the memory.
+    /// Records the box through which a client reached the memory.
     ///
     /// # Errors
     ///
-    /// It came through another box.
+    /// The client came through another box.
     pub(super) fn note(&mut self, client: u32, via: Via) -> Result<(), String> {
         if via.1 != self.joined.memory.region.rkey {
             return Err("the middlebox was restarted: connect with it anew".to_owned());
@@ -298,8 +299,8 @@ impl ThroughBox {
         Ok(())
     }
 
-    /// Connects the metadata service anew if its box has ended and another one has taken that one's place, and asks the box to
-    /// shut out the clients that the service has given up. Returns whether there was anything to do.
+    /// Connects the metadata service again if another box has replaced its box, and asks the box to shut out the
+    /// clients that the service has given up. Returns whether there was work.
     pub(super) fn look_after(&mut self, metadata: &mut Metadata) -> Result<bool, Failure> {
         let mut happened = false;
         if self.is_broken || metadata.is_cut_off() || self.has_ended()? {
@@ -327,10 +328,10 @@ impl ThroughBox {
         Ok(happened)
     }
 
-    /// False if the box does not answer.
+    /// Returns `false` if the box does not answer.
     fn shut_out(&mut self, client: u32) -> bool {
         let Some(&(qpn, rkey)) = self.clients.get(&client) else { return true };
-        // The memory node has given up the queue pair of a box that was there before.
+        // The memory node has given up the queue pair of an earlier box.
         let is_here = rkey == self.joined.memory.region.rkey;
         let is_out = !is_here || shut_out::ask(&self.joined.stream, qpn, DEADLINE).is_ok();
         if is_out {

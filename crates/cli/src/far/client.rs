@@ -1,8 +1,9 @@
 //! A client of another process's store.
 //!
-//! It writes lines to standard output, each at once, so that what it had begun is known when it is killed:
-//! `connect` with its descriptions, then `b NANOSECONDS OPERATION KEY [VALUE]` before and `e NANOSECONDS OPERATION OUTCOME [VALUE]` after each
-//! operation, `g OPERATION` for one that gave up, `cut` when the middlebox ended and the client connects anew, and `done`. Values are
+//! It writes lines to standard output, each immediately, so that a killed client leaves a record of the operations
+//! that it had started. The first line is `connect` with its descriptions. `b NANOSECONDS OPERATION KEY [VALUE]`
+//! precedes each operation, and `e NANOSECONDS OPERATION OUTCOME [VALUE]` follows it. `g OPERATION` reports one that
+//! gave up. `cut` means that the middlebox has ended and the client reconnects, and `done` is the end. Values are
 //! numbers, which every word of the value repeats.
 
 use std::io::{self, BufRead, Write};
@@ -25,38 +26,38 @@ use crate::Failure;
 
 #[derive(Args)]
 pub(crate) struct ClientProcess {
-    /// Where the middlebox is through which it reaches the memory
+    /// Address of the middlebox through which the client reaches the memory
     #[arg(long, value_name = "ADDRESS")]
     through: Option<SocketAddr>,
-    /// Works until the middlebox ends, and then for half of -D through the next one
+    /// Work until the middlebox ends, and then for half of -D through the next one
     #[arg(long, requires = "through")]
     until_cut: bool,
     #[command(flatten)]
     part: Part,
 }
 
-/// The answer to a client that reached the memory through a box which is none any more.
+/// Answer to a client that reached the memory through a box that has gone.
 pub(super) const AGAIN: &str = "again";
 
 /// Maximum time that a client works until its middlebox ends.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// A clock that all processes of a machine share, in nanoseconds.
+/// Returns the time of a clock that all processes of a machine share, in nanoseconds.
 pub(super) fn shared_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
 
-/// A description as text has it ([`EndpointDescription::to_hex`]).
+/// Parses a description in hexadecimal ([`EndpointDescription::to_hex`]).
 pub(super) fn from_hex(text: &str) -> Result<EndpointDescription, String> {
     EndpointDescription::from_hex(text).map_err(|what| format!("a description with {what}"))
 }
 
-/// What a line of descriptions holds; `-` is none.
+/// Parses a line of descriptions; `-` means none.
 pub(super) fn descriptions(line: &str) -> Result<Vec<Option<EndpointDescription>>, String> {
     line.split_whitespace().map(|word| if word == "-" { Ok(None) } else { from_hex(word).map(Some) }).collect()
 }
 
-/// A queue pair of a memory node, with its region.
+/// Returns the description of a memory node's queue pair, with its region.
 pub(super) fn described(memory: MemoryDescription) -> EndpointDescription {
     EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint }
 }
@@ -65,19 +66,19 @@ pub(super) fn optional(description: Option<&EndpointDescription>) -> String {
     description.map_or("-".to_owned(), EndpointDescription::to_hex)
 }
 
-/// The number of a value, if the whole value is that number over and over.
+/// Returns the number of a value, if the whole value repeats that number.
 fn number(value: &[u8]) -> Option<u64> {
     let first = value.first_chunk::<8>()?;
     let is_whole = value.chunks(8).all(|chunk| first.starts_with(chunk));
     is_whole.then(|| u64::from_le_bytes(*first))
 }
 
-/// Writes a line for each event.
+/// Writer of a line for each event.
 struct Lines(io::Stdout);
 
 impl Lines {
     fn say(&self, line: std::fmt::Arguments<'_>) {
-        // Where nobody reads, the parent is gone, and ends this process.
+        // Without a reader, the parent has gone, and ends this process.
         let mut out = self.0.lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
@@ -141,7 +142,7 @@ impl ClientProcess {
             let result = run_while(&idle, [task], check).map(|results| results.into_iter().collect::<Result<(), _>>());
             match result {
                 Ok(result) if check().is_ok() => result?,
-                // What was running when the box ended may have taken effect. There is a new one, which knows nothing.
+                // Operations in progress at the end of the box may have taken effect. The new box has no state.
                 Ok(_) | Err(()) => {
                     lines.say(format_args!("cut"));
                     load = Load { warm_up_ns: 0, measure_ns: load.measure_ns.min(whole.measure_ns) / 2, ..load };
@@ -155,7 +156,7 @@ impl ClientProcess {
         Ok(())
     }
 
-    /// Connects with the store, as often as it takes. Returns the client with its number, and its way through a box.
+    /// Connects to the store, repeatedly if necessary. Returns the client with its number, and its identity at a box.
     fn enter(
         &self,
         device: &Device,
@@ -169,7 +170,7 @@ impl ClientProcess {
             let mut end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
             let ClientDescription { lane, calls } = end.to_memory();
             let joined = self.through.map(|address| Joined::patiently(address, &lane, geometry)).transpose()?;
-            // Behind a box, the store's side has to know the box's name for this client instead.
+            // Behind a box, the store needs the box's queue pair for this client instead.
             let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
             let (lane, calls, metadata) = (lane.to_hex(), optional(calls.as_ref()), end.to_metadata().to_hex());
             let replica = end.to_replica().map(|replica| replica.lane);

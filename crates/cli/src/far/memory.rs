@@ -1,8 +1,9 @@
-//! A memory node in a process of its own, so that it can be killed.
+//! A memory node in a process of its own, so that a test can kill it.
 //!
-//! The store's process writes lines to its standard input, and it answers each with one on standard output: `accept NUMBER
-//! LANE` with a description, `fence NUMBER` and `stop` with `done`, `holds PLACE KEY` with `yes` or `no`; or it answers `error` and a
-//! sentence. By itself it writes `may I`, which is answered with `you may`: then it serves for a lease, counted from when it asked.
+//! The store's process writes lines to its standard input, and it answers each with one on standard output. It
+//! answers `accept NUMBER LANE` with a description, `fence NUMBER` and `stop` with `done`, `holds PLACE KEY` with
+//! `yes` or `no`, and a failure with `error` and a sentence. On its own it writes `may I`, and the store's process
+//! answers `you may`. Then it serves for a lease, counted from the time of the question.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -20,13 +21,13 @@ use super::client::{described, from_hex};
 use super::service::Patience;
 use crate::Failure;
 
-/// For so long a memory node serves without hearing of the store's process.
+/// Time for which a memory node serves without hearing from the store's process.
 pub(super) const LEASE: Duration = Duration::from_secs(1);
-/// So often it asks.
+/// Questions per lease.
 const ASKS: u32 = 8;
-/// Clocks of one machine do not differ; a thread may run late by as much.
+/// Allowed lateness of a thread. Clocks of one machine do not differ.
 const MARGIN: Duration = Duration::from_millis(50);
-/// How long an answer may take.
+/// Deadline of an answer.
 const DEADLINE: Duration = Duration::from_secs(3);
 const MAY_I: &str = "may I";
 const YOU_MAY: &str = "you may";
@@ -61,7 +62,7 @@ impl MemoryProcess {
 /// Serves until the store's process has ended.
 fn serve(memory: &mut MemoryNode, device: &Device, lines: &Receiver<String>) -> Result<(), Failure> {
     let (lease_ns, mut patience) = (LEASE.as_nanos() as u64, Patience::default());
-    // Nobody may read here for longer than a lease before the first answer either.
+    // The lease also limits reading before the first answer.
     let mut asked_ns = device.now_ns();
     memory.serve_until(asked_ns + lease_ns);
     let mut is_waiting = false;
@@ -111,7 +112,7 @@ fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
     }
 }
 
-/// A memory node's process, which ends with this handle.
+/// A memory node's process. Dropping this handle ends it.
 #[derive(Debug)]
 pub(super) struct MemoryHandle {
     child: Mutex<Child>,
@@ -120,14 +121,14 @@ pub(super) struct MemoryHandle {
     state: Arc<State>,
 }
 
-/// What is known of a memory node's process.
+/// State of a memory node's process.
 #[derive(Debug)]
 struct State {
-    /// Its output has ended.
+    /// Whether its output has ended.
     is_gone: AtomicBool,
-    /// It gets no further lease.
+    /// Whether it gets no further lease.
     is_given_up: AtomicBool,
-    /// When it was let serve for another lease.
+    /// Time of the last renewed lease.
     renewed: Mutex<Instant>,
 }
 
@@ -155,17 +156,17 @@ impl MemoryHandle {
         Ok(own)
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a question, and waits for the answer.
     pub(super) fn ask(&self, question: &str) -> Result<String, String> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let written = writeln!(self.input.lock().unwrap_or_else(PoisonError::into_inner), "{question}");
         let line = written.ok().filter(|()| !self.is_gone()).and_then(|()| answers.recv_timeout(DEADLINE).ok());
         let Some(line) = line else {
-            // An answer that comes later would be taken for that of the next question.
+            // A later answer would count as the answer to the next question.
             self.state.is_gone.store(true, Ordering::Release);
             return Err("the memory node's process does not answer".to_owned());
         };
-        // The first lease counts from when the process began, which was before its first answer.
+        // The first lease counts from the start of the process, which preceded its first answer.
         *self.state.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         match line.strip_prefix("error ") {
             Some(why) => Err(why.to_owned()),
@@ -173,12 +174,12 @@ impl MemoryHandle {
         }
     }
 
-    /// Has it ended, or left a question without an answer?
+    /// Returns whether the process has ended, or left a question unanswered.
     pub(super) fn is_gone(&self) -> bool {
         self.state.is_gone.load(Ordering::Acquire)
     }
 
-    /// Has it stop. Returns from when on it serves nobody any more: now, or when its lease is over.
+    /// Stops the process. Returns the time from which it serves no request any more: now, or the end of its lease.
     pub(super) fn stop(&self) -> Instant {
         self.state.is_given_up.store(true, Ordering::Release);
         if self.ask("stop").is_ok() {
@@ -188,7 +189,7 @@ impl MemoryHandle {
         renewed + LEASE + MARGIN
     }
 
-    /// Ends it by SIGKILL.
+    /// Ends the process with SIGKILL.
     pub(super) fn kill(&self) -> io::Result<()> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         child.kill()?;
@@ -197,12 +198,12 @@ impl MemoryHandle {
 }
 
 impl State {
-    /// The node may serve for another lease. It counts from when it asked, which was before now.
+    /// Allows the node to serve for another lease, which counts from its earlier question.
     fn renew(&self, input: &Mutex<ChildStdin>) {
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_given_up.load(Ordering::Acquire) {
             *renewed = Instant::now();
-            // If it does not get that, it stops by itself.
+            // If the node does not receive this line, it stops by itself.
             let _ = writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{YOU_MAY}");
         }
     }
@@ -210,7 +211,7 @@ impl State {
 
 impl Drop for MemoryHandle {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The process may have ended already; these errors do not matter.
         let _ = self.kill();
     }
 }

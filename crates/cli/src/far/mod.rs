@@ -32,40 +32,41 @@ use behind::{Joined, OtherBox};
 use service::{NodeAt, Sides, Store};
 use table::Row;
 
-const EXAMPLES: &str = "\
-Examples:
-  doorbell far run --testbed connectx5-100g-far --clients 64,128
-  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered
-  doorbell far run --mix b --clients 4 -D 2s
-  doorbell far verify --strategy lock --clients 4
-  doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us
-  doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1";
+const EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell far run --testbed connectx5-100g-far --clients 64,128\n",
+    "  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered\n",
+    "  doorbell far run --mix b --clients 4 -D 2s\n",
+    "  doorbell far verify --strategy lock --clients 4\n",
+    "  doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us\n",
+    "  doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1",
+);
 
 #[derive(Subcommand)]
 pub(crate) enum Far {
-    /// Run a workload, in virtual time or here, and print what each operation took
+    /// Run a workload, in virtual time or here, and print the cost of each operation
     ///
-    /// An attempt is each CAS, and each READ of a value. It succeeds if it finds the newest node of the key.
+    /// Each CAS is an attempt, and so is each READ of a value. It succeeds if it finds the newest node of the key.
     #[command(after_help = EXAMPLES)]
     Run(Run),
-    /// Run a workload with clients in processes of their own, one of which is killed, and judge the history: is each key
-    /// a linearizable register?
+    /// Run a workload with clients in processes of their own, kill one of them, and check in the history that each
+    /// key is a linearizable register
     Verify(verify::Verify),
-    /// A client of another process's store, which speaks with that process over standard input and output
+    /// A client of another process's store, which communicates with that process over standard input and output
     #[command(hide = true)]
     Client(client::ClientProcess),
-    /// A memory node of another process's store, which speaks with that process over standard input and output
+    /// A memory node of another process's store, which communicates with that process over standard input and output
     #[command(hide = true)]
     Memory(memory::MemoryProcess),
 }
 
 #[derive(Args)]
 pub(crate) struct Run {
-    /// What clients do about each other; several, separated by commas, are run one after the other
+    /// Strategies for concurrent access of clients; several, separated by commas, run one after the other
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "optimistic",
           value_parser = arguments::strategy)]
     strategy: Vec<Strategy>,
-    /// How many clients there are, each a thread; of several numbers, separated by commas, each is run in turn
+    /// Number of clients, each a thread; several numbers, separated by commas, run one after the other
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", value_parser = arguments::clients)]
     clients: Vec<usize>,
     #[command(flatten)]
@@ -78,7 +79,7 @@ pub(crate) struct Run {
     device: DeviceChoice,
     #[command(flatten)]
     udp: UdpPort,
-    /// What carries packets, where a study was told.
+    /// Path of packets in a study, if the study has one.
     #[arg(skip)]
     link: Option<LinkChoice>,
     /// Print one JSON object instead of text
@@ -95,7 +96,7 @@ pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
     }
 }
 
-/// A client's way to the memory: straight, or through a box for as long as a stream is open.
+/// Path of a client to the memory: direct, or through a box while a stream is open.
 enum Entered {
     Straight(MemoryDescription),
     Joined(Joined),
@@ -110,7 +111,7 @@ impl Entered {
     }
 }
 
-/// Connects a client with a store of this process.
+/// Connects a client to a store of this process.
 fn enter(
     sides: &Sides,
     number: u32,
@@ -131,7 +132,7 @@ fn enter(
     Ok((entered, sides.metadata.accept(number, via, end.to_metadata())?))
 }
 
-/// Measures a point of a study on this machine, with threads pinned as `pinning` has it for this point.
+/// Measures a point of a study on this machine. `pinning` pins the threads of this point.
 pub(crate) fn measure_point(
     point: &StorePoint,
     (choice, chosen): (&DeviceChoice, &Chosen),
@@ -226,8 +227,8 @@ impl Run {
         Ok(())
     }
 
-    /// Runs it on this machine: a thread for the memory node, one for the metadata service, and one for each client. The
-    /// clients of a host share a device and a cache.
+    /// Runs the workload on this machine, with one thread each for the memory node, the metadata service and each
+    /// client. The clients of a host share a device and a cache.
     fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize, pinning: &Pinning) -> Result<Row, Failure> {
         let load = self.workload.load(clients, false)?;
         let soft = || SoftOptions { port: self.udp.port, link: self.link, publish: false, ..SoftOptions::default() };

@@ -1,5 +1,6 @@
-//! The store's side of a run on this machine: memory nodes and the metadata service, a thread each, where memory nodes are not
-//! processes of their own; and a middlebox in front of the memory node, a process of its own, for strategies that rely on one.
+//! The store of a run on this machine: memory nodes and the metadata service. Each has a thread, unless memory nodes
+//! are processes of their own. For strategies with a middlebox, it is a process of its own in front of the memory
+//! node.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -28,13 +29,13 @@ use crate::Failure;
 use crate::admission::Clients;
 use crate::output::note;
 
-/// Looks in vain before a thread offers its CPU to others.
+/// Unsuccessful polls before a thread offers its CPU to others.
 const PATIENCE: u32 = 100;
-/// After so much silence the service asks whether a client lives.
+/// Silence of a client after which the service probes it.
 const KEEPALIVE: Duration = Duration::from_millis(200);
 const GONE: &str = "the store has ended";
 
-/// A question with room for its answer.
+/// A question with a channel for its answer.
 pub(super) struct Asked<Q, A> {
     question: Q,
     answer: Sender<Result<A, String>>,
@@ -53,12 +54,12 @@ pub(super) enum ToMemory {
     Holds(Asked<(NodeVersion, Vec<u8>), bool>),
 }
 
-/// A client's number, how it reached the memory through a box, and where it takes messages.
+/// Number of a client, its identity at a box, and its address for messages.
 type Entering = (u32, Option<Via>, EndpointDescription);
 
 type ToMetadata = Asked<Entering, EndpointDescription>;
 
-/// Where a memory node is.
+/// Location of a memory node.
 pub(super) enum NodeAt {
     /// In this process, on this device.
     Here(Device),
@@ -66,7 +67,7 @@ pub(super) enum NodeAt {
     There(MemoryHandle),
 }
 
-/// A memory node, for those who connect to it.
+/// Handle of a memory node for parts of the program that connect to it.
 #[derive(Clone)]
 pub(super) enum MemorySide {
     Here(Sender<ToMemory>),
@@ -91,7 +92,7 @@ impl MemorySide {
         }
     }
 
-    /// Has it stop. Returns from when on it serves nobody any more.
+    /// Stops the node. Returns the time from which it serves no request any more: now, or the end of its lease.
     fn stop(&self) -> Result<Instant, String> {
         match self {
             Self::Here(to) => ask(to, (), ToMemory::Stop).map(|()| Instant::now()),
@@ -99,7 +100,7 @@ impl MemorySide {
         }
     }
 
-    /// Is this the newest node of that key, and intact?
+    /// Returns whether this is the newest node of that key, and intact.
     fn holds(&self, place: NodeVersion, key: &[u8]) -> Result<bool, String> {
         match self {
             Self::Here(to) => ask(to, (place, key.to_vec()), ToMemory::Holds),
@@ -110,12 +111,12 @@ impl MemorySide {
         }
     }
 
-    /// Has its process ended?
+    /// Returns whether the node's process has ended.
     fn is_gone(&self) -> bool {
         matches!(self, Self::There(process, _) if process.is_gone())
     }
 
-    /// Connects a middlebox. The one before it must have gone.
+    /// Connects a middlebox. The previous one must have gone.
     pub(super) fn accept_box(&self, lane: EndpointDescription) -> Result<MemoryDescription, String> {
         self.accept(BOX, ClientDescription { lane, calls: None })
     }
@@ -126,12 +127,12 @@ impl MemorySide {
     }
 }
 
-/// The metadata service, for those who connect to it.
+/// Handle of the metadata service for parts of the program that connect to it.
 #[derive(Clone)]
 pub(super) struct MetadataSide(Sender<ToMetadata>);
 
 impl MetadataSide {
-    /// Behind a box it has to be said how the client reached it.
+    /// Accepts a client. Behind a box, `via` is the client's identity at the box.
     pub(super) fn accept(
         &self,
         number: u32,
@@ -142,24 +143,24 @@ impl MetadataSide {
     }
 }
 
-/// Both, and where the middlebox is through which clients reach the memory, if there is one.
+/// Memory nodes and metadata service, and the address of the middlebox for clients, if there is one.
 #[derive(Clone)]
 pub(super) struct Sides {
     pub(super) memory: MemorySide,
-    /// The second memory node, which holds the same.
+    /// The second memory node, which holds the same data.
     pub(super) replica: Option<MemorySide>,
     pub(super) metadata: MetadataSide,
     pub(super) through: Option<SocketAddr>,
 }
 
-/// The middlebox of a store, and the thread that lets boxes use the memory node.
+/// The middlebox of a store, and the thread that accepts boxes for the memory node.
 struct Gate {
-    /// None if another command runs it.
+    /// `None` if another command runs the box.
     process: Option<BoxProcess>,
-    /// Where clients reach the box.
+    /// Address at which clients reach the box.
     through: SocketAddr,
     options: BoxOptions,
-    /// Where the memory node lets boxes connect.
+    /// Address at which the memory node accepts boxes.
     node: SocketAddr,
     is_over: Arc<AtomicBool>,
     boxes: JoinHandle<()>,
@@ -192,7 +193,7 @@ impl Gate {
         Ok(Self { process, through, options, node, is_over, boxes })
     }
 
-    /// Returns what the box counted, if it is this command's.
+    /// Returns the counters of the box, if this command has started it.
     fn close(self) -> Result<Option<Value>, Failure> {
         let counted = self.process.map(BoxProcess::stop).transpose();
         self.is_over.store(true, Ordering::Release);
@@ -204,32 +205,32 @@ impl Gate {
     }
 }
 
-/// A store at work, filled with the keys of a workload.
+/// A running store with the keys of a workload.
 pub(super) struct Store {
     sides: Sides,
-    /// No client comes any more; and nobody asks the memory node any more.
+    /// The first flag means that no more clients come, the second one that the memory nodes get no more requests.
     is_over: Arc<AtomicBool>,
     is_unused: Arc<AtomicBool>,
     gate: Option<Gate>,
     geometry: Geometry,
-    /// Of the memory nodes that are here.
+    /// Threads of the memory nodes in this process.
     memories: Vec<JoinHandle<()>>,
     metadata: JoinHandle<Result<Rest, String>>,
 }
 
-/// What the metadata service knew when all clients had gone.
+/// State of the metadata service after the last client had gone.
 pub(super) struct Rest {
     pub(super) nodes: NodeCounts,
     keys: Vec<(Vec<u8>, doorbell_farmem::NodeVersion)>,
-    /// What the middlebox counted, the last one if there were several.
+    /// Counters of the middlebox; of the last one, if there were several.
     pub(super) box_counters: Option<Value>,
     /// Memory nodes that served at the end.
     pub(super) memory_nodes: usize,
-    /// The one that served alone, of two.
+    /// Of two nodes, the one that served alone.
     alone: Option<usize>,
 }
 
-/// Lets others have the CPU now and then, and at once when there was nothing to do for a while.
+/// Yields the CPU occasionally, and at once after a period without work.
 #[derive(Default)]
 pub(super) struct Patience(u32);
 
@@ -243,10 +244,10 @@ impl Patience {
 }
 
 impl Store {
-    /// Starts a store for `clients` clients: on one memory node, or on two that hold the same, and with a metadata service on a
-    /// device of its own. With a strategy that relies on a middlebox, which damages packets that arrive as `fault` says, all devices are software
-    /// RNICs, unless `other` says where the box is. Of the CPUs that are pinned to, clients take the first ones, and memory node,
-    /// metadata service and middlebox those behind.
+    /// Starts a store for `clients` clients: one memory node, or two with the same data, and a metadata service on a
+    /// device of its own. A middlebox damages arriving packets as `fault` says. With a strategy that needs a
+    /// middlebox, all devices are software RNICs unless `other` names a running box. Clients take the first pinned
+    /// CPUs. Memory node, metadata service and middlebox take the following ones.
     pub(super) fn start(
         (memories, of_metadata): (Vec<NodeAt>, Device),
         strategy: Strategy,
@@ -269,7 +270,7 @@ impl Store {
                 }
                 NodeAt::Here(device) => device,
             };
-            // It is touched for the first time here, which makes it memory of the NUMA node of its thread.
+            // The first touch makes it memory of the NUMA node of this thread.
             let pinned = pinning.pin(clients);
             let mut memory = MemoryNode::new(&of_memory.create_pd()?, geometry)?;
             memory.fill(strategy, load.keys, load.value_bytes)?;
@@ -297,7 +298,7 @@ impl Store {
         let metadata = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
             let _pinned = pinning.pin(clients + 1);
             let open = || -> Result<(Option<ThroughBox>, Metadata), Failure> {
-                // So a client that is killed is noticed soon.
+                // The service notices a killed client soon.
                 let rpc = Config::default().keepalive(KEEPALIVE);
                 let options = MetadataOptions { rpc, replicas: carrier.sides.len(), ..MetadataOptions::default() };
                 let mut end = MetadataEnd::new(&of_metadata.create_pd()?, options)?;
@@ -334,7 +335,7 @@ impl Store {
         }
     }
 
-    /// Kills the process of memory node `node`: 0 or 1. Where that node is a thread of this process, nothing happens.
+    /// Kills the process of memory node `node`: 0 or 1. Does nothing for a node that is a thread of this process.
     pub(super) fn kill_node(&self, node: usize) -> Result<(), Failure> {
         match [Some(&self.sides.memory), self.sides.replica.as_ref()].get(node) {
             Some(Some(MemorySide::There(process, _))) => Ok(process.kill()?),
@@ -342,13 +343,13 @@ impl Store {
         }
     }
 
-    /// How clients reach it.
+    /// Returns the handles by which clients reach the store.
     pub(super) fn sides(&self) -> Sides {
         self.sides.clone()
     }
 
-    /// Waits until every client has gone and everything is tidy, and checks what is left: each node is free or the
-    /// newest of a key, and intact.
+    /// Waits until every client has gone and the service has finished, and checks the rest: each node is free, or the
+    /// intact newest one of a key.
     pub(super) fn stop(self) -> Result<Rest, Failure> {
         let panicked = |_| Failure::from("a thread of the store panicked");
         self.is_over.store(true, Ordering::Release);
@@ -416,17 +417,17 @@ fn serve_memory(mut memory: MemoryNode, questions: &Receiver<ToMemory>, is_unuse
     }
 }
 
-/// Carries to memory nodes what the metadata service asks for.
+/// Carrier of the metadata service's requests to the memory nodes.
 struct Carrier {
     sides: Vec<MemorySide>,
-    /// Clients that are to be shut out.
+    /// Clients to shut out.
     fencing: Vec<u32>,
-    /// A node that is to stop, and when it certainly has.
+    /// A node that is to stop, and the time by which it has certainly stopped.
     stops: Option<(usize, Instant)>,
 }
 
 impl Carrier {
-    /// Returns whether anything happened.
+    /// Returns whether there was work.
     fn work(&mut self, metadata: &mut Metadata) -> Result<bool, String> {
         let mut happened = false;
         if self.sides.len() > 1
@@ -449,7 +450,7 @@ impl Carrier {
             let (mut is_out, alone) = (true, metadata.alone());
             for (node, side) in self.sides.iter().enumerate() {
                 if alone.is_some_and(|alone| alone != node) {
-                    continue; // it serves nobody
+                    continue; // the node serves no client any more
                 }
                 match side.fence(client) {
                     Ok(()) => {}

@@ -1,4 +1,4 @@
-//! What came out of a workload: a table, or JSON.
+//! Results of a workload, as a table or JSON.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,21 +12,21 @@ use serde_json::{Value, json};
 use super::arguments::Workload;
 use crate::output::{line, us};
 
-/// A run.
+/// Result of a run.
 pub(super) struct Row {
     pub(super) strategy: Strategy,
     pub(super) clients: usize,
     pub(super) load: Load,
     pub(super) report: Report,
-    /// Cores of the memory node, and of a client, that were busy.
+    /// Busy cores of the memory node, and of a client.
     pub(super) cpu: Option<[f64; 2]>,
     pub(super) digest: Option<u64>,
-    /// What was lost below the clients' devices, and which way their packets went; nobody counts that of a simulation.
+    /// Packets lost below the clients' devices, and the links of their packets; `None` for a simulation.
     pub(super) link: Option<LinkCounters>,
 }
 
 impl Row {
-    /// The counters of its link by their names.
+    /// Returns the counters of the link by their names.
     pub(super) fn link_by_name(&self) -> BTreeMap<String, u64> {
         self.link.map(|link| link_by_name(&link, &LinkCounters::default())).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! `doorbell far verify`: real processes, one of which is killed, and a history that is judged.
+//! `doorbell far verify`: real processes, one of which is killed, and a check of their history.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -28,23 +28,23 @@ use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Verify {
-    /// What clients do about each other
+    /// Strategy for concurrent access of clients
     #[arg(long, value_name = "NAME", default_value = "optimistic", value_parser = arguments::strategy)]
     strategy: Strategy,
-    /// Clients, each a process
+    /// Number of clients, each a process
     #[arg(long, value_name = "N", default_value = "4", value_parser = arguments::clients)]
     clients: usize,
     /// Kill no client
     #[arg(long)]
     no_kill: bool,
-    /// Strategies steered and steered-write: kill the middlebox in the middle of the run, and start another one in its
-    /// place, which knows nothing of what the first one knew
+    /// Strategies steered and steered-write: kill the middlebox in the middle of the run, and start another one in
+    /// its place without its state
     #[arg(long)]
     kill_box: bool,
-    /// Strategies steered and steered-write: what happens to packets that arrive at the middlebox, as `doorbell steer` has it
+    /// Strategies steered and steered-write: faults of packets that arrive at the middlebox, as in `doorbell steer`
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
-    /// With --replicas 2: kill a memory node early in the run, and go on with the other one
+    /// With --replicas 2: kill a memory node early in the run, and continue with the other one
     #[arg(long, value_name = "NODE")]
     kill_node: Option<Which>,
     #[command(flatten)]
@@ -63,27 +63,27 @@ pub(crate) struct Verify {
 /// One of two memory nodes.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Which {
-    /// The one that clients read
+    /// The node from which clients read
     Primary,
-    /// The one that holds the same
+    /// The node with the copy
     Replica,
 }
 
-/// The most operations on one key that are judged together: the search takes more than linear time.
+/// Maximum operations on one key that are checked together: the search takes more than linear time.
 const MAX_JUDGED: usize = 20_000;
 
-/// A client's process, which ends with this handle.
+/// A client's process. Dropping this handle ends it.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The process may have ended already; these errors do not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What happened to each key.
+/// History of each key.
 #[derive(Default)]
 struct Judged {
     keys: BTreeMap<u64, Vec<Span>>,
@@ -96,7 +96,9 @@ impl Verify {
     pub(super) fn run(&self) -> Result<ExitCode, Failure> {
         let load = self.workload.load(self.clients, false)?;
         if load.value_bytes < 8 {
-            return Err(Usage(format!("-s is {} B: values that are judged have at least 8 B", load.value_bytes)).into());
+            return Err(
+                Usage(format!("-s is {} B: values must have at least 8 B to be checked", load.value_bytes)).into()
+            );
         }
         let is_boxed = self.strategy.is_steered();
         let of_box = [("--kill-box", self.kill_box), ("--fault", self.fault.is_some())];
@@ -172,7 +174,7 @@ impl Verify {
             std::thread::sleep(at.saturating_sub(begun.elapsed()));
         };
         if let Some(node) = self.kill_node {
-            // So early that there is time left for what clients do after it.
+            // Early enough to leave time for the clients' operations after it.
             wait_until(all_ns / 16, all_ns / 16);
             store.kill_node(node as usize)?;
         }
@@ -182,7 +184,7 @@ impl Verify {
             drop(processes.remove(0)); // SIGKILL
         });
         if self.kill_box {
-            // Clients notice it when their retries are over, and then have to find the next one.
+            // Clients notice the loss when their retries are over, and then find the next box.
             wait_until(all_ns / 8, all_ns / 8);
             store.replace_box()?;
         }
@@ -197,7 +199,7 @@ impl Verify {
         drop(sides);
         let expected = self.clients - usize::from(killed.is_some());
         if finished < expected {
-            let problem = format!("of {expected} clients that nobody killed {finished} came to their end");
+            let problem = format!("of {expected} clients that were not killed, {finished} finished");
             return Err(problem.into());
         }
         let rest = store.stop()?;
@@ -249,7 +251,7 @@ fn say(input: &Mutex<ChildStdin>, line: &str) -> std::io::Result<()> {
     writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{line}")
 }
 
-/// Takes the lines of a client, and connects it with the store each time it asks for that. Returns the other lines.
+/// Reads the lines of a client, and connects it to the store each time it asks for that. Returns the other lines.
 fn listen(
     output: BufReader<ChildStdout>,
     input: &Mutex<ChildStdin>,
@@ -263,7 +265,7 @@ fn listen(
             lines.push(line);
             continue;
         };
-        // Each time it is another client: what it held before, the service gets back.
+        // Each connection gets a new client number: the service reclaims the resources of the old one.
         let number = numbers.fetch_add(1, Ordering::Relaxed);
         let answer = match attach(sides, number, asked) {
             Ok(answer) => answer,
@@ -277,14 +279,14 @@ fn listen(
             continue; // it is gone, and its output ends
         }
         if answer != AGAIN {
-            let _ = attached.send(true); // only the first time somebody waits
+            let _ = attached.send(true); // only the first one has a receiver
         }
     }
     let _ = attached.send(false);
     lines
 }
 
-/// Connects a client's process with the store. Returns what is to be said to it.
+/// Connects a client's process to the store. Returns the answer for the process.
 fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
     let [Some(lane), calls, Some(metadata), replica] = descriptions(asked)?[..] else {
         return Err("it sent no descriptions".to_owned());
@@ -306,7 +308,7 @@ fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
 }
 
 impl Judged {
-    /// Takes the lines of a client. The last one may be cut where it was killed.
+    /// Reads the lines of a client. The last line may be cut if the client was killed.
     fn take(&mut self, client: u64, lines: &[String]) -> Result<(), Failure> {
         let mut running: BTreeMap<u64, (u64, u64, Option<u64>)> = BTreeMap::new();
         for text in lines {
@@ -345,7 +347,7 @@ impl Judged {
         Ok(())
     }
 
-    /// What a client was doing never gets an answer.
+    /// Counts the operations that a client had in progress, which never get an answer.
     fn unanswered(&mut self, running: &mut BTreeMap<u64, (u64, u64, Option<u64>)>) {
         for (from, key, written) in std::mem::take(running).into_values() {
             if let Some(value) = written {
@@ -364,7 +366,7 @@ impl Judged {
         spans.push(span);
     }
 
-    /// Keys that are no linearizable registers.
+    /// Returns the keys that are no linearizable registers.
     fn wrong(&self) -> Vec<u64> {
         self.keys.iter().filter(|(_, spans)| !is_linearizable(spans)).map(|(&key, _)| key).collect()
     }

@@ -1,4 +1,4 @@
-//! What `doorbell model` is told of parameters and workloads.
+//! Parameters and workloads on the command line of `doorbell model`.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,15 +14,15 @@ use doorbell_wire::{OuterKind, PathMtu};
 use crate::wire::parse_mtu;
 use crate::{Failure, Usage, quantity};
 
-/// The longest parameter file.
+/// Maximum size of a parameter file.
 const MOST_PARAMETERS_BYTES: u64 = 1 << 20;
-/// Sizes of workloads that name none.
+/// Default sizes of a workload.
 const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 
-/// Where parameters come from.
+/// Source of the parameters.
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
-    /// A parameter file, as `model fit --out` writes it, or a published testbed: t1 (messages over ConnectX-5 NICs at
+    /// Parameter file, as `model fit --out` writes it, or a published testbed: t1 (messages over ConnectX-5 NICs at
     /// 100 Gb/s), t2 or t3 (single operations)
     #[arg(long = "params", value_name = "t1|t2|t3|FILE", default_value = "t1")]
     name: String,
@@ -34,7 +34,7 @@ impl ParametersArgument {
     }
 }
 
-/// The parameters of this name or file.
+/// Returns the parameters of this name or file.
 pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
     if let Some(parameters) = Parameters::of_testbed(name) {
         return Ok(parameters);
@@ -42,7 +42,7 @@ pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
     Ok(Parameters::from_toml(name, &read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
 }
 
-/// The text of a file that is no longer than `most` bytes.
+/// Reads the text of a file that has at most `most` bytes.
 pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
     let name = path.display();
     let mut text = String::new();
@@ -55,22 +55,22 @@ pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What is to be predicted.
+/// Workload to predict.
 #[derive(Args)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct Load {
     #[arg(long, value_name = "NAME", default_value_t, help = crate::bench::arguments::protocol_help())]
     protocol: Protocol,
-    /// Operations of bare queue pairs instead of a protocol's messages: send, ud-send, write, read, compare-swap,
-    /// fetch-add or request-response, with a thread for each of the -q queue pairs and one completion per poll unless
-    /// --receive-batch says otherwise. Their latency is the time until the completion is found.
+    /// Predict operations of bare queue pairs instead of a protocol's messages: send, ud-send, write, read,
+    /// compare-swap, fetch-add or request-response. Each of the -q queue pairs has a thread, and polls one completion
+    /// at a time unless --receive-batch changes that. The latency ends when the thread finds the completion.
     #[arg(long, value_name = "NAME", value_parser = parse_operation, conflicts_with_all = NOT_OF_OPERATIONS)]
     op: Option<PostedOperation>,
-    /// Message sizes, as in 16,64K,1M, with commas between [default: 16,512,4096,65536,1048576]
+    /// Message sizes in bytes, separated by commas, as in 16,64K,1M [default: 16,512,4096,65536,1048576]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
-    /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by
-    /// one), batched (256, eight per post)
+    /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), batched (256,
+    /// eight per post)
     #[arg(
         long,
         value_name = "NAME",
@@ -78,47 +78,46 @@ pub(crate) struct Load {
         hide_possible_values = true
     )]
     config: Option<String>,
-    /// Messages unacknowledged at most, per connection [default: 64]
+    /// Maximum unacknowledged messages per connection [default: 64]
     #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<u32>)]
     window: Option<u32>,
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<u32>)]
     batch: Option<u32>,
-    /// Messages for which a receiver has space, per connection [default: twice the window, at
-    /// least 64]
+    /// Receive buffers per connection [default: twice the window, at least 64]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<u32>)]
     depth: Option<u32>,
     /// Completions per poll, and receives posted in one list [default: 32]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
     receive_batch: Option<u32>,
-    /// Messages of up to this many bytes go inline
+    /// Maximum size of messages that are sent inline, in bytes
     #[arg(short = 'I', long, value_name = "BYTES", default_value = "64", value_parser = quantity::bytes)]
     inline: u64,
-    /// Who talks to whom, in threads: SENDERS:RECEIVERS
+    /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
     /// Connections between them [default: the larger of N and M]
     #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<u32>)]
     connections: Option<u32>,
-    /// Receive queues are shared by the connections of a receiver (send-receive only)
+    /// Share receive queues between the connections of a receiver (send-receive only)
     #[arg(long)]
     use_srq: bool,
     /// As --use-srq, and one thread reposts the shared receives for all
     #[arg(long)]
     srq_thread: bool,
-    /// No flow control by credits (send-receive only)
+    /// Without flow control by credits (send-receive only)
     #[arg(long)]
     no_credits: bool,
-    /// Both sides send
+    /// Send from both sides
     #[arg(short, long)]
     bidirectional: bool,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
-    /// Over IPv6 instead of IPv4
+    /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// With a VLAN tag
+    /// Use a VLAN tag
     #[arg(long)]
     vlan: bool,
 }
@@ -135,7 +134,7 @@ fn parse_operation(name: &str) -> Result<PostedOperation, String> {
 }
 
 impl Load {
-    /// Operations of bare queue pairs, one per size, if they are what is asked for.
+    /// Returns the operations of bare queue pairs, one per size, if --op requests them.
     pub(crate) fn operations(&self) -> Option<Vec<Posted>> {
         let operation = self.op?;
         let connections = self.connections.unwrap_or(1);
@@ -170,7 +169,7 @@ impl Load {
         if self.vlan { outer.with_vlan() } else { outer }
     }
 
-    /// One workload per size.
+    /// Returns one workload per size.
     pub(crate) fn workloads(&self) -> Result<Vec<Workload>, Usage> {
         let sizes = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
         let named = match self.config.as_deref() {
@@ -182,7 +181,7 @@ impl Load {
         let given = [("--use-srq", self.use_srq), ("--srq-thread", self.srq_thread), ("--no-credits", self.no_credits)];
         for (option, is_given) in given {
             if is_given && !is_send_receive {
-                let message = format!("{option} is about the receives of send-receive, not of {}", self.protocol);
+                let message = format!("{option} configures the receives of send-receive, not of {}", self.protocol);
                 return Err(Usage(message));
             }
         }
@@ -200,7 +199,7 @@ impl Load {
             path_mtu: self.mtu,
             outer: self.outer(),
             peers: Peers { connections: self.connections.unwrap_or(self.peers.connections), ..self.peers },
-            // A named batch does not outgrow a window that was given.
+            // A named batch does not exceed a given window.
             ..Workload::new(0, window, self.batch.unwrap_or(named.batch.min(window)))
         };
         let workloads: Vec<Workload> = sizes.iter().map(|&bytes| Workload { bytes, ..workload }).collect();
@@ -209,7 +208,7 @@ impl Load {
     }
 }
 
-/// The error with the option that the value is given by.
+/// Returns the error with the option of the value.
 pub(crate) fn wrong(error: &WorkloadError) -> Usage {
     let option = match error.what {
         "the message size" | "an operation of the protocol" => "-s",
@@ -229,11 +228,11 @@ pub(crate) fn wrong(error: &WorkloadError) -> Usage {
 pub(crate) fn parse_peers(text: &str) -> Result<Peers, String> {
     let sides = text.split_once(':').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
     let (senders, receivers) =
-        sides.ok_or_else(|| "it is SENDERS:RECEIVERS, two numbers with a colon between, as in 16:1".to_owned())?;
+        sides.ok_or_else(|| "must be SENDERS:RECEIVERS, two numbers separated by a colon, as in 16:1".to_owned())?;
     Ok(Peers { senders, receivers, connections: senders.max(receivers) })
 }
 
-/// Four digits that count.
+/// Formats a number with four significant digits.
 pub(super) fn digits(value: f64) -> String {
     let before = if value > 0.0 { value.log10().floor() } else { 0.0 };
     format!("{value:.*}", (3.0 - before).clamp(0.0, 9.0) as usize)

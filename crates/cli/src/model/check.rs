@@ -67,7 +67,7 @@ fn testbed(name: &str) -> Result<&'static Testbed, String> {
     })
 }
 
-/// A verdict on a shape, as tables and JSON have it.
+/// Returns the word for a verdict on a shape in tables and JSON.
 const fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Yes => "yes",
@@ -123,7 +123,7 @@ impl Report {
         ))
     }
 
-    /// The rows without a prediction, under the sentence that says what is missing.
+    /// Prints the rows without a prediction under the reason.
     fn print_lacks(&self) -> io::Result<()> {
         let mut reasons: Vec<&Lack> = Vec::new();
         for lack in self.rows.iter().filter_map(|checked| checked.outcome.as_ref().err()) {
@@ -140,7 +140,7 @@ impl Report {
         Ok(())
     }
 
-    /// The published sentences, each with what the model says.
+    /// Prints the published sentences with the model's verdicts.
     fn print_shapes(&self) -> io::Result<()> {
         if self.parameters.is_none() {
             return Ok(());

@@ -19,22 +19,22 @@ use super::measure;
 use crate::output::{line, note};
 use crate::{Failure, Usage};
 
-/// The longest record.
+/// Maximum size of a record.
 const MOST_RECORD_BYTES: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct Fit {
-    /// Records, as `doorbell bench --json` and `doorbell study` write them, and directories that `doorbell study` wrote
+    /// Records of `doorbell bench --json` and `doorbell study`, and directories of `doorbell study`
     #[arg(required = true, value_name = "RECORD|DIR")]
     records: Vec<PathBuf>,
-    /// Parameters to start from, whose limits, path MTU and batch are taken over: t1 or a file
-    /// [default: numbers of plausible size for the provider of the records]
+    /// Initial parameters, which also provide limits, path MTU and batch: t1 or a file [default: plausible numbers
+    /// for the provider of the records]
     #[arg(long, value_name = "t1|FILE")]
     params: Option<String>,
-    /// Fit to every Nth result only, and tell how well the others are predicted
+    /// Fit only to every Nth result, and print how well the others are predicted
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     every: u32,
-    /// What `doorbell model measure --json` wrote here, to hold the fitted values against
+    /// Output of `doorbell model measure --json` on this machine, to compare with the fitted values
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
     /// Write the parameters to a new file
@@ -102,8 +102,8 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The records of a study, as `doorbell report` takes them. Reasons for leaving out results are counted: there may be
-/// many of a kind.
+/// Reads the records of a study, as `doorbell report` does. Counts the reasons for omitted results, since there may
+/// be many of a kind.
 fn of_directory(path: &Path) -> Result<Observed, Failure> {
     let directory = path.display();
     let mut all: Option<Observed> = None;
@@ -135,12 +135,12 @@ fn of_directory(path: &Path) -> Result<Observed, Failure> {
     Ok(all)
 }
 
-/// Was it measured, or which testbed was simulated? What is fitted together is of one of them.
+/// Returns `measured`, or the testbed that was simulated. Records of one fit must agree in it.
 fn substrate(observed: &Observed) -> String {
     observed.testbed.as_ref().map_or("measured".to_owned(), |testbed| format!("simulated, of the testbed {testbed}"))
 }
 
-/// Writes parameters to a file that must not exist yet.
+/// Writes parameters to a new file.
 pub(super) fn write_new(path: &Path, parameters: &Parameters) -> Result<(), Failure> {
     let name = path.display();
     files::create_new(path, 0o666).and_then(|mut file| file.write_all(parameters.to_toml().as_bytes())).map_err(
@@ -199,7 +199,7 @@ fn tables(fitted: &Fitted, others: &[Residual], measured: &[Measured]) -> io::Re
     median_and_p90(others).map_or(Ok(()), |errors| summary("not fitted to", others.len(), errors))
 }
 
-/// What was timed under the name of a parameter or a sum.
+/// Returns the directly timed value of a parameter or a sum.
 fn timed(measured: &[Measured], name: &str) -> Option<f64> {
     measured.iter().find(|quantity| quantity.name == name).map(|quantity| quantity.median)
 }

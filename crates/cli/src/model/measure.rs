@@ -14,11 +14,11 @@ use crate::{Failure, Usage, quantity};
 
 #[derive(Args)]
 pub(crate) struct Measure {
-    /// Rounds, of which medians count
+    /// Number of rounds; the output shows their medians
     #[arg(short = 'n', long, value_name = "N", default_value = "5000", value_parser = quantity::count::<usize>)]
     rounds: usize,
-    /// Address of the sending device [default: the next free one of loopback]; the receiving one
-    /// takes the next free one of loopback
+    /// Address of the sending device [default: next free loopback address]; the receiving device takes the next free
+    /// loopback address
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     bind: Option<IpAddr>,
     #[command(flatten)]
@@ -66,7 +66,7 @@ fn table(measurement: &Measurement) -> io::Result<()> {
     measurement.gaps.iter().try_for_each(|gap| line(format_args!("{:>9} {:>11.0}", gap.bytes, gap.median_ns)))
 }
 
-/// The quantities of a file that this command wrote as JSON.
+/// Reads the quantities of a file that this command wrote as JSON.
 pub(super) fn read(name: &str, text: &str) -> Result<Vec<Quantity>, Failure> {
     let value: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{name}: no JSON: {error}"))?;
     match value.get("schema").and_then(serde_json::Value::as_str) {

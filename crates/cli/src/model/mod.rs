@@ -1,4 +1,4 @@
-//! `doorbell model`: what is predicted, why, and from which parameters.
+//! `doorbell model`: predictions, their reasons, and their parameters.
 
 mod arguments;
 mod check;
@@ -26,18 +26,18 @@ pub(crate) use arguments::{ParametersArgument, parse_peers, read_text};
 pub(crate) enum Model {
     /// Predict latency and throughput of messages, or of operations of bare queue pairs (--op)
     Predict(Predict),
-    /// Say what a latency is made of, what binds throughput, what comes next, and what would help
+    /// Explain the parts of a latency, the bottleneck of throughput, the next bottleneck, and remedies
     Explain(Predict),
     /// Compare the model with published numbers, row by row
     ///
-    /// A row is `within` if the prediction is at most 15 % off for a latency and 20 % for a throughput, or a number
-    /// that follows from throughputs; otherwise it is `beyond`. The deviation of a published bound that the prediction
-    /// keeps is `kept`. A row is `no model` if the model lacks something that it needs. A sentence says what the model
-    /// lacks for each row that is beyond or has no model.
+    /// A row is `within` if the prediction is at most 15 % off for a latency, and 20 % for a throughput or a number
+    /// derived from throughputs; otherwise it is `beyond`. The deviation of a published bound that the prediction
+    /// keeps is `kept`. A row is `no model` if the model lacks a required part. For each row that is beyond or has no
+    /// model, a sentence states the missing part.
     ///
-    /// Each row is compared as published: without credits and in lists of one where the source does not batch. A row
-    /// that a parameter was `fitted to` is no test. Published sentences are judged too: whether predictions have that
-    /// shape.
+    /// Each row is compared as published: without credits, and in lists of one if the source does not batch. A row
+    /// that a parameter was `fitted to` is no test. Published sentences have verdicts too: whether predictions have
+    /// that shape.
     Check(check::Check),
     /// Fit parameters to records of `doorbell bench --json`, and to directories and records of `doorbell study`
     Fit(fit::Fit),
@@ -67,7 +67,7 @@ pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was asked for: messages of a protocol, or operations.
+/// Subject of a prediction: messages of a protocol, or operations.
 enum Subject {
     Messages(Workload),
     Operations(Posted),
@@ -82,7 +82,7 @@ impl Subject {
     }
 }
 
-/// A workload with all that the model says of it.
+/// A workload with its explanation.
 type Explained = (Subject, Explanation);
 
 fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Result<()>) -> Result<(), Failure> {
@@ -110,7 +110,7 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     Ok(())
 }
 
-/// Says whose parameters these are.
+/// Prints the origin of the parameters.
 pub(crate) fn about(parameters: &Parameters) {
     let Parameters { name, source, open_points, .. } = parameters;
     let open = match open_points.len() {

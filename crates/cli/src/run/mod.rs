@@ -16,80 +16,81 @@ use nix::errno::Errno;
 use crate::output::{line, note};
 use crate::{Failure, Usage};
 
-/// The library that stands before libibverbs.
+/// The library that is preloaded before libibverbs.
 const LIBRARY: &str = "libdoorbell_ibverbs.so";
 
-/// What builds it.
+/// Command that builds the library.
 const BUILD: &str = "cargo build --release --package doorbell-preload";
 
-pub(crate) const EXAMPLES: &str = "\
-Examples, in two terminals:
-  doorbell run -- ib_send_bw -d doorbell0
-  doorbell run -- ib_send_bw -d doorbell0 127.0.0.1
-  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0
-  doorbell run -- make check              what the command starts has a device too
-  doorbell run --processes                who has a device open, and what went through it
+pub(crate) const EXAMPLES: &str = concat!(
+    "Examples, in two terminals:\n",
+    "  doorbell run -- ib_send_bw -d doorbell0\n",
+    "  doorbell run -- ib_send_bw -d doorbell0 127.0.0.1\n",
+    "  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0\n",
+    "  doorbell run -- make check              programs that the command starts have a device too\n",
+    "  doorbell run --processes                processes with open devices, and their traffic\n",
+    "\n\
+The command takes the place of `doorbell`: process, terminal, signals and exit status are its own. Programs that it
+starts inherit the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
+linked statically, or setuid, cannot be reached; --explain names each that is started.",
+);
 
-The command takes the place of `doorbell`: process, terminal, signals and exit status are its own. Whatever it
-starts inherits the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
-linked statically, or setuid, cannot be reached; --explain names each that is started.";
-
-/// What the device is like that programs find.
+/// Settings of the device that programs find.
 #[derive(Args, Debug)]
 pub(crate) struct Settings {
-    /// Its address [default: next free loopback address]
+    /// Address of the device [default: next free loopback address]
     #[arg(long, value_name = "ADDRESS")]
     bind: Option<IpAddr>,
-    /// UDP port of both ends; anything but 4791 is not RoCE's
+    /// UDP port of both ends; only 4791 is RoCE
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     udp_port: Option<u16>,
-    /// Write every packet that a process sends and receives to a pcap file; %p stands for its number
+    /// Write every packet that a process sends or receives to a pcap file; %p stands for the process number
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Do this to arriving packets: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0 to
-    /// 1), delay=T (such as 5us), seed=N, with commas between
+    /// Faults of arriving packets, separated by commas: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0
+    /// to 1), delay=T (such as 5us), seed=N
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
     /// Print counters of each process to standard error when it ends
     #[arg(long)]
     stats: bool,
-    /// Vendor and part that the device claims to be: some programs decide by that what they use
-    /// (perftest: inline data and ibv_wr_* with 0x2c9:4119)
+    /// Vendor and part that the device reports. Some programs choose their features by them (perftest: inline data
+    /// and ibv_wr_* with 0x2c9:4119)
     #[arg(long, value_name = "VENDOR[:PART]", value_parser = parse_vendor)]
     vendor_id: Option<String>,
-    /// Say on standard error, once each, what programs ask for that is not served: calls and files of RDMA devices; and
-    /// which programs are started that cannot be reached
+    /// Report on standard error, once each: requests of programs that the device does not serve (calls and files of
+    /// RDMA devices), and started programs that the library cannot reach
     #[arg(long)]
     explain: bool,
-    /// When the acknowledgement of a message leaves: before the program sees the message unless it has
-    /// answered the last eight (`answer`), or always before (`strict`) [default: answer]
+    /// Time at which the device acknowledges a message. `strict` acknowledges before the program sees the message.
+    /// `answer` does too, unless the program has answered the last eight messages [default: answer]
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
-    /// What carries packets between processes of this machine and user: `udp`, `shm` for memory that both share, or
-    /// `auto` for that where both have it, else UDP [default: auto]
+    /// Path of packets between processes of this machine and user: `udp`, `shm` (memory that both share), or `auto`
+    /// (`shm` if both support it, else `udp`) [default: auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
 }
 
-/// Runs a program on the software RNIC.
+/// Run a program on the software RNIC
 #[derive(Args, Debug)]
 pub(crate) struct Run {
     #[command(flatten)]
     settings: Settings,
     /// List the processes that have a device open (of this user; for root, of all users), with its addresses and
-    /// what went through it
+    /// traffic
     #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "stats", "vendor_id", "explain",
         "ack", "link"])]
     processes: bool,
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
     json: bool,
-    /// The program and its arguments, with or without `--` before them. It must be dynamically linked, and not setuid
+    /// Program and its arguments, with or without `--` before them. It must be dynamically linked, and not setuid
     #[arg(trailing_var_arg = true, required_unless_present = "processes", value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
-/// Prints the variables that make programs run on the software RNIC.
+/// Print the variables that make programs run on the software RNIC
 #[derive(Args, Debug)]
 pub(crate) struct Env {
     #[command(flatten)]
@@ -109,10 +110,10 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
         return Err(Usage("there is no program to run".to_owned()).into());
     };
     let variables = arguments.settings.variables()?;
-    // The default is that of `execvp(3)`.
+    // Use the same default as `execvp(3)`.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let error = doorbell_reach::with_program(name, &path, |found| {
-        // The library explains programs that others start.
+        // The library explains programs that other programs start.
         if arguments.settings.explain
             && let Some(barrier) = doorbell_reach::barrier(found)
         {
@@ -124,7 +125,7 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     Err(format!("{} could not be started: {error}", name.display()).into())
 }
 
-/// Prints what [`run`] sets.
+/// Prints the variables that [`run`] sets.
 pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
     let variables = arguments.settings.variables()?;
     let texts = variables.iter().map(|(name, value)| (*name, value.to_string_lossy()));
@@ -144,7 +145,7 @@ impl Settings {
     fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
         let library = library()?;
         let preloaded = match env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            // Once is enough where one `doorbell run` starts another.
+            // One entry is enough if one `doorbell run` starts another.
             Some(others) if is_listed(&library, &others) => others,
             Some(others) => [library.as_os_str(), &others].join(OsStr::new(":")),
             None => library.into_os_string(),
@@ -171,7 +172,7 @@ fn is_listed(library: &Path, list: &OsStr) -> bool {
     list.to_string_lossy().split([':', ' ']).any(|other| Path::new(other) == library)
 }
 
-/// Finds the library: where the environment says, or where it is built and installed.
+/// Finds the library at the path in the environment, or in the build and installation directories.
 fn library() -> Result<PathBuf, Failure> {
     let found = match env::var_os("DOORBELL_PRELOAD_LIB") {
         Some(named) => {
@@ -193,13 +194,13 @@ fn library() -> Result<PathBuf, Failure> {
         }
     };
     if found.to_string_lossy().contains([':', ' ']) {
-        // The dynamic linker separates libraries by both.
+        // The dynamic linker separates libraries by both characters.
         return Err(format!("{} cannot be preloaded: its path has a space or a colon", found.display()).into());
     }
     Ok(found)
 }
 
-/// A text as one word of a shell.
+/// Quotes a text as one word of a shell.
 fn quoted(text: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:=,%+".contains(letter);
     if !text.is_empty() && text.chars().all(plain) {
@@ -216,7 +217,7 @@ fn parse_vendor(text: &str) -> Result<String, String> {
     if text.split(':').count() <= 2 && text.split(':').all(is_number) {
         return Ok(text.to_owned());
     }
-    Err("allowed is a number, or two with a colon between, such as 0x2c9:4119".to_owned())
+    Err("must be a number, or two separated by a colon, such as 0x2c9:4119".to_owned())
 }
 
 #[cfg(test)]

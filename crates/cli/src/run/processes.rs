@@ -1,4 +1,4 @@
-//! `doorbell run --processes`: which processes have a device open.
+//! `doorbell run --processes`: processes that have a device open.
 
 use std::process::ExitCode;
 
@@ -9,10 +9,10 @@ use crate::Failure;
 use crate::counters::record;
 use crate::output::{line, note};
 
-/// The layout of what is printed as JSON.
+/// Name of the JSON layout.
 const SCHEMA: &str = "doorbell-processes/1";
 
-/// What is counted of each device, with the heading of its column.
+/// Counters of each device, with the headings of their columns.
 const COUNTED: [(&str, Common); 4] = [
     ("packets out", Common::TxPackets),
     ("bytes out", Common::TxBytes),
@@ -20,13 +20,13 @@ const COUNTED: [(&str, Common); 4] = [
     ("bytes in", Common::RxBytes),
 ];
 
-/// Prints them, in the order of their numbers.
+/// Prints the processes, in the order of their numbers.
 pub(super) fn list(as_json: bool) -> Result<ExitCode, Failure> {
     let look = Monitor::of(vec![Box::new(PublishedSource::new())]).look();
     for sentence in &look.notes {
         note!("{sentence}");
     }
-    // One that has just ended has none open any more.
+    // A process that has just ended has no device open any more.
     let mut devices: Vec<Interval> = look.devices.into_iter().filter(|device| !device.sample.ended).collect();
     devices.sort_by_key(|device| (device.sample.identity.pid, device.sample.incarnation));
     if as_json {
@@ -50,7 +50,8 @@ fn json(device: &Interval) -> Value {
     Value::Object(object)
 }
 
-/// Headings and a line for each, in columns as wide as what they hold. The command comes last: it may be long.
+/// Returns the headings and a line for each device, in columns as wide as their contents. The command comes last,
+/// since it may be long.
 fn table(devices: &[Interval]) -> Vec<String> {
     let headings = ["pid", "device", "address", "GID"].into_iter().chain(COUNTED.map(|(heading, _)| heading));
     let mut rows: Vec<Vec<String>> = vec![headings.map(str::to_owned).collect()];
@@ -60,7 +61,7 @@ fn table(devices: &[Interval]) -> Vec<String> {
         .collect();
     let commands = std::iter::once("command".to_owned()).chain(devices.iter().map(command));
     let lined_up = |row: &Vec<String>| -> String {
-        // Numbers to the right, names to the left.
+        // Numbers are aligned right, names left.
         let cell = |(column, (text, &width)): (usize, (&String, &usize))| match column {
             1..=3 => format!("{text:<width$}  "),
             _ => format!("{text:>width$}  "),
@@ -83,7 +84,7 @@ fn cells(device: &Interval) -> Vec<String> {
     known.into_iter().chain(counted).collect()
 }
 
-/// What the process was started with; of one that cannot be seen from here, the name of its program.
+/// Returns the command line of the process, or the name of its program if the command line is invisible.
 fn command(device: &Interval) -> String {
     let Identity { command, program, .. } = &device.sample.identity;
     match command {

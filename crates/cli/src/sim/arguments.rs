@@ -1,4 +1,4 @@
-//! Which testbed a command simulates.
+//! Testbed that a command simulates.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::model::read_text;
 use crate::quantity::mebibytes;
 use crate::{Failure, Usage};
 
-/// The longest file of a testbed.
+/// Maximum size of a testbed's file.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Simulates instead of measuring.
+/// Options of a simulation instead of a measurement.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "In virtual time")]
 pub(crate) struct Simulated {
-    /// Simulate this testbed, with both ends in this process, and measure nothing: a name of `doorbell sim testbeds`, or a
-    /// file
+    /// Simulate this testbed, with both ends in this process, and measure nothing: a name of `doorbell sim testbeds`,
+    /// or a file
     #[arg(long, value_name = "NAME|FILE")]
     testbed: Option<String>,
     #[command(flatten)]
@@ -27,12 +27,13 @@ pub(crate) struct Simulated {
 }
 
 impl Simulated {
-    /// Is a testbed simulated?
+    /// Returns whether a testbed is simulated.
     pub(crate) fn is_given(&self) -> bool {
         self.testbed.is_some()
     }
 
-    /// The testbed to simulate, if one is. `others` are options that simulations do not have, and whether they were given.
+    /// Returns the testbed to simulate, if there is one. `others` are options that simulations do not have, with
+    /// whether the user gave them.
     pub(crate) fn read(&self, others: &[(&str, bool)]) -> Result<Option<Testbed>, Failure> {
         match &self.testbed {
             Some(_) if let Some((option, _)) = others.iter().find(|(_, is_given)| *is_given) => {
@@ -43,12 +44,12 @@ impl Simulated {
             }
             Some(name) => self.replaced.apply(&read_testbed(name)?).map(Some),
             None if self.replaced.is_empty() => Ok(None),
-            None => Err(Usage("--set is about a testbed: name it with --testbed".to_owned()).into()),
+            None => Err(Usage("--set configures a testbed: name it with --testbed".to_owned()).into()),
         }
     }
 }
 
-/// Values given in place of those of a testbed's file.
+/// Values that replace those of a testbed's file.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Replaced {
     /// Another value for one parameter, as in link.rate=25Gb/s; may be given several times
@@ -57,7 +58,7 @@ pub(crate) struct Replaced {
 }
 
 impl Replaced {
-    /// The testbed with the values given.
+    /// Returns the testbed with the given values.
     pub(crate) fn apply(&self, testbed: &Testbed) -> Result<Testbed, Failure> {
         let replace = |testbed: Testbed, (path, value): &(String, String)| {
             testbed.with(path, value).map_err(|error| Usage(format!("--set: {error}")).into())
@@ -70,10 +71,10 @@ impl Replaced {
     }
 }
 
-/// What points may need, and where their packets go.
+/// Memory limit of points, and the directory of their packets.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Bounds {
-    /// Memory that a point may need, by an estimate before it begins
+    /// Maximum memory of a point in MiB, by an estimate before it begins
     #[arg(long, value_name = "MIB", value_parser = mebibytes, default_value = "4G")]
     memory: usize,
     /// Write the packets of each point to DIR/point-NUMBER.pcap, with virtual timestamps
@@ -82,12 +83,12 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Bytes of memory that a point may need.
+    /// Returns the maximum memory of a point in bytes.
     pub(super) fn memory(&self) -> u64 {
         (self.memory as u64) << 20
     }
 
-    /// Where packets go, if they are wanted: a directory that is there.
+    /// Returns the directory of packets, which exists, if the user requested packets.
     pub(super) fn captures(&self) -> Result<Option<Captures>, Failure> {
         let Some(directory) = &self.pcap else { return Ok(None) };
         files::own_directory(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -95,14 +96,14 @@ impl Bounds {
     }
 }
 
-/// A directory for the packets of points.
+/// Directory for the packets of points.
 #[derive(Clone, Debug)]
 pub(super) struct Captures {
     directory: PathBuf,
 }
 
 impl Captures {
-    /// The file of a point, which are numbered from 1.
+    /// Returns the file of a point. Points are numbered from 1.
     pub(super) fn path(&self, number: usize) -> PathBuf {
         self.directory.join(format!("point-{number}.pcap"))
     }
@@ -116,11 +117,11 @@ impl Captures {
 
 pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
     let (path, value) =
-        text.split_once('=').ok_or("a parameter and its value are allowed, as in link.rate=25Gb/s".to_owned())?;
+        text.split_once('=').ok_or("must be a parameter and its value, as in link.rate=25Gb/s".to_owned())?;
     Ok((path.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// The testbed of a name, or of a file.
+/// Returns the testbed of a name, or of a file.
 pub(crate) fn read_testbed(name: &str) -> Result<Testbed, Failure> {
     if let Some(testbed) = testbed::by_name(name) {
         return Ok(testbed.clone());

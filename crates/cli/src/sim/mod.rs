@@ -14,19 +14,22 @@ use crate::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Sim {
-    /// List the testbeds, or print what each part of one needs, and where each value is from
+    /// List the testbeds, or print the time of each part of one, and the source of each value
     Testbeds(testbeds::Testbeds),
-    /// Simulate what was published, number by number and sentence by sentence, in the configuration as published
+    /// Simulate published results, number by number and sentence by sentence, in the published configuration
     ///
-    /// A row is `within` if the simulation is at most 15 % off, 10 % for rates of operations and packets; otherwise it
-    /// is `beyond`. A sentence, such as "linear up to 32", holds or does not. Rows that values of the testbed were fitted on are `fitted`, all others `predicted`.
+    /// A row is `within` if the simulation is at most 15 % off, 10 % for rates of operations and packets; otherwise
+    /// it is `beyond`. A sentence, such as "linear up to 32", holds or does not. Rows to which values of the testbed
+    /// were fitted are `fitted`, all others `predicted`.
     Reproduce(reproduce::Reproduce),
     /// Simulate the same traffic with other values of any parameter, with a table and plots
     ///
-    /// Parameters are those of the testbed (link.rate, nic.units, switch.queue ...), of the traffic (pattern, senders,
-    /// size, window, batch, protocol ...) and of the network (network, leaf_nodes, oversubscription); --list lists them.
+    /// Parameters belong to the testbed (link.rate, nic.units, switch.queue, ...), to the traffic (pattern, senders,
+    /// size, window, batch, protocol, ...), or to the network (network, leaf_nodes, oversubscription). --list lists
+    /// them.
     Sweep(sweep::Sweep),
-    /// Predict what was measured elsewhere and is not known here, with intervals: the page docs/blind-predictions.md
+    /// Predict results that were measured elsewhere and are unknown here, with intervals: the page
+    /// docs/blind-predictions.md
     Predict(predict::Predict),
 }
 

@@ -14,13 +14,13 @@ use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Predict {
-    /// Only rows that are simulated within a minute
+    /// Only rows that take less than a minute to simulate
     #[arg(long)]
     quick: bool,
     /// Only rows of this testbed; may be given several times
     #[arg(long, value_name = "NAME")]
     testbed: Vec<String>,
-    /// Only rows of experiments whose name has this in it, such as "store"
+    /// Only rows of experiments whose name contains this text, such as "store"
     #[arg(long, value_name = "TEXT")]
     experiment: Option<String>,
     /// Write the page to this file instead of printing it

@@ -1,4 +1,4 @@
-//! `doorbell sim reproduce`: what was published beside what is simulated.
+//! `doorbell sim reproduce`: published results beside simulated ones.
 
 use std::cell::Cell;
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Reproduce {
     testbed: Vec<String>,
     #[command(flatten)]
     replaced: Replaced,
-    /// Shorter runs
+    /// Simulate shorter runs
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -45,11 +45,11 @@ struct Reproduced {
     published: &'static Published,
     rows: Vec<Simulated<Checked<'static>>>,
     shapes: Vec<Simulated<CheckedShape<'static>>>,
-    /// What was simulated, with the experiment that it was needed for.
+    /// Simulated results, each with the experiment that needed it.
     answers: Vec<(&'static str, Answer)>,
 }
 
-/// Something published, with the captures of the runs that were made for it first.
+/// A published item, with the captures of the runs that were first made for it.
 struct Simulated<T> {
     checked: T,
     captures: Vec<PathBuf>,
@@ -163,7 +163,7 @@ const fn holds(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Was it used for fitting?
+/// Returns whether the row was fitted or predicted, as a word.
 const fn basis(is_fitted: bool) -> &'static str {
     if is_fitted { "fitted" } else { "predicted" }
 }

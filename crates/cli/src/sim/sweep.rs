@@ -16,30 +16,31 @@ use crate::progress::{bar, show};
 use crate::report::write_whole;
 use crate::{Failure, Usage};
 
-const EXAMPLES: &str = "\
-Examples:
-  doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096
-  doorbell sim sweep --vary window=1,2,4,8,16,32,64 --vary protocol=send-receive,direct-read --out window.html
-  doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64
-  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 --vary oversubscription=1,2,4";
+const EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096\n",
+    "  doorbell sim sweep --vary window=1,2,4,8,16,32,64 --vary protocol=send-receive,direct-read --out window.html\n",
+    "  doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64\n",
+    "  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 --vary oversubscription=1,2,4",
+);
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Sweep {
-    /// A parameter of the testbed, of the traffic or of the network, and the values that it takes; given several times,
-    /// every value meets every other
+    /// A parameter of the testbed, of the traffic or of the network, with its values. If given several times, every
+    /// value is combined with every other one
     #[arg(long, value_name = "NAME=VALUE,...")]
     vary: Vec<String>,
-    /// A parameter, and the value that it has at all points; may be given several times
+    /// A parameter with its value at all points; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
-    /// The testbed: a name of `sim testbeds`, or a file
+    /// Testbed: a name of `sim testbeds`, or a file
     #[arg(long, value_name = "NAME|FILE", default_value = "connectx5-100g")]
     testbed: String,
-    /// Only list what can be varied, with values and what is allowed
+    /// Only list the parameters, with their values and allowed values
     #[arg(long)]
     list: bool,
-    /// Where keys and numbers of queue pairs and packets come from
+    /// Seed of keys and numbers of queue pairs and packets
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -127,7 +128,7 @@ fn list(base: &Base, is_json: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// What comes out of a point: names, units, and the numbers.
+/// Results of a point: names and units.
 const QUANTITIES: [(&str, &str); 10] = [
     ("message rate", "M messages/s"),
     ("throughput", "Gb/s"),

@@ -1,4 +1,4 @@
-//! `doorbell sim testbeds`: what a testbed's parts need.
+//! `doorbell sim testbeds`: the times of a testbed's parts.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Testbeds {
-    /// The testbed to print: a name, or a file with the same layout as testbeds/*.toml [default: list all]
+    /// Testbed to print: a name, or a file with the same layout as testbeds/*.toml [default: list all]
     #[arg(value_name = "NAME|FILE")]
     testbed: Option<String>,
     #[command(flatten)]
@@ -52,7 +52,7 @@ fn list(is_json: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// How many values it has, and how many of them are fitted.
+/// Returns the number of values, and how many of them are fitted.
 fn counts(testbed: &Testbed) -> (usize, usize) {
     let parameters = || testbed.parameters();
     (parameters().count(), parameters().filter(|parameter| parameter.is_fitted).count())

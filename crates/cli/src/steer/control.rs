@@ -1,8 +1,8 @@
-//! The box's control plane: queue pairs are set up over TCP, with the node and with each client, by the set-up that all
-//! programs of Doorbell have (`doorbell_exchange::setup`). To the node the box is a client; to clients it is the node.
+//! Control plane of the box. Queue pairs are set up over TCP, with the node and with each client, by the set-up of
+//! all programs of Doorbell (`doorbell_exchange::setup`). To the node the box is a client; to clients it is the node.
 //!
-//! Threads of their own carry that out. They reach the box through a queue of jobs, which the thread that forwards
-//! packets works off, so no packet waits for a lock.
+//! Separate threads run the set-up. They reach the box through a queue of jobs, which the forwarding thread works
+//! off, so no packet waits for a lock.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,32 +29,32 @@ use crate::admission::{Client, Clients};
 use crate::control::reach;
 use crate::output::note;
 
-/// How long set-up with the node or a client may take.
+/// Deadline of set-up with the node or a client.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long the box waits before it tries to reach a node again.
+/// Pause before the box connects to a node again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A machine that is gone without a word is noticed after about half a minute.
+/// Keepalive that detects a silently lost machine after about half a minute.
 pub(super) const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5)).with_retries(4);
 
 /// Connections that may be in set-up beside those of clients.
 const IN_SETUP: usize = 64;
 
-/// How long the box waits before it looks whether the node has answered all that a client had there.
+/// Pause before the box checks again whether the node has answered all requests of a client.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
-/// How long the node may take to acknowledge before the box sends again; that doubles up to 64 times as long.
+/// Time for an acknowledgement of the node before the box retransmits; it doubles up to 64 times this value.
 pub(super) const NODE_TIMEOUT_NS: u64 = 4_000_000;
 
-/// What clients may do with the node's memory.
+/// Access of clients to the node's memory.
 pub(super) const ALL_ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// Something that is done to the box by the thread that has it.
+/// A job that the thread of the box runs on it.
 pub(super) type Job = Box<dyn FnOnce(&mut Steer) + Send>;
 
-/// Jobs that wait for the thread that has the box.
+/// Jobs that wait for the thread of the box.
 #[derive(Debug)]
 pub(super) struct Jobs {
     queue: Receiver<Job>,
@@ -62,8 +62,8 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Does jobs until none waits or `budget` has passed. Packets of connected clients wait meanwhile. Returns the number
-    /// of jobs done.
+    /// Runs jobs until none waits or `budget` has passed. Packets of connected clients wait meanwhile. Returns the
+    /// number of jobs done.
     pub(super) fn work_off(&self, steer: &mut Steer, budget: Duration) -> usize {
         let _ = self.kick.read(); // a job that comes from now on wakes the thread again
         let begun = Instant::now();
@@ -85,7 +85,7 @@ impl AsFd for Jobs {
     }
 }
 
-/// What the box is, as far as set-up goes.
+/// Description of the box for set-up.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
     pub(super) address: IpAddr,
@@ -95,16 +95,16 @@ pub(super) struct Own {
     pub(super) store: Option<Geometry>,
     pub(super) steers_reads: bool,
     pub(super) reads: u8,
-    /// Each client has a queue pair of its own at the node.
+    /// Whether each client has a queue pair of its own at the node.
     pub(super) relays: bool,
-    /// How often the box sends again before it gives the node up.
+    /// Retransmissions before the box gives up the node.
     pub(super) node_retries: u8,
     pub(super) clients: usize,
     /// HOST:PORT of the node.
     pub(super) node: String,
 }
 
-/// How often the box sends again within this time.
+/// Returns the number of retransmissions within this time.
 pub(super) fn retries_within(patience_ns: u64) -> u8 {
     let mut left_ns = patience_ns.saturating_sub(NODE_TIMEOUT_NS);
     let mut retries = 0;
@@ -116,7 +116,7 @@ pub(super) fn retries_within(patience_ns: u64) -> u8 {
 }
 
 impl Own {
-    /// The address that a GID stands for, if the box can send there.
+    /// Returns the address of a GID, if the box can send to it.
     pub(super) fn reachable(&self, peer: &str, gid: Ipv6Addr) -> Result<IpAddr, Refusal> {
         let (address, own) = (gid.to_canonical(), self.address);
         let is_usable = !address.is_unspecified() && !address.is_multicast() && address != own;
@@ -127,7 +127,7 @@ impl Own {
     }
 }
 
-/// The node, as clients are to see it.
+/// The node, as clients see it.
 #[derive(Clone, Copy, Debug)]
 struct Reached {
     address: IpAddr,
@@ -135,7 +135,7 @@ struct Reached {
     region: RemoteRegion,
 }
 
-/// Why a queue pair is not set up.
+/// Reason why a queue pair is not set up.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
     #[error(transparent)]
@@ -172,31 +172,31 @@ pub(super) enum Refusal {
     NoKey(String),
 }
 
-/// What was counted of clients.
+/// Counters of clients.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) served: AtomicU64,
     pub(super) refused: AtomicU64,
-    /// Times that a queue pair with the node was made.
+    /// Number of queue pairs made with the node.
     pub(super) attached: AtomicU64,
 }
 
-/// What the threads of the control plane share.
+/// State that the threads of the control plane share.
 #[derive(Debug)]
 pub(super) struct Plane {
     jobs: Sender<Job>,
-    /// Wakes the thread that has the box.
+    /// Wakes the thread of the box.
     kick: Arc<EventFd>,
     pub(super) own: Own,
     node: Mutex<Option<Reached>>,
-    /// The connections of clients that are served, each with the number that the client sends to: to end them with the
-    /// node's, or when the client is shut out.
+    /// Connections of served clients, each with the queue pair number to which the client sends. A client's
+    /// connection ends with that of the node, or when the client is shut out.
     streams: Mutex<HashMap<u64, (Qpn, TcpStream)>>,
     next_stream: AtomicU64,
-    /// The connection with the node, and why its queue pair failed, if it did.
+    /// The connection with the node, and the failure of its queue pair, if there was one.
     node_stream: Mutex<Option<TcpStream>>,
     node_failure: Mutex<Option<NodeFailure>>,
-    /// Threads that talk with clients.
+    /// Threads that communicate with clients.
     talking: AtomicUsize,
     pub(super) counts: Counts,
 }
@@ -233,9 +233,9 @@ impl Plane {
         Ok((Arc::new(plane), waiting))
     }
 
-    /// Starts the threads that set up queue pairs: one with the memory node at the other end of `stream`, and one for each
-    /// client that connects to `listen`. The receiver that is returned gets the error if the first queue pair with the node
-    /// cannot be set up. Without a stream each client gets a queue pair of its own at the node, and there is no
+    /// Starts the threads that set up queue pairs: one with the memory node at the other end of `stream`, and one for
+    /// each client that connects to `listen`. The returned receiver gets the error if the first queue pair with the
+    /// node cannot be set up. Without a stream, each client gets a queue pair of its own at the node, and there is no
     /// receiver.
     pub(super) fn start(
         self: &Arc<Self>,
@@ -260,22 +260,22 @@ impl Plane {
         Ok(is_shared.then_some(failed))
     }
 
-    /// Has something done to the box.
+    /// Runs a job on the box, and returns its result.
     pub(super) fn with<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Steer) -> R + Send + 'static,
     ) -> Result<R, Refusal> {
         let (answer, answered) = sync_channel(1);
         let job = Box::new(move |steer: &mut Steer| {
-            let _ = answer.send(job(steer)); // unless nobody waits for it
+            let _ = answer.send(job(steer)); // fails if the caller has stopped waiting
         });
         self.jobs.send(job).map_err(|_| Refusal::Ending)?;
-        // A counter that is full wakes the thread as well.
+        // A full counter wakes the thread as well.
         let _ = self.kick.write(1);
         answered.recv().map_err(|_| Refusal::Ending)
     }
 
-    /// Keeps a queue pair with the node, for ever. The first one is set up.
+    /// Keeps a queue pair with the node forever. The first one is already set up.
     fn keep_node(&self, first: &TcpStream, listen: &str) {
         note!("serving clients at {listen} for the memory node {}", self.own.node);
         let mut said = String::new();
@@ -299,7 +299,8 @@ impl Plane {
         }
     }
 
-    /// Waits until the node ends its connection, or the queue pair with it fails. Returns which of the two.
+    /// Waits until the node ends its connection, or the queue pair with it fails. Returns a sentence about the
+    /// reason.
     fn wait_for_node(&self, stream: &TcpStream) -> String {
         wait_for_end(stream);
         *lock(&self.node_stream) = None;
@@ -311,7 +312,8 @@ impl Plane {
         }
     }
 
-    /// The queue pair with the node works, or has failed: then the connection with it is of no use either.
+    /// Records whether the queue pair with the node has failed. After a failure, the connection is useless too, so it
+    /// ends.
     pub(super) fn node_failed(&self, failure: Option<NodeFailure>) {
         let stream = lock(&self.node_stream);
         if let (Some(failure), Some(stream)) = (failure, stream.as_ref()) {
@@ -353,7 +355,7 @@ impl Plane {
             steer.add_region(region)
         })??;
         SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE)?;
-        // From now on a client may come.
+        // From here on the box can serve clients.
         *lock(&self.node) = Some(reached);
         self.say_ready(stream, &peer, &mut Timed::new(stream, DEADLINE))?;
         *lock(&self.node_failure) = None;
@@ -362,7 +364,7 @@ impl Plane {
         Ok(())
     }
 
-    /// The node is gone, and with it all clients' queue pairs: they connect anew.
+    /// Gives up the node and the queue pairs of all clients, which then connect again.
     fn detach(&self) {
         let region = lock(&self.node).take().map(|reached| reached.region.rkey);
         let _ = self.with(move |steer| {
@@ -380,7 +382,7 @@ impl Plane {
         EndpointDescription { regions: [region, RemoteRegion::NONE], ..lane }
     }
 
-    /// Checks what node and clients have in common. Returns the address of the peer's RNIC.
+    /// Checks the settings that node and clients must share. Returns the address of the peer's RNIC.
     fn check(&self, peer: &str, theirs: &EndpointDescription) -> Result<IpAddr, Refusal> {
         let peer = peer.to_owned();
         if theirs.depth != 0 {
@@ -457,7 +459,7 @@ impl Plane {
         note!("a client was not served: {why}");
     }
 
-    /// Serves a client, which has described its queue pair, until its connection ends.
+    /// Serves a client that has described its queue pair, until its connection ends.
     fn serve(&self, stream: &TcpStream, theirs: &EndpointDescription, timed: Timed<'_>) -> Result<(), Refusal> {
         let peer = name_of(stream);
         let address = self.check(&peer, theirs)?;
@@ -517,10 +519,11 @@ impl Plane {
         node: &Reached,
     ) -> Result<(), Refusal> {
         let broke = |error| SetupError::broke(peer, error, DEADLINE);
-        // The node sends no requests, so the first number does not matter.
+        // The node sends no requests, so the first PSN does not matter.
         let own = self.describe(qpn, Psn::new(0), node.path_mtu, node.region);
         timed.write_all(&setup::hello(&[own])).map_err(broke)?;
-        // Counted before it is told: it may be done, and the box interrupted, before this thread runs again.
+        // Count before the answer: the client may finish, and a signal may end the box, before this thread runs
+        // again.
         self.counts.served.fetch_add(1, Ordering::Relaxed);
         self.say_ready(stream, peer, &mut timed)?;
         SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE).map_err(broke)?;
@@ -531,8 +534,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Answers questions to shut clients out until the peer ends its connection. If it says anything else, nobody listens
-    /// to it any more.
+    /// Answers requests to shut clients out until the peer ends its connection. After any other message, the box
+    /// ignores the peer.
     fn listen_to(&self, mut stream: &TcpStream) {
         let mut said = [0; shut_out::BYTES];
         while stream.read_exact(&mut said).is_ok() {
@@ -543,10 +546,10 @@ impl Plane {
         }
     }
 
-    /// Shuts a client out, and waits until the node has answered all that the client had there.
+    /// Shuts a client out, and waits until the node has answered all its requests.
     fn shut_out(&self, qpn: Qpn) -> Result<(), Refusal> {
-        // Where the queue pair with the node failed, nobody knows what the node still does, until it has given that up for
-        // another one.
+        // If the queue pair with the node failed, the node's state is unknown until the node has replaced that queue
+        // pair.
         let is_out = move |steer: &mut Steer| steer.is_attached() && steer.at_node(qpn) == 0;
         let mut is_over = self.with(move |steer| {
             steer.disconnect(qpn);
@@ -563,7 +566,7 @@ impl Plane {
     }
 }
 
-/// Waits until the peer ends its connection, or vanishes. What it says until then nobody hears.
+/// Waits until the peer ends its connection, or vanishes. Ignores all data until then.
 fn wait_for_end(mut stream: &TcpStream) {
     let mut said = [0; 256];
     loop {
@@ -576,7 +579,7 @@ fn wait_for_end(mut stream: &TcpStream) {
     }
 }
 
-/// RoCE v2's GID of an address (IBTA Annex A17): IPv4 is mapped.
+/// Returns RoCE v2's GID of an address (IBTA Annex A17): IPv4 is mapped.
 pub(super) fn to_gid(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),

@@ -29,22 +29,23 @@ use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
 use control::{Jobs, Own, Plane, retries_within};
 
-pub(crate) const EXAMPLES: &str = "\
-Examples:
-  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their queue
-                                            pairs with this machine as they would with the node
-  doorbell steer 10.0.0.1 --exclusive       nobody reaches the node's memory but through this box, so a
-                                            CAS may go there as a WRITE
-  doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128
-                                            steer requests of a store to the newest node of their key
-  doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json
-  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`), for clients that
-                                            name this machine instead (`ib_write_bw ADDRESS`)
-
+pub(crate) const EXAMPLES: &str = concat!(
+    "Examples:\n",
+    "  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their queue\n",
+    "                                            pairs with this machine as they would with the node\n",
+    "  doorbell steer 10.0.0.1 --exclusive       all accesses to the node's memory pass this box, so a\n",
+    "                                            CAS may go there as a WRITE\n",
+    "  doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128\n",
+    "                                            steer requests of a store to the newest node of their key\n",
+    "  doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json\n",
+    "  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`), for clients that\n",
+    "                                            name this machine instead (`ib_write_bw ADDRESS`)\n",
+    "\n\
 Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
-the TCP connection open for as long as they use it. docs/middlebox.md says what the box believes.";
+the TCP connection open while they use it. docs/middlebox.md states what the box trusts.",
+);
 
-/// How long the box looks for packets before it sleeps.
+/// Time that the box polls for packets before it sleeps.
 const LINGER: Duration = Duration::from_micros(100);
 
 /// Maximum time for which several waiting jobs of set-up delay packets of connected clients.
@@ -53,62 +54,64 @@ const JOBS_BUDGET: Duration = Duration::from_micros(200);
 /// Maximum sleep of the loop, which checks for signals after it.
 const NAP: Duration = Duration::from_millis(20);
 
-/// Put a middlebox in front of a memory node: the requests of all clients go there on one ordered queue pair.
-/// It runs until it is interrupted, and then prints what it counted
+/// Run a middlebox in front of a memory node: the requests of all clients go to the node on one ordered queue pair.
+/// The box runs until it is interrupted, and then prints its counters
 #[derive(Args)]
 pub(crate) struct Steer {
-    /// The memory node: HOST or HOST:PORT, where it sets up queue pairs over TCP
+    /// Memory node: HOST or HOST:PORT at which it sets up queue pairs over TCP
     #[arg(value_name = "NODE")]
     node: String,
-    /// The box's address, to which clients and node send packets [default: the one that the TCP connection with the
-    /// node has here; the next free loopback address for a node of this machine]
+    /// Address of the box for clients and node [default: local address of the TCP connection with the node, or the next
+    /// free loopback address for a local node]
     #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
     bind: Option<IpAddr>,
     #[command(flatten)]
     udp: UdpPort,
-    /// Where clients set up their queue pairs over TCP: ADDRESS or ADDRESS:PORT [default: the box's address]
+    /// ADDRESS or ADDRESS:PORT at which clients set up their queue pairs over TCP [default: the address of the box]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
-    /// TCP port of the node and of the box, where none is given
+    /// Default TCP port of the node and of the box
     #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
     port: u16,
-    /// Every access to the node's memory passes this box, those of the node's own processor too. Then the box knows what
-    /// words hold, and a CAS may go to the node as a WRITE. If it is not so, results will be wrong
+    /// Assume that every access to the node's memory passes this box, also those of the node's own processor. Then
+    /// the box knows the values of words, and may send a CAS to the node as a WRITE. Other accesses make results
+    /// wrong
     #[arg(long)]
     exclusive: bool,
-    /// The memory is that of Doorbell's store, with these sizes: any of nodes=N, keys=N, max-key=BYTES, max-value=BYTES,
-    /// with commas between. READs and CASes of old nodes go to the newest node of the key
+    /// Treat the memory as Doorbell's store with these sizes, separated by commas: any of nodes=N, keys=N,
+    /// max-key=BYTES, max-value=BYTES. The box redirects READs and CASes of old nodes to the newest node of the key
     #[arg(long, value_name = "SIZES", value_parser = store)]
     store: Option<Geometry>,
-    /// With --store: READs go to the nodes that clients name, and CASes alone are steered
+    /// With --store: send READs to the nodes that clients name, and redirect only CASes
     #[arg(long, requires = "store")]
     writes_only: bool,
-    /// NODE is where servers of perftest listen, and so does the box for clients: its programs are connected through the box,
-    /// one pair after another. For ib_write_bw, ib_read_bw, ib_read_lat, ib_atomic_bw and ib_atomic_lat, whose server does
-    /// nothing but wait
+    /// Connect the programs of perftest through the box, one pair after another: its servers listen on NODE, and the
+    /// box listens for its clients. Supports ib_write_bw, ib_read_bw, ib_read_lat, ib_atomic_bw and ib_atomic_lat,
+    /// whose server only waits
     #[arg(long, conflicts_with_all = ["store", "exclusive"])]
     perftest: bool,
-    /// Each client has a queue pair of its own at the node, and packets pass as they are. The box numbers requests, and says
-    /// at its end in which order they were answered
+    /// Give each client a queue pair of its own at the node, and pass on packets unchanged. The box numbers requests,
+    /// and prints at its end the order of their answers
     #[arg(long, conflicts_with_all = ["store", "exclusive", "perftest"])]
     relay: bool,
-    /// Clients at one time, at most 32768
+    /// Maximum number of concurrent clients, up to 32768
     #[arg(long, value_name = "N", default_value_t = Limits::default().clients, value_parser = quantity::count::<usize>)]
     clients: usize,
-    /// READs and atomics that the node takes at one time on one queue pair, at most 255
+    /// Maximum concurrent READs and atomics that the node accepts on one queue pair, up to 255
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = quantity::count::<u8>)]
     reads: u8,
-    /// The node is gone once it has acknowledged nothing for so long, though everything was sent again and again
+    /// Seconds without an acknowledgement, despite retransmissions, after which the box considers the node gone, 10ms
+    /// to an hour
     #[arg(long, value_name = "SECONDS", default_value = "9", value_parser = quantity::seconds)]
     patience: f64,
-    /// Write every packet of both sides, clients' and node's, to a pcap file
+    /// Write every packet of clients and node to a pcap file
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Do this to packets that arrive at the box: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0 to 1),
-    /// delay=T (such as 5us), seed=N, with commas between
+    /// Faults of packets that arrive at the box, separated by commas: any of drop=P, duplicate=P, reorder=P,
+    /// corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
-    /// End after so many seconds; also as in 500ms
+    /// End after this number of seconds; also as in 500ms
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
     duration: Option<f64>,
     /// Print one JSON object instead of text
@@ -134,7 +137,7 @@ fn store(text: &str) -> Result<Geometry, String> {
     Ok(geometry)
 }
 
-/// Signals that end the box once it has said what it counted.
+/// Signals that end the box after it has printed its counters.
 #[derive(Debug)]
 struct Signals(Arc<AtomicUsize>);
 
@@ -166,7 +169,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     arguments.udp.note_if_other();
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
-    // What a server of perftest accepts is its client's connection; and where packets are passed on, each client has its own.
+    // A server of perftest accepts the connection of its client. With relaying, each client has its own connection.
     let stream = match arguments.perftest || arguments.relay {
         true => None,
         false => Some(reach(&node, "; does a memory node set up queue pairs there?")?),
@@ -208,7 +211,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
     let driver = forward(driver, &readable, (&plane, &jobs, failed.as_ref()), &signals, begun, until)?;
     report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
-    // Closes the capture, which may be read from now on.
+    // Close the capture, so that it can be read.
     drop(driver);
     if let Some(number) = signals.came() {
         ending::end_as_by(number);
@@ -216,7 +219,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts what was asked for around the link.
+/// Wraps the link in the requested faults and capture.
 fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Link>, Failure> {
     let (address, port) = (udp.local_address(), udp.port());
     let mut link: Box<dyn Link> = Box::new(udp);
@@ -234,7 +237,7 @@ fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Lin
     Ok(link)
 }
 
-/// Forwards packets until a signal comes or the time is over, or set-up with the node fails at first.
+/// Forwards packets until a signal comes, the time is over, or the first set-up with the node fails.
 fn forward(
     mut driver: Driver<Box<dyn Link>>,
     readable: &OwnProcess,
@@ -268,9 +271,9 @@ fn forward(
             let timer = driver.poll_timeout().map(Duration::from_nanos);
             let left = [timer.map(|at| at.saturating_sub(now - begun)), until.map(|until| until - now)];
             let nap = left.into_iter().flatten().min().unwrap_or(NAP).min(NAP);
-            // A timer of less than a millisecond is not slept for.
+            // A timer of less than a millisecond causes no sleep.
             let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::ZERO);
-            // A signal ends it as the time does.
+            // A signal ends the loop like the end of the time.
             let mut watched = [readable.as_fd(), jobs.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             let _ = poll(&mut watched, timeout);
         }

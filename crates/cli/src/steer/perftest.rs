@@ -1,6 +1,6 @@
-//! perftest through the box. Its programs tell each other over TCP where their queue pairs and memory are, each queue pair in
-//! a line of a fixed length. The box passes on what they say, and puts its own queue pairs, key and address into these lines:
-//! so the server takes the box for its client, and the client takes the box for its server.
+//! perftest through the box. Its programs exchange the addresses of their queue pairs and memory over TCP, each queue
+//! pair in a line of a fixed length. The box forwards these bytes, and replaces queue pairs, key and address in the
+//! lines with its own. So the server treats the box as its client, and the client treats the box as its server.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -26,9 +26,9 @@ use crate::output::note;
 /// Bytes of a line, with the NUL at its end.
 const LENGTH: usize = 108;
 
-/// The form of a line, perftest's `KEY_PRINT_FMT_GID`: each `x` stands for a hexadecimal digit. The fields are the LID, how many
-/// READs the queue pair takes at a time, its number, its first PSN, the memory's rkey and address, the GID, and the number of a
-/// shared receive queue.
+/// Format of a line, perftest's `KEY_PRINT_FMT_GID`: each `x` stands for a hexadecimal digit. The fields are the LID,
+/// the concurrent READs of the queue pair, its number and its first PSN. The memory's rkey and address, the GID, and
+/// the number of a shared receive queue follow.
 const FORM: &[u8; LENGTH] = b"xxxx:xxxx:xxxxxx:xxxxxx:xxxxxxxx:xxxxxxxxxxxxxxxx:\
 xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xxxxxxxx:\0";
 
@@ -38,13 +38,15 @@ const PSN: Range<usize> = 17..23;
 const RKEY: Range<usize> = 24..32;
 const GID: usize = 50;
 
-/// What may end in the beginning of a line is held back for so many milliseconds, and then passed on: a line comes at one time.
+/// Milliseconds for which the box holds back a possible start of a line before it forwards the bytes. A line arrives
+/// at one time.
 const HOLD_MS: u16 = 100;
 
-/// Time of two programs from the client's greeting until their queue pairs are connected. They register memory meanwhile.
+/// Time of two programs from the client's greeting until their queue pairs are connected. They register memory
+/// meanwhile.
 const SETUP: Duration = Duration::from_secs(30);
 
-/// Bytes of perftest's version, with which its client begins.
+/// Bytes of perftest's version, which its client sends first.
 const VERSION: usize = 16;
 
 /// The opening of perftest's client: its version, such as `6.06`, filled up with NULs.
@@ -77,11 +79,11 @@ impl Opening for VersionOpening {
     }
 }
 
-/// Which of the two programs says something.
+/// Indices of the two programs.
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
 
-/// Where a queue pair and its memory are.
+/// Line with the address of a queue pair and its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line([u8; LENGTH]);
 
@@ -115,13 +117,13 @@ impl Line {
     }
 }
 
-/// What is next in a stream.
+/// Next part of a stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// So many bytes that belong to no line.
+    /// This number of bytes belongs to no line.
     Pass(usize),
     Line(Line),
-    /// What may become a line.
+    /// The bytes may become a line.
     More,
 }
 
@@ -142,19 +144,19 @@ struct Pair<'a> {
     /// The box's end of the queue pair with the server.
     node_side: (Qpn, Psn),
     is_attached: bool,
-    /// The last two bytes that each said before its first line: the code of its path MTU and a NUL.
+    /// The last two bytes of each program before its first line: the code of its path MTU and a NUL.
     before: [[u8; 2]; 2],
-    /// Lines that were passed on, as they were said and as the other side got them.
+    /// Lines that were forwarded: by the queue pair in the original line, the line for the other side.
     told: [HashMap<Qpn, Line>; 2],
     /// The client's queue pair that the server has not answered yet.
     asking: Option<ClientEnd>,
-    /// The box's queue pairs with the client, and its regions: each by the server's key, with the key that the client has.
+    /// The box's queue pairs with the client, and its regions: the server's key of each, with the key for the client.
     clients: Vec<Qpn>,
     regions: Vec<(RKey, RKey)>,
 }
 
 impl Plane {
-    /// Listens for perftest's clients, and has a thread connect one after another with the server that listens at the node.
+    /// Listens for perftest's clients, and starts a thread that connects each in turn to the server at the node.
     pub(super) fn start_perftest(self: &Arc<Self>, listen: &str) -> Result<(), Failure> {
         let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         note!("serving clients at {} for perftest at {}", listener.local_addr()?, self.own.node);
@@ -171,7 +173,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Connects a client with the server, and passes on what the two say until both have ended their connections.
+    /// Connects a client to the server, and forwards their bytes until both have ended their connections.
     fn serve_pair(&self, client: &TcpStream, version: Vec<u8>) -> Result<(), Failure> {
         let server = reach(&self.own.node, "; does a server of perftest listen there?")?;
         for stream in [client, &server] {
@@ -195,7 +197,7 @@ impl Plane {
     }
 }
 
-/// A program may end its connection with something unread in it: that is an end like any other.
+/// Treats a connection that ends with unread bytes like any other end.
 fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     result.or_else(
@@ -206,8 +208,8 @@ fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
 impl Pair<'_> {
     /// Forwards the bytes of both programs.
     ///
-    /// Until they are connected, the two have the time of one set-up. So a client that only greets cannot keep others
-    /// waiting.
+    /// Until they are connected, the two have the time of one set-up. So a client that only greets cannot delay
+    /// others.
     fn carry(&mut self, streams: [&TcpStream; 2], version: Vec<u8>) -> Result<(), Failure> {
         let until = Instant::now() + SETUP;
         (&mut &*streams[SERVER]).write_all(&version)?;
@@ -224,7 +226,7 @@ impl Pair<'_> {
                 (false, true) => PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX),
                 (false, false) => PollTimeout::NONE,
             };
-            // A signal that came in between is no reason to stop: the thread that forwards packets sees it.
+            // A signal in between does not stop the loop: the forwarding thread handles it.
             let has_timed_out = matches!(poll(&mut polled, timeout), Ok(0));
             if self.clients.is_empty() && left.is_zero() {
                 return Err(Refusal::Unconnected.into());
@@ -246,8 +248,8 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// What the other side is to get for what one side said. Nothing, if that ends in what may become a line: the programs
-    /// read what was written at one time at one time, so it is not parted. With `is_all` nothing is held back.
+    /// Returns the bytes for the other side. Returns none if the data ends in a possible line: the programs expect
+    /// the bytes of one write in one read, so the box must not split them. With `is_all`, the box holds back nothing.
     fn pass(&mut self, side: usize, held: &mut Vec<u8>, is_all: bool) -> Result<Vec<u8>, Refusal> {
         let mut passed = Vec::new();
         let mut at = 0;
@@ -273,8 +275,8 @@ impl Pair<'_> {
         Ok(passed)
     }
 
-    /// Returns the line that the other program gets in place of this one. perftest repeats its lines where its programs wait for
-    /// each other: then the other program gets the same line again.
+    /// Returns the line that the other program gets in place of this one. Programs of perftest repeat their lines
+    /// while they wait for each other. Then the other program gets the same line again.
     fn translate(&mut self, side: usize, line: &Line) -> Result<Line, Refusal> {
         if let Some(told) = self.told[side].get(&line.qpn()) {
             return Ok(*told);
@@ -288,7 +290,8 @@ impl Pair<'_> {
         Ok(told)
     }
 
-    /// The client names a queue pair. To the server it is the box's; where there are several, the box uses the first alone.
+    /// Translates a queue pair of the client. The server sees the box's queue pair instead. Of several, the box uses
+    /// only the first.
     fn ask(&mut self, line: &Line) -> Result<Line, Refusal> {
         let address = self.address_of(CLIENT, line)?;
         let first_psn = Psn::new(line.number(PSN));
@@ -302,7 +305,7 @@ impl Pair<'_> {
         Ok(told)
     }
 
-    /// The server answers with a queue pair and its memory. To the client they are the box's.
+    /// Translates a queue pair and the memory of the server. The client sees those of the box instead.
     fn answer(&mut self, line: &Line) -> Result<Line, Refusal> {
         let client = self.asking.take().ok_or(Refusal::OutOfTurn { who: "server" })?;
         let path_mtu = client.path_mtu.min(self.path_mtu(SERVER)?);
@@ -331,8 +334,8 @@ impl Pair<'_> {
         Ok(told)
     }
 
-    /// The key by which the client reaches memory of the server. A program does not say how long its memory is, so
-    /// the server's RNIC alone knows its bounds.
+    /// Returns the key by which the client reaches memory of the server. A program does not send the length of its
+    /// memory, so only the server's RNIC knows the bounds.
     fn region(&mut self, node_rkey: RKey) -> Result<RKey, Refusal> {
         if let Some((_, rkey)) = self.regions.iter().find(|(known, _)| *known == node_rkey) {
             return Ok(*rkey);
@@ -349,14 +352,14 @@ impl Pair<'_> {
         self.plane.own.reachable(peer, line.gid())
     }
 
-    /// The path MTU that a side asks for: each says IBTA's code of it before its first line.
+    /// Returns the path MTU of a side: each sends IBTA's code of it before its first line.
     fn path_mtu(&self, side: usize) -> Result<PathMtu, Refusal> {
         let [code, nul] = self.before[side];
         let found = PathMtu::ALL.into_iter().find(|mtu| code == b'0' + mtu.code() && nul == 0);
         found.ok_or(Refusal::NoPathMtu)
     }
 
-    /// Gives up what was set up.
+    /// Gives up the queue pairs and regions.
     fn part(self) -> Result<(), Refusal> {
         let (clients, regions) = (self.clients, self.regions);
         self.plane.with(move |steer| {
@@ -375,7 +378,7 @@ impl Pair<'_> {
 mod tests {
     use super::*;
 
-    /// As ib_atomic_lat of perftest 4.5 said it.
+    /// A line of ib_atomic_lat, perftest 4.5.
     const SAID: &[u8; LENGTH] =
         b"0000:0010:02007a:88b8d5:4b468481:000055e95926c000:00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:02:00000000:\0";
 

@@ -1,4 +1,4 @@
-//! What the box says at its end.
+//! Final report of the box.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -62,8 +62,8 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
         (refused, "clients refused"),
         (attached.saturating_sub(1), "times that the memory node was connected anew"),
         (own.damaged, "packets with a wrong ICRC, or too short for one"),
-        (own.foreign_source, "packets that were to leave from an address of somebody else"),
-        (own.dropped, "packets dropped because too many were to leave at one time"),
+        (own.foreign_source, "packets dropped, with a source address other than the box's"),
+        (own.dropped, "packets dropped, since too many waited to be sent at one time"),
     ];
     for (count, what) in counters.sentences().chain(more).filter(|&(count, _)| count > 0) {
         line(format_args!("{count:>12}  {what}"))?;

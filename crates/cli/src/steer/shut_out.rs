@@ -1,6 +1,6 @@
-//! How the metadata service of a store has a box shut a client out: by a question of eight bytes on a TCP connection with
-//! the box, behind the set-up. The box answers with the same bytes once the client's requests can no longer change the
-//! node's memory.
+//! Request of a store's metadata service that a box shut a client out: eight bytes on a TCP connection with the box,
+//! after the set-up. The box answers with the same bytes once the client's requests can no longer change the node's
+//! memory.
 
 use std::io;
 use std::net::TcpStream;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use doorbell_exchange::setup::Timed;
 use doorbell_wire::Qpn;
 
-/// What a question begins with.
+/// First bytes of a request.
 const MAGIC: [u8; 4] = *b"OUT?";
 
-/// Bytes of a question, and of its answer.
+/// Bytes of a request, and of its answer.
 pub(super) const BYTES: usize = 8;
 
 fn question(qpn: Qpn) -> [u8; BYTES] {
@@ -21,14 +21,14 @@ fn question(qpn: Qpn) -> [u8; BYTES] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// Which queue pair of a client a question names: the number to which that client sends. `None` if it is no question.
+/// Returns the queue pair number in a request, to which the client sends. Returns `None` for other bytes.
 pub(super) fn parse(bytes: [u8; BYTES]) -> Option<Qpn> {
     let (magic, number) = bytes.split_first_chunk::<4>()?;
     let number = u32::from_be_bytes(*number.first_chunk::<4>()?);
     (*magic == MAGIC && number < 1 << 24).then(|| Qpn::new(number))
 }
 
-/// Has the box at the other end shut a client out, and waits until that is done.
+/// Asks the box at the other end to shut a client out, and waits for the answer.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The other hosts of a study, where they call this process: a launcher has started them, or ssh.
+//! Hosts of a study that call this process, started by a launcher or by ssh.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,16 +21,16 @@ use crate::device::Chosen;
 use crate::output::note;
 use crate::{Failure, Usage};
 
-/// How long processes may take to be started and to call: on a cluster that is long.
+/// Time for processes to start and to call. On a cluster this takes long.
 const FIRST_CALL: Duration = Duration::from_secs(60);
 
-/// How long number 0 stays when it has failed, for processes that have not called yet and would wait for it.
+/// Time that number 0 stays after a failure, for processes that have not called yet and would wait for it.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long one may take to call again.
+/// Time for a process to call again.
 const NEXT_CALL: Duration = Duration::from_secs(10);
 
-/// How long a process waits before it calls again where something else than number 0 has answered.
+/// Pause before a process calls again after something other than number 0 has answered.
 const AFTER_STRANGER: Duration = Duration::from_millis(100);
 
 /// Interval at which a process checks for changes that nothing announces, such as the end of a child.
@@ -65,7 +65,7 @@ impl Callers {
         })
     }
 
-    /// The other processes of a launch.
+    /// Returns the other processes of a launch.
     pub(super) fn of(launch: &Launch, given: Option<Token>) -> Result<Self, Failure> {
         let token = launch.token(given)?;
         let address = launch.listens_on();
@@ -75,7 +75,7 @@ impl Callers {
         Self::new(listener, names, token, Some(announcement))
     }
 
-    /// Starts a process on each of these hosts by the system's ssh.
+    /// Starts a process on each of these hosts with the system's ssh.
     pub(super) fn by_ssh(hosts: &[String], remote: &str, arguments: &[String]) -> Result<Self, Failure> {
         let token = random_token()?;
         let listener = Listen::All { port: 0 }.bind()?;
@@ -85,18 +85,18 @@ impl Callers {
             if let Some(other) = hosts[..number].iter().find(|other| *other == host) {
                 return Err(Usage(format!("{other} is named twice: name each host once")).into());
             }
-            // What begins with a dash would be an option.
+            // ssh would treat a name that begins with a dash as an option.
             if host.starts_with('-') {
                 return Err(Usage(format!("{host} is no host")).into());
             }
             let mut ssh = Command::new("ssh");
-            // A host that does not answer must not outlive this process for long, however that ends.
+            // A host that does not answer must not outlive this process for long, however this process ends.
             ssh.args(["-T", "-o", "ConnectTimeout=30", "--", host, remote, "study", "--called-by-ssh"]).args(arguments);
             ssh.stdin(Stdio::piped()).stdout(Stdio::null());
             let mut child = ssh.spawn().map_err(|error| format!("{host}: ssh cannot be started: {error}"))?;
             let told = json!({ "rank": number + 1, "ranks": hosts.len() + 1, "port": port, "token": token });
             if let Some(stdin) = &mut child.stdin {
-                // If it has ended already, that is found out when it does not call.
+                // If the process has ended already, it does not call, and that reveals it.
                 let _ = stdin.write_all(format!("{told}\n").as_bytes());
             }
             callers.started.borrow_mut().push(child);
@@ -104,7 +104,7 @@ impl Callers {
         Ok(callers)
     }
 
-    /// Takes the processes that call until an instant, or until one has called.
+    /// Admits calling processes until a deadline, or until one has called.
     fn take(&self, until: Instant) {
         let Some(Client { stream, opening, from, .. }) = self.clients.borrow_mut().next_until(until) else { return };
         match Caller::new(stream, opening) {
@@ -113,8 +113,8 @@ impl Callers {
         }
     }
 
-    /// Tells the other processes that the study has failed: those that wait, and those that call soon. The others notice that
-    /// this process ends.
+    /// Tells the other processes that the study has failed: those that wait, and those that call soon. The others
+    /// notice the end of this process.
     pub(super) fn refuse_all(&self, reason: &str) {
         let until = Instant::now() + FAREWELL;
         loop {
@@ -129,7 +129,7 @@ impl Callers {
         }
     }
 
-    /// The process of a host, once it has called.
+    /// Returns the process of a host after it has called.
     fn await_call(&self, number: usize, patience: Duration) -> Result<Caller, Failure> {
         let until = Instant::now() + patience;
         loop {
@@ -177,7 +177,7 @@ impl Others for Rc<Callers> {
 impl Drop for Callers {
     fn drop(&mut self) {
         for mut child in self.started.take() {
-            // Whoever serves at the other end notices that this is closed.
+            // The process at the other end notices that its standard input is closed.
             drop(child.stdin.take());
             let _ = child.kill();
             let _ = child.wait();
@@ -185,8 +185,8 @@ impl Drop for Callers {
     }
 }
 
-/// What a process of a launch does that is not number 0: it serves number 0 until that tells it to end. Once it has served a point it
-/// prints nothing: from then on number 0 prints failures.
+/// Runs a process of a launch other than number 0: it serves number 0 until number 0 ends it. After its first point
+/// it prints nothing: from then on number 0 prints failures.
 pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) -> Result<ExitCode, Failure> {
     let chosen = study.choose_quietly()?;
     let zero = Zero {
@@ -197,16 +197,16 @@ pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) ->
     serve_calls(study, &chosen, launch.rank, launch.ranks, &zero)
 }
 
-/// How number 0 is found and reached.
+/// Address of number 0, and the way to connect to it.
 struct Zero<'a> {
-    /// Its address and the token.
+    /// Returns the address and the token.
     find: &'a dyn Fn() -> Result<(String, Option<Token>), Failure>,
     connect: &'a dyn Fn(&str) -> Result<TcpStream, Failure>,
-    /// A file says where it is, which may be that of a launch before.
+    /// Whether a file contains the address, which may belong to an earlier launch.
     is_in_file: bool,
 }
 
-/// Is a process that ssh has started: what it needs to know comes on its standard input.
+/// Runs a process that ssh has started. Its standard input contains the address and the token.
 pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -217,7 +217,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
         return Err("standard input does not say who calls".into());
     };
     let token: Option<Token> = told["token"].as_str().and_then(|token| token.parse().ok());
-    // sshd says who connected: address and port there, address and port here.
+    // sshd provides the connection: client address and port, then server address and port.
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
     let host = connection.split_whitespace().next().unwrap_or("127.0.0.1");
     let address = with_port(host, u16::try_from(port)?);
@@ -230,7 +230,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     serve_calls(study, &chosen, rank, ranks, &zero)
 }
 
-/// Calls number 0 again and again, and serves it.
+/// Calls number 0 repeatedly, and serves it.
 fn serve_calls(
     study: &Study,
     chosen: &Chosen,
@@ -244,7 +244,7 @@ fn serve_calls(
         let reached = (zero.find)().and_then(|found| Ok(((zero.connect)(&found.0)?, found)));
         let (stream, found) = match reached {
             Ok(reached) => reached,
-            // Number 0 has ended, and said why.
+            // Number 0 has ended, and has printed the reason.
             Err(_) if has_served => return Ok(ExitCode::FAILURE),
             Err(error) if Instant::now() > until => return Err(error),
             Err(_) => {
@@ -252,7 +252,7 @@ fn serve_calls(
                 continue;
             }
         };
-        // A file that a dead launch has left behind may lead to anybody, until number 0 has written its own.
+        // A file of a dead launch may lead to any process until number 0 has written its own.
         let is_elsewhere = || (zero.find)().is_ok_and(|now| now != found);
         let gives_up = || !has_served && (Instant::now() > until || is_elsewhere());
         let (address, token) = &found;
@@ -282,7 +282,7 @@ fn serve_one(study: &Study, chosen: &Chosen, stream: TcpStream, token: Option<To
         let pinning = study.cpus.pinning(&device)?;
         Ok((device, Terms { token, pinning, ..Terms::open(MEMORY_MIB << 20) }))
     };
-    // What goes wrong number 0 is told, and says.
+    // Number 0 receives each error and prints it.
     let _ = match open() {
         Ok((device, terms)) => session::serve(device, stream, &terms),
         Err(error) => session::refuse(stream, &error.to_string()),

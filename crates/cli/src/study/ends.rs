@@ -23,24 +23,24 @@ use crate::device::Chosen;
 use crate::far::measure_point;
 use crate::output::note;
 
-/// What a study measures between.
+/// The two ends of a study.
 pub(super) struct Ends {
     chosen: Chosen,
-    /// The other machine, if there is one: where it is met, and how points with more parties than two reach it.
+    /// The other machine, if there is one: its name, and the connections to it for points with more than two parties.
     pub(super) other: Option<(String, Reach)>,
-    /// The fewest queue pairs of a device, and whose it is.
+    /// The lowest queue pair limit of the devices, and the machine that has it.
     pub(super) queue_pairs: (usize, String),
     pub(super) environment: Environment,
-    /// What this end pins, and the other one.
+    /// Pinning of this end and of the other one.
     pinnings: [Pinning; 2],
-    /// What this end says of itself when it asks the other machine.
+    /// Introduction of this end to the other machine.
     introduction: Introduction,
-    /// Was the other machine seen to be gone? Then the study ends.
+    /// Whether the other machine has gone. Then the study ends.
     is_lost: Cell<bool>,
 }
 
 impl Ends {
-    /// Makes this end known to the other one, if that is another machine.
+    /// Introduces this end to the other one, if that is on another machine.
     pub(super) fn meet(study: &Study, chosen: Chosen, host: Option<String>) -> Result<Self, Failure> {
         let introduction = study.meeting.introduction(false);
         let Some(host) = host else {
@@ -97,12 +97,13 @@ impl Ends {
         })
     }
 
-    /// Is the other machine gone?
+    /// Returns whether the other machine has gone.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.get()
     }
 
-    /// Measures a point about shared memory once: all parties of it in this process, or dealt to both machines.
+    /// Measures a point about shared memory once, with all its parties in this process or distributed over both
+    /// machines.
     fn measure_far(&self, study: &Study, far: &FarPoint, parameters: &Parameters) -> Result<PointResult, Failure> {
         if let Some((_, reach)) = &self.other {
             return reach.measure(study, Layout::TwoEnds, parameters);
@@ -136,7 +137,7 @@ impl Ends {
             let device = open(study, &self.chosen, control::address_toward(&stream))?;
             let client = Client::introduced(&device, stream, self.introduction.clone(), parameters);
             return client.map_err(Failure::from).and_then(|(client, ..)| measure(client)).map_err(|error| {
-                // Whoever cannot be reached any more has not failed at this point alone.
+                // An unreachable machine has failed as a whole, not only at this point.
                 self.is_lost.set(control::connect(host, THERE).is_err());
                 hosts::of_host(host, &error).into()
             });

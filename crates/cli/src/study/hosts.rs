@@ -23,32 +23,32 @@ use crate::device::Chosen;
 use crate::output::note;
 use crate::{Failure, Usage};
 
-/// What this machine is called among the hosts of a study.
+/// Name of this machine among the hosts of a study.
 const HERE: &str = "this machine";
 
 /// The other hosts of a study.
 pub(super) trait Others {
-    /// Their names, for people.
+    /// Returns their names for messages.
     fn names(&self) -> Vec<String>;
 
-    /// A control connection to one of them, which serves whoever is at this end.
+    /// Returns a control connection to one of them, which serves the process at this end.
     fn reach(&self, number: usize) -> Result<TcpStream, Failure>;
 
-    /// What they want to be shown.
+    /// Returns the token that they require.
     fn token(&self) -> Option<Token>;
 
-    /// Tells them that the study is over.
+    /// Tells them that the study has ended.
     fn dismiss(&self) {}
 }
 
-/// Hosts on which somebody has started `doorbell study --listen`.
+/// Hosts on which a user has started `doorbell study --listen`.
 pub(super) struct Listening {
     addresses: Vec<String>,
     token: Option<Token>,
 }
 
 impl Listening {
-    /// Those at these addresses, each of which is to be another one.
+    /// Returns the hosts at these addresses. Each address must belong to a different host.
     pub(super) fn new(addresses: Vec<String>, token: Option<Token>) -> Result<Self, Usage> {
         let mut found: Vec<(&str, Vec<SocketAddr>)> = Vec::new();
         for address in &addresses {
@@ -76,7 +76,7 @@ impl Others for Listening {
     }
 }
 
-/// A host cannot be reached, or has gone: nothing more can be measured.
+/// Error about a host that is unreachable or has gone. The study cannot continue.
 #[derive(Debug)]
 pub(super) struct Gone(String);
 
@@ -88,29 +88,30 @@ impl std::fmt::Display for Gone {
 
 impl std::error::Error for Gone {}
 
-/// How all hosts of a study are reached: this machine, and behind it the others.
+/// Connections to all hosts of a study: this machine first, then the others.
 pub(super) struct Reach {
     chosen: Chosen,
     introduction: Introduction,
     others: Box<dyn Others>,
-    /// Of this machine, and behind it those of the others.
+    /// Name of this machine, followed by those of the others.
     names: Vec<String>,
-    /// What this machine's own end may pin, of which a point takes its share.
+    /// CPUs for this machine's own end. A point takes its share.
     pinning: Pinning,
-    /// The places of all of them among those that are one machine.
+    /// Positions of the hosts among the processes of their machines.
     places: Vec<ProcessPosition>,
-    /// Where the others reach this machine's device; `None` if all are on this machine.
+    /// Address at which the others reach this machine's device; `None` if all are on this machine.
     toward: Option<IpAddr>,
 }
 
-/// The control connection to each host, with the host's name and its place among the processes of its machine.
+/// Control connections to the hosts, each with the host's name and its position among the processes of its machine.
 type Named = Vec<(String, TcpStream, ProcessPosition)>;
 
 /// This machine's own end of a point.
 type Own = std::thread::JoinHandle<Result<(), session::SessionError>>;
 
 impl Reach {
-    /// Others at which this machine's device is at `toward`, if that is known; nobody pins anything yet.
+    /// Returns connections to these hosts, without pinning. `toward` is the address at which they reach this
+    /// machine's device, if known.
     pub(super) fn new(chosen: Chosen, others: Box<dyn Others>, toward: Option<IpAddr>) -> Self {
         let introduction = Introduction { token: others.token(), ..Introduction::default() };
         let mut names = vec![HERE.to_owned()];
@@ -119,16 +120,16 @@ impl Reach {
         Self { chosen, introduction, others, names, pinning: Pinning::default(), places, toward }
     }
 
-    /// The same, where this machine's own end pins its share of these, and all of them have these places.
+    /// Sets the pinning of this machine's own end, and the positions of all hosts.
     pub(super) fn pinned(self, pinning: Pinning, places: Vec<ProcessPosition>) -> Self {
         Self { pinning, places, ..self }
     }
 
-    /// Leaves out what these hosts cannot measure together, and says so.
+    /// Leaves out the series that these hosts cannot measure together, and prints them.
     ///
     /// # Errors
     ///
-    /// Nothing is left, or a point needs more queue pairs than a device has.
+    /// No series remains, or a point needs more queue pairs than a device has.
     pub(super) fn fit(
         &self,
         experiments: &mut Vec<Experiment>,
@@ -186,7 +187,7 @@ impl Reach {
         }
     }
 
-    /// Measures a point once, with a fresh device on each host that has a part in it.
+    /// Measures a point once, with a fresh device on each participating host.
     pub(super) fn measure(
         &self,
         study: &Study,
@@ -209,13 +210,13 @@ impl Reach {
             }
         };
         if let Some(own) = own {
-            // What it failed of, the coordinator has heard.
+            // The coordinator has received the error of the thread.
             let _ = own.join();
         }
         result.map_err(|error: HostError| if error.is_gone() { Gone(error.to_string()).into() } else { error.into() })
     }
 
-    /// Control connections to these hosts, with their names, and what runs of them here.
+    /// Returns control connections to these hosts with their names, and the thread of this machine's end.
     fn streams(&self, study: &Study, hosts: impl Iterator<Item = usize>) -> Result<(Named, Option<Own>), Failure> {
         let (mut streams, mut own) = (Vec::new(), None);
         for host in hosts {
@@ -232,7 +233,7 @@ impl Reach {
         Ok((streams, own))
     }
 
-    /// This machine's own end of a point: a thread, which the coordinator reaches as it reaches other hosts.
+    /// Starts this machine's own end of a point: a thread that the coordinator reaches like another host.
     fn here(&self, study: &Study) -> Result<(TcpStream, Own), Failure> {
         let device = open(study, &self.chosen, self.toward)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -253,14 +254,14 @@ impl Reach {
 pub(super) struct Hosts {
     reach: Reach,
     pub(super) environment: Environment,
-    /// The fewest queue pairs of a device, and whose it is.
+    /// The lowest queue pair limit of the devices, and the host that has it.
     queue_pairs: (usize, String),
-    /// Has one of them been seen to be gone? Then the study ends.
+    /// Whether one of the hosts has gone. Then the study ends.
     is_lost: Cell<bool>,
 }
 
 impl Hosts {
-    /// Makes all hosts known to each other, and finds out whether they can measure together.
+    /// Introduces all hosts to each other, and checks whether they can measure together.
     pub(super) fn meet(study: &Study, chosen: Chosen, others: Box<dyn Others>) -> Result<Self, Failure> {
         let mut reach = Reach::new(chosen, others, None);
         let (mut met, mut toward) = (Vec::new(), None);
@@ -304,13 +305,13 @@ impl Hosts {
         Ok(Self { reach, environment, queue_pairs, is_lost: Cell::new(false) })
     }
 
-    /// Leaves out what cannot be measured on these hosts ([`Reach::fit`]).
+    /// Leaves out series that these hosts cannot measure ([`Reach::fit`]).
     pub(super) fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
         let all = std::iter::once(&self.environment).chain(&self.environment.hosts);
         self.reach.fit(experiments, &self.queue_pairs, are_soft(all))
     }
 
-    /// Tells the others that the study is over.
+    /// Tells the others that the study has ended.
     pub(super) fn dismiss(&self) {
         self.reach.others.dismiss();
     }
@@ -334,7 +335,7 @@ impl Hosts {
     }
 }
 
-/// Why a host is not known. TCP repeats long packets that something on the way drops, and says nothing.
+/// Returns the error about a host that could not be met. TCP silently retransmits long packets that the path drops.
 pub(super) fn not_met(name: &str, error: &session::SessionError) -> Failure {
     let hint = match error {
         session::SessionError::Control(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -345,14 +346,15 @@ pub(super) fn not_met(name: &str, error: &session::SessionError) -> Failure {
     format!("{}{hint}", of_host(name, error)).into()
 }
 
-/// An error with the name of the host that it is about, which it may name already.
+/// Adds the host's name to an error that lacks it.
 pub(super) fn of_host(name: &str, error: &impl Display) -> String {
     let error = error.to_string();
     // A name without a port may be part of any word.
     if name.contains(':') && error.contains(name) { error } else { format!("{name}: {error}") }
 }
 
-/// Are all of these different processes? A host has as many names as addresses, which the addresses alone do not show.
+/// Checks that all of these are different processes. A host has several names and addresses, so its addresses do not
+/// identify it.
 fn each_once(names: &[String], met: &[Introduced]) -> Result<(), Usage> {
     let mut known: Vec<(u64, &String)> = Vec::new();
     for (name, introduced) in names.iter().zip(met) {
@@ -365,12 +367,13 @@ fn each_once(names: &[String], met: &[Introduced]) -> Result<(), Usage> {
     Ok(())
 }
 
-/// Two names lead to one process.
+/// Returns the error about two names of one process.
 pub(crate) fn same_host(name: &str, other: &str) -> String {
     format!("{other} and {name} are the same host: name each host once")
 }
 
-/// The fewest queue pairs of a device, this machine's or one of those of others that say, and whose it is.
+/// Returns the lowest queue pair limit among the device of this machine and those of hosts that report one, with the
+/// name of its host.
 pub(super) fn fewest<'a>(
     own: &DeviceAttributes,
     others: impl IntoIterator<Item = (Option<usize>, &'a String)>,
@@ -382,12 +385,12 @@ pub(super) fn fewest<'a>(
         .unwrap_or_default()
 }
 
-/// Have all of these software RNICs?
+/// Returns whether all of these have software RNICs.
 pub(super) fn are_soft<'a>(mut hosts: impl Iterator<Item = &'a Environment>) -> bool {
     hosts.all(|host| host.provider == soft::PROVIDER)
 }
 
-/// Do two machines measure the same?
+/// Checks that two machines measure the same.
 pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result<(), Failure> {
     if own.doorbell != other.doorbell {
         let (theirs, ours) = (&other.doorbell, &own.doorbell);
@@ -411,7 +414,7 @@ pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result
     Ok(())
 }
 
-/// Do packets of full length pass between this machine and another?
+/// Checks that packets of full length pass between this machine and another.
 pub(super) fn passes(
     device: &Device,
     theirs: usize,

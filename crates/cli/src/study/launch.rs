@@ -1,8 +1,8 @@
-//! Who started this process, and where the processes of a launch meet.
+//! Launcher of this process, and the meeting point of the processes of a launch.
 //!
-//! `mpirun`, `srun` and their like start the same command several times and tell each its number by the environment. What
-//! they do not tell is where number 0 can be called. On one machine that is a file in a directory that only this user can
-//! read; between machines it is a host and port, or such a file in a directory that all of them share.
+//! `mpirun`, `srun` and similar launchers start the same command several times. They pass each process its number in
+//! the environment, but not the address of number 0. On one machine, a file in a directory of this user contains that
+//! address. Between machines, the address is a host and port, or such a file in a shared directory.
 
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -24,44 +24,46 @@ use crate::{Failure, Usage};
 /// A process that was started together with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
-    /// 0 coordinates.
+    /// Number of this process; number 0 coordinates.
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) place: Rendezvous,
-    /// All are on this machine.
+    /// Whether all processes are on this machine.
     is_local: bool,
 }
 
-/// Where processes find number 0.
+/// Meeting point at which processes find number 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rendezvous {
-    /// At a host and port.
+    /// A host and port.
     Address(String),
-    /// Where a file says.
+    /// A file that contains the address.
     File(PathBuf),
 }
 
-/// The variables of a launcher: number, how many, and how many of these on this machine.
+/// Environment variables of a launcher: the number of a process, the number of processes, and their number on this
+/// machine.
 struct Variables {
     rank: &'static str,
     ranks: &'static str,
     here: &'static str,
 }
 
-/// The launchers, the innermost first: Open MPI's processes may have been started through Slurm.
+/// Known launchers, the innermost first: Slurm may have started Open MPI's processes.
 const LAUNCHERS: [Variables; 3] = [
     Variables { rank: "OMPI_COMM_WORLD_RANK", ranks: "OMPI_COMM_WORLD_SIZE", here: "OMPI_COMM_WORLD_LOCAL_SIZE" },
-    // Of a step alone: a batch script is no step, and has nobody to meet.
+    // Only of a step: a batch script is no step, and runs alone.
     Variables { rank: "SLURM_PROCID", ranks: "SLURM_STEP_NUM_TASKS", here: "" },
-    // MPICH and its relatives.
+    // MPICH and its derivatives.
     Variables { rank: "PMI_RANK", ranks: "PMI_SIZE", here: "MPI_LOCALNRANKS" },
 ];
 
-/// What names a launch, so that two at a time do not meet.
+/// Variables that name a launch, so that two launches at a time do not meet.
 const JOBS: [&str; 2] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"];
 
 impl Launch {
-    /// What the environment says; `None` if nobody started several. `given` is where they are to meet, if that was said.
+    /// Returns the launch in the environment, or `None` if this process runs alone. `given` is the meeting point, if
+    /// the user gave one.
     pub(super) fn of(
         variable: impl Fn(&str) -> Option<String>,
         given: Option<&str>,
@@ -82,13 +84,13 @@ impl Launch {
             _ => JOBS.iter().find_map(|name| variable(name)),
         };
         let place = match given {
-            // A name of a job is no path.
+            // A job name must not act as a path.
             Some(directory) if directory.contains('/') => Rendezvous::File(
                 Path::new(directory).join(format!("{SHARED_PREFIX}{}", plain(job.as_deref().unwrap_or("study")))),
             ),
             Some(address) => Rendezvous::Address(with_port(address, port)),
             None if is_local => {
-                // Who has no name for the job has one parent for all of it.
+                // A launcher that names no job is the parent of all its processes.
                 let job = job.unwrap_or_else(|| format!("parent-{}", std::os::unix::process::parent_id()));
                 Rendezvous::File(own_directory().join(plain(&job)))
             }
@@ -96,7 +98,7 @@ impl Launch {
                 Some(node) if launcher.rank == "SLURM_PROCID" => Rendezvous::Address(with_port(&node, port)),
                 _ => {
                     return Err(Usage(
-                        "the launcher's environment does not say where process 0 is: give all of them the same \
+                        "the launcher's environment lacks the address of process 0: give all processes the same \
                          --rendezvous, its HOST:PORT or a directory that all machines share (with a slash in its name)"
                             .to_owned(),
                     ));
@@ -106,10 +108,10 @@ impl Launch {
         Ok(Some(Self { rank, ranks, place, is_local }))
     }
 
-    /// Where number 0 listens.
+    /// Returns the address at which number 0 listens.
     pub(super) fn listens_on(&self) -> Listen {
         match &self.place {
-            // The name is that of one of its addresses; the others may come by another.
+            // The name belongs to one address of the machine; other processes may connect to another one.
             Rendezvous::Address(address) => match address.rsplit(':').next().and_then(|port| port.parse().ok()) {
                 Some(port) if !is_loopback(address) => Listen::All { port },
                 _ => Listen::At(address.clone()),
@@ -119,27 +121,27 @@ impl Launch {
         }
     }
 
-    /// The token of all of them, where it need not be told: a file has one.
+    /// Returns the token of all processes. Without a given one, a file transports a random one.
     pub(super) fn token(&self, given: Option<Token>) -> Result<Option<Token>, Failure> {
         match &self.place {
             _ if given.is_some() => Ok(given),
             Rendezvous::File(_) => random_token().map(Some),
             Rendezvous::Address(address) if is_loopback(address) => Ok(None),
             Rendezvous::Address(address) => Err(Usage(format!(
-                "process 0 is to listen at {address}, where everybody who can connect could measure: give all processes the \
+                "process 0 at {address} needs a token, or any client could measure: give all processes the \
                  same DOORBELL_TOKEN"
             ))
             .into()),
         }
     }
 
-    /// Can number 0 write its file, and the others read it? Each process finds out by itself, since number 0 can tell them
-    /// nothing without that.
+    /// Checks that number 0 can write its file, and that the others can read it. Each process checks this itself,
+    /// since number 0 cannot tell them without the file.
     ///
     /// # Errors
     ///
-    /// The directory is none, or one that number 0 cannot write to or another process cannot look into, or this user's own can be
-    /// used by others.
+    /// The directory does not exist, number 0 cannot write to it, or another process cannot read it. Or other users
+    /// can write to the directory of this user.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Rendezvous::File(path) = &self.place else { return Ok(()) };
         let directory = path.parent().unwrap_or(path);
@@ -155,7 +157,7 @@ impl Launch {
         allowed.map_err(|error| failed(&format_args!("processes of the launch cannot meet there: {error}")))
     }
 
-    /// Writes the file that tells the others where number 0 listens. Dropping the announcement removes the file.
+    /// Writes the file with the address of number 0. Dropping the announcement removes the file.
     pub(super) fn announce(&self, port: u16, token: Option<&Token>) -> Result<Announcement, Failure> {
         self.check()?;
         let Rendezvous::File(path) = &self.place else { return Ok(Announcement(None)) };
@@ -169,7 +171,7 @@ impl Launch {
         let write = || {
             let temporary = path.with_extension(format!("{}.tmp", files::random_name()?));
             let mut file = files::create_new(&temporary, 0o600)?;
-            // It is locked for as long as this process lives. Where files cannot be locked, nobody finds it left behind.
+            // The lock lasts as long as this process. Without file locks, no process recognizes a stale file.
             let _ = file.try_lock();
             file.write_all(told.to_string().as_bytes())?;
             fs::rename(&temporary, path)?;
@@ -179,7 +181,7 @@ impl Launch {
         Ok(Announcement(Some((path.clone(), file))))
     }
 
-    /// Where number 0 is, and the token; an error for as long as nobody has said so.
+    /// Returns the address of number 0, and the token. Fails until number 0 has announced them.
     pub(super) fn find(&self, given: Option<Token>) -> Result<(String, Option<Token>), Failure> {
         let path = match &self.place {
             Rendezvous::Address(address) => return Ok((address.clone(), given)),
@@ -187,7 +189,7 @@ impl Launch {
         };
         let failed = |error| format!("{}: {error}", path.display());
         let mut file = open_own(path, false).map_err(failed)?;
-        // Locks of other machines may not be seen here.
+        // Locks of other machines may be invisible here.
         if self.is_local && file.try_lock_shared().is_ok() {
             return Err(format!("{} was left behind by a launch that has ended", path.display()).into());
         }
@@ -201,17 +203,18 @@ impl Launch {
     }
 }
 
-/// How the names of files begin that processes of several machines meet by.
+/// Prefix of the files at which processes of several machines meet.
 const SHARED_PREFIX: &str = "doorbell-";
 
-/// How old a file is at least that a launch on this machine has left behind: a younger one may be about to be locked.
+/// Minimum age of a stale file of a launch on this machine: the owner may be about to lock a younger one.
 const LEFT_HERE: Duration = Duration::from_secs(10);
 
-/// The same in a directory that machines share, where locks of others may not be seen: by then all its processes have called.
+/// The same in a directory that machines share, in which remote locks may be invisible. By then all processes have
+/// called.
 const LEFT_ELSEWHERE: Duration = Duration::from_secs(24 * 3600);
 
-/// Opens a file of this user alone, which is no link to another. To be locked by one process alone it has to be `writable`, where
-/// it is on NFS (flock(2)).
+/// Opens a regular file that belongs to this user, without following a link. An exclusive lock on NFS requires a
+/// `writable` file (flock(2)).
 fn open_own(path: &Path, writable: bool) -> io::Result<fs::File> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(writable).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
@@ -237,7 +240,7 @@ fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
             }
             let mut text = Vec::new();
             Read::by_ref(&mut file).take(LONGEST).read_to_end(&mut text)?;
-            // A launch that was killed while it wrote has left part of that.
+            // A launch that was killed while writing leaves a part of the file.
             let is_ours = text.is_empty() || text.starts_with(b"{\"address\":");
             let still = fs::symlink_metadata(&path)?;
             Ok(is_ours && (still.ino(), still.dev()) == (found.ino(), found.dev()))
@@ -248,23 +251,23 @@ fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
     }
 }
 
-/// Bytes of a file that are looked at.
+/// Bytes of a file that are compared.
 const LONGEST: u64 = 64;
 
-/// A file that says where number 0 is, and that is locked while this process lives.
+/// The file with the address of number 0. It stays locked while this process lives.
 #[derive(Debug)]
 pub(super) struct Announcement(Option<(PathBuf, fs::File)>);
 
 impl Drop for Announcement {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.0 {
-            // It may be somebody else's by now, who then calls in vain and reads again.
+            // Another launch may own the file by now. Its processes then fail to connect and read the file again.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// The name of this machine, as others know it.
+/// Returns the name of this machine, as others know it.
 fn host_name() -> Result<String, Failure> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname")?;
     Ok(name.trim().to_owned())
@@ -274,19 +277,19 @@ fn is_loopback(address: &str) -> bool {
     address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]:")
 }
 
-/// A name without what means something in paths.
+/// Returns a name without characters that are special in paths.
 fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' }).collect()
 }
 
-/// Directory in which processes of this user meet on this machine. It is made here, so that all processes of a launch find the
-/// same one where another user has taken its name.
+/// Returns the directory in which processes of this user meet on this machine. Creates it, so that all processes of a
+/// launch find the same one if another user has taken its name.
 fn own_directory() -> PathBuf {
     let (parent, stem) = (std::env::temp_dir(), format!("doorbell-{}", files::own_user()));
     files::private_directory(&parent, &stem).unwrap_or_else(|_| parent.join(stem))
 }
 
-/// Checks that no other user can put a file there.
+/// Checks that no other user can put a file into it.
 fn check_own_directory() -> io::Result<()> {
     let path = own_directory();
     let found = fs::symlink_metadata(&path)?;
@@ -300,7 +303,7 @@ fn check_own_directory() -> io::Result<()> {
     ))
 }
 
-/// The first host of a list as Slurm writes it: `node[03-07,9],other` begins with `node03`.
+/// Returns the first host of a list in Slurm's format: `node[03-07,9],other` begins with `node03`.
 fn first_node(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (name, rest) = list.split_at(end);
@@ -322,7 +325,7 @@ mod tests {
     #[test]
     fn launchers_are_known_by_their_environment() {
         assert_eq!(launch(&[], None), Ok(None));
-        // A batch script of Slurm, and one process alone, have nobody to meet.
+        // A batch script of Slurm, or a single process, runs alone.
         assert_eq!(launch(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")], None), Ok(None));
         assert_eq!(launch(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")], None), Ok(None));
 
@@ -397,7 +400,7 @@ mod tests {
         };
         let told = "{\"address\":\"127.0.0.1:9\",\"token\":\"secret\"}";
         aged("doorbell-killed", told);
-        aged("doorbell-notes", "of somebody else");
+        aged("doorbell-notes", "of another program");
         aged("other", told);
         let lives = aged("doorbell-lives", told);
         lives.lock().unwrap();

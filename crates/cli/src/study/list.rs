@@ -1,4 +1,4 @@
-//! What there is to measure.
+//! Lists of experiments.
 
 use doorbell_sim::Testbed;
 use doorbell_study::experiment::Experiment;

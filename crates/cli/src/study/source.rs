@@ -1,4 +1,4 @@
-//! Where points come from, and how all of them are measured.
+//! Source of the points of a study, and the measurement of all of them.
 
 use std::rc::Rc;
 
@@ -17,10 +17,10 @@ use super::{Study, links};
 use crate::output::note;
 use crate::{Failure, Usage, progress};
 
-/// Measurements that may fail one after the other before the study ends.
+/// Consecutive failed measurements after which the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
 
-/// Leaves out points with a longer path MTU than devices have, which is `most` bytes, and says which.
+/// Leaves out points whose path MTU exceeds that of the devices, `most` bytes, and prints them.
 fn leave_out_longer_packets(experiments: &mut Vec<Experiment>, most: usize) -> Result<(), Usage> {
     let mut sentence = None;
     for experiment in experiments.iter_mut() {
@@ -42,17 +42,17 @@ fn leave_out_longer_packets(experiments: &mut Vec<Experiment>, most: usize) -> R
     }
 }
 
-/// What came of a study.
+/// Outcome of a study.
 pub(super) struct Studied {
     pub(super) points: usize,
-    /// Repetitions that were measured now.
+    /// Repetitions that this run has measured.
     pub(super) measured: usize,
     pub(super) failures: Vec<String>,
-    /// Repetitions that are still to be measured.
+    /// Repetitions that remain to be measured.
     pub(super) missing: usize,
 }
 
-/// Where points come from.
+/// Source of points.
 pub(super) enum Source {
     /// Two ends with RNICs.
     Measured(Box<Ends>),
@@ -63,7 +63,8 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Finds the other ends, and whether this one can measure with them. `callers` are those that a launcher has started.
+    /// Meets the other ends, and checks whether this one can measure with them. `callers` are processes that a
+    /// launcher has started.
     pub(super) fn new(
         study: &Study,
         testbed: Option<Testbed>,
@@ -103,7 +104,7 @@ impl Source {
         }
     }
 
-    /// Where points are measured or simulated, as their records say.
+    /// Returns the environment of the records of the points.
     pub(super) fn environment(&self) -> &Environment {
         match self {
             Self::Measured(ends) => &ends.environment,
@@ -112,7 +113,7 @@ impl Source {
         }
     }
 
-    /// Leaves out what the hosts cannot measure together, and links where there are none to choose between.
+    /// Leaves out series that the hosts cannot measure together, and links if there is no choice.
     pub(super) fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
         if let Some(why) = self.lacks_links() {
             links::leave_out(experiments, why)?;
@@ -133,7 +134,7 @@ impl Source {
         }
     }
 
-    /// Why points cannot choose what carries their packets; `None` if they can.
+    /// Returns the reason why points cannot choose their link; `None` if they can.
     fn lacks_links(&self) -> Option<&'static str> {
         match self {
             Self::Measured(ends) if ends.other.is_some() => Some(links::BETWEEN_MACHINES),
@@ -151,7 +152,7 @@ impl Source {
         }
     }
 
-    /// Is a host gone without which nothing can be measured?
+    /// Returns whether a required host has gone.
     fn is_lost(&self) -> bool {
         match self {
             Self::Measured(ends) => ends.is_lost(),
@@ -176,8 +177,8 @@ impl Source {
     }
 }
 
-/// Measures every point as often as it is to be, in rounds: what changes on the machine meanwhile
-/// then shows in the spread of each point, instead of as a step between two.
+/// Measures every point the required number of times, in rounds. Changes on the machine then widen the spread of each
+/// point, instead of causing a step between two points.
 pub(super) fn measure_all(
     study: &Study,
     source: &Source,
@@ -199,7 +200,7 @@ pub(super) fn measure_all(
     let bar = progress::bar((points.len() * repetitions) as u64, already as u64);
     let mut outcome = Studied { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
     let mut failed_in_a_row = 0;
-    // One round more: what failed once on a busy machine is tried again.
+    // One additional round: repeat measurements that failed once on a busy machine.
     for round in 1..=repetitions + 1 {
         for (&(experiment, point), done) in points.iter().zip(&mut done) {
             if *done >= round.min(repetitions) {

@@ -14,13 +14,13 @@ use super::parse_mtu;
 use crate::output::line;
 use crate::{Failure, Usage, quantity};
 
-/// One size at one path MTU is shown in full, several as a table.
+/// Show one size at one path MTU in full, several as a table.
 #[derive(Args)]
 pub(crate) struct Cost {
-    /// What the message does
+    /// Operation of the message
     #[arg(long, value_enum)]
     op: Op,
-    /// Payload of the message, as in 4096 or 64K; several as 16,4096. Without it, as -a
+    /// Payload of the message in bytes, as in 4096 or 64K; several as 16,4096 [default: as -a]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
     /// All powers of two from 2 B to 8 MiB
@@ -29,19 +29,19 @@ pub(crate) struct Cost {
     /// Path MTU: 256, 512, 1024, 2048 or 4096; several as 1024,4096 [default: 4096; with --efficiency all]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = parse_mtu)]
     mtu: Vec<PathMtu>,
-    /// How it travels: reliable connection, unreliable connection or datagram
+    /// Transport: reliable connection, unreliable connection or datagram
     #[arg(long, value_enum, default_value = "rc")]
     transport: TransportName,
-    /// Over IPv6 instead of IPv4
+    /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// With a VLAN tag
+    /// Use a VLAN tag
     #[arg(long)]
     vlan: bool,
-    /// The payload's share of the line bytes that carry it: sizes down, path MTUs across
+    /// Show the payload's share of the line bytes that carry it, with a row per size and a column per path MTU
     #[arg(long)]
     efficiency: bool,
-    /// Also how many messages a full-duplex link of this many bits per second carries at most, as 100G
+    /// Also show the maximum messages per second on a full-duplex link of this rate in bit/s, as 100G
     #[arg(long, value_name = "RATE", value_parser = quantity::link)]
     link: Option<f64>,
     /// Print one JSON object instead of a table
@@ -68,7 +68,7 @@ enum TransportName {
     Ud,
 }
 
-/// Sizes of -a, as perftest has them.
+/// Exponents of the sizes of -a, as in perftest.
 const ALL_SIZES: std::ops::RangeInclusive<u32> = 1..=23;
 
 /// A message of one size at one path MTU.
@@ -105,7 +105,7 @@ impl Cost {
         }
     }
 
-    /// Sizes, and whether they were asked for one by one.
+    /// Returns the sizes, and whether the user chose them one by one.
     fn sizes(&self) -> (Vec<u64>, bool) {
         match self.size.as_slice() {
             [] if matches!(self.op, Op::CompareSwap | Op::FetchAdd) => (vec![ATOMIC_BYTES], true),
@@ -126,7 +126,7 @@ impl Cost {
             for mtu in self.mtus() {
                 match message_cost(self.kind(), transport, bytes, mtu, self.outer()) {
                     Ok(cost) => rows.push(Row { bytes, mtu, cost }),
-                    // All sizes means all that there are: a datagram has the path MTU at most.
+                    // All sizes means all possible ones: a datagram has at most the path MTU.
                     Err(CostError::TooLong { .. }) if !chosen => {}
                     Err(error) => return Err(Usage(error.to_string()).into()),
                 }

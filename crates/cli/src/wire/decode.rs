@@ -1,4 +1,4 @@
-//! `doorbell wire decode`: what a capture holds of RoCE v2.
+//! `doorbell wire decode`: RoCE v2 in a capture.
 
 use std::fs::File;
 use std::io;
@@ -13,22 +13,22 @@ use doorbell_wire::ROCE_UDP_PORT;
 use crate::output::{line, us};
 use crate::{Failure, Usage, quantity};
 
-/// Reads pcap and pcapng of Ethernet, raw IP, Linux cooked and loopback frames. Ends with status 1
-/// if the file ends in the midst of a packet or is damaged, after a summary of what could be read.
+/// Read pcap and pcapng of Ethernet, raw IP, Linux cooked and loopback frames. If the file is damaged or ends within
+/// a packet, print a summary of the readable part, and end with status 1.
 #[derive(Args)]
 pub(crate) struct Decode {
-    /// The capture; - is standard input
+    /// Capture file; - is standard input
     file: PathBuf,
     /// The UDP port of RoCE v2
     #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
-    /// Conversations shown, those with the most bytes first (--json has all)
+    /// Maximum conversations shown, those with the most bytes first (--json has all)
     #[arg(long, value_name = "N", default_value = "10", value_parser = quantity::count::<usize>)]
     top: usize,
-    /// Conversations kept apart; of any beyond, packets are only counted
+    /// Maximum separate conversations; beyond it, packets are only counted
     #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<usize>)]
     max_conversations: usize,
-    /// Follow packets with a wrong ICRC too, which an RNIC drops
+    /// Also follow packets with a wrong ICRC, which an RNIC drops
     #[arg(long)]
     ignore_icrc: bool,
     /// Print one JSON object
@@ -36,10 +36,10 @@ pub(crate) struct Decode {
     json: bool,
 }
 
-/// More conversations would need gigabytes.
+/// Maximum conversations: more would need gigabytes.
 const MOST_CONVERSATIONS: usize = 65_536;
 
-/// Kinds of other frames shown; --json has more.
+/// Kinds of other frames in the text output; --json has more.
 const OTHER_KINDS: usize = 6;
 
 /// Reads a capture, or standard input for `-`.

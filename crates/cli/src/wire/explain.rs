@@ -1,4 +1,4 @@
-//! `doorbell wire explain`: from counters back to what an application does.
+//! `doorbell wire explain`: the probable application, derived from counters.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ use super::parse_mtu;
 use crate::output::{line, note};
 use crate::{Failure, Usage, quantity};
 
-/// Give what the observed host's counters of RDMA traffic grew by per second: of many NICs
-/// {rx,tx}_vport_rdma_unicast_{bytes,packets}. They count Ethernet frames without FCS.
-/// Numbers may end in k, M, G or T.
+/// Give the growth per second of the observed host's counters of RDMA traffic, on many NICs
+/// {rx,tx}_vport_rdma_unicast_{bytes,packets}. They count Ethernet frames without FCS. Numbers may end in k, M, G or
+/// T.
 #[derive(Args)]
 pub(crate) struct Explain {
     /// Bytes received per second
@@ -37,8 +37,8 @@ pub(crate) struct Explain {
     /// Take the rates from a capture instead; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets"])]
     pcap: Option<PathBuf>,
-    /// Take the rates from a device's counters: its name as doorbell counters shows it, its address,
-    /// or the number of the process that has it open
+    /// Take the rates from a device's counters: its name in doorbell counters, its address, or the number of the
+    /// process that has it open
     #[arg(
         short,
         long,
@@ -46,7 +46,7 @@ pub(crate) struct Explain {
         conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "pcap"]
     )]
     device: Option<String>,
-    /// Of a device: how long to look, 0.1 to 3600 s; also as in 500ms
+    /// Of a device: seconds to observe, 0.1 to 3600; also as in 500ms
     #[arg(
         short,
         long,
@@ -56,16 +56,16 @@ pub(crate) struct Explain {
         value_parser = quantity::seconds
     )]
     interval: f64,
-    /// Where the kernel's devices are found.
+    /// Sysfs directory with the kernel's devices.
     #[arg(long, hide = true, value_name = "ROOT", requires = "device", default_value = SYSFS)]
     sysfs: PathBuf,
-    /// Of a capture: the host whose counters are meant
+    /// Of a capture: the observed host
     #[arg(long, value_name = "ADDRESS", requires = "pcap")]
     host: Option<IpAddr>,
     /// Of a capture: the UDP port of RoCE v2
     #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
-    /// The path MTU, if known: excludes explanations
+    /// Path MTU, if known: excludes explanations
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
     /// The traffic is IPv6
@@ -74,13 +74,13 @@ pub(crate) struct Explain {
     /// Frames have a VLAN tag
     #[arg(long)]
     vlan: bool,
-    /// Also how much of a full-duplex link of this many bits per second is used, as 100G
+    /// Also show the used share of a full-duplex link of this rate in bit/s, as 100G
     #[arg(long, value_name = "RATE", value_parser = quantity::link)]
     link: Option<f64>,
-    /// By how much a packet's mean length may be off, in percent
+    /// Tolerance of a packet's mean length, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     tolerance: f64,
-    /// Show every explanation that fits, and say of each why
+    /// Show every explanation that fits, with its reason
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object
@@ -88,7 +88,7 @@ pub(crate) struct Explain {
     json: bool,
 }
 
-/// Explanations that are less plausible than the best by more are shown on request only.
+/// Explanations that are less plausible than the best by more than this are shown only with -v.
 const FAR_LESS_PLAUSIBLE: f64 = 2.0;
 
 pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
@@ -104,14 +104,14 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     }
     let Some(path) = &arguments.pcap else {
         let rates = given(arguments)?;
-        // Numbers that were typed and cannot be are wrong usage.
+        // Invalid numbers on the command line are wrong usage.
         let answer = explain(&rates, &hints).map_err(|error| Usage(error.to_string()))?;
         return print(&answer, arguments);
     };
     let options = decode::Options { udp_port: arguments.udp_port, ..decode::Options::default() };
     let summary = read(path, &options)?;
     if let Some(stopped) = &summary.stopped {
-        return Err(format!("{} {stopped}: its rates cannot be told", path.display()).into());
+        return Err(format!("{} {stopped}: its rates are unknown", path.display()).into());
     }
     let host = observed(&summary, arguments.host).map_err(|why| format!("{}: {why}", path.display()))?;
     if summary.duration_ns == 0 {
@@ -128,7 +128,7 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     print(&explain(&rates, &hints)?, arguments)
 }
 
-/// What a device counts while it is looked at.
+/// Counts the rates of a device during the interval.
 fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
     if !(0.1..=3600.0).contains(&arguments.interval) {
         return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
@@ -159,7 +159,7 @@ fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
     Ok(Rates { rx_bytes, rx_packets, tx_bytes, tx_packets })
 }
 
-/// The four rates on the command line.
+/// Returns the four rates on the command line.
 fn given(arguments: &Explain) -> Result<Rates, Usage> {
     let all = [
         ("--rx-bytes", arguments.rx_bytes),
@@ -178,7 +178,7 @@ fn given(arguments: &Explain) -> Result<Rates, Usage> {
     }
 }
 
-/// The host whose counters are meant: the one named, or one that takes part in everything.
+/// Returns the observed host: the named one, or one that takes part in all packets.
 fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, String> {
     let addresses = || {
         let shown: Vec<_> = summary.hosts.iter().take(8).map(|host| host.address.to_string()).collect();
@@ -199,7 +199,7 @@ fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, Stri
         .ok_or_else(|| format!("no host takes part in everything; choose one by --host: {}", addresses()))
 }
 
-/// Prints the answer, wherever the rates came from.
+/// Prints the answer for rates of any source.
 fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
     if arguments.json {
         line(serde_json::to_string(answer)?)?;
@@ -227,9 +227,9 @@ fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
     }
     match answer.named {
         0 => line(&answer.verdict)?,
-        1 => line("What fits, the most plausible first:")?,
+        1 => line("Explanations that fit, the most plausible first:")?,
         named => line(format_args!(
-            "What fits, the most plausible first; counters cannot tell these apart, and the first {named} are likely:"
+            "Explanations that fit, the most plausible first; counters cannot distinguish them, and the first {named} are likely:"
         ))?,
     }
     let shown = |explanation: &&Explanation| {

@@ -1,4 +1,4 @@
-//! `doorbell wire`: the arithmetic of packets, forwards and backwards, and what captures hold.
+//! `doorbell wire`: the arithmetic of packets, forwards and backwards, and the contents of captures.
 
 mod cost;
 mod decode;
@@ -13,11 +13,11 @@ use crate::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Wire {
-    /// What a message costs in packets and bytes, and what a link allows
+    /// Compute the packets and bytes of a message, and the limit of a link
     Cost(cost::Cost),
-    /// What an application probably does, from counters of packets and bytes
+    /// Explain counters of packets and bytes by a probable application
     Explain(explain::Explain),
-    /// What a capture holds of RoCE v2: conversations, operations, retransmissions, times
+    /// Summarize RoCE v2 in a capture: conversations, operations, retransmissions, times
     Decode(decode::Decode),
 }
 

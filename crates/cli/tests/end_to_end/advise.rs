@@ -10,20 +10,20 @@ fn first(arguments: &str) -> Value {
 
 #[test]
 fn advice_follows_from_the_need() {
-    // Large messages to places that the receiver knows: it reads them there.
+    // For large messages with places that the receiver knows, the receiver reads them there.
     let large = first("-s 1048576 --place --first throughput");
     assert!(large["protocol"].as_str().is_some_and(|name| name.starts_with("direct-read")), "{large:#}");
     assert_eq!(large["bottleneck"], "link");
-    // Small ones that may be kept while the receiver sleeps: only one protocol can.
+    // For small messages that the receiver keeps while it sleeps, only one protocol is possible.
     let kept = first("-s 64 --hold --sleep --first throughput");
     assert_eq!(kept["protocol"], "send-receive");
     assert!(positive(&kept, "/batch") > 1.0);
     assert_eq!(first("-s 64 --hold --sleep --rate 1000")["window"], 1);
-    // Many senders and little memory: shared receives.
+    // For many senders and little memory, receives are shared.
     let many = first("-s 16384 --hold --sleep --peers 64:1 --memory 8 --first throughput");
     assert_eq!(many["srq"], true, "{many:#}");
     assert!(positive(&many, "/receiver_bytes") <= f64::from(8 << 20));
-    // Other parameters, other numbers.
+    // Other parameters give other numbers.
     assert!(
         positive(&first("-s 4096 -m 256 --hold"), "/latency_ns") > positive(&first("-s 4096 --hold"), "/latency_ns")
     );
@@ -59,7 +59,7 @@ fn advice_is_tried_on_a_testbed() {
     let table = run(&format!("advise {arguments}")).expect_status(0);
     let first = table.stdout.lines().nth(1).and_then(|row| row.split_whitespace().next());
     assert_eq!(first, ranked[0]["protocol"].as_str());
-    // The testbed decides, not the model.
+    // The testbed decides the ranking, not the model.
     let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
     assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
 }

@@ -11,7 +11,7 @@ use crate::command::{list, measuring, number, positive, run};
 
 pub(crate) const ENDS: [&str; 2] = ["client", "server"];
 
-/// Runs a measurement and checks what holds for all.
+/// Runs a measurement, checks the invariants of all records, and returns the record.
 #[track_caller]
 pub(crate) fn record(arguments: &str) -> Value {
     let record = {
@@ -25,8 +25,7 @@ pub(crate) fn record(arguments: &str) -> Value {
     record
 }
 
-/// Data packets and bytes are what was predicted, and so are acknowledgements, where nothing had
-/// to be sent again.
+/// Checks that data packets and bytes match the prediction, and acknowledgements too if nothing was retransmitted.
 #[track_caller]
 pub(crate) fn check_packets(protocol: &str, result: &Value) {
     assert_eq!(number(result, "/damaged"), 0);
@@ -43,7 +42,7 @@ pub(crate) fn check_packets(protocol: &str, result: &Value) {
             assert!((least..=most).contains(&counted), "{end} in {result:#}");
             (counted, least)
         });
-        // Where it is a range, it is of requests of one size; but protocols have several.
+        // A range applies to requests of one size, but protocols have several sizes.
         if protocol == "send-receive" {
             assert_eq!(bytes.0 * packets.1, packets.0 * bytes.1, "{end} in {result:#}");
         }
@@ -70,7 +69,7 @@ fn messages_of_every_size_cross_intact_one_way() {
         assert_eq!(number(result, "/mtu"), 4096);
         let packets = bytes.div_ceil(4096).max(1);
         assert_eq!(number(result, "/counted/client/data_packets"), 2000 * packets);
-        // Each packet has 58 B of headers, the last 4 B of immediate data: the credits.
+        // Each packet has 58 B of headers. Its last 4 B are the immediate data with the credits.
         let padded = bytes.next_multiple_of(4);
         assert_eq!(number(result, "/counted/client/data_bytes"), 2000 * (packets * 58 + 4 + padded));
         assert_eq!(number(result, "/counted/server/data_packets"), 0);
@@ -87,7 +86,7 @@ fn messages_of_every_size_cross_intact_there_and_back() {
         let latency = ["min", "p50", "p99", "p999", "max"].map(|name| number(result, &format!("/latency_ns/{name}")));
         assert!(latency[0] > 0 && latency.is_sorted(), "{result:#}");
         positive(result, "/latency_ns/mean");
-        // The figures are those of the whole histogram, which holds every round.
+        // The figures belong to the whole histogram, which contains every round.
         let buckets = list(result, "/histogram_ns");
         assert_eq!(buckets.iter().map(|bucket| number(bucket, "/1")).sum::<u64>(), 500);
         assert_eq!(number(&buckets[buckets.len() - 1], "/0"), latency[4]);
@@ -171,7 +170,7 @@ fn configurations_have_names() {
         assert_eq!(number(&record, "/parameters/batch"), batch);
         assert_eq!(number(&record, "/results/0/fitted/window"), window);
     }
-    // What is given by itself counts for more than what the name says.
+    // An option overrides the value of the named configuration.
     let record = record("bw --config batched -l 4 -r 7 -n 2000 -s 16 --verify");
     let [window, batch, depth] =
         ["window", "batch", "depth"].map(|what| number(&record, &format!("/parameters/{what}")));
@@ -201,7 +200,7 @@ fn queues_of_one_and_inline_limits_work() {
 #[test]
 fn bw_keeps_an_offered_rate_and_duration() {
     let record = record("bw --rate 2000 -D 0.2 -s 16 --verify");
-    // Offered is what is at most sent, at any moment: the first at once.
+    // The offered rate is an upper limit at any moment; the first message leaves at once.
     let (messages, seconds) = (number(&record, "/results/0/messages"), positive(&record, "/results/0/seconds"));
     assert!(messages > 0 && messages as f64 <= 2000.0 * seconds + 1.0, "{messages} messages in {seconds} s");
 }
@@ -247,7 +246,7 @@ fn a_slow_receiver_without_credits_counts_rnr_naks() {
     let _one_at_a_time = measuring();
     let finished = run(&format!("bench {arguments}")).expect_status(0);
     assert!(finished.stdout.contains("RNR NAKs: without credits"), "{}", finished.stdout);
-    // Once its patience is spent, the connection breaks: that is the pitfall.
+    // After the last retry the connection breaks: the pitfall of running without credits.
     let finished = run(&format!("bench {arguments} --rnr-retry 0")).expect_status(1);
     assert!(finished.stderr.contains("RNR retry count exceeded"), "{}", finished.stderr);
 }
@@ -278,13 +277,13 @@ fn each_link_carries_its_packets_as_recorded() {
     for (link, expected, carried_by) in [
         ("udp", false, &["udp"][..]),
         ("shm", true, &["shared_memory"]),
-        // The first packets of one that waits too long for its peer, on a busy machine, go over UDP.
+        // On a busy machine, the first packets of an end that waits too long for its peer go over UDP.
         ("auto", true, &["shared_memory", "both", "udp"]),
     ] {
         let record = record(&format!("bw -n 2000 -s 16,70000 --verify --link {link}"));
         let results = list(&record, "/results");
         for (index, result) in results.iter().enumerate() {
-            // All of a short run may have left before both ends shared memory.
+            // In a short run, all messages may leave before both ends share memory.
             let is_early = link == "auto" && index + 1 < results.len();
             let word = result["carried_by"].as_str().unwrap_or_default();
             assert!(carried_by.contains(&word), "{link}: {result:#}");
@@ -299,7 +298,7 @@ fn each_link_carries_its_packets_as_recorded() {
             }
         }
     }
-    // Faults strike there as well, and a flipped bit is found by the ICRC that packets get for that.
+    // Faults also strike in shared memory. The ICRC that such packets get detects a flipped bit.
     let record = record("bw -n 2000 -s 16 --verify --link shm --fault drop=0.01,corrupt=0.01,reorder=0.01,seed=7");
     let result = &list(&record, "/results")[0];
     let counted =
@@ -329,7 +328,7 @@ fn the_record_has_all_documented_fields() {
             positive(result, &format!("/{what}"));
         }
         for end in ENDS {
-            // What a round that finds nothing takes is sampled, of a short run perhaps never.
+            // The time of an empty poll is sampled; a short run may have no sample.
             positive(result, &format!("/cpu_per_message/{end}/all_us"));
             for counter in [
                 "tx_vport_rdma_unicast_packets",
@@ -347,7 +346,7 @@ fn the_record_has_all_documented_fields() {
             ] {
                 number(result, &format!("/counters/{end}/{counter}"));
             }
-            // All that left is of some kind.
+            // Every sent packet belongs to one of these kinds.
             let count = |name: &str| number(result, &format!("/counters/{end}/{name}"));
             let kinds = ["tx_data", "tx_ack", "tx_response", "tx_retransmitted"];
             for unit in ["packets", "bytes"] {
@@ -384,7 +383,7 @@ fn the_limit_of_the_kernel_is_measured() {
     }
 }
 
-/// A file that goes when its test is over.
+/// A file that is removed at the end of its test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -395,7 +394,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Left behind, it does no harm.
+        // A file that stays does no harm.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -423,7 +422,7 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
         assert!(bth.opcode.operation().is_some(), "packet {packets} has an opcode that does not exist");
         packets += 1;
     }
-    // One side captures: what it sent, and what reached it.
+    // One side captures the packets that it sends and receives.
     let counted: u64 = list(&record, "/results")
         .iter()
         .flat_map(|result| {
@@ -452,7 +451,7 @@ const PROTOCOLS: [&str; 14] = [
     "buffered-read",
 ];
 
-/// Everything that a message costs follows from the operations of its protocol, as far as it is known.
+/// The cost of a message follows from the operations of its protocol, as far as it is known.
 #[test]
 fn every_protocol_carries_messages_intact() {
     for protocol in PROTOCOLS {
@@ -467,11 +466,11 @@ fn every_protocol_carries_messages_intact() {
         }
         record(&format!("bw --op request-response -n 500 --protocol {protocol} -s 64 --verify"));
     }
-    // What is exact: a read request for each message, and two packets of data.
+    // These counts are exact: a read request for each message, and two packets of data.
     let record = record("bw -n 100 --protocol direct-read -s 8192");
     assert_eq!(number(&record, "/results/0/counted/client/data_packets"), 100);
     assert_eq!(number(&record, "/results/0/counted/client/data_bytes"), 100 * (58 + 16));
-    // A READ that is asked for again, since an end lost its processor, is answered again.
+    // A READ that is repeated, since an end lost its processor, is answered again.
     let responses = number(&record, "/results/0/counted/client/response_packets");
     let repeated = number(&record, "/results/0/counted/server/retransmitted_packets");
     assert!(responses == 200 || (responses > 200 && repeated > 0), "{responses} responses, {repeated} repeated");
@@ -486,7 +485,7 @@ fn one_source_reaches_all_readers() {
     }
 }
 
-/// Nothing is acknowledged: what arrives, what is lost and what was sent add up, and packets are as predicted.
+/// Without acknowledgements, received and lost messages add up to sent ones, and packets match the prediction.
 #[test]
 fn unacknowledged_messages_are_counted() {
     for (arguments, sizes) in [("uc", "0,16,5000,100000"), ("ud", "0,16,1024"), ("ud -q 3 -l 4", "16,4096")] {
@@ -510,7 +509,7 @@ fn unacknowledged_messages_are_counted() {
         };
         lost_by("");
         assert!(lost_by("--fault drop=0.2,seed=3") > 100);
-        // What comes twice counts once: more messages would have arrived than were sent.
+        // A duplicate counts once; otherwise more messages would have arrived than were sent.
         lost_by("--fault duplicate=0.2,reorder=0.1,seed=3");
     }
 }
@@ -519,7 +518,7 @@ fn unacknowledged_messages_are_counted() {
 fn unacknowledged_ping_pongs_end() {
     for transport in ["uc", "ud"] {
         let measure = || record(&format!("lat --transport {transport} -n 300 -s 16,1000 --verify"));
-        // An answer that comes after its time is neither a round nor lost, which a busy machine brings about.
+        // A late answer counts neither as a round nor as lost. A busy machine causes late answers.
         let none_is_late = |record: &Value| {
             let of = |result: &Value| number(result, "/messages") + number(result, "/lost");
             list(record, "/results").iter().all(|result| of(result) >= 300)
@@ -564,7 +563,7 @@ fn tables_mark_unpredictable_packet_counts() {
     }
 }
 
-/// Both processes are told where they run, and the record says it.
+/// Both processes receive their CPUs as arguments, and the record contains them.
 #[test]
 fn threads_are_pinned_to_given_cpus() {
     let allowed = Machine::of(&Root::default()).cpus;
@@ -573,7 +572,7 @@ fn threads_are_pinned_to_given_cpus() {
     };
     let found = record(&format!("bw -d doorbell0 -s 64 -n 2000 --cpus {last},{first}"));
     assert_eq!(found.pointer("/environment/pinning/cpus"), Some(&json!([last, first])), "{found}");
-    // More threads than CPUs: nobody is pinned, and the record says why.
+    // With more threads than CPUs, no thread is pinned, and the record states the reason.
     let found = record(&format!("bw -d doorbell0 -s 64 -n 2000 --threads 2 --cpus {last},{first}"));
     let pinning = &found["environment"]["pinning"];
     assert_eq!(pinning["cpus"], json!([]), "{pinning}");

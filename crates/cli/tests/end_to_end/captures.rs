@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{Running, doorbell, list, measuring, number, run};
 
-/// A file name of this test's own; the file goes with it.
+/// A file name of one test. The file is removed with it.
 pub(crate) struct Scratch(std::path::PathBuf);
 
 impl Scratch {
@@ -31,7 +31,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The direction that carries messages of this size, and how many.
+/// Returns the direction that carries messages of this size, and their number.
 fn sent(found: &Value, bytes: u64) -> (&Value, u64) {
     let directions = list(found, "/conversations").iter().flat_map(|it| [&it["from_a"], &it["from_b"]]);
     let messages = |direction: &Value| {
@@ -44,7 +44,7 @@ fn sent(found: &Value, bytes: u64) -> (&Value, u64) {
         .unwrap_or_else(|| panic!("no conversation in {found:#}"))
 }
 
-/// What `decode` finds is what the RNIC counted.
+/// `decode` finds the packets that the RNIC has counted.
 #[test]
 fn a_capture_of_the_bench_agrees_with_counters() {
     let _one_at_a_time = measuring();
@@ -56,7 +56,7 @@ fn a_capture_of_the_bench_agrees_with_counters() {
     assert_eq!(number(&found, "/icrc/wrong") + number(&found, "/icrc/unchecked"), 0);
     assert_eq!(number(&found, "/icrc/right"), number(&found, "/packets"));
     assert_eq!(number(&found, "/frames"), number(&found, "/packets"));
-    // A conversation per size, and in each the messages sent, each once.
+    // There is a conversation per size, and each contains every sent message once.
     assert_eq!(list(&found, "/conversations").len(), 2);
     for (bytes, packets) in [(64, 1), (5000, 5)] {
         let (direction, messages) = sent(&found, bytes);
@@ -78,12 +78,12 @@ fn a_capture_of_the_bench_agrees_with_counters() {
     for words in ["RC SEND Only with Immediate", "time to acknowledgement", "1 more conversations", "500 of 5000 B"] {
         assert!(text.contains(words), "{words:?} is missing in:\n{text}");
     }
-    // Through a pipe.
+    // Decode through a pipe.
     let mut command = doorbell("wire decode - --json");
     command.stdin(Stdio::from(std::fs::File::open(&file).expect("it was read before")));
     assert_eq!(Running::start(command).finish().expect_status(0).json(), found);
 
-    // Cut in the midst: a summary, a complaint and a status.
+    // Cut the capture within a packet: a summary, a complaint and a status.
     let whole = std::fs::read(&file).expect("it was read before");
     let cut = Scratch::with("cut.pcap", &whole[..whole.len() - 7]);
     let finished = run(&format!("wire decode --json {}", cut.path())).expect_status(1);
@@ -105,7 +105,7 @@ fn decode_shows_lost_and_retransmitted_packets() {
     assert!(number(&found, "/retransmitted_packets") > 0, "{found:#}");
     let (direction, messages) = sent(&found, 256);
     assert_eq!(messages, 2000);
-    // All that this side sent is in its capture, so each repetition is seen that it counted.
+    // All packets of this side are in its capture, so each counted retransmission is visible.
     let repeated = number(&record, "/results/0/counted/client/retransmitted_packets");
     assert_eq!(number(direction, "/retransmitted_packets"), repeated);
 }
@@ -142,7 +142,7 @@ fn a_file_that_is_no_capture_is_rejected() {
     run("wire decode /").expect_complaint(1, &["cannot be read"]);
     run("wire decode").expect_complaint(2, &["FILE"]);
     run("wire decode x --max-conversations 0").expect_complaint(2, &["--max-conversations is 0"]);
-    // A capture without a packet is one.
+    // A capture without a packet is valid.
     let header = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
     let scratch = Scratch::with("none", &header);
     let text = run(&format!("wire decode {}", scratch.path())).expect_status(0).stdout;

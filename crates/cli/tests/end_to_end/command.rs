@@ -1,4 +1,4 @@
-//! Running the command: nothing here can hang, and no process outlives its test.
+//! Runs the command. No test can hang here, and no process outlives its test.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longer than anything here takes, however slow the machine: protection against hanging.
+/// Time limit against hanging: longer than any test takes on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Both processes of a measurement poll, so two measurements at a time on a small machine would
-/// mostly show how its scheduler shares.
+/// Locks out other measurements. Both processes of a measurement poll, so two measurements at a time on a small
+/// machine would mostly measure its scheduler.
 pub(crate) fn measuring() -> MutexGuard<'static, ()> {
     static MEASURING: Mutex<()> = Mutex::new(());
     MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The command with these arguments, which are separated by spaces.
+/// Returns the command with these arguments, which are separated by spaces.
 pub(crate) fn doorbell(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
-    // What the environment of the test says must not decide what is tested.
+    // The environment of the test must not influence the test.
     for variable in ["DOORBELL_BIND", "DOORBELL_PORT", "DOORBELL_LOG", "DOORBELL_TOKEN"] {
         command.env_remove(variable);
     }
     command
 }
 
-/// A command that runs. Dropping it ends it.
+/// A running command. Dropping it ends the process.
 pub(crate) struct Running {
     what: String,
     child: Child,
@@ -40,7 +40,7 @@ pub(crate) struct Running {
     said: String,
 }
 
-/// What a command that ended has left behind.
+/// Status and output of a finished command.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -68,7 +68,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Nobody reads its stdout any more.
+    /// Starts a command whose stdout has no reader any more.
     pub(crate) fn without_stdout(mut command: Command) -> Self {
         let what = format!("{command:?}");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -78,7 +78,7 @@ impl Running {
         Self { what, child, stdout: None, stderr, said: String::new() }
     }
 
-    /// Waits until it says something on stderr.
+    /// Waits until the command prints this text on stderr.
     pub(crate) fn wait_for(&mut self, text: &str) {
         let until = Instant::now() + PATIENCE;
         while !self.said.contains(text) {
@@ -92,8 +92,8 @@ impl Running {
         }
     }
 
-    /// Waits until it says something on stderr, and returns what follows on that line, up to a blank: servers take port
-    /// 0, since one that was found free may be somebody else's by then, and say which one they got.
+    /// Waits until the command prints this text on stderr, and returns the following text up to a blank. Servers take
+    /// port 0, since another process may take a free port first, and print their port.
     pub(crate) fn told(&mut self, before: &str) -> String {
         self.wait_for(before);
         let behind = self.said.split_once(before).map_or("", |(_, behind)| behind);
@@ -105,19 +105,19 @@ impl Running {
         self.said.push('\n');
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills the command, like a crash.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it can be waited for");
     }
 
-    /// Ends it, and returns what it has said until then.
+    /// Kills the command, and returns its output.
     pub(crate) fn interrupt(mut self) -> Finished {
         self.child.kill().expect("it can be killed");
         self.finish()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the command has ended by itself.
     pub(crate) fn finish(mut self) -> Finished {
         let until = Instant::now() + PATIENCE;
         let status = loop {
@@ -136,7 +136,7 @@ impl Running {
     }
 }
 
-/// What a process says on stderr, line by line.
+/// Returns the lines that a process prints on stderr.
 fn lines_of(child: &mut Child) -> Receiver<String> {
     let (lines, stderr) = channel();
     if let Some(pipe) = child.stderr.take() {
@@ -153,7 +153,7 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The process may have ended already; these errors do not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -171,7 +171,7 @@ impl Finished {
         self
     }
 
-    /// It failed with this status, nothing on stdout and a sentence that holds all of these.
+    /// Expects this status, nothing on stdout, and a sentence with all of these words.
     #[track_caller]
     pub(crate) fn expect_complaint(self, status: i32, words: &[&str]) {
         let finished = self.expect_status(status);
@@ -182,7 +182,7 @@ impl Finished {
         assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
     }
 
-    /// Its stdout is one JSON object.
+    /// Returns stdout, which is one JSON object.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         let value: Value = serde_json::from_str(&self.stdout)
@@ -192,14 +192,15 @@ impl Finished {
     }
 }
 
-/// A TCP address that nobody listens on, and nobody can while the connection lives that has it at one end.
+/// Returns a TCP address without a listener. No process can listen there while the connection with this address
+/// lives.
 pub(crate) fn deaf_address() -> (SocketAddr, [TcpStream; 2]) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let connect = || TcpStream::connect(listener.local_addr()?);
     let client = connect().expect("it listens");
     let address = client.local_addr().expect("it has an address");
     loop {
-        // Somebody else's connection may have come first.
+        // Another process may have connected first.
         let (server, from) = listener.accept().expect("one has connected");
         if from == address {
             return (address, [client, server]);
@@ -207,14 +208,14 @@ pub(crate) fn deaf_address() -> (SocketAddr, [TcpStream; 2]) {
     }
 }
 
-/// The number at this place of a JSON value.
+/// Returns the number at this place of a JSON value.
 #[track_caller]
 pub(crate) fn number(value: &Value, pointer: &str) -> u64 {
     let found = value.pointer(pointer).unwrap_or_else(|| panic!("there is no {pointer} in {value:#}"));
     found.as_u64().unwrap_or_else(|| panic!("{pointer} is {found}"))
 }
 
-/// The number at this place, which must be positive.
+/// Returns the number at this place, which must be positive.
 #[track_caller]
 pub(crate) fn positive(value: &Value, pointer: &str) -> f64 {
     let found = value.pointer(pointer).unwrap_or_else(|| panic!("there is no {pointer} in {value:#}"));
@@ -223,7 +224,7 @@ pub(crate) fn positive(value: &Value, pointer: &str) -> f64 {
     number
 }
 
-/// The list at this place.
+/// Returns the list at this place.
 #[track_caller]
 pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     value.pointer(pointer).and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer} is no list in {value:#}"))

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::command::{PATIENCE, Running, doorbell, list, measuring, number, positive};
 use crate::terminal::{Session, Terminal};
 
-/// A directory for what is published, and a tree of devices of the kernel.
+/// A directory for published counters, and a tree of devices of the kernel.
 pub(crate) struct World {
     root: tempfile::TempDir,
 }
@@ -32,7 +32,7 @@ impl World {
         command
     }
 
-    /// A command that knows the devices of this tree only.
+    /// Returns a command that knows only the devices of this tree.
     pub(crate) fn looking(&self, arguments: &str) -> Command {
         let mut command = self.command(arguments);
         command.arg("--sysfs").arg(self.root.path());
@@ -56,7 +56,7 @@ impl World {
         self.looking(&format!("counters {arguments}"))
     }
 
-    /// Writes a file of the tree, which is complete whenever it is read.
+    /// Writes a file of the tree. Readers always see a complete file.
     pub(crate) fn write(&self, path: &str, content: &str) {
         let path = self.root.path().join("class/infiniband").join(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).expect("a directory can be made");
@@ -70,7 +70,7 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()
 }
 
-/// The same of a command that was killed: what it was writing may not be complete.
+/// Parses the lines of a killed command, whose last line may be incomplete.
 fn whole_lines(text: &str) -> Vec<Value> {
     lines(&text[..text.rfind('\n').map_or(0, |end| end + 1)])
 }
@@ -83,7 +83,7 @@ fn packets_of_a_running_measurement_are_counted() {
     watching.wait_for("waiting for one");
     let bench = Running::start(world.command("bench bw -s 4096 -D 3 --json"));
     let bench = bench.finish().expect_status(0).json();
-    // What it complains of twice, one after the other, takes a whole look after both devices have closed.
+    // Two complaints, one after the other, take a whole look after both devices have closed.
     for late in ["late1", "late2"] {
         world.write(&format!("{late}/ports/1/hw_counters/sent_pkts"), "garbage");
         watching.wait_for(late);
@@ -111,7 +111,7 @@ fn packets_of_a_running_measurement_are_counted() {
     }
     assert_eq!(totals.len(), 2, "both sides: {totals:?}");
     assert!(rates >= 4, "{seen}");
-    // Between opening and closing nothing is missed.
+    // Counting misses nothing between opening and closing.
     assert_eq!(counted, totals);
     let counter = |side: &str| number(&bench, &format!("/results/0/counters/{side}/tx_vport_rdma_unicast_packets"));
     let (client, server) = (counter("client"), counter("server"));
@@ -150,7 +150,7 @@ fn a_late_device_appears_and_a_bad_file_is_reported_once() {
     std::thread::scope(|scope| {
         let world = &world;
         scope.spawn(move || {
-            // However slow the machine is: at some time both values have been seen.
+            // Even on a slow machine, each value is visible at some time.
             let mut values = ["1000", "10"].into_iter().cycle();
             while ended.recv_timeout(Duration::from_millis(250)).is_err() {
                 world.write("rxe0/ports/1/hw_counters/sent_pkts", values.next().unwrap_or_default());
@@ -196,11 +196,11 @@ fn the_list_says_what_counters_mean() {
     assert!(json["devices"][0]["counters"]["rx_bytes"].is_null());
 }
 
-/// What a server answers to these bytes: head and content.
+/// Sends these bytes to a server. Returns the head and the content of its answer.
 fn ask(address: &str, request: &[u8]) -> (String, String) {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
-    // It may have heard enough before it has heard all.
+    // The server may close the connection before it has read all bytes.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -235,7 +235,7 @@ fn prometheus_scrapes_it() {
     assert!(content.contains("doorbell_rdma_tx_packets_total{device=\"rxe0\"} 9\n"), "each scrape reads anew");
     let (head, content) = ask(address, b"HEAD /metrics HTTP/1.1\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200") && content.is_empty());
-    // Whoever asks for something else, or asks oddly, is told, and harms nobody.
+    // Other or malformed requests get an error, and disturb no other client.
     for (request, status) in [
         (&b"GET /else HTTP/1.1\r\n\r\n"[..], "404"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
@@ -244,7 +244,7 @@ fn prometheus_scrapes_it() {
         (&[b'x'; 100_000], "431"),
     ] {
         let (head, _) = ask(address, request);
-        // An answer to a request that is not read to its end may be lost with the connection.
+        // The answer to a request that the server does not read to its end may be lost with the connection.
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) || (status == "431" && head.is_empty()), "{head}");
     }
     let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("it listens")).collect();

@@ -1,5 +1,5 @@
-//! Every command that runs for long ends when its terminal or its reader goes, and when a signal says so, with the
-//! terminal as it was before.
+//! Every long command ends when its terminal or its reader goes, and on a signal. The terminal is then as it was
+//! before.
 
 use std::fs;
 use std::net::TcpStream;
@@ -17,12 +17,12 @@ use crate::counters::World;
 use crate::steer::memory_node;
 use crate::terminal::{OnTerminal, Session, Terminal};
 
-/// Does a command print what it finds, or is its output not what it runs for?
+/// Purpose of a command: its printed output, or another service.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Prints,
     Serves,
-    /// Another program by now, which knows nothing of this.
+    /// Another program by now, which does not watch for its end.
     Other,
 }
 
@@ -31,13 +31,13 @@ struct Long {
     name: &'static str,
     command: Command,
     kind: Kind,
-    /// What it runs beside itself.
+    /// Number of processes that the command starts.
     helpers: usize,
-    /// The other side of it, if another command is that.
+    /// The other side, if the command needs one.
     _peer: Option<Running>,
 }
 
-/// All of them.
+/// Returns all long commands.
 fn long_commands(world: &World) -> Vec<Long> {
     let long = |name, arguments: &str, kind, helpers| {
         let command =
@@ -79,14 +79,14 @@ fn long_commands(world: &World) -> Vec<Long> {
     all
 }
 
-/// The processes that a process has started.
+/// Returns the child processes of a process.
 fn children(id: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().filter_map(Result::ok);
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<u32>>()).collect()
 }
 
-/// Is this process still running, and not a zombie?
+/// Returns whether this process still runs and is no zombie.
 fn is_alive(id: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
@@ -100,7 +100,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// One that runs on a terminal, with whatever it runs beside itself.
+/// A command that runs on a terminal, with the processes that it has started.
 struct Begun {
     name: &'static str,
     running: OnTerminal,
@@ -109,7 +109,7 @@ struct Begun {
 }
 
 impl Long {
-    /// Starts it on a terminal, and waits until it does what it is for. With `reader` its output goes there instead.
+    /// Starts the command on a terminal, and waits until it works. With `reader`, its output goes there instead.
     fn begin(self, terminal: &Terminal, session: Session, reader: Option<Stdio>) -> Begun {
         let Self { name, command, kind, helpers, _peer } = self;
         let shows = reader.is_none();
@@ -129,7 +129,7 @@ impl Long {
 }
 
 impl Begun {
-    /// Waits until it has ended, and nothing that it had started is left.
+    /// Waits until the command and all processes that it has started have ended.
     #[track_caller]
     fn end(&mut self) -> ExitStatus {
         let status = self.running.end();
@@ -139,7 +139,7 @@ impl Begun {
     }
 }
 
-/// Waits until a command runs whatever it runs, and watches for its end.
+/// Waits until a command has started all its processes, and watches for its end.
 fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) -> Vec<u32> {
     let id = running.id();
     let is_watching = || {
@@ -147,7 +147,7 @@ fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) 
         let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
         match kind {
             Kind::Other => names.any(|name| name.trim() == "sleep"),
-            // The exporter has nothing to watch where its output is no terminal.
+            // The exporter watches nothing if its output is no terminal.
             Kind::Serves => names.any(|name| name.trim() == "doorbell"),
             Kind::Prints => names.any(|name| name.trim() == "ending") || !is_alive(id),
         }
@@ -193,7 +193,7 @@ fn on_a_terminal_that_goes(session: Session) {
     let world = World::new();
     for long in long_commands(&world) {
         if long.kind == Kind::Other && session != Session::Own {
-            continue; // what another program does there is its own affair
+            continue; // the behaviour of another program is not tested here
         }
         let terminal = Terminal::new();
         let mut begun = long.begin(&terminal, session, None);
@@ -220,7 +220,7 @@ fn every_command_ends_with_a_terminal_that_is_not_its_own() {
     on_a_terminal_that_goes(Session::None);
 }
 
-/// Nothing was printed when the reader goes, and nothing will be for a long time.
+/// The command has printed nothing when the reader goes, and prints nothing for a long time.
 #[test]
 fn every_command_that_prints_ends_with_its_reader() {
     let world = World::new();
@@ -237,7 +237,7 @@ fn every_command_that_prints_ends_with_its_reader() {
     }
 }
 
-/// An exporter prints nothing: that nobody reads it is no reason to end.
+/// An exporter prints nothing, so a missing reader does not end it.
 #[test]
 fn an_exporter_goes_on_without_a_reader() {
     let world = World::new();
@@ -245,13 +245,13 @@ fn an_exporter_goes_on_without_a_reader() {
     let address = exporter.told("serving http://").trim_end_matches("/metrics").to_owned();
     for _ in 0..2 {
         wait_until("it answers", || TcpStream::connect(&address).is_ok());
-        // It would have noticed by now.
+        // Earlier runs show that the exporter would have noticed by now.
         sleep(Duration::from_millis(100));
     }
     exporter.kill();
 }
 
-/// Whoever reads complaints may go, and measuring goes on: neither is an error.
+/// A missing reader of complaints is no error, and measuring goes on.
 #[test]
 fn bench_succeeds_without_a_reader_of_stderr() {
     let world = World::new();
@@ -264,7 +264,7 @@ fn bench_succeeds_without_a_reader_of_stderr() {
     assert!(serde_json::from_slice::<serde_json::Value>(&output.stdout).is_ok());
 }
 
-/// A terminal that takes nothing (^S, or a window that hangs) cannot keep the live view.
+/// A terminal that takes no output (^S, or a window that hangs) does not block the live view.
 #[test]
 fn a_stopped_terminal_does_not_block_the_live_view() {
     let world = World::new();
@@ -272,7 +272,7 @@ fn a_stopped_terminal_does_not_block_the_live_view() {
         world.write(&format!("rxe{number}/ports/1/hw_counters/sent_pkts"), "7");
     }
     let terminal = Terminal::new();
-    // Nobody reads: what it draws for each key fills the terminal's buffer, and drawing then blocks.
+    // Without a reader, the redrawing for each key fills the terminal's buffer, and drawing then blocks.
     let mut running = terminal.start_with(world.looking("counters -i 3600"), Session::Own, terminal.end());
     let id = running.id();
     wait_until("it takes keys", || !terminal.is_cooked());

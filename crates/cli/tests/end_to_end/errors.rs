@@ -47,7 +47,7 @@ Each text is the format string of the error's `Display`.
 fn wrong_usage() -> String {
     let mut rows = String::new();
     for (arguments, _) in WRONG {
-        // These depend on the machine.
+        // These errors depend on the machine.
         if arguments.contains("--cpus 8000") {
             continue;
         }

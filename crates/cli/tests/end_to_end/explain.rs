@@ -22,7 +22,7 @@ fn counters_are_explained() {
     assert_eq!((number(best, "/payload_bytes/min"), number(best, "/payload_bytes/max")), (1, 4));
     assert_eq!((best["requester"].as_str(), best["pattern"].as_str()), (Some("peer"), Some("one_way")));
     assert!(positive(best, "/operations_per_s/min") < 481e3 && positive(best, "/operations_per_s/max") > 481e3);
-    // As text: the same, with its reasons.
+    // The text has the same result with its reasons.
     let text = run(&format!("wire explain {WRITES_OF_ONE_BYTE} --link 100G")).expect_status(0).stdout;
     for words in [
         "78.00 B per packet",
@@ -75,8 +75,7 @@ fn impossible_counters_are_wrong_usage() {
     }
 }
 
-/// Whether what is concluded from the counters of each end names what was run: operation, payload and
-/// rate.
+/// Checks that the conclusions from the counters of each end name the operation, payload and rate of the run.
 fn check_conclusions(operation: &str, result: &Value) {
     let (kind, patterns): (_, &[&str]) = match operation {
         "send" => ("SEND with immediate", &["one_way", "one_way_with_credits"]),
@@ -109,14 +108,14 @@ fn check_conclusions(operation: &str, result: &Value) {
             named.iter().any(|it| is_truth(&it)),
             "{operation} of {bytes} B at {rate}/s, {end}: {verdict}\n{result:#}"
         );
-        // To name everything would be no conclusion.
+        // A conclusion must not name every operation.
         assert!(named.len() <= 12, "{verdict}");
     }
 }
 
-/// Counters alone tell of every workload, size and window what it is: windows by which SENDs carry
-/// credits differently, and a narrow and a wide one of the other operations. Where many packets were sent
-/// again, which a busy machine brings about, it is measured anew.
+/// Checks that counters alone reveal every workload, size and window: windows by which SENDs carry credits
+/// differently, and a narrow and a wide one of the other operations. A busy machine causes many retransmissions; then
+/// the run is repeated.
 fn is_explained(operation: &str, windows: &[usize], runs: &[(&str, u64)]) {
     for window in windows {
         for (sizes, messages) in runs {
@@ -167,7 +166,8 @@ fn atomics_are_explained_by_their_counters() {
 fn the_bench_prints_conclusions_from_its_counters() {
     let _one_at_a_time = measuring();
     let text = run("bench bw --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
-    let (_, conclusions) = text.split_once("concludes from these counters alone\n").expect("they are there");
+    let (_, conclusions) =
+        text.split_once("Conclusions of `doorbell wire explain` from these counters alone\n").expect("they are there");
     for (line, (side, who)) in conclusions.lines().zip([("this", "by this host"), ("other", "by the peer")]) {
         assert!(line.trim_start().starts_with(&format!("64 {side} ")), "{line}");
         assert!(line.contains("WRITE of 61-64 B") && line.contains(who), "{line}");
@@ -177,14 +177,14 @@ fn the_bench_prints_conclusions_from_its_counters() {
     assert_eq!(text.matches("request and response, ").count(), 2, "{text}");
 }
 
-/// The counters of a device that is at work just now.
+/// Counters of a busy device are explained.
 #[test]
 fn a_device_is_explained() {
     let _one_at_a_time = measuring();
     let world = World::new();
     let bench = Running::start(world.command("bench bw --op write -t 8 -s 64 -D 600"));
     let counters = |arguments: &str| Running::start(world.looking(arguments)).finish().expect_status(0);
-    // The one that is at work: one side sends 138 bytes per packet.
+    // The busy device: one side sends 138 bytes per packet.
     let sender = loop {
         let look = counters("counters --json -n 1 -i 0.2").json();
         let sends = |device: &&Value| {
@@ -221,7 +221,7 @@ fn an_unexplainable_device_is_an_error() {
     explain("--device rxe0 --pcap x.pcap").expect_complaint(2, &["cannot be used with"]);
     run("wire explain --interval 1").expect_complaint(2, &["--device"]);
 
-    // Counters that go back, whenever they are read.
+    // Counters decrease, whenever they are read.
     let count = |value: u64| {
         for name in ["tx_roce_only_bytes", "tx_roce_only_pkts", "rx_roce_only_bytes", "rx_roce_only_pkts"] {
             world.write(&format!("bnxt_re0/ports/1/hw_counters/{name}"), &value.to_string());
@@ -243,7 +243,7 @@ fn an_unexplainable_device_is_an_error() {
     });
 }
 
-/// What the bench put on the link is what is read from it.
+/// The packets of a bench are recognized in its capture.
 #[test]
 fn a_capture_of_the_bench_is_explained() {
     let _one_at_a_time = measuring();
@@ -280,7 +280,7 @@ fn costs_of_many_sizes_are_a_table() {
     let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(words[1][..5], ["1", "4096", "1", "78", "102"], "{text}");
     assert_eq!(words[2][..5], ["4096", "4096", "1", "4170", "4194"], "{text}");
-    // All sizes, of datagrams up to the path MTU.
+    // All sizes; of datagrams, those up to the path MTU.
     assert_eq!(list(&run("wire cost --json --op send -a").expect_status(0).json(), "/rows").len(), 23);
     let datagrams = run("wire cost --json --op send -a --transport ud --mtu 1024").expect_status(0).json();
     assert_eq!(list(&datagrams, "/rows").len(), 10);
@@ -297,7 +297,7 @@ fn efficiency_over_sizes_and_path_mtus() {
     for mtu in ["MTU 256", "MTU 4096"] {
         assert!(lines[0].contains(mtu), "{text}");
     }
-    // 64 in 74 + 64 + 24, whatever the path MTU; 4096 in 4178, but for one RETH.
+    // 64 in 74 + 64 + 24, for each path MTU; 4096 in 4178, except for one RETH.
     assert_eq!(lines[1].matches("39.51 %").count(), 5, "{text}");
     assert!(lines[2].trim_start().starts_with("1048576") && lines[2].ends_with("98.04 %"), "{text}");
     let json = run("wire cost --op write --efficiency -s 64 --json").expect_status(0).json();

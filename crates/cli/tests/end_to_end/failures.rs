@@ -1,4 +1,4 @@
-//! A side that dies, is something else, or is not there.
+//! A side that dies, speaks another protocol, or does not exist.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,14 +16,14 @@ fn nobody_listens() {
         .expect_complaint(1, &[&format!("cannot connect to {address}"), "--listen"]);
 }
 
-/// What a client makes of a server that says this, and then nothing.
+/// Checks the error of a client whose server sends these bytes, and then nothing.
 fn client_against(hello: &'static [u8], words: &[&str]) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let address = listener.local_addr().expect("it has an address");
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("the client connects");
         stream.write_all(hello).expect("the client is there");
-        // Until the client has had enough.
+        // Wait until the client gives up.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     run(&format!("bench bw -n 100 -s 16 {address}")).expect_complaint(1, words);
@@ -48,7 +48,7 @@ fn garbage_on_the_port_is_called_so() {
         &["127.0.0.1:", "does not speak Doorbell's set-up: it sent \"HTTP/1.1\""],
     );
     server_against(b"GET / HTTP/1.1\r\n\r\n", &["127.0.0.1:", "does not speak Doorbell's set-up"]);
-    // The greeting is right, what follows is none of ours.
+    // The greeting is right, but other bytes follow.
     let version = u8::try_from(doorbell_exchange::setup::VERSION).expect("there are few versions");
     let greeting = [b"DOORBELL\0".as_slice(), &[version], b"\0\0\0\0garbage\n"].concat();
     server_against(&greeting, &["the peer sent what is not expected here: garbage"]);
@@ -74,10 +74,10 @@ fn a_client_gives_up_a_silent_server() {
     client_against(b"", &["did not answer within 10 s"]);
 }
 
-/// What a side says whose peer was killed: the TCP connection between them ends long before the RNIC gives up.
+/// Error of a side whose peer was killed: the TCP connection between them ends long before the RNIC gives up.
 const HUNG_UP: &str = "doorbell: the peer is gone: it hung up while a point ran";
 
-/// A server and its client in the midst of measuring, one pair for each kind of load.
+/// Runs a test on a server and its client during a measurement, one pair for each kind of load.
 fn in_the_middle(test: impl Fn(&str, Running, Running)) {
     let _one_at_a_time = measuring();
     for arguments in [
@@ -125,7 +125,7 @@ fn a_server_rejects_memory_beyond_its_limit() {
     server.finish().expect_complaint(1, &[said]);
 }
 
-/// The process that this one has started.
+/// Returns the process that this one has started.
 fn second_process_of(process: u32) -> PathBuf {
     let children = format!("/proc/{process}/task/{process}/children");
     let until = Instant::now() + PATIENCE;
@@ -149,7 +149,7 @@ fn the_second_process_does_not_outlive_the_first() {
         world.wait_for_packets();
         first.kill();
         let until = Instant::now() + PATIENCE;
-        // It is gone, or a zombie that nobody has taken note of.
+        // The process has gone, or is a zombie that its parent has not reaped.
         while std::fs::read_to_string(second.join("status")).is_ok_and(|status| !status.contains("State:\tZ")) {
             assert!(Instant::now() < until, "the second process is still there");
             std::thread::sleep(Duration::from_millis(5));

@@ -35,7 +35,7 @@ fn a_workload_runs_here_with_every_part_in_threads() {
     assert!(run["bytes_per_operation"].as_f64() > run["least_bytes_per_operation"].as_f64().map(|b| b * 0.9), "{run}");
 }
 
-/// Runs `far verify`, which kills a client, and returns what it found: a linearizable history of some length.
+/// Runs `far verify`, which kills a client, and returns its result: a linearizable history of some length.
 fn verified(arguments: &str) -> Value {
     let json = run(&format!("far verify -d doorbell0 {arguments} --json")).expect_status(0).json();
     assert_eq!((&json["linearizable"], &json["killed"]), (&Value::from(true), &Value::from(1)), "{arguments}: {json}");
@@ -43,7 +43,7 @@ fn verified(arguments: &str) -> Value {
     json
 }
 
-/// Every client is a process, and the first one is killed.
+/// Every client is a process, and the test kills the first one.
 #[test]
 fn a_killed_client_leaves_a_linearizable_history() {
     for strategy in ["optimistic", "queue-lock", "server"] {
@@ -51,11 +51,11 @@ fn a_killed_client_leaves_a_linearizable_history() {
     }
 }
 
-/// The test kills a client, and then the middlebox. Another middlebox without state takes its place. The box loses, doubles
-/// and reorders packets all the time. Requests on their way at the kill get no answer, and no result is wrong. The
-/// remaining clients continue through the second box, each at its own pace.
-/// `a_box_that_took_anothers_place_steers_and_converts_again` of the store's tests has clients in lockstep, and shows that
-/// a second box steers and converts.
+/// The test kills a client, and then the middlebox. Another middlebox without state takes its place. The box loses,
+/// duplicates and reorders packets all the time. Requests in flight at the kill get no answer, and no result is
+/// wrong. The remaining clients continue through the second box, each at its own pace.
+/// In the store's tests, `a_box_that_took_anothers_place_steers_and_converts_again` runs clients in lockstep, and shows
+/// that a second box steers and converts.
 #[test]
 fn a_lossy_replaced_middlebox_leaves_a_linearizable_history() {
     for strategy in ["steered", "steered-write"] {
@@ -63,17 +63,17 @@ fn a_lossy_replaced_middlebox_leaves_a_linearizable_history() {
             "--strategy {strategy} --clients 3 --keys 8 --writes 70 -D 1500ms --kill-box \
              --fault drop=0.003,duplicate=0.003,reorder=0.003,seed=1"
         ));
-        // Of the second box.
+        // Counters of the second box.
         let counted = |name: &str| json["box"][name].as_u64();
         assert!(counted("requests") > Some(0), "{strategy}: clients went on through the second box: {json}");
         assert!(strategy == "steered" || counted("reads_steered") == Some(0), "{strategy}: {json}");
     }
 }
 
-/// Memory node and clients meet a box that somebody else starts, as the store says.
+/// Memory node and clients meet a box that another command runs, at the address that the store prints.
 #[test]
 fn an_external_middlebox_leaves_a_linearizable_history() {
-    // Nobody else listens on this address of loopback.
+    // No other test listens on this address of loopback.
     let free = TcpListener::bind("127.0.0.79:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let mut store = Running::start(doorbell(&format!(
         "far verify -d doorbell0 --strategy steered --through {free} --node-at 127.0.0.1:0 --clients 2 --keys 8 -D 200ms --json"
@@ -88,7 +88,8 @@ fn an_external_middlebox_leaves_a_linearizable_history() {
     steer.kill();
 }
 
-/// Either of two memory nodes is killed, each a process, and then a client. The others go on with the node that is left.
+/// The test kills either of two memory nodes, each a process, and then a client. The others continue with the
+/// remaining node.
 #[test]
 fn a_killed_memory_node_leaves_a_linearizable_history() {
     for (node, strategy) in [("primary", "optimistic"), ("replica", "chained")] {
@@ -101,7 +102,7 @@ fn a_killed_memory_node_leaves_a_linearizable_history() {
     assert_eq!(json["memory_nodes"], 2, "{json}");
 }
 
-/// What two memory nodes cost, in virtual time and here.
+/// Costs of two memory nodes, in virtual time and here.
 #[test]
 fn a_put_on_two_memory_nodes_takes_four_round_trips() {
     let run = |replicas: u32| {
@@ -117,7 +118,7 @@ fn a_put_on_two_memory_nodes_takes_four_round_trips() {
     let ((Some(one_ns), Some(one_bytes)), (Some(two_ns), Some(two_bytes))) = (figures(&one), figures(&two)) else {
         panic!("{one} {two}")
     };
-    // The wait is all there is in virtual time, and the node goes to both.
+    // Waiting is the only cost in virtual time, and the node goes to both.
     assert!((1.8..2.3).contains(&(two_ns / one_ns)), "{one_ns} and {two_ns} ns");
     assert!((1.6..2.2).contains(&(two_bytes / one_bytes)), "{one_bytes} and {two_bytes} B");
     let json = crate::command::run("far run -d doorbell0 --clients 2 -D 100ms --keys 64 --replicas 2 --json");
@@ -130,12 +131,12 @@ fn invalid_far_arguments_are_rejected() {
     for (arguments, words) in [
         ("far run --strategy hope", "\"hope\" is no strategy: there are optimistic, chained, backoff, lock"),
         ("far run --mix d", "\"d\" is no mix: there are a (YCSB A"),
-        ("far run --zipf 4", "0 (all keys alike) to 3"),
-        ("far run --clients 0", "it is 1 to 1024"),
-        ("far verify -d doorbell0 --kill-box", "--kill-box is about the middlebox, which strategy optimistic has not"),
+        ("far run --zipf 4", "must be 0 (uniform) to 3"),
+        ("far run --clients 0", "must be 1 to 1024"),
+        ("far verify -d doorbell0 --kill-box", "--kill-box configures a middlebox, and strategy optimistic has none"),
         (
             "far verify -d doorbell0 --through 127.0.0.1:9 --node-at 127.0.0.1:0",
-            "--through is about the middlebox, which strategy optimistic has not",
+            "--through configures a middlebox, and strategy optimistic has none",
         ),
         (
             "far verify -d doorbell0 --strategy steered --kill-box --through 127.0.0.1:9 --node-at 127.0.0.1:0",
@@ -146,13 +147,13 @@ fn invalid_far_arguments_are_rejected() {
             "--through is for one strategy and one number of clients",
         ),
         ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
-        ("far run -d doorbell0 --keys 0", "it is 1 to 2^27"),
+        ("far run -d doorbell0 --keys 0", "must be 1 to 2^27"),
         ("far run --testbed connectx5-100g-far -d doorbell0", "-d does not go with --testbed"),
         ("far run --strategy optimistic,server --replicas 2", "strategy server works with one memory node"),
         ("far verify -d doorbell0 --strategy steered --replicas 2", "strategy steered works with one memory node"),
-        ("far run --replicas 3", "it is 1 or 2"),
+        ("far run --replicas 3", "must be 1 or 2"),
         ("far verify -d doorbell0 --kill-node primary", "--kill-node leaves no memory node: add --replicas 2"),
-        ("far verify -d doorbell0 -s 4", "values that are judged have at least 8 B"),
+        ("far verify -d doorbell0 -s 4", "values must have at least 8 B to be checked"),
     ] {
         let finished = run(arguments).expect_status(2);
         assert!(finished.stderr.contains(words), "{words:?} is missing in: {}", finished.stderr);

@@ -12,7 +12,8 @@ use socket2::SockRef;
 use crate::command::{PATIENCE, Running, deaf_address, doorbell, list, measuring, number, run};
 use crate::study::{Scratch, records, repetitions};
 
-/// Another host of a study, at a port of its choice or at this address. It listens on loopback, which needs no token.
+/// Starts another host of a study, at a port of its choice or at this address. It listens on loopback, which needs no
+/// token.
 fn listen(address: &str) -> (Running, String) {
     let mut host = Running::start(doorbell(&format!("study -d doorbell0 --listen {address}")));
     let address = host.told("waiting for a client on ");
@@ -89,7 +90,7 @@ fn a_study_names_a_dead_host_and_continues_after_its_return() {
         }
         let kept: usize = records(&scratch.0).iter().map(|file| repetitions(file)).sum();
         assert!(finished.stderr.contains(&format!("; {kept} measurements are in")), "{kept}: {}", finished.stderr);
-        // It is refused before anything is measured, and made up for when the host is back.
+        // The study is rejected before any measurement, and completed when the host is back.
         let refused = run(&study).expect_status(1);
         assert!(refused.stderr.contains(&format!("cannot connect to {dies_at}")), "{}", refused.stderr);
         let _back = listen(&dies_at);
@@ -121,7 +122,7 @@ fn silent_and_garbage_strangers_end_no_study() {
     assert!(strangers.len() > 4);
 }
 
-/// A listener each of whose connections is served by `serve`, until the process of the test ends.
+/// Returns the address of a listener that calls `serve` for each connection, until the process of the test ends.
 fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it has an address").to_string();
@@ -133,7 +134,7 @@ fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
     address
 }
 
-/// The host at this address, which says something else of itself.
+/// Returns the address of a proxy of this host, which replaces a part of the host's description.
 fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
     let host = host.to_owned();
     listener(move |mut client| {
@@ -145,7 +146,7 @@ fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
         });
         let mut said_now = vec![0; 1 << 16];
         while let Ok(count @ 1..) = server.read(&mut said_now) {
-            // Binary set-up goes through as it is.
+            // Forward binary set-up unchanged.
             let bytes = match std::str::from_utf8(&said_now[..count]) {
                 Ok(text) => text.replace(said, instead).into_bytes(),
                 Err(_) => said_now[..count].to_vec(),
@@ -157,8 +158,8 @@ fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
     })
 }
 
-/// The host at this address, behind something that drops long packets one way: of its client's, or of the host's own. Nothing
-/// passes any more behind the first that is dropped, since TCP repeats it for ever.
+/// Returns the address of a proxy of this host that drops long packets in one direction: of the client, or of the
+/// host. No packet passes after the first dropped one, since TCP retransmits it forever.
 fn behind_a_black_hole(host: &str, of_client: bool) -> String {
     let host = host.to_owned();
     listener(move |mut client| {
@@ -205,7 +206,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let with = |experiment: &str, hosts: &str| {
         run(&format!("study --quick -d doorbell0 --out {} {experiment} {hosts}", scratch.path()))
     };
-    // As the only other host, and as one of several.
+    // Check the host alone, and as one of several.
     let refuses = |host: &str, status: i32, words: &[&str]| {
         let words = [&[host], words].concat();
         for hosts in [host.to_owned(), format!("{address} {host}")] {
@@ -213,7 +214,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
         }
     };
     with("send-receive/rnr", &format!("{address} {address}")).expect_complaint(2, &[&address, "are the same host"]);
-    // A name that leads to the same address.
+    // Another name of the same address.
     let port = address.rsplit(':').next().unwrap();
     with("send-receive/rnr", &format!("{address} localhost:{port}")).expect_complaint(2, &["are the same host"]);
     refuses("no-such-host.invalid:1", 2, &["no host of that name is found"]);
@@ -230,7 +231,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
     let other = other_port.told("waiting for a client on ");
     refuses(&other, 1, &["at 4792", "--udp-port"]);
-    // Another process than the first host, which would be that host under a second name.
+    // A process other than the first host; otherwise the proxy would be that host under a second name.
     let (_behind, behind) = listen("127.0.0.1:0");
     let release = concat!("\"doorbell\":\"", env!("CARGO_PKG_VERSION"), "\"");
     refuses(&pretending(&behind, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
@@ -241,7 +242,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     with("far-memory/skew", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
     let deviceless = listener(|stream| drop(session::refuse(stream, "there is no RDMA device mlx5_9")));
     refuses(&deviceless, 1, &["there is no RDMA device mlx5_9"]);
-    // What two hosts cannot be is said before, too.
+    // Experiments that two hosts cannot run are rejected in advance, too.
     with("far-memory/reordering", &address).expect_complaint(2, &["on 2 hosts", "name another host"]);
     assert!(records(&scratch.0).is_empty());
 }
@@ -274,20 +275,20 @@ fn one_host_under_two_addresses_is_rejected_before_measuring() {
     );
 }
 
-/// A launcher of MPI that is here.
+/// An MPI launcher on this machine.
 struct Launcher {
     program: &'static str,
-    /// What lets it run anywhere.
+    /// Options with which the launcher runs anywhere.
     options: &'static [&'static str],
 }
 
 impl Launcher {
-    /// Open MPI's and MPICH's, as Debian names them; elsewhere `mpirun` is either.
+    /// Returns Open MPI's and MPICH's launchers under Debian's names; elsewhere `mpirun` is either.
     fn all() -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for program in ["mpirun", "mpirun.openmpi", "mpirun.mpich"] {
             let Ok(said) = std::process::Command::new(program).arg("--version").output() else { continue };
-            // MPICH's launcher is called so.
+            // MPICH's launcher has this name.
             let is_hydra = String::from_utf8_lossy(&said.stdout).contains("HYDRA");
             let options: &[&str] =
                 if is_hydra { &[] } else { &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] };
@@ -310,7 +311,7 @@ impl Launcher {
     }
 }
 
-/// Processes whose command line has this in it.
+/// Returns the number of processes whose command line contains this text.
 fn processes_with(text: &str) -> usize {
     let lines = fs::read_dir("/proc").unwrap().flatten().map(|entry| fs::read(entry.path().join("cmdline")));
     lines.flatten().filter(|line| String::from_utf8_lossy(line).replace('\0', " ").contains(text)).count()
@@ -332,11 +333,11 @@ fn ranks_are_hosts(launcher: &Launcher) {
     let names: Vec<&str> = list(&whole, "/repetitions/0/hosts").iter().map(|host| text(host, "/name")).collect();
     assert_eq!(names, ["this machine", "rank 1", "rank 2"]);
 
-    // What is wrong is told once, and is the run's own failure.
+    // An error appears once, and makes the run fail.
     let wrong = Running::start(launcher.run(2, &format!("{study} 127.0.0.1"))).finish();
     assert!(!wrong.status.success() && wrong.stderr.contains("leave out 127.0.0.1"), "{}", wrong.stderr);
 
-    // A launcher that is killed leaves nobody behind, in the middle of a study.
+    // A killed launcher leaves no process behind, even during a study.
     let killed = Scratch::new("mpirun-killed");
     let study = format!("study --full -d doorbell0 --out {} direct-write/n-to-1", killed.path());
     let launched = Running::start(launcher.run(2, &study));
@@ -352,7 +353,7 @@ fn ranks_are_hosts(launcher: &Launcher) {
     }
 }
 
-/// A stand-in for ssh: it runs the command here, and says on which machine that is as sshd does.
+/// A replacement of ssh: it runs the command here, and provides the connection as sshd does.
 const SSH: &str = "#!/bin/sh
 while [ $1 != -- ]; do shift; done
 shift 2

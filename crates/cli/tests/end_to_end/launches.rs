@@ -1,5 +1,5 @@
-//! Processes of a launch that find each other, or learn why not. The tests are the launcher: they say in the environment what
-//! one does.
+//! Processes of a launch that find each other, or report the reason why not. The tests act as the launcher: they set
+//! the same environment variables.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::command::{Running, doorbell, measuring};
 use crate::study::{Scratch, records};
 
-/// Shorter than processes wait for number 0.
+/// Shorter than the time for which processes wait for number 0.
 const SOON: Duration = Duration::from_secs(40);
 
-/// Process `rank` of two on this machine.
+/// Starts process `rank` of two on this machine.
 fn process(rank: usize, job: &str, arguments: &str) -> Running {
     let mut command = doorbell(&format!("study --quick -d doorbell0 {arguments}"));
     command.env("OMPI_COMM_WORLD_RANK", rank.to_string());
@@ -34,7 +34,7 @@ fn processes_hear_at_once_why_number_0_failed() {
         other.finish().expect_complaint(1, &["process 0 of the launch: /proc/sys: no records and no report"]);
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     }
-    // What each can judge by itself it does, and number 0 says it.
+    // Each process checks what it can check itself; number 0 reports the rest.
     let begun = Instant::now();
     let wrong =
         |rank| process(rank, "wrong", "--out /proc/sys direct-write/latency --rendezvous /no/such/place").finish();
@@ -44,8 +44,8 @@ fn processes_hear_at_once_why_number_0_failed() {
     assert!(begun.elapsed() < SOON);
 }
 
-/// A launch that was killed has left its file, and by now something else listens there, which waits for its client to speak or
-/// greets it.
+/// A killed launch has left its file, and another service now listens at that address. It waits for its client to
+/// speak, or greets it.
 #[test]
 fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
     let _one_at_a_time = measuring();
@@ -55,7 +55,7 @@ fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
         let file = meeting.path().join(format!("doorbell-{job}-{}", std::process::id()));
         let told = format!("{{\"address\":\"{}\",\"token\":\"secret\"}}", stranger.local_addr().unwrap());
         fs::write(&file, told).unwrap();
-        // As where locks of other machines cannot be seen: the file is believed.
+        // As if locks of other machines were invisible: processes trust the file.
         let believed = fs::File::open(&file).unwrap();
         believed.lock().unwrap();
         let study = format!("--out {} --rendezvous {}/ direct-write/latency", scratch.path(), meeting.path().display());

@@ -1,5 +1,5 @@
-//! The `doorbell` command as its users meet it: run as a process, judged by what it prints and by
-//! its exit status. No test asserts how fast anything is.
+//! The `doorbell` command from the view of its users: each test runs it as a process, and checks its output and its
+//! exit status. No test checks a speed.
 
 mod advise;
 mod bench;

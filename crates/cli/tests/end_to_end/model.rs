@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::command::{Finished, Running, doorbell, measuring, positive, run};
 
-/// A folder that is gone afterwards.
+/// A folder that is removed at the end of its test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -30,7 +30,7 @@ impl Drop for Folder {
     }
 }
 
-/// The command with paths behind its other arguments.
+/// Runs the command with paths after its other arguments.
 fn with_paths(arguments: &str, paths: &[&Path]) -> Finished {
     let mut command: Command = doorbell(arguments);
     command.args(paths);
@@ -122,7 +122,7 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
         assert_eq!(row[2], format!("{:.0}", at("messages_per_s")));
         assert!(at("next_factor") >= 1.0);
     }
-    // 594 bytes on the line of 100 Gb/s, credits not counted.
+    // 594 bytes on the line of 100 Gb/s, without credits.
     let bare = run(&format!("{arguments} --no-credits --json")).expect_status(0).json();
     assert!((positive(&bare, "/results/1/messages_per_s") / 21.04e6 - 1.0).abs() < 0.001);
     assert_eq!(bare["results"][1]["bottleneck"], "link");
@@ -154,7 +154,7 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict --peers many", &["SENDERS:RECEIVERS"]),
         ("model predict --receive-batch 0", &["--receive-batch) is 0"]),
         ("model predict --protocol telepathy", &["a protocol is one of send-receive, direct-read,"]),
-        ("model predict --protocol direct-read --use-srq", &["--use-srq is about the receives of send-receive"]),
+        ("model predict --protocol direct-read --use-srq", &["--use-srq configures the receives of send-receive"]),
         ("model predict --protocol buffered-read -s 1073741824 -l 2", &["(-l) is 2, allowed is 1 to 1"]),
         ("model explain -m 1500", &["256, 512, 1024, 2048 or 4096"]),
         ("model fit", &["RECORD"]),
@@ -220,7 +220,7 @@ fn local_records_are_fitted_and_predicted() {
         ("lat.json", "bench lat -n 300 -s 16,4096,16384 --json"),
         ("window.json", "bench bw -n 3000 -s 16,512,4096 -t 2 --json"),
         ("batched.json", "bench bw -n 20000 -s 16,512,4096 --config batched --json"),
-        // One that the model must leave out.
+        // A record that the model must leave out.
         ("answered.json", "bench bw -n 1000 -s 16 --op request-response --json"),
     ] {
         records.push(folder.with(name, &run(arguments).expect_status(0).stdout));
@@ -230,12 +230,12 @@ fn local_records_are_fitted_and_predicted() {
     assert!(finished.stderr.contains("\"request_response\" is neither a message"), "{}", finished.stderr);
     let json = finished.json();
     let count = |field: &str| json[field].as_array().map_or(0, Vec::len);
-    // A busy machine may have lost packets: then that is said.
+    // On a busy machine packets may be lost; then the output reports it.
     assert_eq!(count("residuals") + count("left_out"), 10, "{json:#}");
     assert!(positive(&json, "/median_error") < 10.0);
     assert!(json["estimates"].as_array().is_some_and(|all| all.iter().any(|one| one["interval_95"].is_null())));
 
-    // What was timed directly stands beside what was fitted.
+    // Directly timed values appear beside the fitted ones.
     let timed = run("model measure -n 50 --json").expect_status(0);
     assert_eq!(timed.json()["schema"], "doorbell-measure/1");
     let timed = folder.with("timed.json", &timed.stdout);
@@ -249,7 +249,7 @@ fn local_records_are_fitted_and_predicted() {
     both[last] = &wrong;
     with_paths("model fit", &both).expect_complaint(1, &["wrong.json: schema is \"doorbell-measure/9\", allowed is"]);
 
-    // A directory of a study is taken as `report` takes it, and beside other records.
+    // A directory of a study is read as `report` reads it, also beside other records.
     let study = folder.0.join("study");
     with_paths("study --quick send-receive/window --out", &[&study]).expect_status(0);
     let json = with_paths("model fit --json", &[&study, paths[1]]).expect_status(0).json();

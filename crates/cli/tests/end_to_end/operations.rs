@@ -1,4 +1,4 @@
-//! What a message may be: one-sided operations and requests with their response.
+//! Kinds of messages: one-sided operations, and requests with their response.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ fn sizes() -> String {
     SIZES.map(|bytes| bytes.to_string()).join(",")
 }
 
-/// Runs an operation with several windows, each a little more than full, and looks at each result.
+/// Runs an operation with several windows, each with slightly more messages than it holds, and checks each result.
 fn with_windows(operation: &str, sizes: &str, check: impl Fn(&Value, u64)) {
     for window in [1, 8, 32, 64] {
         let messages = window + 3;
@@ -43,11 +43,11 @@ fn writes_are_counted_to_the_byte() {
     with_windows("write", &sizes(), |result, messages| {
         let bytes = number(result, "/bytes");
         let packets = bytes.div_ceil(4096).max(1);
-        // Each packet has 58 B of headers, the first 16 B of RETH.
+        // Each packet has 58 B of headers, the first one also 16 B of RETH.
         let each = packets * 58 + 16 + bytes.next_multiple_of(4);
         assert_eq!(number(result, "/counted/client/data_packets"), messages * packets);
         assert_eq!(number(result, "/counted/client/data_bytes"), messages * each);
-        // The other side's processor has no part in it: it sends acknowledgements and nothing else.
+        // The other side's processor takes no part: it sends only acknowledgements.
         for what in ["data_packets", "response_packets", "control_packets"] {
             assert_eq!(number(result, &format!("/counted/server/{what}")), 0, "{result:#}");
         }
@@ -69,7 +69,7 @@ fn reads_are_counted_to_the_byte() {
         if undisturbed(result) {
             let packets = bytes.div_ceil(4096).max(1);
             assert_eq!(number(result, "/counted/server/response_packets"), messages * packets);
-            // 58 B of headers each, and an AETH in the first and the last.
+            // Each packet has 58 B of headers, and the first and the last one have an AETH.
             let each = packets * 58 + 4 * packets.min(2) + bytes.next_multiple_of(4);
             let counted = number(result, "/counted/server/response_bytes");
             assert!((messages * each..=messages * each + 8 * (requests - messages)).contains(&counted), "{result:#}");
@@ -90,7 +90,7 @@ fn atomics_are_counted_to_the_byte() {
                 assert_eq!(number(result, "/counters/server/rx_atomic_requests"), messages);
             }
         });
-        // Without -s they have the size that they always have.
+        // Without -s, atomic operations have their fixed size.
         let record = record(&format!("lat --op {operation} -n 10 --verify"));
         assert_eq!(record.pointer("/parameters/sizes"), Some(&Value::from(vec![8])));
     }
@@ -148,7 +148,7 @@ fn latencies_name_their_timed_interval() {
         positive(result, "/latency_ns/min");
         let recorded: u64 = list(result, "/histogram_ns").iter().map(|bucket| number(bucket, "/1")).sum();
         assert_eq!(recorded, 100);
-        // 200 rounds to warm up are counted by the RNIC, not by the histogram.
+        // The RNIC also counts the 200 warm-up rounds, but the histogram does not.
         assert_eq!(number(result, "/counted/client/data_packets"), 300);
     }
 }

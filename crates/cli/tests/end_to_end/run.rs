@@ -1,5 +1,5 @@
-//! `doorbell run` and `doorbell env`. The library itself is tested with real programs, by
-//! `cargo xtask test`; a file stands for it here, which the dynamic linker ignores.
+//! `doorbell run` and `doorbell env`. `cargo xtask test` tests the library itself with real programs. Here a file
+//! replaces it, which the dynamic linker ignores.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use crate::command::{PATIENCE, Running, doorbell, list, measuring, number, run};
 use crate::counters::World;
 use crate::terminal::{Session, Terminal};
 
-/// A file where a library should be; it goes with its handle.
+/// A file in place of the library. Dropping this handle removes it.
 struct Library(PathBuf);
 
 impl Library {
@@ -81,7 +81,7 @@ fn a_program_is_the_same_process() {
     assert_eq!(running.finish().expect_status(0).stdout, format!("{id}\n"));
 }
 
-/// Whoever waits for the program learns how it ended, as if nothing stood between.
+/// A process that waits for the program learns how the program ended, as if it had started it directly.
 #[test]
 fn the_parent_sees_the_signal_that_ended_a_program() {
     let library = Library::new("signal");
@@ -106,7 +106,7 @@ fn children_of_a_program_inherit_the_environment() {
     assert_eq!(finished.stdout, format!("DOORBELL_PORT=5000\nLD_PRELOAD={}\n", library.0.display()));
 }
 
-/// ^C goes to all processes of the terminal's group, and none is left.
+/// ^C goes to all processes of the terminal's group, and none remains.
 #[test]
 fn an_interrupt_ends_all_that_a_program_started() {
     let library = Library::new("interrupt");
@@ -115,24 +115,24 @@ fn an_interrupt_ends_all_that_a_program_started() {
     command.args(["sh", "-c", "sleep 1000 | (echo started; exec sleep 1000)"]);
     let mut running = terminal.start(command, Session::Own);
     terminal.wait_for("started");
-    // It leads its session, and so its group.
+    // The process leads its session, and therefore its group.
     let group = Pid::from_raw(running.id() as i32);
     terminal.press("\u{3}");
     assert_eq!(running.end().signal(), Some(Signal::SIGINT as i32));
     let until = Instant::now() + PATIENCE;
     while killpg(group, None) != Err(Errno::ESRCH) {
-        assert!(Instant::now() < until, "somebody of the group is left");
+        assert!(Instant::now() < until, "a process of the group is left");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// ^Z stops the program, and a shell lets it go on.
+/// ^Z stops the program, and a shell continues it.
 #[test]
 fn a_program_is_stopped_and_goes_on() {
     let library = Library::new("stop");
     let terminal = Terminal::new();
     let mut shell = library.with(Command::new("sh"));
-    // The outer shell is told as a shell of a terminal is: with job control.
+    // The outer shell has job control, like a shell on a terminal.
     let script = "set -m; \"$0\" run -- sh -c 'kill -STOP $$; echo goes on'; echo stopped; fg >/dev/null; echo is $?";
     shell.args(["-c", script, env!("CARGO_BIN_EXE_doorbell")]);
     let mut running = terminal.start(shell, Session::Own);
@@ -148,7 +148,7 @@ fn a_program_that_cannot_be_reached_is_named() {
     let library = Library::new("static");
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let program = folder.path().join("program");
-    // An ELF file of 64 bits for this machine, without any program header: nothing the kernel would run.
+    // An ELF file of 64 bits for this machine, without any program header: the kernel runs no such file.
     let own = fs::read(env!("CARGO_BIN_EXE_doorbell")).expect("the command can be read");
     let mut header = own[..64].to_vec();
     header[56..58].fill(0);
@@ -238,7 +238,7 @@ fn processes_with_open_devices_are_listed() {
     let row = rows[1..].iter().find(|row| row.contains("bench bw -s 4096 -D 600")).expect("commands are whole");
     assert!(row.contains("doorbell0") && row.contains("::ffff:127.0.0."), "{text}");
 
-    // What is killed is not listed any more, and its peer ends by itself.
+    // A killed process is not listed any more, and its peer ends by itself.
     bench.kill();
     let until = Instant::now() + PATIENCE;
     loop {

@@ -102,8 +102,9 @@ fn published_rows_are_simulated_and_compared() {
     assert!(wrong.stderr.contains("nic.atomic: fast is no decimal number"), "{}", wrong.stderr);
 }
 
-/// Parameters are put in by a testbed, come out as records of a study, and are found by a fit within its intervals. Gaps are
-/// sums over many stations, so what is put in there is a difference: acknowledgements cross a cable that is 1 us longer
+/// A testbed with changed parameters is simulated as a study, and a fit to its records finds them within its
+/// intervals. Gaps are sums over many stations, so the test changes a difference: acknowledgements cross a cable that
+/// is 1 us longer four times more slowly.
 /// four times more slowly.
 #[test]
 fn a_fit_of_a_simulated_study_finds_what_the_testbed_has() {
@@ -162,7 +163,7 @@ fn a_sweep_gives_a_table_json_plots_and_captures() {
     for point in points {
         let capture = point["capture"].as_str().expect("a capture");
         let decoded = run(&format!("wire decode --json {capture}")).expect_status(0).json();
-        // The last acknowledgements may be under way when the last thread ends.
+        // The last acknowledgements may be in flight when the last thread ends.
         assert!(decoded["packets"].as_u64() >= point["packets"].as_u64(), "{capture}");
         assert_eq!(decoded["icrc"]["right"], decoded["packets"], "{capture}");
     }
@@ -232,7 +233,7 @@ fn options_incompatible_with_a_simulation_are_rejected() {
         ("bench lat -d doorbell0 --testbed connectx5-100g", "-d does not go with --testbed"),
         ("bench lat --fault drop=0.1 --testbed connectx5-100g", "--fault does not go with --testbed"),
         ("study --ack strict --testbed connectx5-100g", "--ack does not go with --testbed"),
-        ("bench bw --set link.rate=1Gb/s", "--set is about a testbed: name it with --testbed"),
+        ("bench bw --set link.rate=1Gb/s", "--set configures a testbed: name it with --testbed"),
         ("bench bw --testbed connectx9", "there is no testbed connectx9; allowed is connectx5-100g"),
         ("study --testbed connectx5-100g --set link.rate=-1", "link.rate: it is -1 Gb/s, which is negative"),
     ] {

@@ -1,5 +1,5 @@
-//! `doorbell steer`: a memory node and clients are programs over the crate `doorbell`, in this process; the box between
-//! them is the command.
+//! `doorbell steer`: a memory node and clients are programs over the crate `doorbell`, in this process. The box
+//! between them is the command.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -24,16 +24,17 @@ const CAPACITIES: QpCapacities =
 const SOON: Duration = Duration::from_secs(60);
 const BYTES: usize = 4096;
 
-/// Starts a memory node, which serves one box after another: it gives its queue pair up when the box's connection ends.
+/// Starts a memory node, which serves one box after another: it gives up its queue pair when the box's connection
+/// ends.
 pub(crate) fn memory_node() -> SocketAddr {
     mortal_node().0
 }
 
-/// The same, and its connection with each box.
+/// Starts the same memory node, and returns its connection with each box.
 fn mortal_node() -> (SocketAddr, Receiver<TcpStream>) {
     let (serving, streams) = channel();
     let address = node_that(move |mut stream, pair| {
-        // Most tests do not listen.
+        // Most tests do not receive these connections.
         let _ = serving.send(stream.try_clone().expect("another handle"));
         wait_for_end(&mut stream);
         drop(pair);
@@ -41,7 +42,7 @@ fn mortal_node() -> (SocketAddr, Receiver<TcpStream>) {
     (address, streams)
 }
 
-/// A memory node, which calls `serve` with its connection and its queue pair with each peer.
+/// Starts a memory node that calls `serve` with its connection and its queue pair with each peer.
 fn node_that(mut serve: impl FnMut(TcpStream, Result<QueuePair, QueuePairError>) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it has an address");
@@ -63,7 +64,7 @@ fn wait_for_end(stream: &mut TcpStream) {
     while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
 }
 
-/// A client of a box, or of a memory node: one cannot tell.
+/// A client of a box, or of a memory node: both look the same.
 struct Client {
     pair: QueuePair,
     memory: Region,
@@ -120,14 +121,14 @@ pub(crate) fn add_one(address: &str) {
     Client::connect(address).expect("the box serves").add(0, 1);
 }
 
-/// A box, and where clients set up their queue pairs with it.
+/// Starts a box. Returns it with the address at which clients set up their queue pairs.
 fn start(node: SocketAddr, arguments: &str) -> (Running, String) {
     let mut running = Running::start(doorbell(&format!("steer {node} -p 0 {arguments}")));
     let address = running.told("serving clients at ");
     (running, address)
 }
 
-/// Ends it as ^C does.
+/// Ends the box like ^C.
 fn interrupt(running: Running) -> Finished {
     kill(Pid::from_raw(running.id() as i32), Signal::SIGINT).expect("it can be sent a signal");
     let finished = running.finish();
@@ -139,7 +140,8 @@ fn counter(record: &Value, name: &str) -> u64 {
     number(record, &format!("/counters/{name}"))
 }
 
-/// Where the capture goes: with those that other programs are to dissect, or to a file that goes with the test.
+/// Returns the path of the capture: in the directory of captures for other programs, or a file that is removed with
+/// the test.
 fn capture(name: &str) -> (PathBuf, Option<Scratch>) {
     match std::env::var_os("DOORBELL_PCAP_DIR") {
         Some(directory) => {
@@ -162,7 +164,7 @@ fn the_box_serves_a_client_and_captures_both_sides() {
     let text = b"written through the box, and read back";
     client.write(64, text);
     assert_eq!(client.read(64, text.len()), text);
-    // What the word holds is known from the first answer on.
+    // The box knows the value of the word from the first answer on.
     assert_eq!(
         [client.swap(0, 0, 70), client.swap(0, 70, 80), client.swap(0, 70, 90), client.add(0, 0)],
         [0, 70, 80, 80]
@@ -179,7 +181,8 @@ fn the_box_serves_a_client_and_captures_both_sides() {
     assert_eq!(number(&found, "/icrc/right"), number(&found, "/packets"), "{found:#}");
     assert_eq!(number(&found, "/packets"), counter(&record, "received") + counter(&record, "sent"));
     if scratch.is_none() {
-        // Requests of the client; then, in order, what the box sends to the node, the node to it, and it to the client.
+        // Requests of the client, then in order the packets from the box to the node, from the node, and to the
+        // client.
         let mut expected = format!("requester {requester}\n");
         for opcode in [10, 12, 19, 19, 19, 20] {
             expected += &format!("> opcode={opcode}\n");
@@ -187,7 +190,7 @@ fn the_box_serves_a_client_and_captures_both_sides() {
         for opcodes in [&[10][..], &[12, 16, 16], &[19, 18, 18], &[10, 18], &[10, 18], &[20, 18, 18]] {
             opcodes.iter().for_each(|opcode| expected += &format!("< opcode={opcode}\n"));
         }
-        // Of WRITEs, and of CASes that went as WRITEs.
+        // Acknowledgements of WRITEs, and of CASes that went as WRITEs.
         expected += "acks 4 12\n";
         std::fs::write(path.with_extension("expected"), expected).expect("a writable directory");
     }
@@ -207,7 +210,7 @@ fn clients_share_words_and_a_lost_one_makes_room() {
     running.wait_for("the box has no room for another client (maximum 3)");
     let mut clients = clients.into_iter();
     drop(clients.next());
-    // The box hears of it soon.
+    // The box soon notices the end of the client.
     let until = Instant::now() + PATIENCE;
     let another = loop {
         match Client::connect(&address) {
@@ -234,7 +237,7 @@ fn a_killed_box_is_replaced_and_memory_is_preserved() {
     let client = Client::connect(&address).expect("the second box serves it");
     assert_eq!([client.swap(0, 4, 6), client.swap(0, 5, 6), client.swap(0, 6, 7)], [5, 5, 6]);
     let record = interrupt(running).json();
-    // It had to ask the node once.
+    // The second box had to ask the node once.
     assert_eq!(counter(&record, "cas_converted"), 2, "{record:#}");
 }
 
@@ -247,7 +250,7 @@ fn the_box_reconnects_to_a_returned_memory_node() {
     client.write(0, b"before");
     first.shutdown(std::net::Shutdown::Both).expect("it is open");
     running.wait_for("has ended its connection; trying again");
-    // Its clients hear of it, and come again.
+    // The clients notice it, and connect again.
     let (remote_address, rkey) = client.remote(0);
     let result = client.pair.perform(SendOperation::Write { remote_address, rkey }, client.memory.sge(0, 8));
     assert!(result.is_err(), "the queue pair with the node is gone");
@@ -258,7 +261,7 @@ fn the_box_reconnects_to_a_returned_memory_node() {
     assert_eq!(counter(&record, "node_failures"), 1, "{record:#}");
 }
 
-/// Its connection over TCP stays, and its RNIC is silent.
+/// The TCP connection stays, and the RNIC is silent.
 #[test]
 fn the_box_reconnects_to_a_silent_memory_node() {
     let (giving, pairs) = channel();
@@ -299,7 +302,7 @@ fn a_relaying_box_reports_the_order_of_answers() {
     drop(clients);
     let record = interrupt(running).json();
     assert_eq!((number(&record, "/order/answered"), number(&record, "/clients/served")), (80, 2), "{record:#}");
-    // One at a time, so they are in order; an answer may come twice.
+    // One request at a time, so answers are in order; an answer may be repeated.
     assert!(number(&record, "/order/in_order") >= 79, "{record:#}");
     assert!(number(&record, "/order/largest_gap") == 1, "{record:#}");
     assert_eq!((counter(&record, "requests"), counter(&record, "node_failures")), (0, 0), "{record:#}");
@@ -312,7 +315,7 @@ fn unreadable_packets_are_forwarded_and_counted() {
     let address: SocketAddr = address.parse().expect("an address and a port");
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let own = socket.local_addr().expect("it has an address");
-    // No opcode of RoCE; an opcode whose headers are missing; and what is too short for a header and an ICRC.
+    // A packet without an opcode of RoCE, one whose headers are missing, and one too short for a header and an ICRC.
     for bytes in [&[0xff; 20][..], &[0x0a; 12], &[0x0a; 4]] {
         let flow = Flow::new(own.ip(), address.ip(), own.port(), ROCE_UDP_PORT);
         let mut packet = bytes.to_vec();
@@ -320,7 +323,7 @@ fn unreadable_packets_are_forwarded_and_counted() {
         socket.send_to(&packet, (address.ip(), ROCE_UDP_PORT)).expect("sent");
     }
     socket.send_to(b"not even an ICRC", (address.ip(), ROCE_UDP_PORT)).expect("sent");
-    // Behind them on the same socket of the box.
+    // A client uses the same socket of the box afterwards.
     let client = Client::connect(&address.to_string()).expect("the box serves it");
     client.write(0, b"as ever");
     let record = interrupt(running).json();
@@ -347,14 +350,14 @@ fn a_box_may_end_by_itself() {
     assert_eq!(number(&record, "/clients/served"), 0, "{record:#}");
 }
 
-/// What perftest's programs say of a queue pair.
+/// Returns perftest's line about a queue pair.
 fn line(qpn: u32, psn: u32, rkey: u32, host: u8) -> Vec<u8> {
     let gid: String =
         [&[0; 10][..], &[0xff, 0xff, 127, 0, 0, host]].concat().iter().map(|b| format!("{b:02x}:")).collect();
     format!("0000:0010:{qpn:06x}:{psn:06x}:{rkey:08x}:000055e95926c000:{gid}00000000:\0").into_bytes()
 }
 
-/// Two ends of a conversation of perftest through a box, which have said all that comes before the lines.
+/// Returns two ends of a conversation of perftest through a box, after all messages that precede the lines.
 pub(crate) fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -> [TcpStream; 2] {
     const VERSION: &[u8] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut client = TcpStream::connect(address).expect("the box listens");
@@ -381,7 +384,7 @@ fn hear(mut at: &TcpStream, bytes: usize) -> Vec<u8> {
     heard
 }
 
-/// The programs themselves are run by `cargo xtask programs box`.
+/// `cargo xtask programs box` runs the programs themselves.
 #[test]
 fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
     let servers = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -403,7 +406,8 @@ fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
     }
     assert_ne!(to_server[17..23], of_client[17..23], "the PSN is the box's");
     assert_ne!(to_client[24..32], of_server[24..32], "the key is the box's");
-    // They repeat their lines to wait for each other; what else they say passes as it is, also what looks like a beginning.
+    // The programs repeat their lines to wait for each other. Other bytes pass unchanged, even if they look like the
+    // start of a line.
     pass(&client, &server, &of_client, &to_server);
     pass(&server, &client, &of_server, &to_client);
     pass(&client, &server, b"\x01\x02\x030", b"\x01\x02\x030");
@@ -433,7 +437,7 @@ fn unservable_requests_are_rejected_with_an_error() {
     run("steer 127.0.0.1 --store nodes").expect_complaint(2, &["nodes=N, keys=N"]);
     let (deaf, _streams) = crate::command::deaf_address();
     run(&format!("steer {deaf}")).expect_complaint(1, &["cannot connect to", "does a memory node set up queue pairs"]);
-    // Something else listens there.
+    // Another service listens there.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it has an address");
     let other = std::thread::spawn(move || {
@@ -452,11 +456,11 @@ fn unservable_requests_are_rejected_with_an_error() {
     let address: SocketAddr = address.parse().expect("an address and a port");
     device.connect(address, Options::of(SendReceive), SOON).map(drop).expect_err("it is no connection of messages");
     running.wait_for("sets up a connection of messages; a box takes queue pairs for READ, WRITE and atomics");
-    // A box in front of a box is one too many only where they have the same address.
+    // A second box in front of a box fails only if both have the same address.
     let own: IpAddr = address.ip();
     let second = run(&format!("steer {address} --bind {own}"));
     second.expect_complaint(1, &[&format!("UDP port 4791 of {own} is taken")]);
     let finished = interrupt(running);
-    // The second box may have come as far as a connection before it found the port taken.
+    // The second box may have connected before it found the port taken.
     assert!(finished.stdout.contains("  clients refused"), "{}", finished.stdout);
 }

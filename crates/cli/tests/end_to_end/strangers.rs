@@ -1,5 +1,5 @@
-//! Strangers at listeners of the programs. One body opens connections of all kinds that never become clients, and serves an
-//! honest client beside them.
+//! Strangers at listeners of the programs. One function opens connections of all kinds that never become clients, and
+//! serves an honest client beside them.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -42,7 +42,7 @@ fn beside_strangers(address: &str, honest: impl FnOnce()) {
         let mut staying = Vec::new();
         for stranger in (0..OF_A_KIND).flat_map(|_| kinds) {
             let mut stream = connect();
-            // A stranger may have been refused before it has said everything.
+            // A stranger may have been rejected before it has sent everything.
             let _ = stream.write_all(stranger);
             staying.push(stream);
         }
@@ -101,7 +101,7 @@ fn bench_without_a_token_serves_its_client_and_no_stranger_ends_it() {
     server.finish().expect_status(0);
 }
 
-/// The hosts of a study and of the doctor are the same listener. The study has a token here, and the doctor has none.
+/// The hosts of a study and of the doctor use the same listener. The study has a token here, and the doctor has none.
 #[test]
 fn study_and_doctor_serve_their_clients_one_after_another() {
     let _one_at_a_time = measuring();

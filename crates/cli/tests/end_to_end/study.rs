@@ -8,7 +8,7 @@ use doorbell_study::machine::{Machine, Root};
 
 use crate::command::{PATIENCE, Running, doorbell, list, measuring, run};
 
-/// A directory that is gone at the end.
+/// A directory that is removed at the end of its test.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
@@ -59,7 +59,7 @@ fn an_unusable_directory_is_rejected_before_measuring() {
     refused(&taken.display().to_string(), &["report.html is a directory", "another --out"]);
     assert!(records(&taken).is_empty());
 
-    // Another study has it, until that one ends in whatever way.
+    // Another study holds the directory until it ends in any way.
     let out = scratch.0.join("shared").display().to_string();
     let first = Running::start(doorbell(&format!("study --full -d doorbell0 direct-write/latency --out {out}")));
     let until = Instant::now() + PATIENCE;
@@ -86,7 +86,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert!(files.iter().all(|file| repetitions(file) == 3));
     assert!(fs::read_to_string(&report).unwrap().starts_with("<!DOCTYPE html>"));
 
-    // Each end has a CPU where there are two; and another choice does not go into the same records.
+    // Each end has a CPU if there are two. Another choice does not go into the same records.
     let allowed = Machine::of(&Root::default()).cpus;
     let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(&files[0]).unwrap()).unwrap();
     let (pinned, is_pinned) = (list(&record, "/environment/pinning/cpus").len(), allowed.len() > 1);
@@ -108,7 +108,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     let both = scratch.0.join("both.html");
     let report = |other: &Scratch| run(&format!("report {} {} --out {}", scratch.path(), other.path(), both.display()));
     report(&scratch).expect_complaint(2, &["are the same directory", "name each run once"]);
-    // The same run again, on a machine with another MTU: everything is within the spread of repetitions.
+    // The same run on a machine with another MTU: every difference is within the spread of repetitions.
     let after = Scratch::new("after");
     fs::create_dir_all(&after.0).unwrap();
     for file in &files {
@@ -122,7 +122,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     let json = run(&format!("report {} {} --out {} --json", scratch.path(), after.path(), both.display()));
     let changed = json.expect_status(0).json()["changes"].clone();
     assert_eq!((&changed[0]["points"], &changed[0]["more"], &changed[0]["less"]), (&6.into(), &0.into(), &0.into()));
-    // Two runs that have nothing in common are not compared, and nothing is written.
+    // Two runs without a common experiment are not compared, and no page is written.
     let other = fs::read_to_string(&files[0]).unwrap();
     for file in records(&after.0) {
         fs::remove_file(file).unwrap();
@@ -132,7 +132,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     report(&after).expect_complaint(2, &["no experiment in common", "send-receive/other", &after.path()]);
     assert_eq!(fs::read_to_string(&both).unwrap(), page);
 
-    // Other points would go to other files, but these must not become a mix.
+    // Other points would go to other files, but the records must not become a mix.
     run(&format!("study send-receive/receive-batching --out {}", scratch.path()))
         .expect_complaint(1, &["field `parameters` differs", "another --out"]);
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
@@ -158,7 +158,8 @@ fn an_interrupted_study_continues() {
     assert_eq!((files.len(), files.iter().map(|file| repetitions(file)).collect::<Vec<_>>()), (4, vec![3; 4]));
 }
 
-/// On a machine that shares memory each column is carried by its own link, but for what a busy one sends before both ends meet.
+/// On a machine that shares memory, each column has its own link. On a busy machine, packets before both ends meet
+/// are an exception.
 #[test]
 fn repetitions_with_other_options_of_the_software_rnic_are_not_mixed() {
     let _one_at_a_time = measuring();
@@ -203,7 +204,7 @@ fn links_are_compared_only_on_one_machine() {
     let text = run(&format!("report {} --out {}", scratch.path(), scratch.0.join("again.html").display()));
     let said = text.expect_status(0).stderr;
     assert!(said.contains("16 B, one at a time, us") && said.contains("goals: "), "{said}");
-    // What chooses a link for all points, and where there is none to choose.
+    // An option chooses a link for all points, and a simulation has no choice of links.
     run(&format!("{study} --link udp")).expect_complaint(2, &["links/time compares links", "drop --link udp"]);
     let alone = "links are compared between two software RNICs of one machine alone: in virtual time";
     let elsewhere = Scratch::new("links-simulated");
@@ -273,7 +274,7 @@ fn simulated_and_measured_studies_are_never_mixed() {
         let _one_at_a_time = measuring();
         run(&format!("{study} --out {}", measured.path())).expect_status(0);
     }
-    // Both in one directory, as somebody may copy them: the report takes them apart.
+    // Both in one directory, as a user may copy them: the report separates them.
     for file in records(&measured.0) {
         let name = format!("measured-{}", file.file_name().unwrap().to_string_lossy());
         fs::copy(&file, simulated.0.join(name)).unwrap();
@@ -289,7 +290,7 @@ fn simulated_and_measured_studies_are_never_mixed() {
     assert!(fit.stderr.contains("and the records before are not"), "{}", fit.stderr);
 }
 
-/// What one machine can show of memory that many clients share; the rest takes virtual time.
+/// Experiments of shared memory that one machine can measure; the rest needs virtual time.
 #[test]
 fn shared_memory_is_studied_on_one_machine() {
     let _one_at_a_time = measuring();

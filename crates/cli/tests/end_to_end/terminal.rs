@@ -1,4 +1,4 @@
-//! A pseudo-terminal that commands run on.
+//! A pseudo-terminal on which commands run.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -19,18 +19,18 @@ use nix::sys::termios::{Termios, tcgetattr};
 
 use crate::command::PATIENCE;
 
-/// How long a command may take to end once it is to. It takes milliseconds; a busy machine takes longer, and one
-/// that does not end takes for ever.
+/// Time for a command to end. It takes milliseconds, and more on a busy machine; a command that does not end takes
+/// forever.
 const TO_END: Duration = Duration::from_secs(20);
 
-/// How a command belongs to the terminal.
+/// Relation of a command to the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Session {
-    /// It leads a session of its own, whose terminal this is: SIGHUP comes when the terminal goes.
+    /// The command leads a session with this terminal, and gets SIGHUP when the terminal goes.
     Own,
-    /// The same, but it ignores SIGHUP.
+    /// The same, but the command ignores SIGHUP.
     OwnWithoutHangup,
-    /// It only reads and writes there: nothing tells it that the terminal goes.
+    /// The command only reads and writes there, and gets no signal when the terminal goes.
     None,
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct Terminal {
     slave: File,
     before: Termios,
     said: Arc<Mutex<String>>,
-    /// Threads that read what is shown, each with a descriptor of its own for the other end.
+    /// Threads that read the output, each with a descriptor of its own for the other end.
     windows: RefCell<Vec<JoinHandle<()>>>,
     gone: Arc<AtomicBool>,
 }
 
 impl Terminal {
     pub(crate) fn new() -> Self {
-        // Nothing that a test starts may inherit the other end, or the terminal would not go with the test's.
+        // No process of a test may inherit the other end, or the terminal would not go with the test's.
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let master = posix_openpt(flags).expect("there are pseudo-terminals");
         grantpt(&master).and_then(|()| unlockpt(&master)).expect("it can be used");
@@ -84,7 +84,7 @@ impl Terminal {
         started
     }
 
-    /// The same, but nobody reads what it shows, and its output goes elsewhere.
+    /// Runs a command without a reader of the terminal, and with its output elsewhere.
     pub(crate) fn start_with(&self, command: Command, session: Session, stdout: Stdio) -> OnTerminal {
         // A test run in the background of a shell ignores signals, and its child processes would inherit that.
         const BY_DEFAULT: [&str; 2] = ["env", "--default-signal=HUP,INT,QUIT"];
@@ -104,7 +104,7 @@ impl Terminal {
         }
         wrapped.env("TERM", "xterm").stdin(self.end()).stdout(stdout).stderr(self.end());
         if session == Session::None {
-            // What is said to this group reaches no other test.
+            // A signal to this group reaches no other test.
             wrapped.process_group(0);
         }
         let child = wrapped.spawn().unwrap_or_else(|error| panic!("{}: {error}", prefix[0]));
@@ -115,12 +115,12 @@ impl Terminal {
         self.slave.try_clone().expect("a descriptor can be had").into()
     }
 
-    /// What was shown so far.
+    /// Returns the output so far.
     pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until this is shown.
+    /// Waits until the terminal shows this text.
     pub(crate) fn wait_for(&self, text: &str) {
         let until = Instant::now() + PATIENCE;
         while !self.said().contains(text) {
@@ -138,16 +138,16 @@ impl Terminal {
         (&self.master).write_all(key.as_bytes()).expect("keys can be pressed");
     }
 
-    /// Does it behave as before, lines, echo and all?
+    /// Returns whether the terminal behaves as before, with lines and echo.
     pub(crate) fn is_cooked(&self) -> bool {
         tcgetattr(&self.slave).expect("it is a terminal") == self.before
     }
 
-    /// The terminal behaves as before, shows its first screen, and its cursor.
+    /// Expects that the terminal behaves as before, and shows its first screen and its cursor.
     #[track_caller]
     pub(crate) fn expect_restored(&self) {
         assert!(self.is_cooked(), "{:?}", tcgetattr(&self.slave));
-        // What was written last may still be on its way to the thread that reads.
+        // The reading thread may not have received the last output yet.
         let is_undone = |text: &str, on: &str, off: &str| text.rfind(on) <= text.rfind(off);
         let until = Instant::now() + TO_END;
         loop {
@@ -160,7 +160,7 @@ impl Terminal {
         }
     }
 
-    /// The window is closed: every descriptor of the terminal is dead then.
+    /// Closes the window: then every descriptor of the terminal is dead.
     pub(crate) fn vanish(self) {
         drop(self);
     }
@@ -175,7 +175,7 @@ impl Drop for Terminal {
     }
 }
 
-/// A command that runs on a terminal. Dropping it ends it.
+/// A command that runs on a terminal. Dropping it ends the process.
 pub(crate) struct OnTerminal {
     child: Child,
     what: String,
@@ -190,7 +190,7 @@ impl OnTerminal {
         self.child.stdout.take()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the command has ended by itself.
     #[track_caller]
     pub(crate) fn end(&mut self) -> ExitStatus {
         let until = Instant::now() + TO_END;
@@ -206,7 +206,7 @@ impl OnTerminal {
 
 impl Drop for OnTerminal {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The process may have ended already; these errors do not matter.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

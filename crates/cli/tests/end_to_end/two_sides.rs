@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::bench::check_packets;
 use crate::command::{Running, doorbell, list, measuring, number, run};
 
-/// Starts a side that listens, and says where.
+/// Starts a side that listens. Returns it with its address.
 pub(crate) fn listen(arguments: &str) -> (Running, String) {
     let mut server = Running::start(doorbell(&format!("bench {arguments} --listen 127.0.0.1:0")));
     let address = server.told("waiting for a client on ");
@@ -37,14 +37,14 @@ fn a_client_measures_with_a_server() {
 fn port_and_host_may_be_given_apart() {
     let _one_at_a_time = measuring();
     let mut server = Running::start(doorbell("bench bw --listen -p 0"));
-    // Without a token it serves this machine alone.
+    // Without a token the server serves only this machine.
     let port = server.told("waiting for a client on 127.0.0.1:");
     let client = Running::start(doorbell(&format!("bench bw -n 100 -s 16 -p {port} localhost")));
     client.finish().expect_status(0);
     server.finish().expect_status(0);
 }
 
-/// A `doorbell` command with a token.
+/// Starts a `doorbell` command with a token.
 fn with_token(arguments: &str, token: &str) -> Running {
     let mut command = doorbell(arguments);
     command.env("DOORBELL_TOKEN", token);
@@ -58,25 +58,26 @@ fn a_server_with_a_token_waits_for_a_client_that_shows_it() {
     let at = server.told("waiting for a client on ");
     let port = at.rsplit(':').next().expect("it has a port");
     let client = |host: &str| format!("bench bw -n 100 -s 16 -p {port} {host}");
-    // Both families reach it, where both are here.
+    // Clients of both address families reach it, if this machine has both.
     let ipv6 = if TcpListener::bind("[::1]:0").is_ok() { "[::1]" } else { "127.0.0.1" };
     run(&client("127.0.0.1")).expect_complaint(1, &["shows no token"]);
     with_token(&client(ipv6), "another").finish().expect_complaint(1, &["another token"]);
     with_token(&client("localhost"), "a secret").finish().expect_status(0);
     let said = server.finish().expect_status(0).stderr;
     assert!(said.contains("shows no token") && said.contains("shows another token"), "{said}");
-    // An IPv4 client is called by its IPv4 address.
+    // The output shows an IPv4 client by its IPv4 address.
     assert!(said.contains("serving 127.0.0.1:") && !said.contains("::ffff"), "{said}");
-    // One without a token is not started where others could connect.
+    // A server without a token does not start if other machines could connect.
     let mapped = Running::start(doorbell("bench bw --listen ::ffff:127.0.0.1 -p 0")).told("waiting for a client on ");
     assert!(mapped.contains("127.0.0.1"), "{mapped}");
     run("bench bw --listen 0.0.0.0").expect_complaint(2, &["--listen 0.0.0.0", "--token", "--anyone"]);
 }
 
-/// A loopback address that no other run of these tests has: 20 bits of the process's number and 3 of `number`.
+/// Returns a loopback address that no other run of these tests has: 20 bits of the process's number and 3 of
+/// `number`.
 fn own_address(number: u8) -> Ipv4Addr {
     let [_, a, b, c] = (std::process::id() << 3 | u32::from(number)).to_be_bytes();
-    // Devices that are given none take the first ones.
+    // Devices without a given address take the first ones.
     Ipv4Addr::new(127, 0x80 | a, b, c)
 }
 
@@ -110,13 +111,13 @@ fn both_ends_use_the_smaller_path_mtu() {
     server.finish().expect_status(0);
 }
 
-/// A command in a network namespace of its own, which needs no privileges where the system grants
-/// namespaces to all users.
+/// Returns a command in a network namespace of its own, which needs no privileges if the system grants namespaces to
+/// all users.
 fn in_own_network(script: &str, arguments: &str) -> Command {
     wrapped(&["unshare", "--user", "--map-root-user", "--net", "sh", "-c", script], arguments)
 }
 
-/// A command behind these words.
+/// Returns a command after these words.
 fn wrapped(words: &[&str], arguments: &str) -> Command {
     let inner = doorbell(arguments);
     let mut command = Command::new(words[0]);
@@ -127,8 +128,8 @@ fn wrapped(words: &[&str], arguments: &str) -> Command {
     command
 }
 
-/// On loopback there is one IPv6 address, and two devices need two. An address cannot be bound
-/// while it is tentative, if only for a moment.
+/// Loopback has one IPv6 address, and two devices need two. An address is tentative for a moment, and cannot be bound
+/// until then.
 const TWO_ADDRESSES: &str = "ip link set lo up && ip -6 address add fd00::1/128 dev lo && \
     ip -6 address add fd00::2/128 dev lo && \
     until [ -z \"$(ip -6 address show tentative)\" ]; do sleep 0.01; done && exec \"$0\" \"$@\"";
@@ -137,7 +138,7 @@ const TWO_ADDRESSES: &str = "ip link set lo up && ip -6 address add fd00::1/128 
 fn both_sides_speak_ipv6() {
     let probe = in_own_network(TWO_ADDRESSES, "--version").output();
     if !probe.as_ref().is_ok_and(|output| output.status.success()) {
-        // Past the test harness, which shows nothing of a test that passes.
+        // Bypass the test harness, which hides the output of a passed test.
         #[allow(clippy::disallowed_methods, reason = "words of the test itself, past the capture of its output")]
         let _ = writeln!(std::io::stderr(), "LEFT OUT: IPv6 between two devices: no network namespace: {probe:?}");
         return;

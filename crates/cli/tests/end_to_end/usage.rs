@@ -1,4 +1,4 @@
-//! Arguments: help, wrong usage, and where output goes.
+//! Arguments: help, wrong usage, and the destinations of output.
 
 use crate::command::{Running, doorbell, measuring, run};
 
@@ -74,7 +74,7 @@ fn every_command_explains_itself() {
     assert!(run("--version").expect_status(0).stdout.starts_with("doorbell "));
 }
 
-/// Command lines that are wrong, and words of the complaint about each.
+/// Wrong command lines, and words of the complaint about each.
 pub(crate) const WRONG: &[(&str, &[&str])] = &[
     ("", &["Usage"]),
     ("bench", &["Usage"]),
@@ -176,7 +176,7 @@ fn sizes_counts_and_times_may_have_units() {
     assert_eq!(exact, run("wire cost --op send -s 65536").expect_status(0).stdout);
 }
 
-/// Each shell that is here has to read its lines; bash must then complete with them.
+/// Each installed shell must read its script; bash must then complete with it.
 #[test]
 fn shells_complete_the_options() {
     for shell in ["bash", "zsh", "fish"] {

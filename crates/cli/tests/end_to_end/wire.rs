@@ -43,7 +43,7 @@ fn reads_and_atomics_are_answered_exactly() {
     let read = cost("--op read --size 5000 --mtu 1024");
     assert_eq!(number(&read, "/request/frame_bytes"), 74);
     assert_eq!(number(&read, "/response/exact/packets"), 5);
-    // First and last carry an AETH.
+    // The first and the last packet carry an AETH.
     assert_eq!(number(&read, "/response/exact/frame_bytes"), 5 * 58 + 2 * 4 + 5000);
     for operation in ["compare-swap", "fetch-add"] {
         let atomic = cost(&format!("--op {operation} --size 8"));
