@@ -441,12 +441,12 @@ fn lost(results: &[PointResult]) -> Vec<String> {
 }
 
 /// Counters of packets that were sent over UDP, and through shared memory.
-const WAYS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
+const SENT_COUNTERS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
 
 /// Counters of packets that were not lost, and of reasons for the path of packets. The RNIC counts corrupted packets.
 const NO_LOSS: [&str; 8] = [
-    WAYS[0],
-    WAYS[1],
+    SENT_COUNTERS[0],
+    SENT_COUNTERS[1],
     "rx_shared_memory_packets",
     "shared_memory_refused",
     "fault_duplicated",
@@ -469,7 +469,7 @@ fn carried(results: &[PointResult]) -> Vec<String> {
         lines.push(format!("{:>9} {:<6} {:>14} {:>14}", "bytes", "side", "UDP", "shared memory"));
         let count = |link: &BTreeMap<String, u64>, name: &str| link.get(name).copied().unwrap_or(0);
         for (bytes, name, link) in ends(results, |result| &result.link) {
-            let (udp, memory) = (count(link, WAYS[0]), count(link, WAYS[1]));
+            let (udp, memory) = (count(link, SENT_COUNTERS[0]), count(link, SENT_COUNTERS[1]));
             lines.push(format!("{bytes:>9} {name:<6} {udp:>14} {memory:>14}"));
         }
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use doorbell_counters::{Common, Interval, Monitor, Raw};
 use serde_json::{Value, json};
 
-use super::{NO_DEVICE, Said, owner, record};
+use super::{NO_DEVICE, PrintedSentences, owner, record};
 use crate::Failure;
 use crate::output::{line, note};
 
@@ -30,7 +30,7 @@ fn json(device: &Interval) -> Value {
 
 pub(super) fn run(mut monitor: Monitor, as_json: bool) -> Result<ExitCode, Failure> {
     let look = monitor.look();
-    Said::default().notes(&look);
+    PrintedSentences::default().notes(&look);
     if as_json {
         let devices: Vec<Value> = look.devices.iter().map(json).collect();
         line(serde_json::to_string_pretty(&json!({ "schema": "doorbell-devices/1", "devices": devices }))?)?;

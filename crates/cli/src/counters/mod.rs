@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
     if arguments.is_live() {
         return terminal::run(monitor, pace);
     }
-    let mut said = Said::default();
+    let mut said = PrintedSentences::default();
     let first = monitor.look();
     said.notes(&first);
     if first.devices.is_empty() {
@@ -148,9 +148,9 @@ impl Pace {
 
 /// Sentences that were printed. Each is printed once, or a broken device would fill the screen.
 #[derive(Default)]
-struct Said(HashSet<String>);
+struct PrintedSentences(HashSet<String>);
 
-impl Said {
+impl PrintedSentences {
     const MOST: usize = 1000;
 
     /// Returns whether the sentence is new.

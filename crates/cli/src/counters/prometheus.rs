@@ -19,7 +19,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::Said;
+use super::PrintedSentences;
 use crate::admission::Clients;
 use crate::output::note;
 use crate::{Failure, Usage};
@@ -115,7 +115,7 @@ pub(super) fn text(look: Look) -> Result<String, fmt::Error> {
 }
 
 struct Exporter {
-    monitor: RefCell<(Monitor, Said)>,
+    monitor: RefCell<(Monitor, PrintedSentences)>,
 }
 
 /// Opening of a client, which is the head of its request. The client gets only the answer.
@@ -162,7 +162,7 @@ pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure
     let cannot = |error: io::Error| format!("cannot listen on {address}: {error}");
     let listener = TcpListener::bind(&address).map_err(cannot)?;
     note!("serving http://{}/metrics", listener.local_addr().map_err(cannot)?);
-    let exporter = Rc::new(Exporter { monitor: RefCell::new((monitor, Said::default())) });
+    let exporter = Rc::new(Exporter { monitor: RefCell::new((monitor, PrintedSentences::default())) });
     let limits = Limits { total: PATIENCE, ..Limits::default() };
     let mut clients = Clients::with_limits(listener, Request { exporter, head: Vec::new() }, limits)?;
     loop {

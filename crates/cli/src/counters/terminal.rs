@@ -13,7 +13,7 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table, TableState};
 
-use super::{NO_DEVICE, Pace, Said, mib, owner, short};
+use super::{NO_DEVICE, Pace, PrintedSentences, mib, owner, short};
 use crate::Failure;
 use crate::ending::Screen;
 
@@ -36,13 +36,13 @@ pub(super) struct View {
     interval: Duration,
     devices: Vec<Tracked>,
     selected: usize,
-    said: Said,
+    said: PrintedSentences,
     note: Option<String>,
 }
 
 impl View {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, devices: Vec::new(), selected: 0, said: Said::default(), note: None }
+        Self { interval, devices: Vec::new(), selected: 0, said: PrintedSentences::default(), note: None }
     }
 
     /// Adds the events of an interval.

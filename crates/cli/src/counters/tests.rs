@@ -7,7 +7,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::terminal::View;
-use super::{Pace, Said, mib, prometheus, record, short, table};
+use super::{Pace, PrintedSentences, mib, prometheus, record, short, table};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -315,7 +315,7 @@ fn any_size_of_screen_will_do() {
 
 #[test]
 fn a_sentence_is_said_once() {
-    let mut said = Said::default();
+    let mut said = PrintedSentences::default();
     let mut odd = look(1);
     odd.notes.push("odd".to_owned());
     assert_eq!(said.news(&odd), ["odd"]);
@@ -324,7 +324,7 @@ fn a_sentence_is_said_once() {
         odd.notes = vec![number.to_string()];
         said.news(&odd);
     }
-    assert_eq!(said.0.len(), Said::MOST);
+    assert_eq!(said.0.len(), PrintedSentences::MOST);
 }
 
 #[test]

@@ -9,13 +9,13 @@ use doorbell_study::far::StorePoint;
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 
-use super::behind::OtherBox;
+use super::middlebox::OtherBox;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::{Failure, Usage, quantity};
 
 /// Arguments of a process that is a part of another process's store.
 #[derive(Args)]
-pub(super) struct Part {
+pub(super) struct PartArguments {
     /// Number of clients of the store
     #[arg(long)]
     pub(super) clients: usize,
@@ -29,7 +29,7 @@ pub(super) struct Part {
     udp: UdpPort,
 }
 
-impl Part {
+impl PartArguments {
     /// Opens the device of the process.
     pub(super) fn open(&self) -> Result<Device, Failure> {
         let options = || SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() };

@@ -20,8 +20,8 @@ use doorbell_study::executor::{Idle, run_while};
 use doorbell_verbs::Device;
 use nix::time::{ClockId, clock_gettime};
 
-use super::arguments::Part;
-use super::behind::Joined;
+use super::arguments::PartArguments;
+use super::middlebox::BoxConnection;
 use crate::Failure;
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ pub(crate) struct ClientProcess {
     #[arg(long, requires = "through")]
     until_cut: bool,
     #[command(flatten)]
-    part: Part,
+    part: PartArguments,
 }
 
 /// Answer to a client that reached the memory through a box that has gone.
@@ -125,7 +125,7 @@ impl ClientProcess {
         io::stdin().lock().read_line(&mut String::new())?; // all are ready
         let mut next = Some(client);
         while let Some((number, mut client)) = next.take() {
-            let has_ended = entered.as_ref().map(Joined::watch).transpose()?;
+            let has_ended = entered.as_ref().map(BoxConnection::watch).transpose()?;
             let check = || match &has_ended {
                 Some(ended) if ended.load(Ordering::Acquire) => Err(()),
                 _ => Ok(()),
@@ -163,13 +163,13 @@ impl ClientProcess {
         load: &Load,
         cache: &Arc<HostCache>,
         lines: &mut Lines,
-    ) -> Result<((u32, Client), Option<Joined>), Failure> {
+    ) -> Result<((u32, Client), Option<BoxConnection>), Failure> {
         let geometry = load.geometry(self.part.clients);
         let options = self.part.workload.options(self.part.strategy, load.outstanding);
         loop {
             let mut end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
             let ClientDescription { lane, calls } = end.to_memory();
-            let joined = self.through.map(|address| Joined::patiently(address, &lane, geometry)).transpose()?;
+            let joined = self.through.map(|address| BoxConnection::patiently(address, &lane, geometry)).transpose()?;
             // Behind a box, the store needs the box's queue pair for this client instead.
             let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
             let (lane, calls, metadata) = (lane.to_hex(), optional(calls.as_ref()), end.to_metadata().to_hex());

@@ -16,7 +16,7 @@ use clap::Args;
 use doorbell_farmem::{ClientDescription, MemoryNode, NodeVersion};
 use doorbell_verbs::Device;
 
-use super::arguments::Part;
+use super::arguments::PartArguments;
 use super::client::{described, from_hex};
 use super::service::Patience;
 use crate::Failure;
@@ -36,7 +36,7 @@ const DONE: &str = "done";
 #[derive(Args)]
 pub(crate) struct MemoryProcess {
     #[command(flatten)]
-    part: Part,
+    part: PartArguments,
 }
 
 #[allow(clippy::disallowed_methods, reason = "a pipe to the process that started this one")]

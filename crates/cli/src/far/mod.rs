@@ -1,9 +1,9 @@
 //! `doorbell far`: workloads on a store in passive memory.
 
 pub(crate) mod arguments;
-mod behind;
 mod client;
 mod memory;
+mod middlebox;
 mod service;
 mod table;
 mod verify;
@@ -28,7 +28,7 @@ use crate::output::{line, note};
 use crate::sim::arguments::Simulated as Testbed;
 use crate::{Failure, Usage};
 use arguments::Workload;
-use behind::{Joined, OtherBox};
+use middlebox::{BoxConnection, OtherBox};
 use service::{NodeAt, Sides, Store};
 use table::Row;
 
@@ -99,14 +99,14 @@ pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
 /// Path of a client to the memory: direct, or through a box while a stream is open.
 enum Entered {
     Straight(MemoryDescription),
-    Joined(Joined),
+    BoxConnection(BoxConnection),
 }
 
 impl Entered {
     fn description(&self) -> &MemoryDescription {
         match self {
             Self::Straight(memory) => memory,
-            Self::Joined(joined) => &joined.memory,
+            Self::BoxConnection(joined) => &joined.memory,
         }
     }
 }
@@ -124,9 +124,10 @@ fn enter(
     let (entered, via) = match sides.through {
         None => (Entered::Straight(sides.memory.accept(number, end.to_memory())?), None),
         Some(address) => {
-            let joined = Joined::new(address, &end.to_memory().lane, geometry).map_err(|error| error.to_string())?;
-            let via = behind::via(&joined.memory);
-            (Entered::Joined(joined), Some(via))
+            let joined =
+                BoxConnection::new(address, &end.to_memory().lane, geometry).map_err(|error| error.to_string())?;
+            let via = middlebox::via(&joined.memory);
+            (Entered::BoxConnection(joined), Some(via))
         }
     };
     Ok((entered, sides.metadata.accept(number, via, end.to_metadata())?))

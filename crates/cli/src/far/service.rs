@@ -22,9 +22,9 @@ use doorbell_study::pinning::Pinning;
 use doorbell_verbs::Device;
 use serde_json::Value;
 
-use super::behind::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_boxes};
 use super::client::from_hex;
 use super::memory::MemoryHandle;
+use super::middlebox::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_boxes};
 use crate::Failure;
 use crate::admission::Clients;
 use crate::output::note;
@@ -36,28 +36,28 @@ const KEEPALIVE: Duration = Duration::from_millis(200);
 const GONE: &str = "the store has ended";
 
 /// A question with a channel for its answer.
-pub(super) struct Asked<Q, A> {
+pub(super) struct Question<Q, A> {
     question: Q,
     answer: Sender<Result<A, String>>,
 }
 
-fn ask<M, Q, A>(to: &Sender<M>, question: Q, wrap: impl FnOnce(Asked<Q, A>) -> M) -> Result<A, String> {
+fn ask<M, Q, A>(to: &Sender<M>, question: Q, wrap: impl FnOnce(Question<Q, A>) -> M) -> Result<A, String> {
     let (answer, answers) = channel();
-    to.send(wrap(Asked { question, answer })).map_err(|_| GONE.to_owned())?;
+    to.send(wrap(Question { question, answer })).map_err(|_| GONE.to_owned())?;
     answers.recv().map_err(|_| GONE.to_owned())?
 }
 
 pub(super) enum ToMemory {
-    Accept(Asked<(u32, ClientDescription), MemoryDescription>),
-    Fence(Asked<u32, ()>),
-    Stop(Asked<(), ()>),
-    Holds(Asked<(NodeVersion, Vec<u8>), bool>),
+    Accept(Question<(u32, ClientDescription), MemoryDescription>),
+    Fence(Question<u32, ()>),
+    Stop(Question<(), ()>),
+    Holds(Question<(NodeVersion, Vec<u8>), bool>),
 }
 
 /// Number of a client, its identity at a box, and its address for messages.
 type Entering = (u32, Option<Via>, EndpointDescription);
 
-type ToMetadata = Asked<Entering, EndpointDescription>;
+type ToMetadata = Question<Entering, EndpointDescription>;
 
 /// Location of a memory node.
 pub(super) enum NodeAt {
@@ -215,11 +215,11 @@ pub(super) struct Store {
     geometry: Geometry,
     /// Threads of the memory nodes in this process.
     memories: Vec<JoinHandle<()>>,
-    metadata: JoinHandle<Result<Rest, String>>,
+    metadata: JoinHandle<Result<FinalState, String>>,
 }
 
 /// State of the metadata service after the last client had gone.
-pub(super) struct Rest {
+pub(super) struct FinalState {
     pub(super) nodes: NodeCounts,
     keys: Vec<(Vec<u8>, doorbell_farmem::NodeVersion)>,
     /// Counters of the middlebox; of the last one, if there were several.
@@ -350,7 +350,7 @@ impl Store {
 
     /// Waits until every client has gone and the service has finished, and checks the rest: each node is free, or the
     /// intact newest one of a key.
-    pub(super) fn stop(self) -> Result<Rest, Failure> {
+    pub(super) fn stop(self) -> Result<FinalState, Failure> {
         let panicked = |_| Failure::from("a thread of the store panicked");
         self.is_over.store(true, Ordering::Release);
         let mut rest = self.metadata.join().map_err(panicked)??;
@@ -368,7 +368,7 @@ impl Store {
     }
 }
 
-impl Rest {
+impl FinalState {
     fn check(&self, geometry: Geometry, memory: &MemorySide) -> Result<(), Failure> {
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
         let all = u64::from(geometry.nodes);
@@ -393,19 +393,19 @@ fn serve_memory(mut memory: MemoryNode, questions: &Receiver<ToMemory>, is_unuse
     loop {
         let mut happened = memory.poll();
         match questions.try_recv() {
-            Ok(ToMemory::Accept(Asked { question: (number, client), answer })) => {
+            Ok(ToMemory::Accept(Question { question: (number, client), answer })) => {
                 happened = true;
                 let _ = answer.send(memory.accept(number, &client).map_err(|error| error.to_string()));
             }
-            Ok(ToMemory::Fence(Asked { question: client, answer })) => {
+            Ok(ToMemory::Fence(Question { question: client, answer })) => {
                 happened = true;
                 let _ = answer.send(memory.fence(client).map(drop).map_err(|error| error.to_string()));
             }
-            Ok(ToMemory::Stop(Asked { answer, .. })) => {
+            Ok(ToMemory::Stop(Question { answer, .. })) => {
                 happened = true;
                 let _ = answer.send(memory.stop().map_err(|error| error.to_string()));
             }
-            Ok(ToMemory::Holds(Asked { question: (place, key), answer })) => {
+            Ok(ToMemory::Holds(Question { question: (place, key), answer })) => {
                 happened = true;
                 let node = memory.inspect(place);
                 let _ = answer.send(Ok(node.is_some_and(|node| node.is_intact && node.key == key)));
@@ -478,14 +478,14 @@ fn serve_metadata(
     questions: &Receiver<ToMetadata>,
     carrier: &mut Carrier,
     is_over: &AtomicBool,
-) -> Result<Rest, String> {
+) -> Result<FinalState, String> {
     let mut patience = Patience::default();
     loop {
         let mut happened = metadata.poll();
         if let Some(through) = &mut through {
             happened |= through.look_after(&mut metadata).map_err(|error| error.to_string())?;
         }
-        if let Ok(Asked { question: (number, via, client), answer }) = questions.try_recv() {
+        if let Ok(Question { question: (number, via, client), answer }) = questions.try_recv() {
             happened = true;
             let noted = match (&mut through, via) {
                 (Some(through), Some(via)) => through.note(number, via),
@@ -499,7 +499,7 @@ fn serve_metadata(
             let nodes = metadata.nodes();
             if nodes.retired == 0 {
                 let (keys, alone) = (metadata.keys(), metadata.alone());
-                return Ok(Rest { nodes, keys, box_counters: None, memory_nodes: 0, alone });
+                return Ok(FinalState { nodes, keys, box_counters: None, memory_nodes: 0, alone });
             }
         }
         patience.after(happened);

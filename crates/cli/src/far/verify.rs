@@ -18,9 +18,9 @@ use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
 use super::arguments::{self, Workload};
-use super::behind::OtherBox;
 use super::client::{AGAIN, described, descriptions, optional};
 use super::memory::MemoryHandle;
+use super::middlebox::OtherBox;
 use super::service::{NodeAt, Sides, Store};
 use crate::device::{DeviceChoice, UdpPort};
 use crate::output::{line, note};
@@ -46,7 +46,7 @@ pub(crate) struct Verify {
     fault: Option<FaultPlan>,
     /// With --replicas 2: kill a memory node early in the run, and continue with the other one
     #[arg(long, value_name = "NODE")]
-    kill_node: Option<Which>,
+    kill_node: Option<MemoryNodeName>,
     #[command(flatten)]
     other: OtherBox,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub(crate) struct Verify {
 
 /// One of two memory nodes.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Which {
+enum MemoryNodeName {
     /// The node from which clients read
     Primary,
     /// The node with the copy

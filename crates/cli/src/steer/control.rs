@@ -87,7 +87,7 @@ impl AsFd for Jobs {
 
 /// Description of the box for set-up.
 #[derive(Clone, Debug)]
-pub(super) struct Own {
+pub(super) struct BoxDescription {
     pub(super) address: IpAddr,
     pub(super) udp_port: u16,
     pub(super) path_mtu: PathMtu,
@@ -115,7 +115,7 @@ pub(super) fn retries_within(patience_ns: u64) -> u8 {
     retries
 }
 
-impl Own {
+impl BoxDescription {
     /// Returns the address of a GID, if the box can send to it.
     pub(super) fn reachable(&self, peer: &str, gid: Ipv6Addr) -> Result<IpAddr, Refusal> {
         let (address, own) = (gid.to_canonical(), self.address);
@@ -187,7 +187,7 @@ pub(super) struct Plane {
     jobs: Sender<Job>,
     /// Wakes the thread of the box.
     kick: Arc<EventFd>,
-    pub(super) own: Own,
+    pub(super) own: BoxDescription,
     node: Mutex<Option<Reached>>,
     /// Connections of served clients, each with the queue pair number to which the client sends. A client's
     /// connection ends with that of the node, or when the client is shut out.
@@ -214,7 +214,7 @@ fn name_of(stream: &TcpStream) -> String {
 }
 
 impl Plane {
-    pub(super) fn new(own: Own) -> io::Result<(Arc<Self>, Jobs)> {
+    pub(super) fn new(own: BoxDescription) -> io::Result<(Arc<Self>, Jobs)> {
         let (jobs, queue) = channel();
         let kick = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
         let waiting = Jobs { queue, kick: Arc::clone(&kick) };
@@ -600,7 +600,7 @@ mod tests {
 
     #[test]
     fn a_job_wakes_the_box_which_runs_all_waiting_jobs() {
-        let own = Own {
+        let own = BoxDescription {
             address: IpAddr::from([127, 0, 0, 1]),
             udp_port: 4791,
             path_mtu: PathMtu::Mtu1024,

@@ -27,7 +27,7 @@ use crate::address::with_port;
 use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach};
 use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
-use control::{Jobs, Own, Plane, retries_within};
+use control::{BoxDescription, Jobs, Plane, retries_within};
 
 pub(crate) const EXAMPLES: &str = concat!(
     "Examples:\n",
@@ -181,7 +181,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let udp =
         bind(BindRequest { address: arguments.bind.or(toward), port: arguments.udp.port, ..BindRequest::default() })?;
     let (address, readable) = (udp.local_address(), udp.readable()?);
-    let own = Own {
+    let own = BoxDescription {
         address,
         udp_port: arguments.udp.port,
         path_mtu: active_mtu(address)?,

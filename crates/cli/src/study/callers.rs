@@ -189,7 +189,7 @@ impl Drop for Callers {
 /// it prints nothing: from then on number 0 prints failures.
 pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) -> Result<ExitCode, Failure> {
     let chosen = study.choose_quietly()?;
-    let zero = Zero {
+    let zero = RankZero {
         find: &|| launch.find(given.clone()),
         connect: &|address| control::connect(address, "process 0 of the launch"),
         is_in_file: matches!(launch.place, Rendezvous::File(_)),
@@ -198,7 +198,7 @@ pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) ->
 }
 
 /// Address of number 0, and the way to connect to it.
-struct Zero<'a> {
+struct RankZero<'a> {
     /// Returns the address and the token.
     find: &'a dyn Fn() -> Result<(String, Option<Token>), Failure>,
     connect: &'a dyn Fn(&str) -> Result<TcpStream, Failure>,
@@ -222,7 +222,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     let host = connection.split_whitespace().next().unwrap_or("127.0.0.1");
     let address = with_port(host, u16::try_from(port)?);
     let chosen = study.choose_quietly()?;
-    let zero = Zero {
+    let zero = RankZero {
         find: &|| Ok((address.clone(), token.clone())),
         connect: &|address| control::reach(address, ", which started this process by ssh"),
         is_in_file: false,
@@ -236,7 +236,7 @@ fn serve_calls(
     chosen: &Chosen,
     rank: usize,
     ranks: usize,
-    zero: &Zero<'_>,
+    zero: &RankZero<'_>,
 ) -> Result<ExitCode, Failure> {
     let mut until = Instant::now() + FIRST_CALL;
     let mut has_served = false;

@@ -107,7 +107,7 @@ pub(super) struct Reach {
 type Named = Vec<(String, TcpStream, ProcessPosition)>;
 
 /// This machine's own end of a point.
-type Own = std::thread::JoinHandle<Result<(), session::SessionError>>;
+type OwnEnd = std::thread::JoinHandle<Result<(), session::SessionError>>;
 
 impl Reach {
     /// Returns connections to these hosts, without pinning. `toward` is the address at which they reach this
@@ -217,7 +217,7 @@ impl Reach {
     }
 
     /// Returns control connections to these hosts with their names, and the thread of this machine's end.
-    fn streams(&self, study: &Study, hosts: impl Iterator<Item = usize>) -> Result<(Named, Option<Own>), Failure> {
+    fn streams(&self, study: &Study, hosts: impl Iterator<Item = usize>) -> Result<(Named, Option<OwnEnd>), Failure> {
         let (mut streams, mut own) = (Vec::new(), None);
         for host in hosts {
             let stream = match host.checked_sub(1) {
@@ -234,7 +234,7 @@ impl Reach {
     }
 
     /// Starts this machine's own end of a point: a thread that the coordinator reaches like another host.
-    fn here(&self, study: &Study) -> Result<(TcpStream, Own), Failure> {
+    fn here(&self, study: &Study) -> Result<(TcpStream, OwnEnd), Failure> {
         let device = open(study, &self.chosen, self.toward)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let stream = TcpStream::connect(listener.local_addr()?)?;

@@ -94,7 +94,7 @@ impl Running {
 
     /// Waits until the command prints this text on stderr, and returns the following text up to a blank. Servers take
     /// port 0, since another process may take a free port first, and print their port.
-    pub(crate) fn told(&mut self, before: &str) -> String {
+    pub(crate) fn text_after(&mut self, before: &str) -> String {
         self.wait_for(before);
         let behind = self.said.split_once(before).map_or("", |(_, behind)| behind);
         behind.split_whitespace().next().unwrap_or_default().to_owned()

@@ -214,7 +214,7 @@ fn prometheus_scrapes_it() {
     let world = World::new();
     world.write("rxe0/ports/1/hw_counters/sent_pkts", "7");
     let mut exporter = Running::start(world.counters("--prometheus 0"));
-    let url = exporter.told("serving http://");
+    let url = exporter.text_after("serving http://");
     let address = url.strip_suffix("/metrics").expect("the URL of what is served");
     let (head, content) = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");

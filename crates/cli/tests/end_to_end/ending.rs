@@ -27,7 +27,7 @@ enum Kind {
 }
 
 /// A command that would run for hours.
-struct Long {
+struct LongCommand {
     name: &'static str,
     command: Command,
     kind: Kind,
@@ -38,11 +38,11 @@ struct Long {
 }
 
 /// Returns all long commands.
-fn long_commands(world: &World) -> Vec<Long> {
+fn long_commands(world: &World) -> Vec<LongCommand> {
     let long = |name, arguments: &str, kind, helpers| {
         let command =
             if arguments.starts_with("counters") { world.looking(arguments) } else { world.command(arguments) };
-        Long { name, command, kind, helpers, _peer: None }
+        LongCommand { name, command, kind, helpers, _peer: None }
     };
     let (prints, serves) = (Kind::Prints, Kind::Serves);
     let mut all = vec![
@@ -63,7 +63,7 @@ fn long_commands(world: &World) -> Vec<Long> {
     all.push(long("study", &format!("study --quick --out {}", folder.display()), prints, 1));
 
     let mut listening = Running::start(world.command("bench bw --listen 127.0.0.1:0"));
-    let address = listening.told("waiting for a client on ");
+    let address = listening.text_after("waiting for a client on ");
     let mut client = long("bench bw, client", &format!("bench bw {address} -D 3600"), prints, 0);
     client._peer = Some(listening);
     all.push(client);
@@ -101,16 +101,16 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A command that runs on a terminal, with the processes that it has started.
-struct Begun {
+struct StartedCommand {
     name: &'static str,
     running: OnTerminal,
     helpers: Vec<u32>,
     _peer: Option<Running>,
 }
 
-impl Long {
+impl LongCommand {
     /// Starts the command on a terminal, and waits until it works. With `reader`, its output goes there instead.
-    fn begin(self, terminal: &Terminal, session: Session, reader: Option<Stdio>) -> Begun {
+    fn begin(self, terminal: &Terminal, session: Session, reader: Option<Stdio>) -> StartedCommand {
         let Self { name, command, kind, helpers, _peer } = self;
         let shows = reader.is_none();
         let running = match reader {
@@ -124,11 +124,11 @@ impl Long {
         if shows && kind == Kind::Serves {
             terminal.wait_for("serving");
         }
-        Begun { name, running, helpers, _peer }
+        StartedCommand { name, running, helpers, _peer }
     }
 }
 
-impl Begun {
+impl StartedCommand {
     /// Waits until the command and all processes that it has started have ended.
     #[track_caller]
     fn end(&mut self) -> ExitStatus {
@@ -242,7 +242,7 @@ fn every_command_that_prints_ends_with_its_reader() {
 fn an_exporter_goes_on_without_a_reader() {
     let world = World::new();
     let mut exporter = Running::without_stdout(world.looking("counters --prometheus 0"));
-    let address = exporter.told("serving http://").trim_end_matches("/metrics").to_owned();
+    let address = exporter.text_after("serving http://").trim_end_matches("/metrics").to_owned();
     for _ in 0..2 {
         wait_until("it answers", || TcpStream::connect(&address).is_ok());
         // Earlier runs show that the exporter would have noticed by now.

@@ -92,7 +92,7 @@ fn in_the_middle(test: impl Fn(&str, Running, Running)) {
         let kind = &arguments[..arguments.find(' ').unwrap_or_default()];
         let world = World::new();
         let mut server = Running::start(world.command(&format!("bench {kind} --listen 127.0.0.1:0")));
-        let address = server.told("waiting for a client on ");
+        let address = server.text_after("waiting for a client on ");
         let client = Running::start(world.command(&format!("bench {arguments} -D 3600 {address}")));
         world.wait_for_packets();
         test(arguments, server, client);

@@ -78,8 +78,8 @@ fn an_external_middlebox_leaves_a_linearizable_history() {
     let mut store = Running::start(doorbell(&format!(
         "far verify -d doorbell0 --strategy steered --through {free} --node-at 127.0.0.1:0 --clients 2 --keys 8 -D 200ms --json"
     )));
-    let node = store.told("now: doorbell steer ");
-    let sizes = store.told("--store ");
+    let node = store.text_after("now: doorbell steer ");
+    let sizes = store.text_after("--store ");
     let mut steer =
         Running::start(doorbell(&format!("steer {node} --exclusive --json --store {sizes} --listen {free}")));
     let json = store.finish().expect_status(0).json();

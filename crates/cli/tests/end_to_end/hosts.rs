@@ -16,7 +16,7 @@ use crate::study::{Scratch, records, repetitions};
 /// token.
 fn listen(address: &str) -> (Running, String) {
     let mut host = Running::start(doorbell(&format!("study -d doorbell0 --listen {address}")));
-    let address = host.told("waiting for a client on ");
+    let address = host.text_after("waiting for a client on ");
     (host, address)
 }
 
@@ -223,13 +223,13 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let mut guarded = doorbell("study -d doorbell0 --listen 127.0.0.1:0");
     guarded.env("DOORBELL_TOKEN", "a secret");
     let mut guarded = Running::start(guarded);
-    let closed = guarded.told("waiting for a client on ");
+    let closed = guarded.text_after("waiting for a client on ");
     refuses(&closed, 1, &["no token"]);
     let mut other = doorbell(&format!("study --quick -d doorbell0 --out {} send-receive/rnr {closed}", scratch.path()));
     other.env("DOORBELL_TOKEN", "another secret");
     Running::start(other).finish().expect_complaint(1, &[&closed, "another token"]);
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
-    let other = other_port.told("waiting for a client on ");
+    let other = other_port.text_after("waiting for a client on ");
     refuses(&other, 1, &["at 4792", "--udp-port"]);
     // A process other than the first host; otherwise the proxy would be that host under a second name.
     let (_behind, behind) = listen("127.0.0.1:0");
@@ -257,7 +257,7 @@ fn one_host_under_two_addresses_is_rejected_before_measuring() {
         Running::start(command)
     };
     let mut host = with_token("study -d doorbell0 --listen -p 0");
-    let at = host.told("waiting for a client on ");
+    let at = host.text_after("waiting for a client on ");
     let port = at.rsplit(':').next().expect("it has a port");
     let [one, other] = [1, 2].map(|number| format!("127.0.0.{number}:{port}"));
     let study = format!("study --quick -d doorbell0 --out {} hosts {one} {other}", scratch.path());

@@ -124,7 +124,7 @@ pub(crate) fn add_one(address: &str) {
 /// Starts a box. Returns it with the address at which clients set up their queue pairs.
 fn start(node: SocketAddr, arguments: &str) -> (Running, String) {
     let mut running = Running::start(doorbell(&format!("steer {node} -p 0 {arguments}")));
-    let address = running.told("serving clients at ");
+    let address = running.text_after("serving clients at ");
     (running, address)
 }
 
@@ -390,7 +390,7 @@ fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
     let servers = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let node = servers.local_addr().expect("it has an address");
     let mut running = Running::start(doorbell(&format!("steer {node} --perftest -p 0 --json")));
-    let address = running.told("serving clients at ");
+    let address = running.text_after("serving clients at ");
     let host: u8 = address.split(['.', ':']).nth(3).and_then(|host| host.parse().ok()).expect("an address of loopback");
 
     let [client, server] = perftest(&servers, &address, [b"3\0", b"5\0"]);

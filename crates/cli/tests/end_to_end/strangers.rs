@@ -83,7 +83,7 @@ fn with_token(arguments: &str) -> std::process::Command {
 fn bench_with_a_token_serves_its_client_and_no_stranger_ends_it() {
     let _one_at_a_time = measuring();
     let mut server = Running::start(with_token("bench bw --listen 127.0.0.1:0"));
-    let address = server.told("waiting for a client on ");
+    let address = server.text_after("waiting for a client on ");
     beside_strangers(&address, || {
         Running::start(with_token(&format!("bench bw -n 100 -s 16 {address}"))).finish().expect_status(0);
     });
@@ -94,7 +94,7 @@ fn bench_with_a_token_serves_its_client_and_no_stranger_ends_it() {
 fn bench_without_a_token_serves_its_client_and_no_stranger_ends_it() {
     let _one_at_a_time = measuring();
     let mut server = Running::start(doorbell("bench lat --listen 127.0.0.1:0"));
-    let address = server.told("waiting for a client on ");
+    let address = server.text_after("waiting for a client on ");
     beside_strangers(&address, || {
         Running::start(doorbell(&format!("bench lat -n 100 -s 16 {address}"))).finish().expect_status(0);
     });
@@ -108,7 +108,7 @@ fn study_and_doctor_serve_their_clients_one_after_another() {
     for (listens, has_token) in [("study", true), ("doctor", false)] {
         let command = |arguments: &str| if has_token { with_token(arguments) } else { doorbell(arguments) };
         let mut host = Running::start(command(&format!("{listens} -d doorbell0 --listen 127.0.0.1:0")));
-        let address = host.told("waiting for a client on ");
+        let address = host.text_after("waiting for a client on ");
         beside_strangers(&address, || {
             for _ in 0..2 {
                 let found = Running::start(command(&format!("doctor -d doorbell0 --json {address}"))).finish().json();
@@ -152,7 +152,7 @@ fn a_launchs_process_0_hears_its_other_process() {
 #[test]
 fn a_middlebox_connects_its_clients() {
     let mut running = Running::start(doorbell(&format!("steer {} -p 0 --clients 2", crate::steer::memory_node())));
-    let address = running.told("serving clients at ");
+    let address = running.text_after("serving clients at ");
     beside_strangers(&address, || crate::steer::add_one(&address));
 }
 
@@ -161,7 +161,7 @@ fn a_middlebox_of_perftest_connects_its_programs() {
     let servers = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let node = servers.local_addr().expect("it has an address");
     let mut running = Running::start(doorbell(&format!("steer {node} --perftest -p 0")));
-    let address = running.told("serving clients at ");
+    let address = running.text_after("serving clients at ");
     beside_strangers(&address, || drop(crate::steer::perftest(&servers, &address, [b"3\0", b"5\0"])));
 }
 
@@ -169,7 +169,7 @@ fn a_middlebox_of_perftest_connects_its_programs() {
 fn the_exporter_answers() {
     let world = World::new();
     let mut exporter = Running::start(world.looking("counters --prometheus 0"));
-    let address = exporter.told("serving http://");
+    let address = exporter.text_after("serving http://");
     let address = address.trim_end_matches("/metrics");
     beside_strangers(address, || {
         let mut stream = TcpStream::connect(address).expect("it listens");

@@ -10,7 +10,7 @@ use crate::command::{Running, doorbell, list, measuring, number, run};
 /// Starts a side that listens. Returns it with its address.
 pub(crate) fn listen(arguments: &str) -> (Running, String) {
     let mut server = Running::start(doorbell(&format!("bench {arguments} --listen 127.0.0.1:0")));
-    let address = server.told("waiting for a client on ");
+    let address = server.text_after("waiting for a client on ");
     (server, address)
 }
 
@@ -38,7 +38,7 @@ fn port_and_host_may_be_given_apart() {
     let _one_at_a_time = measuring();
     let mut server = Running::start(doorbell("bench bw --listen -p 0"));
     // Without a token the server serves only this machine.
-    let port = server.told("waiting for a client on 127.0.0.1:");
+    let port = server.text_after("waiting for a client on 127.0.0.1:");
     let client = Running::start(doorbell(&format!("bench bw -n 100 -s 16 -p {port} localhost")));
     client.finish().expect_status(0);
     server.finish().expect_status(0);
@@ -55,7 +55,7 @@ fn with_token(arguments: &str, token: &str) -> Running {
 fn a_server_with_a_token_waits_for_a_client_that_shows_it() {
     let _one_at_a_time = measuring();
     let mut server = with_token("bench bw --listen -p 0", "a secret");
-    let at = server.told("waiting for a client on ");
+    let at = server.text_after("waiting for a client on ");
     let port = at.rsplit(':').next().expect("it has a port");
     let client = |host: &str| format!("bench bw -n 100 -s 16 -p {port} {host}");
     // Clients of both address families reach it, if this machine has both.
@@ -68,7 +68,8 @@ fn a_server_with_a_token_waits_for_a_client_that_shows_it() {
     // The output shows an IPv4 client by its IPv4 address.
     assert!(said.contains("serving 127.0.0.1:") && !said.contains("::ffff"), "{said}");
     // A server without a token does not start if other machines could connect.
-    let mapped = Running::start(doorbell("bench bw --listen ::ffff:127.0.0.1 -p 0")).told("waiting for a client on ");
+    let mapped =
+        Running::start(doorbell("bench bw --listen ::ffff:127.0.0.1 -p 0")).text_after("waiting for a client on ");
     assert!(mapped.contains("127.0.0.1"), "{mapped}");
     run("bench bw --listen 0.0.0.0").expect_complaint(2, &["--listen 0.0.0.0", "--token", "--anyone"]);
 }

@@ -209,12 +209,12 @@ fn say_ready(timed: &mut Timed<'_>) -> std::io::Result<()> {
 
 /// A queue pair with a box. It lasts as long as the stream is open.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct BoxConnection {
     pub(super) stream: TcpStream,
     pub(super) memory: MemoryDescription,
 }
 
-impl Joined {
+impl BoxConnection {
     /// Sets up a queue pair with the box at this address, as with a memory node.
     pub(super) fn new(address: SocketAddr, lane: &EndpointDescription, geometry: Geometry) -> Result<Self, Failure> {
         let stream = reach(&address.to_string(), "; is there a middlebox?")?;
@@ -265,7 +265,7 @@ pub(super) fn via(memory: &MemoryDescription) -> Via {
 #[derive(Debug)]
 pub(super) struct ThroughBox {
     address: SocketAddr,
-    joined: Joined,
+    joined: BoxConnection,
     /// Whether the box has left a request unanswered, so it has gone.
     is_broken: bool,
     looked: Instant,
@@ -280,7 +280,7 @@ impl ThroughBox {
         end: MetadataEnd,
         geometry: Geometry,
     ) -> Result<(Self, Metadata), Failure> {
-        let joined = Joined::patiently(address, &end.to_memory().lane, geometry)?;
+        let joined = BoxConnection::patiently(address, &end.to_memory().lane, geometry)?;
         let metadata = end.connect(&joined.memory)?;
         let (clients, fencing, looked) = (HashMap::new(), Vec::new(), Instant::now());
         Ok((Self { address, joined, is_broken: false, looked, clients, fencing }, metadata))
@@ -306,7 +306,7 @@ impl ThroughBox {
         if self.is_broken || metadata.is_cut_off() || self.has_ended()? {
             let end = metadata.renew()?;
             let geometry = self.joined.memory.geometry;
-            self.joined = Joined::patiently(self.address, &end.to_memory().lane, geometry)?;
+            self.joined = BoxConnection::patiently(self.address, &end.to_memory().lane, geometry)?;
             metadata.reconnect(end, &self.joined.memory)?;
             (self.is_broken, happened) = (false, true);
         }
