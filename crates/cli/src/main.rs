@@ -57,7 +57,7 @@ enum Command {
     /// Predict the cost and the bottleneck of message exchange, and fit the model's parameters
     #[command(subcommand)]
     Model(Box<model::Model>),
-    /// Simulate testbeds in virtual time, with the time of each of their parts
+    /// Simulate testbeds in virtual time, from the parameters of their parts
     #[command(subcommand)]
     Sim(Box<sim::Sim>),
     /// Run a middlebox between clients and a memory node, whose CPU takes no part

@@ -52,7 +52,7 @@ pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
 fn testbed(name: &str) -> Result<&'static Testbed, String> {
     doorbell_published::testbed(name).ok_or_else(|| {
         let names: Vec<&str> = doorbell_published::all().iter().map(|testbed| testbed.name.as_str()).collect();
-        format!("nothing is published of it here; there are {}", names.join(", "))
+        format!("must be a published testbed: {}", names.join(", "))
     })
 }
 

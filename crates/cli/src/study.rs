@@ -176,8 +176,7 @@ impl Study {
         let launch = Launch::of(|name| std::env::var(name).ok(), self.rendezvous.as_deref(), self.meeting.port())?;
         if launch.is_none() && self.rendezvous.is_some() {
             return Err(Usage(
-                "--rendezvous is for processes that mpirun, srun or the like started, and nothing here says that one did"
-                    .to_owned(),
+                "--rendezvous requires a launcher such as mpirun or srun, and the environment names none".to_owned(),
             ));
         }
         Ok(launch)
@@ -357,7 +356,7 @@ fn measure_and_report(
     // Check the files of the report before minutes of measuring.
     if report.is_dir() {
         return Err(format!(
-            "{} is a directory, where the report is to be written: move it away, or choose another --out",
+            "{} is a directory, but the report needs this name: move it away, or choose another --out",
             report.display()
         )
         .into());
@@ -372,7 +371,7 @@ fn measure_and_report(
     let environment = source.environment();
     if let Some(other) = there.iter().find(|record| record.environment.testbed != environment.testbed) {
         return Err(Usage(format!(
-            "{} has points of another kind ({}), these are to be of {}: choose another --out",
+            "{} has points of another kind ({}), not of {}: choose another --out",
             path.display(),
             other.environment.substrate(),
             environment.substrate()

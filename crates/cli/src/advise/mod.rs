@@ -129,7 +129,7 @@ fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<
         return Ok(ExitCode::SUCCESS);
     }
     about(parameters);
-    note!("Not in these figures: copies between rings and where messages belong, waking up, loss.");
+    note!("Not in these figures: copies between rings and the destinations of messages, waking up, loss.");
     line(format_args!(
         "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12} {:>11} {:>11}   reason",
         "protocol", "window", "batch", "depth", "SRQ", "latency, us", "messages/s", "sender KiB", "receiver KiB"

@@ -20,7 +20,7 @@ const TESTBED: &str = "connectx5-100g-far";
 
 /// Workload of memory that clients share.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "SharedMemory memory")]
+#[command(next_help_heading = "Shared memory")]
 pub(super) struct SharedMemory {
     /// Advise on clients that share passive memory: rank the strategies for values of -s bytes [default: 128],
     /// simulated on --testbed [default: connectx5-100g-far]

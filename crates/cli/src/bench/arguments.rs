@@ -270,10 +270,10 @@ struct ConnectionArguments {
         value_parser = quantity::count::<u8>
     )]
     timeout: u8,
-    /// Consecutive expirations of that timeout until a connection fails, 0 to 7; rdma_rxe treats 7 as unlimited
+    /// Maximum consecutive expirations of that timeout, 0 to 7; rdma_rxe treats 7 as unlimited
     #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     retry: u8,
-    /// Consecutive RNR NAKs until a connection fails, 0 to 6; 7 means unlimited
+    /// Maximum consecutive RNR NAKs of a message, 0 to 6; 7 means unlimited
     #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     rnr_retry: u8,
 }

@@ -166,7 +166,8 @@ fn pinning_if_given(exchange: &Exchange, device: &Device) -> Result<Pinning, Fai
     }
 }
 
-/// Measures. `pinning` belongs to all processes on this machine; `place` is the position of this process among them.
+/// Measures all sizes. `pinning` belongs to all processes on this machine; `place` is the position of this process
+/// among them.
 fn measure(
     kind: Kind,
     exchange: &Exchange,

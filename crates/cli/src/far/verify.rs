@@ -160,7 +160,7 @@ impl Verify {
         }
         drop(attached);
         if attaching.iter().take(self.clients).any(|is_attached| !is_attached) {
-            return Err("a client did not come to its beginning".into());
+            return Err("a client did not start".into());
         }
         for (_, input) in &processes {
             say(input, "")?;

@@ -50,7 +50,7 @@ pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
         .and_then(|file| file.take(most + 1).read_to_string(&mut text))
         .map_err(|error| format!("{name} cannot be read: {error}"))?;
     if text.len() as u64 > most {
-        return Err(format!("{name} is longer than {most} B, which is allowed").into());
+        return Err(format!("{name} has more than {most} B, the allowed maximum").into());
     }
     Ok(text)
 }

@@ -14,7 +14,7 @@ use crate::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Sim {
-    /// List the testbeds, or print the time of each part of one, and the source of each value
+    /// List the testbeds, or print the parameters of each part of one, with their sources
     Testbeds(testbeds::Testbeds),
     /// Simulate published results, number by number and sentence by sentence, in the published configuration
     ///

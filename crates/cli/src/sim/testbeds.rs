@@ -1,4 +1,4 @@
-//! `doorbell sim testbeds`: the times of a testbed's parts.
+//! `doorbell sim testbeds`: the parameters of a testbed's parts.
 
 use std::io;
 

@@ -152,7 +152,7 @@ pub(super) enum Refusal {
     NoMemory { peer: String },
     #[error("the region of {peer} has {given} bytes, a store of these sizes needs {needed}")]
     TooSmall { peer: String, given: u64, needed: u64 },
-    #[error("the memory node is not there at the moment")]
+    #[error("the memory node is currently unavailable")]
     NoNode,
     #[error(transparent)]
     Steer(#[from] doorbell_steer::SetupError),

@@ -199,7 +199,7 @@ pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) ->
 
 /// Address of number 0, and the way to connect to it.
 struct RankZero<'a> {
-    /// Returns the address and the token.
+    /// Function that returns the address and the token.
     find: &'a dyn Fn() -> Result<(String, Option<Token>), Failure>,
     connect: &'a dyn Fn(&str) -> Result<TcpStream, Failure>,
     /// Whether a file contains the address, which may belong to an earlier launch.
@@ -210,11 +210,11 @@ struct RankZero<'a> {
 pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
-    let told: Value = serde_json::from_str(&line).map_err(|_| "standard input does not say who calls")?;
+    let told: Value = serde_json::from_str(&line).map_err(|_| "standard input lacks the address of process 0")?;
     crate::ending::with_input()?;
     let number = |name: &str| told[name].as_u64().and_then(|number| usize::try_from(number).ok());
     let (Some(rank), Some(ranks), Some(port)) = (number("rank"), number("ranks"), told["port"].as_u64()) else {
-        return Err("standard input does not say who calls".into());
+        return Err("standard input lacks the address of process 0".into());
     };
     let token: Option<Token> = told["token"].as_str().and_then(|token| token.parse().ok());
     // sshd provides the connection: client address and port, then server address and port.
@@ -268,7 +268,7 @@ fn serve_calls(
             Err(SessionError::Unexpected(_)) if zero.is_in_file && Instant::now() < until => {
                 std::thread::sleep(AFTER_STRANGER);
             }
-            Err(error) => return Err(format!("{address}, where process 0 of the launch is to be: {error}").into()),
+            Err(error) => return Err(format!("{address}, the address of process 0 of the launch: {error}").into()),
         }
         if has_served {
             until = Instant::now();

@@ -158,7 +158,7 @@ impl Reach {
                         note!("{before}");
                     }
                 }
-                Some(why) => note!("{name} goes without {} on {hosts} hosts: {why}", left_out.join(", ")),
+                Some(why) => note!("{name} omits {} on {hosts} hosts: {why}", left_out.join(", ")),
                 None => {}
             }
             for point in &experiment.points {

@@ -195,7 +195,7 @@ impl Launch {
         }
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(failed)?;
-        let damaged = || Failure::from(format!("{} does not say where process 0 is", path.display()));
+        let damaged = || Failure::from(format!("{} lacks the address of process 0", path.display()));
         let told: Value = serde_json::from_slice(&text).map_err(|_| damaged())?;
         let address = told["address"].as_str().ok_or_else(damaged)?;
         let token = told["token"].as_str().and_then(|token| token.parse().ok());

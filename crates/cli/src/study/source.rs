@@ -30,7 +30,7 @@ fn leave_out_longer_packets(experiments: &mut Vec<Experiment>, most: usize) -> R
         series.dedup();
         if !series.is_empty() {
             experiment.points.retain(|point| !is_longer(point));
-            let said = format!("{} goes without {}: the path MTU is {most} B here", experiment.name, series.join(", "));
+            let said = format!("{} omits {}: the path MTU is {most} B here", experiment.name, series.join(", "));
             note!("{said}");
             sentence = Some(said);
         }

@@ -128,7 +128,7 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     print(&explain(&rates, &hints)?, arguments)
 }
 
-/// Counts the rates of a device during the interval.
+/// Measures the rates of a device during the interval.
 fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
     if !(0.1..=3600.0).contains(&arguments.interval) {
         return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());

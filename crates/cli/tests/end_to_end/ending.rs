@@ -245,7 +245,7 @@ fn an_exporter_goes_on_without_a_reader() {
     let address = exporter.text_after("serving http://").trim_end_matches("/metrics").to_owned();
     for _ in 0..2 {
         wait_until("it answers", || TcpStream::connect(&address).is_ok());
-        // Earlier runs show that the exporter would have noticed by now.
+        // The exporter would have noticed the missing reader by now.
         sleep(Duration::from_millis(100));
     }
     exporter.kill();

@@ -34,7 +34,7 @@ fn processes_hear_at_once_why_number_0_failed() {
         other.finish().expect_complaint(1, &["process 0 of the launch: /proc/sys: no records and no report"]);
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     }
-    // Each process checks what it can check itself; number 0 reports the rest.
+    // Each process checks the meeting point and the command itself. Only number 0 prints errors of the command.
     let begun = Instant::now();
     let wrong =
         |rank| process(rank, "wrong", "--out /proc/sys direct-write/latency --rendezvous /no/such/place").finish();
