@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_are_those_of_both_families() {
+    fn listening_on_all_addresses_covers_both_families() {
         let listener = Listen::All { port: 0 }.bind().unwrap();
         let port = listener.local_addr().unwrap().port();
         let reaches = |address: &str| TcpStream::connect((address, port)).is_ok();

@@ -304,7 +304,7 @@ fn keys_select_and_quit() {
 }
 
 #[test]
-fn any_size_of_screen_will_do() {
+fn the_view_fits_any_screen_size() {
     let mut view = View::new(Duration::from_millis(100));
     for size in [(1, 1), (3, 2), (20, 5), (79, 23), (300, 100)] {
         screen(&view, size.0, size.1);
@@ -314,7 +314,7 @@ fn any_size_of_screen_will_do() {
 }
 
 #[test]
-fn a_sentence_is_said_once() {
+fn a_sentence_is_printed_once() {
     let mut said = PrintedSentences::default();
     let mut odd = look(1);
     odd.notes.push("odd".to_owned());

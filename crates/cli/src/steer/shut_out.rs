@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_names_a_queue_pair_and_nothing_else_is_one() {
+    fn a_request_to_shut_out_names_a_queue_pair() {
         let qpn = Qpn::new(0x12_3456);
         assert_eq!(parse(question(qpn)), Some(qpn));
         assert_eq!(parse(*b"OUT?\x01\0\0\0"), None, "queue pair numbers have 24 bits");

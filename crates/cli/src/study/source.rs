@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn points_with_longer_packets_than_the_path_has_are_left_out() {
+    fn points_beyond_the_path_mtu_are_left_out() {
         let tearing = || -> Vec<Experiment> {
             all(Effort::Quick).into_iter().filter(|experiment| experiment.name == "far-memory/tearing").collect()
         };

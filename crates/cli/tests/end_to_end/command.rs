@@ -194,7 +194,7 @@ impl Finished {
 
 /// Returns a TCP address without a listener. No process can listen there while the connection with this address
 /// lives.
-pub(crate) fn deaf_address() -> (SocketAddr, [TcpStream; 2]) {
+pub(crate) fn address_without_a_listener() -> (SocketAddr, [TcpStream; 2]) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let connect = || TcpStream::connect(listener.local_addr()?);
     let client = connect().expect("it listens");

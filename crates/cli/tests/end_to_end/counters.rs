@@ -120,7 +120,7 @@ fn packets_of_a_running_measurement_are_counted() {
 }
 
 #[test]
-fn so_many_intervals_and_then_it_ends() {
+fn counters_end_after_the_given_intervals() {
     let world = World::new();
     world.write("rxe0/ports/1/hw_counters/sent_pkts", "5");
     let finished = Running::start(world.counters("rxe0 -n 3 -i 0.1 --json")).finish().expect_status(0);
@@ -183,7 +183,7 @@ fn an_unknown_device_error_lists_known_devices() {
 }
 
 #[test]
-fn the_list_says_what_counters_mean() {
+fn the_list_explains_counters() {
     let world = World::new();
     world.write("mlx5_0/ports/1/counters/port_xmit_data", "25");
     let text = Running::start(world.counters("--list")).finish().expect_status(0).stdout;
@@ -210,7 +210,7 @@ fn ask(address: &str, request: &[u8]) -> (String, String) {
 }
 
 #[test]
-fn prometheus_scrapes_it() {
+fn prometheus_scrapes_the_exporter() {
     let world = World::new();
     world.write("rxe0/ports/1/hw_counters/sent_pkts", "7");
     let mut exporter = Running::start(world.counters("--prometheus 0"));
@@ -286,7 +286,7 @@ fn counters_draw_on_a_terminal() {
 }
 
 #[test]
-fn a_key_ends_it() {
+fn a_key_ends_the_live_view() {
     let world = World::new();
     for key in ["q", "\u{1b}", "\u{3}"] {
         let terminal = Terminal::new();

@@ -46,7 +46,7 @@ fn hints_exclude_explanations() {
 }
 
 #[test]
-fn what_nothing_explains_is_said() {
+fn unexplained_counters_are_reported() {
     let text = run("wire explain --mtu 4096 --tx-packets 1M --tx-bytes 300M --rx-packets 100k --rx-bytes 30M");
     let text = text.expect_status(0).stdout;
     assert!(text.contains("no single operation explains"), "{text}");
@@ -305,7 +305,7 @@ fn efficiency_over_sizes_and_path_mtus() {
 }
 
 #[test]
-fn what_a_link_allows() {
+fn cost_shows_the_limit_of_a_link() {
     let cost = run("wire cost --json --op send --size 512 --mtu 4096 --link 100G").expect_status(0).json();
     assert_eq!(cost["schema"], "doorbell-wire-cost/1");
     let rate = positive(&cost, "/link/messages_per_s");

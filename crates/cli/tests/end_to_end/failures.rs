@@ -5,13 +5,13 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::command::{PATIENCE, Running, deaf_address, measuring, run};
+use crate::command::{PATIENCE, Running, address_without_a_listener, measuring, run};
 use crate::counters::World;
 use crate::two_sides::listen;
 
 #[test]
-fn nobody_listens() {
-    let (address, _taken) = deaf_address();
+fn a_missing_listener_is_an_error() {
+    let (address, _taken) = address_without_a_listener();
     run(&format!("bench bw -n 100 -s 16 {address}"))
         .expect_complaint(1, &[&format!("cannot connect to {address}"), "--listen"]);
 }
@@ -42,7 +42,7 @@ fn server_against(hello: &[u8], words: &[&str]) {
 }
 
 #[test]
-fn garbage_on_the_port_is_called_so() {
+fn garbage_on_the_port_is_an_error() {
     client_against(
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         &["127.0.0.1:", "does not speak Doorbell's set-up: it sent \"HTTP/1.1\""],
@@ -55,7 +55,7 @@ fn garbage_on_the_port_is_called_so() {
 }
 
 #[test]
-fn another_version_is_called_so() {
+fn another_version_is_an_error() {
     client_against(b"DOORBELL\0\x63\0\0\0\0", &["speaks version 99", "use the same release"]);
     server_against(b"DOORBELL\0\x63\0\0\0\0", &["speaks version 99", "use the same release"]);
 }

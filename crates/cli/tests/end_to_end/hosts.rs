@@ -9,7 +9,7 @@ use doorbell_study::session;
 use serde_json::Value;
 use socket2::SockRef;
 
-use crate::command::{PATIENCE, Running, deaf_address, doorbell, list, measuring, number, run};
+use crate::command::{PATIENCE, Running, address_without_a_listener, doorbell, list, measuring, number, run};
 use crate::study::{Scratch, records, repetitions};
 
 /// Starts another host of a study, at a port of its choice or at this address. It listens on loopback, which needs no
@@ -218,7 +218,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let port = address.rsplit(':').next().unwrap();
     with("send-receive/rnr", &format!("{address} localhost:{port}")).expect_complaint(2, &["are the same host"]);
     refuses("no-such-host.invalid:1", 2, &["no host of that name is found"]);
-    let (deaf, _taken) = deaf_address();
+    let (deaf, _taken) = address_without_a_listener();
     refuses(&deaf.to_string(), 1, &["cannot connect to", "doorbell study --listen"]);
     let mut guarded = doorbell("study -d doorbell0 --listen 127.0.0.1:0");
     guarded.env("DOORBELL_TOKEN", "a secret");

@@ -22,7 +22,7 @@ fn process(rank: usize, job: &str, arguments: &str) -> Running {
 }
 
 #[test]
-fn processes_hear_at_once_why_number_0_failed() {
+fn processes_report_a_failure_of_number_0_at_once() {
     // Not even root can write there.
     let study = "--out /proc/sys direct-write/latency";
     for is_first in [true, false] {

@@ -79,7 +79,7 @@ fn published_rows_are_compared_with_predictions() {
 }
 
 #[test]
-fn all_testbeds_are_compared_and_an_unknown_one_is_refused() {
+fn all_testbeds_are_compared_and_unknown_ones_rejected() {
     let all = run("model check --json").expect_status(0).json();
     let testbeds = all["testbeds"].as_array().expect("testbeds");
     assert_eq!(testbeds.len(), 3);
@@ -129,7 +129,7 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
 }
 
 #[test]
-fn options_change_what_is_predicted() {
+fn options_change_predictions() {
     let base = "model predict --json -s 4096";
     let rate = |more: &str| positive(&run(&format!("{base} {more}")).expect_status(0).json(), "/results/0/latency_ns");
     for more in ["--mtu 256", "--ipv6", "--vlan", "--protocol direct-read", "--protocol buffered-write-tail-send"] {

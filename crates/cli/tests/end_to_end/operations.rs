@@ -172,7 +172,7 @@ fn all_operations_keep_a_duration_and_rate() {
 }
 
 #[test]
-fn rates_are_what_the_counters_of_each_end_show() {
+fn rates_match_the_counters_of_each_end() {
     let record = record("bw --op write -n 500 -s 16");
     let result = &list(&record, "/results")[0];
     for end in ["client", "server"] {

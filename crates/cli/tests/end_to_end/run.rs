@@ -108,7 +108,7 @@ fn children_of_a_program_inherit_the_environment() {
 
 /// ^C goes to all processes of the terminal's group, and none remains.
 #[test]
-fn an_interrupt_ends_all_that_a_program_started() {
+fn an_interrupt_ends_all_processes_of_a_program() {
     let library = Library::new("interrupt");
     let terminal = Terminal::new();
     let mut command = library.with(doorbell("run --"));
@@ -267,7 +267,7 @@ fn the_environment_is_printed_for_a_shell_and_as_json() {
 }
 
 #[test]
-fn what_cannot_be_run_is_explained() {
+fn invalid_run_arguments_and_programs_are_errors() {
     run("run").expect_complaint(2, &["PROGRAM"]);
     run("run --vendor-id mellanox -- true").expect_complaint(2, &["mellanox", "0x2c9:4119"]);
     run("run --udp-port 0 -- true").expect_complaint(2, &["0"]);

@@ -192,7 +192,7 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
 }
 
 #[test]
-fn what_can_be_varied_is_listed() {
+fn sweep_lists_its_parameters() {
     let text = run("sim sweep --list").expect_status(0).stdout;
     let json = run("sim sweep --list --json").expect_status(0).json();
     let parameters = json["parameters"].as_array().expect("parameters");

@@ -332,7 +332,7 @@ fn unreadable_packets_are_forwarded_and_counted() {
 }
 
 #[test]
-fn losses_on_both_sides_are_made_good() {
+fn losses_on_both_sides_are_repaired() {
     let node = memory_node();
     let (running, address) = start(node, "--json --fault drop=0.05,duplicate=0.05,seed=7");
     let client = Client::connect(&address).expect("the box serves it");
@@ -344,7 +344,7 @@ fn losses_on_both_sides_are_made_good() {
 }
 
 #[test]
-fn a_box_may_end_by_itself() {
+fn a_box_ends_after_its_duration() {
     let (running, _) = start(memory_node(), "--json -D 0.1");
     let record = running.finish().expect_status(0).json();
     assert_eq!(number(&record, "/clients/served"), 0, "{record:#}");
@@ -435,7 +435,7 @@ fn unservable_requests_are_rejected_with_an_error() {
     run("steer 127.0.0.1 --patience 0").expect_complaint(2, &["--patience is 0 s, allowed is 10ms to an hour"]);
     run("steer 127.0.0.1 --perftest --exclusive").expect_complaint(2, &["--perftest", "--exclusive"]);
     run("steer 127.0.0.1 --store nodes").expect_complaint(2, &["nodes=N, keys=N"]);
-    let (deaf, _streams) = crate::command::deaf_address();
+    let (deaf, _streams) = crate::command::address_without_a_listener();
     run(&format!("steer {deaf}")).expect_complaint(1, &["cannot connect to", "does a memory node set up queue pairs"]);
     // Another service listens there.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

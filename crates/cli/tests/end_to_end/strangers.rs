@@ -119,7 +119,7 @@ fn study_and_doctor_serve_their_clients_one_after_another() {
 }
 
 #[test]
-fn a_launchs_process_0_hears_its_other_process() {
+fn process_0_of_a_launch_serves_its_other_process() {
     let _one_at_a_time = measuring();
     let (scratch, meeting) = (Scratch::new("launch-strangers"), tempfile::tempdir().expect("a directory"));
     let job = format!("strangers-{}", std::process::id());

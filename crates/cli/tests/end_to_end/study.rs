@@ -161,7 +161,7 @@ fn an_interrupted_study_continues() {
 /// On a machine that shares memory, each column has its own link. On a busy machine, packets before both ends meet
 /// are an exception.
 #[test]
-fn repetitions_with_other_options_of_the_software_rnic_are_not_mixed() {
+fn repetitions_with_other_rnic_options_are_not_mixed() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("options");
     let study = |options: &str| {
@@ -212,7 +212,7 @@ fn links_are_compared_only_on_one_machine() {
 }
 
 #[test]
-fn experiments_are_listed_and_others_are_wrong_usage() {
+fn experiments_are_listed_and_unknown_ones_rejected() {
     let list = run("study --list").expect_status(0).stdout;
     for name in ["send-receive/latency", "send-receive/n-to-1-srq", "send-receive/rnr", "points, each 3 times 0.2 s"] {
         assert!(list.contains(name), "{list}");

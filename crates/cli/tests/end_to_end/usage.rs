@@ -3,7 +3,7 @@
 use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     for command in [
         "",
         "advise",
@@ -156,7 +156,7 @@ pub(crate) const WRONG: &[(&str, &[&str])] = &[
 ];
 
 #[test]
-fn wrong_usage_ends_with_status_2_and_says_what_is_allowed() {
+fn wrong_usage_exits_with_2_and_names_allowed_values() {
     for (arguments, words) in WRONG {
         run(arguments).expect_complaint(2, words);
     }

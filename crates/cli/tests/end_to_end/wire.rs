@@ -53,7 +53,7 @@ fn reads_and_atomics_are_answered_exactly() {
 }
 
 #[test]
-fn unreliable_transports_and_ipv6_are_counted_as_they_are() {
+fn costs_cover_unreliable_transports_and_ipv6() {
     assert!(cost("--op send --size 1 --transport uc").pointer("/response").is_some_and(Value::is_null));
     let (four, six) = (cost("--op write --size 1"), cost("--op write --size 1 --ipv6"));
     assert_eq!(number(&six, "/request/frame_bytes"), number(&four, "/request/frame_bytes") + 20);
@@ -61,7 +61,7 @@ fn unreliable_transports_and_ipv6_are_counted_as_they_are() {
 }
 
 #[test]
-fn the_table_shows_what_the_json_says() {
+fn the_table_shows_packets_and_bytes_of_a_message() {
     let text = run("wire cost --op write --size 1 --mtu 4096").expect_status(0).stdout;
     let row = |name: &str| -> Vec<u64> {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in\n{text}"));
@@ -73,7 +73,7 @@ fn the_table_shows_what_the_json_says() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_wrong_usage() {
+fn impossible_messages_are_wrong_usage() {
     run("wire cost --op fetch-add --size 9").expect_complaint(2, &["atomic operation of 9 bytes"]);
     run("wire cost --op send --size 5000 --transport ud").expect_complaint(2, &["5000 bytes: must be at most 4096"]);
     run("wire cost --op read --size 1 --transport ud").expect_complaint(2, &["UD has no READ"]);
