@@ -3,7 +3,7 @@
 //! Signals end a command like any other program, except if the terminal must be restored first. A thread that sleeps
 //! in `poll` notices a terminal or a reader that goes. The command itself may be measuring, or waiting for a peer,
 //! and print nothing for minutes.
-#![allow(clippy::disallowed_methods, reason = "it restores the terminal, and writes no text of others")]
+#![allow(clippy::disallowed_methods, reason = "this module restores the terminal, and writes no untrusted text")]
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;

@@ -34,7 +34,7 @@ const DATAGRAM_SIZES: [usize; 3] = [16, 512, 1024];
 
 /// Options for opening a device. All but the first belong to the embedded software RNIC.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "The RNIC of this side, and the software RNIC if that is it")]
+#[command(next_help_heading = "RNIC of this side")]
 pub(crate) struct DeviceArguments {
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,

@@ -107,7 +107,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let pinning = |device: &Device| pinning_if_given(exchange, device);
             exchange.meeting.serve_one(exchange.memory_bytes(), pinning, |toward| {
                 if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
-                    device = None; // it may be at this address already, for a client that was refused
+                    device = None; // it may already be open at this address after a rejected client
                 }
                 match &device {
                     Some(device) => Ok(device.clone()),

@@ -34,7 +34,7 @@ impl Second {
     /// Waits until the process ends by itself. Its failure counts only if this process has none.
     pub(crate) fn finish(mut self, succeeded: bool) -> Result<(), Failure> {
         if !succeeded {
-            return Ok(()); // dropping kills it
+            return Ok(()); // dropping the handle kills the process
         }
         let until = Instant::now() + SECOND_DEADLINE;
         loop {

@@ -198,7 +198,7 @@ impl Gate {
         let counted = self.process.map(BoxProcess::stop).transpose();
         self.is_over.store(true, Ordering::Release);
         if counted.as_ref().is_ok_and(Option::is_none) {
-            return Ok(None); // the box stays connected, so the thread goes with the process
+            return Ok(None); // the box stays connected, so the thread ends with the process
         }
         self.boxes.join().map_err(|_| "a thread of the store panicked")?;
         counted

@@ -272,11 +272,11 @@ fn listen(
             Err(_) if sides.through.is_some() => AGAIN.to_owned(),
             Err(why) => {
                 note!("client {number}: {why}");
-                break; // it ends when it gets no answer
+                break; // the client ends without an answer
             }
         };
         if say(input, &answer).is_err() {
-            continue; // it is gone, and its output ends
+            continue; // the client has gone, and its output ends
         }
         if answer != AGAIN {
             let _ = attached.send(true); // only the first one has a receiver

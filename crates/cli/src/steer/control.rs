@@ -251,7 +251,7 @@ impl Plane {
         match stream {
             Some(stream) => spawn("node", move || match plane.attach(&stream) {
                 Ok(()) => plane.keep_node(&stream, &at.to_string()),
-                Err(error) => drop(failing.send(error)), // unless the box has ended already
+                Err(error) => drop(failing.send(error)), // fails if the box has ended
             })?,
             None => note!("serving clients at {at} for the memory node {}", self.own.node),
         }
@@ -318,7 +318,7 @@ impl Plane {
         let stream = lock(&self.node_stream);
         if let (Some(failure), Some(stream)) = (failure, stream.as_ref()) {
             *lock(&self.node_failure) = Some(failure);
-            let _ = stream.shutdown(Shutdown::Both); // unless it has ended already
+            let _ = stream.shutdown(Shutdown::Both); // fails if it has ended
         }
     }
 
@@ -372,7 +372,7 @@ impl Plane {
             region.map(|rkey| steer.remove_region(rkey))
         });
         for (_, stream) in lock(&self.streams).values() {
-            let _ = stream.shutdown(Shutdown::Both); // its thread tidies up
+            let _ = stream.shutdown(Shutdown::Both); // its thread cleans up
         }
     }
 
@@ -498,7 +498,7 @@ impl Plane {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     wait_for_end(&to_node);
-                    let _ = stream.shutdown(Shutdown::Both); // unless it has ended first
+                    let _ = stream.shutdown(Shutdown::Both); // fails if it has ended
                 });
                 wait_for_end(stream);
                 let _ = to_node.shutdown(Shutdown::Both);
@@ -556,7 +556,7 @@ impl Plane {
             is_out(steer)
         })?;
         for (_, stream) in lock(&self.streams).values().filter(|(own, _)| *own == qpn) {
-            let _ = stream.shutdown(Shutdown::Both); // its thread tidies up
+            let _ = stream.shutdown(Shutdown::Both); // its thread cleans up
         }
         while !is_over {
             std::thread::sleep(LOOK_AGAIN);

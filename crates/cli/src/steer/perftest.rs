@@ -241,7 +241,7 @@ impl Pair<'_> {
                 let passed = self.pass(side, &mut held[side], is_all)?;
                 end_or((&mut &*streams[1 - side]).write_all(&passed))?;
                 if !is_open[side] {
-                    let _ = streams[1 - side].shutdown(Shutdown::Write); // it may have ended first
+                    let _ = streams[1 - side].shutdown(Shutdown::Write); // fails if it has ended
                 }
             }
         }

@@ -149,7 +149,7 @@ fn an_interrupted_study_continues() {
         assert!(Instant::now() < until, "no records");
         std::thread::sleep(Duration::from_millis(5));
     }
-    drop(first); // which kills it
+    drop(first); // kills the process
     let files = records(&scratch.0);
     assert!(files.iter().all(|file| repetitions(file) >= 1), "what is there is whole");
     run(&format!("report {} --out {}", scratch.path(), scratch.0.join("part.html").display())).expect_status(0);

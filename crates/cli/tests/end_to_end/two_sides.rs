@@ -140,7 +140,7 @@ fn both_sides_speak_ipv6() {
     let probe = in_own_network(TWO_ADDRESSES, "--version").output();
     if !probe.as_ref().is_ok_and(|output| output.status.success()) {
         // Bypass the test harness, which hides the output of a passed test.
-        #[allow(clippy::disallowed_methods, reason = "words of the test itself, past the capture of its output")]
+        #[allow(clippy::disallowed_methods, reason = "output of the test itself, which bypasses the capture")]
         let _ = writeln!(std::io::stderr(), "LEFT OUT: IPv6 between two devices: no network namespace: {probe:?}");
         return;
     }
