@@ -1,7 +1,7 @@
 //! RDMA testbeds in virtual time.
 //!
-//! A [`Testbed`] states the costs of each part of a testbed, from the CPU's store to the switch's queue. It is one
-//! file, `data/testbeds/*.toml`, with the unit and source of each value. [`testbed::all`] returns the built-in testbeds.
+//! A [`Testbed`] states the costs of each part of a testbed, from the CPU's store to the switch's queue. Its
+//! file in `data/testbeds/` has the unit and source of each value. [`testbed::all`] returns the built-in testbeds.
 //!
 //! Virtual time is in whole picoseconds ([`Ps`]). It does not depend on floating-point arithmetic, the order of a
 //! hash table or an address, so a simulation gives the same result on each machine.

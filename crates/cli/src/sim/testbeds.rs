@@ -13,7 +13,7 @@ use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Testbeds {
-    /// Testbed to print: a name, or a file with the same layout as testbeds/*.toml [default: list all]
+    /// Testbed to print: a name, or a file with the layout of data/testbeds/*.toml [default: list all]
     #[arg(value_name = "NAME|FILE")]
     testbed: Option<String>,
     #[command(flatten)]

@@ -2,7 +2,7 @@
 //!
 //! - `soak serve SEED FAULT` listens until its standard input ends, and is the server of each conversation;
 //! - `soak stay SEED FAULT PORT` holds a conversation of each protocol, and one of one-sided operations, until its
-//! standard input ends;
+//!   standard input ends;
 //! - `soak visit SEED FAULT PORT` holds some conversations for a short time, and ends or kills itself.
 //!
 //! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line of names and numbers per

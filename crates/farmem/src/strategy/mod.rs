@@ -50,7 +50,8 @@ pub enum Strategy {
     /// The memory node's CPU carries out requests that clients send in messages. It has a table of its own, whose
     /// contents no client of another strategy sees.
     Server,
-    /// A middlebox sends READs and CASes to the newest node of their key, whichever node a client names ([`StoreControl`]).
+    /// A middlebox ([`StoreControl`]) sends READs and CASes to the newest node of their key, whichever node a client
+    /// names.
     ///
     /// [`StoreControl`]: crate::StoreControl
     Steered,

@@ -1,7 +1,7 @@
 //! Published claims and goals of experiments, and the functions that judge data by them.
 //!
-//! Sentences and numbers come from `data/published/*.toml`; a function here decides whether data have a shape. The figures
-//! of T1 come from ConnectX-5 RNICs over 100 Gb/s Ethernet. Loopback has no line rate, so the highest throughput of
+//! Sentences and numbers come from `data/published/`; a function here decides whether data have a shape. The figures of
+//! T1 come from ConnectX-5 RNICs over 100 Gb/s Ethernet. Loopback has no line rate, so the highest throughput of
 //! any configuration replaces it. Rates and latencies are the best of each point's repetitions, since other programs
 //! can only slow one down.
 
