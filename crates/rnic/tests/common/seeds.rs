@@ -3,7 +3,7 @@
 //! - `SEED=n` replays one seed.
 //! - `DOORBELL_SEEDS=n` tries n fixed seeds, and n / 5 fresh ones in tests that have any.
 //! - `DOORBELL_SEEDS_FROM=n` with `DOORBELL_SEEDS_S=s` tries seeds from n on for s seconds, as `cargo xtask seeds`
-//! does.
+//!   does.
 //! - `DOORBELL_TRACE=n` prints the last n events of a failing seed.
 //! - `DOORBELL_COMMIT=id` derives the fresh seeds from this id instead of the commit.
 

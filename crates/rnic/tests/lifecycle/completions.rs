@@ -199,13 +199,13 @@ impl Life {
     /// There are four exceptions:
     ///
     /// - The requester's queue pair ends before the ACK arrives. The program may end it, or deregister the memory of
-    /// outstanding sends. A rejected request of the peer also ends it.
+    ///   outstanding sends. A rejected request of the peer also ends it.
     /// - A device dies suddenly while its acknowledgements wait.
     /// - A request found no receive, and more copies of it were in flight than it has tries. The responder answers each
-    /// copy with an RNR NAK, and the requester counts each NAK (IBTA Vol 1, 9.7.5.2.8). The requester cannot tell which
-    /// copy a NAK answers, so it may give up while its last try is about to find a receive.
+    ///   copy with an RNR NAK, and the requester counts each NAK (IBTA Vol 1, 9.7.5.2.8). The requester cannot tell
+    ///   which copy a NAK answers, so it may give up while its last try is about to find a receive.
     /// - A READ or atomic was executed in order, but its answer finds no memory at either end. Then later requests also
-    /// fail, although they were executed.
+    ///   fail, although they were executed.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let send = work.send.as_ref().expect("a send");
