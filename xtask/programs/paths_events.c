@@ -309,7 +309,7 @@ static void full(void)
 {
 	char path[2 * PATH_MAX];
 
-	if (geteuid() != 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+	if (geteuid() != 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) != 0)
 		return;
 	CHECK(mount("none", places, "tmpfs", 0, "size=4k,nr_inodes=2,mode=700") == 0);
 	snprintf(path, sizeof(path), "%s/taken", places);
