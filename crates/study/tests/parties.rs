@@ -4,6 +4,7 @@
 mod common;
 
 use std::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use common::MEMORY_BYTES;
@@ -35,6 +36,10 @@ fn parameters(far: FarPoint, memory_bytes: usize) -> Parameters {
     let far = Some(Box::new(far));
     Parameters { far, memory_bytes, ..Parameters::plain(Kind::Bandwidth, Operation::Write, bytes) }
 }
+
+/// Lock of tests that open devices. A middlebox closes the device of its host and binds the same address again. A
+/// device of another test must not take the address meanwhile.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Measures on `hosts` hosts. Returns the result of the point, and the result of each host that had a part in it.
 fn try_to_measure(
@@ -83,6 +88,7 @@ fn roles(result: &PointResult) -> Vec<(usize, &str, usize)> {
 
 #[test]
 fn a_store_of_every_kind_works_with_each_party_on_a_host_of_its_own() {
+    let _turn = TURN.lock();
     for strategy in [Strategy::Optimistic, Strategy::QueueLock, Strategy::Combine, Strategy::Server, Strategy::Steered]
     {
         let result = measure(FarPoint::Store(store(strategy)), 4);
@@ -108,6 +114,7 @@ fn a_store_of_every_kind_works_with_each_party_on_a_host_of_its_own() {
 
 #[test]
 fn clients_on_two_hosts_are_one_workload() {
+    let _turn = TURN.lock();
     let result = measure(FarPoint::Store(store(Strategy::Lock)), 5);
     assert_eq!(
         roles(&result),
@@ -123,6 +130,7 @@ fn clients_on_two_hosts_are_one_workload() {
 
 #[test]
 fn queue_pairs_reach_bare_memory_straight_and_through_a_box() {
+    let _turn = TURN.lock();
     let tearing = measure(FarPoint::Tearing(TearingPoint { bytes: 1024, mtu: 256, reads: 50 }), 2);
     assert_eq!((tearing.messages, tearing.mtu), (50, 256), "{tearing:?}");
     assert!(tearing.far.contains_key(&Figure::Torn), "{tearing:?}");
@@ -141,6 +149,7 @@ fn queue_pairs_reach_bare_memory_straight_and_through_a_box() {
 /// A CPU that does not exist shows which host would have pinned a thread to it.
 #[test]
 fn every_host_pins_the_threads_of_its_parties() {
+    let _turn = TURN.lock();
     let cpu = Machine::of(&Root::default()).cpus[0];
     let pinned = |cpus: Vec<usize>| Terms {
         pinning: Pinning { cpus, because: "so".to_owned(), ..Pinning::default() },
@@ -191,6 +200,7 @@ fn cpus_of(name: &str) -> Vec<Vec<usize>> {
 
 #[test]
 fn a_host_with_too_little_memory_is_named() {
+    let _turn = TURN.lock();
     let far = FarPoint::Store(StorePoint { keys: 100_000, ..store(Strategy::Lock) });
     let (result, served) = try_to_measure(far, 2, 1 << 20);
     let error = result.unwrap_err().to_string();
@@ -201,6 +211,7 @@ fn a_host_with_too_little_memory_is_named() {
 /// The memory node closes its connection during the measurement. The others do not wait for it.
 #[test]
 fn a_memory_node_that_goes_while_clients_work_is_named() {
+    let _turn = TURN.lock();
     let far = FarPoint::Store(StorePoint { measure_us: 60e6, ..store(Strategy::Optimistic) });
     let parties = Parties::deal(4);
     let (mut streams, mut servers, mut cut) = (Vec::new(), Vec::new(), None);
