@@ -35,23 +35,22 @@ pub(crate) use hosts::{fits, same_host};
 use launch::Launch;
 use source::{Source, measure_all};
 
-const EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell study                            everything, a few minutes\n",
-    "  doorbell study --quick                    everything, three minutes at most\n",
-    "  doorbell study send-receive/window        one experiment\n",
-    "  doorbell study links                      every protocol over UDP and through shared memory\n",
-    "  doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated\n",
-    "  doorbell study --out DIR                  records and report in DIR; points already in DIR are not\n",
-    "                                            measured again, so an interrupted study continues there\n",
-    "  doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have\n",
-    "  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted\n",
-    "  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine\n",
-    "  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, Slurm's srun)\n",
-    "  doorbell study --via ssh node7 node8      ... on hosts where ssh can start it\n",
-    "  DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9\n",
-    "                                            experiments on many hosts, on four of them",
-);
+const EXAMPLES: &str = "\
+Examples:
+  doorbell study                            everything, a few minutes
+  doorbell study --quick                    everything, three minutes at most
+  doorbell study send-receive/window        one experiment
+  doorbell study links                      every protocol over UDP and through shared memory
+  doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated
+  doorbell study --out DIR                  records and report in DIR; points already in DIR are not
+                                            measured again, so an interrupted study continues there
+  doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
+  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
+  DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine
+  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, Slurm's srun)
+  doorbell study --via ssh node7 node8      ... on hosts where ssh can start it
+  DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9
+                                            experiments on many hosts, on four of them";
 
 /// Command that starts the other side on another machine.
 const THERE: &str = "doorbell study --listen";

@@ -119,7 +119,7 @@ impl Rules {
             findings.push(Finding { line: passage.line + offset, what });
         }
         let lines: Vec<String> = passage.lines.iter().map(|line| without_allowance(line, passage.kind)).collect();
-        for sentence in sentence::of(&lines) {
+        for sentence in sentence::of(&lines, passage.kind == Kind::Text) {
             let line = passage.line + sentence.line;
             findings.extend(self.of_sentence(passage.kind, &sentence).into_iter().map(|what| Finding { line, what }));
         }

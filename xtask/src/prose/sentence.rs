@@ -16,8 +16,9 @@ pub(super) struct Sentence {
     pub(super) text: String,
 }
 
-/// Returns all sentences of lines of Markdown. Blocks of code have none.
-pub(super) fn of(lines: &[String]) -> Vec<Sentence> {
+/// Returns all sentences of lines of Markdown. Blocks of code have none. In printed text, a sentence ends with its
+/// line, unless a backslash continues the line.
+pub(super) fn of(lines: &[String], is_printed: bool) -> Vec<Sentence> {
     let text = lines.join("\n");
     let starts: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).collect();
     let line_of = |at: usize| starts.partition_point(|&start| start <= at);
@@ -31,6 +32,7 @@ pub(super) fn of(lines: &[String]) -> Vec<Sentence> {
             Event::End(TagEnd::CodeBlock) => is_code = false,
             Event::Text(text) if !is_code => block.push(&text, line),
             Event::Code(_) => block.push(CODE, line),
+            Event::SoftBreak if is_printed => block.end(&mut sentences),
             Event::SoftBreak | Event::HardBreak => block.push(" ", line),
             Event::Start(tag) if is_inline(&tag.to_end()) => {}
             Event::End(tag) if is_inline(&tag) => {}
@@ -106,7 +108,7 @@ mod tests {
 
     fn sentences(text: &str) -> Vec<(usize, String)> {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        of(&lines).into_iter().map(|sentence| (sentence.line, sentence.text)).collect()
+        of(&lines, false).into_iter().map(|sentence| (sentence.line, sentence.text)).collect()
     }
 
     #[test]
@@ -128,5 +130,12 @@ mod tests {
             (14, "e"),
         ];
         assert_eq!(sentences(text), expected.map(|(line, text)| (line, text.to_owned())));
+    }
+
+    #[test]
+    fn lines_of_printed_text_are_sentences_unless_continued() {
+        let lines = ["Examples:", "  one two", "  three \\", "  four"].map(str::to_owned);
+        let found: Vec<String> = of(&lines, true).into_iter().map(|sentence| sentence.text).collect();
+        assert_eq!(found, ["Examples:", "one two", "three  four"]);
     }
 }

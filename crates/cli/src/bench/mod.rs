@@ -25,31 +25,29 @@ use crate::output::{line, note};
 use crate::{Failure, control};
 use arguments::{Exchange, Role};
 
-const LAT_EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell bench lat                        both sides here, five sizes, a second each\n",
-    "  doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting\n",
-    "  doorbell bench lat --op read -s 64        from the post of a READ to its completion\n",
-    "  doorbell bench lat --testbed connectx5-100g\n",
-    "                                            simulated, on RNICs that this machine does not have\n",
-    "  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for a client on another machine\n",
-    "  DOORBELL_TOKEN=secret doorbell bench lat 192.0.2.7      ... and that client",
-);
+const LAT_EXAMPLES: &str = "\
+Examples:
+  doorbell bench lat                        both sides here, five sizes, a second each
+  doorbell bench lat -s 64 -n 100000 -e     100000 round trips of 64 B, sleeping while waiting
+  doorbell bench lat --op read -s 64        from the post of a READ to its completion
+  doorbell bench lat --testbed connectx5-100g
+                                            simulated, on RNICs that this machine does not have
+  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for a client on another machine
+  DOORBELL_TOKEN=secret doorbell bench lat 192.0.2.7      ... and that client";
 
-const BW_EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell bench bw                         both sides here, five sizes, a second each\n",
-    "  doorbell bench bw -s 16 --config batched  256 messages of 16 B unacknowledged, eight per post\n",
-    "  doorbell bench bw --op write -t 8 -s 1    8 WRITEs outstanding, on the other side's memory\n",
-    "  doorbell bench bw --verify --fault drop=0.01,seed=7\n",
-    "                                            check every message while packets are lost\n",
-    "  doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20\n",
-    "                                            without flow control, for a slow receiver\n",
-    "  doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s\n",
-    "                                            simulated, over a faster link\n",
-    "  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine\n",
-    "  DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client",
-);
+const BW_EXAMPLES: &str = "\
+Examples:
+  doorbell bench bw                         both sides here, five sizes, a second each
+  doorbell bench bw -s 16 --config batched  256 messages of 16 B unacknowledged, eight per post
+  doorbell bench bw --op write -t 8 -s 1    8 WRITEs outstanding, on the other side's memory
+  doorbell bench bw --verify --fault drop=0.01,seed=7
+                                            check every message while packets are lost
+  doorbell bench bw -s 4096 --no-credits --slow-receiver-us 20
+                                            without flow control, for a slow receiver
+  doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s
+                                            simulated, over a faster link
+  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine
+  DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client";
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {

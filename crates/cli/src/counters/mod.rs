@@ -17,17 +17,16 @@ use doorbell_counters::{Interval, Look, Monitor, SYSFS};
 use crate::output::{line, note};
 use crate::{Failure, Usage, quantity};
 
-const EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell counters                         all devices, each second, until q is pressed\n",
-    "  doorbell counters mlx5_0 -n 10 --json     ten lines of JSON on one device\n",
-    "  doorbell counters 127.0.0.2 | tee log     a software RNIC by its address, as lines of text\n",
-    "  doorbell counters --list                  the devices, and the meaning of their counters\n",
-    "  doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464\n",
-    "\n\
+const EXAMPLES: &str = "\
+Examples:
+  doorbell counters                         all devices, each second, until q is pressed
+  doorbell counters mlx5_0 -n 10 --json     ten lines of JSON on one device
+  doorbell counters 127.0.0.2 | tee log     a software RNIC by its address, as lines of text
+  doorbell counters --list                  the devices, and the meaning of their counters
+  doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464
+
 The list has the kernel's devices, and the software RNICs that processes of this user have open.
-A counter that a device lacks is shown as - (null in JSON), which is not 0.",
-);
+A counter that a device lacks is shown as - (null in JSON), which is not 0.";
 
 /// Show RDMA devices per second: bytes, packets, operations, retransmissions, RNR NAKs, packets out of sequence and
 /// congestion notifications, transmitted (tx) and received (rx)

@@ -32,15 +32,14 @@ use middlebox::{BoxConnection, OtherBox};
 use service::{NodeAt, Sides, Store};
 use table::Row;
 
-const EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell far run --testbed connectx5-100g-far --clients 64,128\n",
-    "  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered\n",
-    "  doorbell far run --mix b --clients 4 -D 2s\n",
-    "  doorbell far verify --strategy lock --clients 4\n",
-    "  doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us\n",
-    "  doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1",
-);
+const EXAMPLES: &str = "\
+Examples:
+  doorbell far run --testbed connectx5-100g-far --clients 64,128
+  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered
+  doorbell far run --mix b --clients 4 -D 2s
+  doorbell far verify --strategy lock --clients 4
+  doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us
+  doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1";
 
 #[derive(Subcommand)]
 pub(crate) enum Far {

@@ -22,18 +22,17 @@ const LIBRARY: &str = "libdoorbell_ibverbs.so";
 /// Command that builds the library.
 const BUILD: &str = "cargo build --release --package doorbell-preload";
 
-pub(crate) const EXAMPLES: &str = concat!(
-    "Examples, in two terminals:\n",
-    "  doorbell run -- ib_send_bw -d doorbell0\n",
-    "  doorbell run -- ib_send_bw -d doorbell0 127.0.0.1\n",
-    "  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0\n",
-    "  doorbell run -- make check              programs that the command starts have a device too\n",
-    "  doorbell run --processes                processes with open devices, and their traffic\n",
-    "\n\
+pub(crate) const EXAMPLES: &str = "\
+Examples, in two terminals:
+  doorbell run -- ib_send_bw -d doorbell0
+  doorbell run -- ib_send_bw -d doorbell0 127.0.0.1
+  doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0
+  doorbell run -- make check              programs that the command starts have a device too
+  doorbell run --processes                processes with open devices, and their traffic
+
 The command takes the place of `doorbell`: process, terminal, signals and exit status are its own. Programs that it
 starts inherit the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
-linked statically, or setuid, cannot be reached; --explain names each that is started.",
-);
+linked statically, or setuid, cannot be reached; --explain names each that is started.";
 
 /// Settings of the device that programs find.
 #[derive(Args, Debug)]

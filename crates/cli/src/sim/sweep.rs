@@ -16,13 +16,12 @@ use crate::progress::{bar, show};
 use crate::report::write_whole;
 use crate::{Failure, Usage};
 
-const EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096\n",
-    "  doorbell sim sweep --vary window=1,2,4,8,16,32,64 --vary protocol=send-receive,direct-read --out window.html\n",
-    "  doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64\n",
-    "  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 --vary oversubscription=1,2,4",
-);
+const EXAMPLES: &str = "\
+Examples:
+  doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096
+  doorbell sim sweep --vary window=1,2,4,8,16,32,64 --vary protocol=send-receive,direct-read --out window.html
+  doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64
+  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 --vary oversubscription=1,2,4";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

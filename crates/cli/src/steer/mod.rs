@@ -29,21 +29,20 @@ use crate::device::UdpPort;
 use crate::{Failure, Usage, ending, quantity};
 use control::{BoxDescription, Jobs, Plane, retries_within};
 
-pub(crate) const EXAMPLES: &str = concat!(
-    "Examples:\n",
-    "  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their queue\n",
-    "                                            pairs with this machine as they would with the node\n",
-    "  doorbell steer 10.0.0.1 --exclusive       all accesses to the node's memory pass this box, so a\n",
-    "                                            CAS may go there as a WRITE\n",
-    "  doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128\n",
-    "                                            steer requests of a store to the newest node of their key\n",
-    "  doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json\n",
-    "  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`), for clients that\n",
-    "                                            name this machine instead (`ib_write_bw ADDRESS`)\n",
-    "\n\
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their queue
+                                            pairs with this machine as they would with the node
+  doorbell steer 10.0.0.1 --exclusive       all accesses to the node's memory pass this box, so a
+                                            CAS may go there as a WRITE
+  doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128
+                                            steer requests of a store to the newest node of their key
+  doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json
+  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`), for clients that
+                                            name this machine instead (`ib_write_bw ADDRESS`)
+
 Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
-the TCP connection open while they use it. docs/middlebox.md states what the box trusts.",
-);
+the TCP connection open while they use it. docs/middlebox.md states what the box trusts.";
 
 /// Time that the box polls for packets before it sleeps.
 const LINGER: Duration = Duration::from_micros(100);
