@@ -1,0 +1,188 @@
+//! The crates of the workspace, their floors, and the arrows between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::shell::{command, output_of, root};
+
+/// Folders of `crates/`, from the lowest floor to the highest. Dependencies point down or stay on their floor.
+const FLOORS: [&str; 6] = ["rnic", "messages", "memory", "programs", "evaluation", "tools"];
+/// Floor of the data, below all others.
+const DATA: &str = "data";
+/// Folder of the crate of test helpers, which any crate may use in its tests.
+const TESTING: &str = "testing";
+
+/// A crate of the workspace.
+#[derive(Debug)]
+struct Member {
+    folder: PathBuf,
+    floor: String,
+    /// Crates of the workspace that this one depends on.
+    uses: BTreeSet<String>,
+    /// Crates of the workspace that only its tests, examples and benches use.
+    tests_use: BTreeSet<String>,
+}
+
+/// All crates, by name without the prefix `doorbell-`.
+#[derive(Debug)]
+pub(super) struct House(BTreeMap<String, Member>);
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    kind: Option<String>,
+}
+
+fn short(name: &str) -> String {
+    name.strip_prefix("doorbell-").unwrap_or(name).to_owned()
+}
+
+/// Reads the crates from Cargo's metadata. `xtask` is a tool of the workspace and no part of the house.
+pub(super) fn read() -> Result<House, String> {
+    let text = output_of(command("cargo", &["metadata", "--no-deps", "--format-version", "1", "--offline"]))?;
+    let metadata: Metadata = serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))?;
+    Ok(House::new(metadata, &root()))
+}
+
+impl House {
+    fn new(metadata: Metadata, root: &Path) -> Self {
+        let names: BTreeSet<String> = metadata.packages.iter().map(|package| package.name.clone()).collect();
+        let members = metadata.packages.into_iter().filter(|package| package.name != "xtask").map(|package| {
+            let folder = package.manifest_path.parent().unwrap_or(root).to_path_buf();
+            let own = package.name;
+            let of_kind = |is_wanted: fn(Option<&str>) -> bool| {
+                let those = package.dependencies.iter().filter(|it| is_wanted(it.kind.as_deref()));
+                let own = &own;
+                those.map(|it| it.name.clone()).filter(|name| names.contains(name) && name != own).map(|it| short(&it)).collect()
+            };
+            let uses: BTreeSet<String> = of_kind(|kind| kind != Some("dev"));
+            let tests_use: BTreeSet<String> = of_kind(|kind| kind == Some("dev"));
+            let tests_use = &tests_use - &uses;
+            let floor = floor_of(folder.strip_prefix(root).unwrap_or(&folder));
+            (short(&own), Member { folder, floor, uses, tests_use })
+        });
+        Self(members.collect())
+    }
+
+    /// Returns the position of a crate's floor from the lowest one. Unknown folders are above all floors.
+    fn height(&self, name: &str) -> usize {
+        let floor = self.0.get(name).map_or("", |member| member.floor.as_str());
+        if floor == DATA { 0 } else { 1 + FLOORS.iter().position(|known| *known == floor).unwrap_or(FLOORS.len()) }
+    }
+
+    /// Returns the dependencies on crates of a higher floor.
+    pub(super) fn up(&self) -> BTreeSet<String> {
+        let mut up = BTreeSet::new();
+        for (name, member) in &self.0 {
+            let is_above = |other: &&String| self.height(other) > self.height(name);
+            up.extend(member.uses.iter().filter(is_above).map(|other| format!("{name} uses {other}")));
+            let is_testing = |other: &&String| self.0.get(*other).is_some_and(|it| it.floor == TESTING);
+            let tests = member.tests_use.iter().filter(|other| is_above(other) && !is_testing(other));
+            up.extend(tests.map(|other| format!("tests of {name} use {other}")));
+        }
+        up
+    }
+
+    /// Returns the names of all crates, and the root file of each.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (&str, PathBuf)> {
+        self.0.iter().filter_map(|(name, member)| {
+            let roots = ["src/lib.rs", "src/main.rs"].map(|file| member.folder.join(file));
+            roots.into_iter().find(|file| file.exists()).map(|file| (name.as_str(), file))
+        })
+    }
+
+    /// Returns the crates by floor from the highest one, each with its arrows. An arrow that follows from others is left
+    /// out.
+    pub(super) fn drawing(&self) -> String {
+        let mut text = String::new();
+        let floors = FLOORS.iter().rev().copied().chain([DATA, TESTING]);
+        for floor in floors {
+            let members = self.0.iter().filter(|(_, member)| member.floor == floor);
+            for (index, (name, member)) in members.enumerate() {
+                let floor = if index == 0 { floor } else { "" };
+                let direct: Vec<&str> = member.uses.iter().map(String::as_str).filter(|it| !self.follows(member, it)).collect();
+                let arrows = if direct.is_empty() { String::new() } else { format!(" -> {}", direct.join(", ")) };
+                let _ = writeln!(text, "{floor:<11} {name:<11}{arrows}");
+            }
+        }
+        text
+    }
+
+    /// Returns whether one of a member's dependencies depends on `name` too.
+    fn follows(&self, member: &Member, name: &str) -> bool {
+        member.uses.iter().filter(|other| *other != name).any(|other| self.reaches(other, name))
+    }
+
+    fn reaches(&self, from: &str, to: &str) -> bool {
+        let uses = self.0.get(from).map(|member| &member.uses);
+        uses.is_some_and(|uses| uses.iter().any(|other| other == to || self.reaches(other, to)))
+    }
+}
+
+/// Returns the floor of a crate in this folder of the repository.
+fn floor_of(folder: &Path) -> String {
+    let mut names = folder.iter().filter_map(|name| name.to_str());
+    match names.next() {
+        Some("crates") => names.next().unwrap_or_default().to_owned(),
+        first => first.unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn house(crates: &[(&str, &str, &[&str], &[&str])]) -> House {
+        let dependency = |kind: Option<&str>| {
+            let kind = kind.map(str::to_owned);
+            move |name: &&str| Dependency { name: format!("doorbell-{name}"), kind: kind.clone() }
+        };
+        let package = |&(name, folder, uses, tests_use): &(&str, &str, &[&str], &[&str])| Package {
+            name: format!("doorbell-{name}"),
+            manifest_path: Path::new("/root").join(folder).join(name).join("Cargo.toml"),
+            dependencies: uses.iter().map(dependency(None)).chain(tests_use.iter().map(dependency(Some("dev")))).collect(),
+        };
+        House::new(Metadata { packages: crates.iter().map(package).collect() }, Path::new("/root"))
+    }
+
+    #[test]
+    fn arrows_to_higher_floors_are_found_and_testing_is_free_for_tests() {
+        let house = house(&[
+            ("wire", "crates/rnic", &[], &[]),
+            ("exchange", "crates/messages", &["wire"], &["rng"]),
+            ("farmem", "crates/memory", &["exchange", "sim"], &["sim"]),
+            ("steer", "crates/memory", &["wire"], &["sim"]),
+            ("sim", "crates/evaluation", &["farmem"], &[]),
+            ("rng", "testing", &["exchange"], &[]),
+        ]);
+        let up: Vec<String> = house.up().into_iter().collect();
+        assert_eq!(up, ["farmem uses sim", "tests of steer use sim"]);
+    }
+
+    #[test]
+    fn the_drawing_leaves_out_arrows_that_follow_from_others() {
+        let house = house(&[
+            ("wire", "crates/rnic", &[], &[]),
+            ("verbs", "crates/rnic", &["wire"], &[]),
+            ("exchange", "crates/messages", &["verbs", "wire"], &[]),
+        ]);
+        let drawing = house.drawing();
+        let lines: Vec<String> = drawing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(lines, ["messages exchange -> verbs", "rnic verbs -> wire", "wire"]);
+    }
+}
