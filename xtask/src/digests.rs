@@ -4,7 +4,7 @@ use crate::programs;
 use crate::shell::{command, output_of, root};
 
 /// The digests that every build must find: a test of `doorbell-sim` holds the test build to them.
-const FILE: &str = "crates/sim/tests/digests.txt";
+const FILE: &str = "crates/evaluation/sim/tests/digests.txt";
 
 /// Repeats the runs whose digests are kept, with the release build.
 pub(crate) fn compare() -> Result<(), String> {

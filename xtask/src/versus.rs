@@ -231,7 +231,7 @@ fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
 }
 
 /// Files that the program is made of, beside the crates.
-const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/benches", "crates/exchange/benches"];
+const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/rnic/benches", "crates/messages/exchange/benches"];
 
 /// Another revision may not have the program yet, or another one: both sides are counted by ours.
 fn copy_sources(tree: &Path) -> Result<(), String> {

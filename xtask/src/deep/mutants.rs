@@ -35,10 +35,10 @@ pub(super) struct Options {
 
 /// Folders whose code is changed, each with the crate whose tests must notice the change.
 const PLACES: &[(&str, &str)] = &[
-    ("crates/rnic/src/", "doorbell-rnic"),
-    ("crates/exchange/src/", "doorbell-exchange"),
-    ("crates/fabric/src/shm/", "doorbell-fabric"),
-    ("crates/farmem/src/", "doorbell-farmem"),
+    ("crates/rnic/rnic/src/", "doorbell-rnic"),
+    ("crates/messages/exchange/src/", "doorbell-exchange"),
+    ("crates/rnic/fabric/src/shm/", "doorbell-fabric"),
+    ("crates/memory/farmem/src/", "doorbell-farmem"),
 ];
 
 /// Name of a file of verdicts.
@@ -307,12 +307,12 @@ mod tests {
     #[test]
     fn a_mutant_belongs_to_the_crate_of_its_file() {
         let list = serde_json::json!([
-            {"file": "crates/fabric/src/shm/ring.rs", "name": "n", "diff": "--- x\n+++ y\n@@ z\n", "package": "doorbell-fabric"},
-            {"file": "crates/fabric/src/pcap.rs", "name": "n", "diff": "--- x\n+++ y\n@@ z\n"},
+            {"file": "crates/rnic/fabric/src/shm/ring.rs", "name": "n", "diff": "--- x\n+++ y\n@@ z\n", "package": "doorbell-fabric"},
+            {"file": "crates/rnic/fabric/src/pcap.rs", "name": "n", "diff": "--- x\n+++ y\n@@ z\n"},
         ]);
         let found = parse(&list).unwrap();
         assert_eq!((found.len(), found[0].package), (1, "doorbell-fabric"));
-        assert_eq!(found[0].diff, "--- a/crates/fabric/src/shm/ring.rs\n+++ b/crates/fabric/src/shm/ring.rs\n@@ z\n");
-        assert!(parse(&serde_json::json!([{"file": "crates/rnic/src/lib.rs"}])).is_err());
+        assert_eq!(found[0].diff, "--- a/crates/rnic/fabric/src/shm/ring.rs\n+++ b/crates/rnic/fabric/src/shm/ring.rs\n@@ z\n");
+        assert!(parse(&serde_json::json!([{"file": "crates/rnic/rnic/src/lib.rs"}])).is_err());
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn capture() -> Result<(), String> {
     for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
         let ended = with_programs(Guest::new(LIMIT), suites)?.run(script)?;
         ended.passed()?;
-        ended.keep(&root().join("crates/wire/tests/data"))?;
+        ended.keep(&root().join("crates/rnic/wire/tests/data"))?;
     }
     Ok(())
 }

@@ -1,0 +1,149 @@
+//! Markdown page with all predictions.
+
+use std::fmt::Write;
+
+use super::{BlindRow, Doubt, Estimate, Predicted, SEEDS, doubts};
+use crate::reproduce::Lack;
+use crate::testbed::Testbed;
+
+/// Introduction of the page.
+const HEAD: &str = "\
+# Blind predictions
+
+The simulator predicts the results of experiments that others have published. When this page was made, the authors of the
+simulator and of the testbeds' files had not seen these results. The last column is empty. Later, the published number is
+entered there and compared.
+
+`doorbell sim predict --out docs/blind-predictions.md` makes this page from the testbeds' files. The test
+`crates/evaluation/sim/tests/predictions.rs` fails if the page lacks a row, if values of a file have changed since, or if the simulator
+now gives another number.
+
+## Configuration as published
+
+- T1 (`connectx5-100g`): each list has one work request, one receive and one completion, since the source does not batch
+  here. At most 64 messages are unacknowledged, or 32 with Direct-Read. Each message is signalled.
+- Credits are off in every protocol that works without. Then the N:1 rate is the highest without RNR NAKs. The search for
+  it ends once a rate that is too high is at most 3 % above one that is not.
+- Each protocol has the variants that post different operations for a message. Direct-Read has one variant without a fence,
+  and one that waits for the completion of the fenced WRITE. Buffered-Write has one variant for each way to notify.
+- N:1 is N threads on one host, which share its NIC, and one thread on the other host, which receives from all of them.
+  N:N is N threads on each host, with one connection for each pair.
+- Latency is the median of half a round trip.
+- T2 (`counters-100g`): requests and responses of 1 byte, on one queue pair.
+- T3 (`connectx5-100g-far`): 64 WRITEs of 8 bytes in flight for each queue pair, or 16 READs, which is the NIC's limit. One
+  thread posts for each queue pair.
+- The store on T3: 1,024 keys, values of 1 KiB, and 64 clients on two hosts in a closed loop. Half of the operations are puts
+  and the Zipf exponent is 0.99, unless varied. A client pauses for 15 us between two operations; this time is fitted on the
+  published share of CASes that succeed. Clients write shortcuts 7.1 us after a put; this time is fitted on the share of READs
+  that succeed (docs/far-memory.md).
+- CAS on one address of T3: each client is on a separate host and has 16 CASes outstanding. Clients reach the address
+  directly, with a queue pair each, or through a middlebox with one queue pair. The middlebox turns CASes into WRITEs or not.
+
+## Source of the intervals
+
+An interval states how far the number moves when uncertain values of the testbed's file move. The tables below name these
+values. Each is set to its minimum and then to its maximum, while all others stay as they are, and the row is simulated
+again. Fitted values move as far as the rows on which they were fitted stay within tolerance. Assumed values move over the
+range that specifications or measurements of similar hardware leave open. Two other seeds count as one more change.
+
+The changes are treated as independent of each other. The lower end of the interval is the prediction minus the root of the
+sum of the squares of all moves downward. The upper end is computed the same way from the moves upward.
+
+The intervals do not cover mechanisms that the simulator does not have.
+";
+
+/// Renders the Markdown page with all predictions.
+pub fn page(all: &[(&Testbed, Vec<Predicted>)]) -> String {
+    let mut text = HEAD.to_owned();
+    for (testbed, predicted) in all {
+        // Writing to a string does not fail.
+        let _ = section(&mut text, testbed, predicted);
+    }
+    text
+}
+
+fn section(text: &mut String, testbed: &Testbed, predicted: &[Predicted]) -> std::fmt::Result {
+    writeln!(text, "\n## {}: {}\n", testbed.name, testbed.about)?;
+    writeln!(text, "{}\n", revision(testbed))?;
+    writeln!(text, "| value | in the file | least | greatest | why |\n|---|---|---|---|---|")?;
+    for Doubt { path, least, greatest, why } in doubts(&testbed.name) {
+        let of_file = testbed.parameters().find(|parameter| parameter.path == *path);
+        let value = of_file.map_or_else(String::new, |it| format!("{} {}", it.value, it.unit));
+        writeln!(text, "| `{path}` | {} | {least} | {greatest} | {why} |", value.trim_end())?;
+    }
+    writeln!(text, "| seed | 1 | {} | {} | any |", SEEDS[0], SEEDS[1])?;
+    let mut experiment = "";
+    for one in predicted {
+        let row = &one.row;
+        if std::mem::replace(&mut experiment, row.experiment) != row.experiment {
+            writeln!(text, "\n{}", heading(row))?;
+            writeln!(
+                text,
+                "\n| protocol or operation | bytes | {} | unit | predicted | interval | published |",
+                row.at.0
+            )?;
+            writeln!(text, "|---|---|---|---|---|---|---|")?;
+        }
+        match &one.outcome {
+            Ok(Estimate { value, interval: (least, greatest) }) => {
+                let (value, least, greatest) = (digits(*value), digits(*least), digits(*greatest));
+                writeln!(text, "{} {value} | {least} to {greatest} | |", cells(row))?;
+            }
+            Err(_) => writeln!(text, "{} none | | |", cells(row))?,
+        }
+    }
+    let without: Vec<String> = predicted
+        .iter()
+        .flat_map(|one| {
+            let of_row = one.outcome.as_ref().err().map(|lack| format!("- {}: {}", named(&one.row), sentence(lack)));
+            let changes = one.lacks.iter().map(|(change, lack)| {
+                format!(
+                    "- {}, with {change}: {} The interval does without this change.",
+                    named(&one.row),
+                    sentence(lack)
+                )
+            });
+            of_row.into_iter().chain(changes).collect::<Vec<_>>()
+        })
+        .collect();
+    if !without.is_empty() {
+        writeln!(text, "\n### {}: without a prediction\n\n{}", testbed.name, without.join("\n"))?;
+    }
+    Ok(())
+}
+
+/// Returns the sentence that names the testbed's file and the digest of its values.
+pub fn revision(testbed: &Testbed) -> String {
+    format!("Made with `data/testbeds/{}.toml`, whose values have the digest `{}`.", testbed.name, testbed.digest())
+}
+
+/// Returns the heading of the table that has this row.
+pub fn heading(row: &BlindRow) -> String {
+    format!("### {}: {}", row.testbed, row.experiment)
+}
+
+/// Returns the cells of a row without the prediction. They identify the row on the page.
+pub fn cells(row: &BlindRow) -> String {
+    format!("| {} | {} | {} | {} |", row.subject, row.bytes, row.at.1, row.unit.name())
+}
+
+fn named(row: &BlindRow) -> String {
+    format!("{}, {}, {} B, {} {}, {}", row.experiment, row.subject, row.bytes, row.at.1, row.at.0, row.unit.name())
+}
+
+/// Returns the first line of a reason as a sentence. The other lines are the states of the threads.
+fn sentence(lack: &Lack) -> String {
+    let text = lack.to_string();
+    format!("{}.", text.lines().next().unwrap_or_default().trim_end_matches('.'))
+}
+
+/// Formats a number with three digits.
+pub fn digits(value: f64) -> String {
+    let decimals = match value {
+        99.95.. => 0,
+        9.995.. => 1,
+        0.9995.. => 2,
+        _ => 3,
+    };
+    format!("{value:.decimals$}")
+}

@@ -1,0 +1,25 @@
+//! Helpers of the tests of hostile peers and of the fuzz targets.
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
+
+pub mod fuzz;
+#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
+pub mod rng;
+
+use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+pub use rng::Rng;
+
+pub const MEMORY_BYTES: usize = 64 << 20;
+
+pub fn parameters() -> Parameters {
+    Parameters {
+        sizes: vec![16, 5000],
+        extent: Extent::Messages(100),
+        window: 16,
+        depth: 32,
+        depths_are_defaults: false,
+        connections: 2,
+        verify: true,
+        memory_bytes: MEMORY_BYTES,
+        ..Parameters::plain(Kind::Bandwidth, Operation::Send, 16)
+    }
+}

@@ -1,0 +1,12 @@
+//! Common code of the tests with hostile peers and of the fuzz targets.
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
+
+pub mod bare;
+pub mod fuzz;
+#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
+pub mod rng;
+#[path = "../../benches/protocols/wire.rs"]
+pub mod wire;
+
+pub use bare::{Bare, Stage};
+pub use rng::Rng;

@@ -1,0 +1,43 @@
+//! Fuzz target of the messages. The test here runs it over a corpus and then over mutations for a bounded time.
+//! `cargo xtask fuzz` runs it for any duration (`fuzz/` of this crate).
+
+use super::message::{MAX_BYTES, Message};
+#[cfg(test)]
+use super::testing as common; // the runner takes its generator from there
+
+#[cfg(test)]
+#[path = "../../../../rnic/rnic/tests/common/fuzz/runner.rs"]
+mod runner;
+
+/// Parses the bytes as messages of a peer on one connection.
+pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
+    loop {
+        match Message::parse(bytes) {
+            Ok(Some((message, length))) => {
+                assert!(length <= MAX_BYTES && length <= bytes.len(), "{message:?} takes {length} B");
+                assert_eq!(message.emit(), bytes[..length], "{message:?} encodes to other bytes");
+                let early = Message::parse(&bytes[..length - 1]);
+                assert_eq!(early, Ok(None), "{message:?} is complete before its last byte");
+                bytes = &bytes[length..];
+            }
+            // The message is incomplete, and still shorter than the maximum.
+            Ok(None) => return assert!(bytes.len() < MAX_BYTES, "{} B are no message yet", bytes.len()),
+            Err(malformed) => {
+                // The error stays the same if more bytes follow.
+                let more = [bytes, &[0; MAX_BYTES][..]].concat();
+                assert_eq!(Message::parse(&more), Err(malformed));
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parsing_accepts_only_exact_messages() {
+        runner::run("messages", fuzz_messages);
+    }
+}

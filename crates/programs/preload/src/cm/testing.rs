@@ -1,0 +1,174 @@
+//! Helpers for tests, also of other modules, that need connections.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ptr;
+use std::sync::Arc;
+
+use doorbell_fabric::OwnProcess;
+use doorbell_ibverbs_sys as c;
+use doorbell_verbs::{PathMtu, Psn, QpKind, Qpn};
+use socket2::{SockAddr, SockRef, Socket};
+
+use super::channel::Queue;
+pub(crate) use super::channel::{
+    rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event,
+};
+pub(crate) use super::connect::{rdma_accept, rdma_connect, rdma_get_request, rdma_listen};
+use super::id::Id;
+pub(crate) use super::id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
+use super::line::Line;
+use super::message::{Endpoint, Host, Message};
+use super::object::object;
+use super::ports::{Claim, Space};
+use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
+
+#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
+#[allow(dead_code, unreachable_pub)] // other tests use the module too
+mod rng;
+pub(super) use rng::Rng;
+
+pub(super) fn local(port: u16) -> SockAddr {
+    SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).into()
+}
+
+/// Kind of sockets by which an id and a bare peer reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Unix sockets, as within one machine.
+    Unix,
+    /// TCP sockets, as between machines.
+    Tcp,
+}
+
+impl Transport {
+    pub(super) const BOTH: [Self; 2] = [Self::Unix, Self::Tcp];
+
+    /// Returns the address to which a listener on this transport is bound.
+    pub(super) fn address(self) -> SockAddr {
+        let ip = if self == Self::Unix { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        SocketAddr::new(ip.into(), 0).into()
+    }
+
+    /// Makes an id use this transport. The id must not listen or connect before.
+    pub(super) fn select(self, id: *mut c::rdma_cm_id) {
+        // SAFETY: the id exists.
+        let line = Arc::clone(&unsafe { object::<Id>(id) }.unwrap().line);
+        let mut state = line.state();
+        (state.has_network, state.is_far) = (self == Self::Tcp, self == Self::Tcp);
+    }
+
+    /// Returns a bare socket that is connected to a listener of this machine. The test sends the messages on it.
+    pub(crate) fn call(self, port: u16) -> Socket {
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if self == Self::Tcp {
+            return TcpStream::connect(to).unwrap().into();
+        }
+        let mut socket = called(&port_of_this_machine(), to);
+        let host = Host::of(to);
+        socket.write_all(&Message::Addresses { source: host, destination: host }.emit()).unwrap();
+        socket
+    }
+}
+
+/// Returns a free port of this machine.
+pub(super) fn port_of_this_machine() -> Claim {
+    let line = Line::new(&Queue::new().unwrap(), QpKind::Rc, Space::Tcp).unwrap();
+    line.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    line.state().claim.take().unwrap()
+}
+
+/// Returns a connection from a port of this machine, on which nothing was sent yet.
+pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
+    from.call(to).unwrap();
+    let socket = SockRef::from(from.socket()).try_clone().unwrap();
+    socket.set_nonblocking(false).unwrap();
+    socket
+}
+
+/// Bare listening socket, with its port.
+pub(crate) struct BareListener {
+    socket: Socket,
+    pub(crate) port: u16,
+    transport: Transport,
+    _kept: Option<(Claim, OwnProcess)>,
+}
+
+impl BareListener {
+    pub(crate) fn new(transport: Transport) -> Self {
+        if transport == Transport::Tcp {
+            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let port = socket.local_addr().unwrap().port();
+            return Self { socket: socket.into(), port, transport, _kept: None };
+        }
+        let claim = port_of_this_machine();
+        let listening = claim.listen().unwrap();
+        let socket = SockRef::from(&listening).try_clone().unwrap();
+        socket.set_nonblocking(false).unwrap();
+        Self { socket, port: claim.bound().address.port(), transport, _kept: Some((claim, listening)) }
+    }
+
+    /// Accepts the next connection. If the caller is on this machine, reads the first message, which has the addresses.
+    pub(crate) fn accept(&self) -> Socket {
+        let mut socket = self.socket.accept().unwrap().0;
+        if self.transport == Transport::Unix {
+            let mut bytes = [0; 48];
+            std::io::Read::read_exact(&mut socket, &mut bytes).unwrap();
+            assert!(matches!(Message::parse(&bytes), Ok(Some((Message::Addresses { .. }, 48)))));
+        }
+        socket
+    }
+}
+
+fn synchronous_id() -> *mut c::rdma_cm_id {
+    let mut id = ptr::null_mut();
+    // SAFETY: the id gets a channel of its own, since the given one is null.
+    assert_eq!(unsafe { rdma_create_id(ptr::null_mut(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) }, 0);
+    id
+}
+
+/// Returns a synchronous listener, and its port.
+pub(crate) fn synchronous_listener() -> (*mut c::rdma_cm_id, u16) {
+    let id = synchronous_id();
+    // SAFETY: the id exists.
+    unsafe {
+        assert_eq!(rdma_bind_addr(id, local(0).as_ptr().cast_mut().cast()), 0);
+        assert_eq!(rdma_listen(id, 0), 0);
+        (id, u16::from_be(rdma_get_src_port(id)))
+    }
+}
+
+/// Resolves an id to a port of this machine.
+pub(crate) fn resolve(id: *mut c::rdma_cm_id, port: u16) {
+    // SAFETY: the id exists.
+    assert_eq!(unsafe { rdma_resolve_addr(id, ptr::null_mut(), local(port).as_ptr().cast_mut().cast(), 1000) }, 0);
+}
+
+/// Returns a synchronous id that is ready to connect to a port.
+pub(crate) fn synchronously_resolved(port: u16) -> *mut c::rdma_cm_id {
+    let id = synchronous_id();
+    resolve(id, port);
+    // SAFETY: the id exists.
+    assert_eq!(unsafe { rdma_resolve_route(id, 1000) }, 0);
+    id
+}
+
+/// Returns the bytes of a request of a peer.
+pub(crate) fn request() -> Vec<u8> {
+    message().emit()
+}
+
+pub(super) fn message() -> Message {
+    let endpoint = Endpoint {
+        gid: Ipv4Addr::LOCALHOST.to_ipv6_mapped(),
+        qpn: Qpn::new(77),
+        psn: Psn::new(5),
+        path_mtu: PathMtu::Mtu512,
+        responder_resources: 1,
+        initiator_depth: 1,
+        rnr_retry: 7,
+        flow_control: false,
+        srq: false,
+    };
+    Message::Request { kind: QpKind::Rc, endpoint, retry_count: 7, private: b"raw".to_vec() }
+}
