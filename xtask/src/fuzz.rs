@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: the fuzz targets under libFuzzer, on stable Rust.
 //!
 //! libFuzzer only wants the coverage of the code it drives, which stable code generation options give: 8-bit counters
-//! and a table of program counters. There is no sanitizer. A target is `crates/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
-//! its corpus `crates/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs
+//! and a table of program counters. There is no sanitizer. A target is `crates/FLOOR/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
+//! its corpus `crates/FLOOR/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs
 //! that a run finds. A run then minimizes the corpus to the fewest old and found inputs that reach the same code.
 //! Inputs with a given name stay, since they may reproduce a fixed defect.
 //!
@@ -60,7 +60,8 @@ struct Target {
 /// All of them, by crate and name.
 fn all() -> Result<Vec<Target>, String> {
     let mut targets = Vec::new();
-    for home in folder(&root().join("crates"))? {
+    let floors = folder(&root().join("crates"))?;
+    for home in floors.iter().map(|floor| folder(floor)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
         let bodies = home.join("fuzz").join("fuzz_targets");
         if bodies.exists() {
             let sources = folder(&bodies)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs"));
@@ -68,7 +69,7 @@ fn all() -> Result<Vec<Target>, String> {
             targets.extend(names.map(|name| Target { home: home.clone(), name }));
         }
     }
-    if targets.is_empty() { Err("there is no fuzz target in crates/*/fuzz".to_owned()) } else { Ok(targets) }
+    if targets.is_empty() { Err("there is no fuzz target in crates/*/*/fuzz".to_owned()) } else { Ok(targets) }
 }
 
 fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {

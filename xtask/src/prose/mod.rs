@@ -139,7 +139,7 @@ fn part_of(file: &Path) -> Option<String> {
     let mut names = file.iter().filter_map(|name| name.to_str());
     let first = names.next()?;
     match first {
-        "crates" => names.next().map(str::to_owned),
+        "crates" => names.nth(1).map(str::to_owned),
         "docs" if names.next() == Some("internals") => Some("docs/internals".to_owned()),
         "xtask" | "docs" => Some(first.to_owned()),
         page => PAGES.contains(&page).then(|| page.to_owned()),
