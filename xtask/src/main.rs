@@ -10,6 +10,7 @@ mod digests;
 mod dist;
 mod figures;
 mod fuzz;
+mod house;
 mod network;
 mod packets;
 mod peers;
@@ -243,6 +244,10 @@ enum Command {
         #[arg(long)]
         lower: bool,
     },
+    /// Prints the crates with their arrows, circles between modules, and long files, and fails on new ones.
+    ///
+    /// `test` does this too. The list of violations that are still allowed is `xtask/src/house/house.toml`.
+    House(house::Options),
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
@@ -301,6 +306,7 @@ fn run(command: Command) -> ExitCode {
         Command::Fuzz { target, minutes } => ended(fuzz::fuzz(target.as_deref(), minutes)),
         Command::Regressions { names } => ended(regressions::judge(&names)),
         Command::Prose { list, lower } => ended(prose::run(&list, lower)),
+        Command::House(options) => ended(house::run(&options)),
         Command::Bindings => {
             peers::install_for_bindings();
             ended(bindings::generate().and_then(|()| bindings::check_layout()))

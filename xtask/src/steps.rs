@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, chaos, digests, dist, fuzz, network, packets, peers, programs, prose, regressions, soak,
+    bindings, browser, chaos, digests, dist, fuzz, house, network, packets, peers, programs, prose, regressions, soak,
     two_machines, versus, vm,
 };
 
@@ -90,6 +90,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "formatting", test::formatting),
     plain(Group::Code, "lints", test::lints),
     plain(Group::Code, "prose", || prose::run(&[], false).into()),
+    plain(Group::Code, "house", || house::run(&house::Options::default()).into()),
     plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
     plain(Group::Code, "packages", || test::packages().into()),
     plain(Group::Code, "fuzz targets, build", fuzz::build),

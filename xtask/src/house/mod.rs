@@ -66,7 +66,7 @@ fn is_part(circle: &str, of: &str) -> bool {
 }
 
 /// Options of `cargo xtask house`.
-#[derive(Debug, clap::Parser)]
+#[derive(Debug, Default, clap::Parser)]
 pub(crate) struct Options {
     /// Removes violations that do not exist any more from the list of allowed ones.
     #[arg(long)]
