@@ -1,6 +1,7 @@
 //! `cargo xtask bindings`: C layouts from rdma-core's public headers, and the check that the C
 //! compiler lays things out the same way.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
@@ -23,27 +24,9 @@ fn sources() -> PathBuf {
 /// Generates the bindings anew.
 pub(crate) fn generate() -> Result<(), String> {
     let _alone = Lock::take(&target().join("xtask").join("bindings.lock"), "the bindings")?;
-    let generated = bindgen::builder()
-        .header_contents("wrapper.h", HEADER)
-        .allowlist_type("(ibv|verbs|_ibv|ib_uverbs|rdma)_.*")
-        .allowlist_var("(IBV|IB_UVERBS|RDMA|RAI)_.*")
-        .ignore_functions()
-        // Their layout is the C library's, which the libc crate knows for each target.
-        .blocklist_type(
-            "_*pthread.*|__atomic_wide_counter.*|timespec|__time_t|__syscall_slong_t|__(u|s)?int(8|16|32|64)_t|\
-             sockaddr.*|in_addr.*|in6_addr.*|in_port_t|sa_family_t|socklen_t|__socklen_t",
-        )
-        .raw_line(
-            "use libc::{pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, \
-             socklen_t, timespec};",
-        )
-        .prepend_enum_name(false)
-        .derive_default(true)
-        .use_core()
-        .generate_comments(false)
-        .generate()
-        .map_err(|error| format!("bindgen failed (it needs libclang, libibverbs-dev and librdmacm-dev): {error}"))?
-        .to_string();
+    let everything = bind(&["(ibv|verbs|_ibv|ib_uverbs|rdma)_.*".to_owned(), "(IBV|IB_UVERBS|RDMA|RAI)_.*".to_owned()])?;
+    let used = used(&everything)?;
+    let generated = without_unused_constants(&bind(&used.iter().cloned().collect::<Vec<_>>())?, &used);
     let (bindings, layout) = split(&generated);
     let allow = "#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, \
                  unreachable_pub, unsafe_op_in_unsafe_fn, clippy::all, clippy::undocumented_unsafe_blocks)]\n";
@@ -60,6 +43,73 @@ pub(crate) fn generate() -> Result<(), String> {
     )?;
     let manifest = root().join("crates/rnic/ibverbs-sys/Cargo.toml");
     run(command("cargo", &["fmt", "--manifest-path", &manifest.to_string_lossy()]))
+}
+
+/// Generates the items with these names, and the types that they need.
+fn bind(names: &[String]) -> Result<String, String> {
+    let generated = bindgen::builder()
+        .header_contents("wrapper.h", HEADER)
+        .allowlist_item(names.join("|"))
+        .ignore_functions()
+        // The layout of these types is the C library's, which the libc crate knows for each target.
+        .blocklist_type(
+            "_*pthread.*|__atomic_wide_counter.*|timespec|__time_t|__syscall_slong_t|__(u|s)?int(8|16|32|64)_t|\
+             sockaddr.*|in_addr.*|in6_addr.*|in_port_t|sa_family_t|socklen_t|__socklen_t",
+        )
+        .raw_line(
+            "use libc::{pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, \
+             socklen_t, timespec};",
+        )
+        .prepend_enum_name(false)
+        .derive_default(true)
+        .use_core()
+        .generate_comments(false)
+        .generate();
+    let needs = |error| format!("bindgen failed (it needs libclang, libibverbs-dev and librdmacm-dev): {error}");
+    generated.map(|bindings| bindings.to_string()).map_err(needs)
+}
+
+/// Splits a text into words of which names can consist.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// Returns the names of generated items that Rust code outside of the crate mentions.
+fn used(generated: &str) -> Result<BTreeSet<String>, String> {
+    let all: BTreeSet<&str> = words(generated).collect();
+    let mut used = BTreeSet::new();
+    for file in output_of(command("git", &["ls-files", "*.rs"]))?.lines() {
+        let path = root().join(file);
+        if !path.starts_with(sources()) {
+            let text = fs::read_to_string(&path).map_err(|error| format!("{file} could not be read: {error}"))?;
+            let names = words(&text).filter(|word| is_name_of_c(word) && all.contains(word));
+            used.extend(names.map(str::to_owned));
+        }
+    }
+    Ok(used)
+}
+
+/// Returns whether a name has a prefix of the headers.
+fn is_name_of_c(name: &str) -> bool {
+    ["ibv_", "verbs_", "_ibv_", "ib_uverbs_", "rdma_", "IBV_", "IB_UVERBS_", "RDMA_", "RAI_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
+/// Removes constants that no code uses. With an enumeration come all of its values.
+fn without_unused_constants(generated: &str, used: &BTreeSet<String>) -> String {
+    let mut text = String::new();
+    let mut is_left_out = false;
+    for line in generated.lines() {
+        let name = line.strip_prefix("pub const ").and_then(|rest| rest.split(':').next());
+        is_left_out |= name.is_some_and(|name| !used.contains(name));
+        if !is_left_out {
+            text.push_str(line);
+            text.push('\n');
+        }
+        is_left_out &= !line.ends_with(';');
+    }
+    text
 }
 
 /// Takes the assertions on layouts, which hold for one kind of machine, from what holds for all.
