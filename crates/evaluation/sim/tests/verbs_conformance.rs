@@ -3,34 +3,9 @@
 //!
 //! The callers are not simulated threads: each of their polls that finds nothing lets the hardware continue.
 
-#[path = "../../../rnic/verbs/tests/common/mod.rs"]
-mod common;
-#[macro_use]
-#[path = "../../../rnic/verbs/tests/conformance/provider.rs"]
-mod provider;
-
-#[path = "../../../rnic/verbs/tests/conformance/connected.rs"]
-mod connected;
-#[path = "../../../rnic/verbs/tests/conformance/lifetime.rs"]
-mod lifetime;
-#[path = "../../../rnic/verbs/tests/conformance/memory.rs"]
-mod memory;
-#[path = "../../../rnic/verbs/tests/conformance/misuse.rs"]
-mod misuse;
-#[path = "../../../rnic/verbs/tests/conformance/queues.rs"]
-mod queues;
-#[path = "../../../rnic/verbs/tests/conformance/states.rs"]
-mod states;
-#[path = "../../../rnic/verbs/tests/conformance/threads.rs"]
-mod threads;
-#[path = "../../../rnic/verbs/tests/conformance/unreliable.rs"]
-mod unreliable;
-
 use doorbell_sim::{Simulation, Topology, testbed};
 use doorbell_verbs::Device;
-
-/// Opens two devices that reach each other.
-type Open<'a> = &'a dyn Fn() -> (Device, Device);
+use doorbell_verbs_conformance::provider;
 
 fn pair() -> (Device, Device) {
     let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
@@ -38,5 +13,5 @@ fn pair() -> (Device, Device) {
     (simulation.device(0).clone(), simulation.device(1).clone())
 }
 
-provider!(simulated, crate::common::as_it_is, crate::pair);
-provider!(@exact simulated_exactly, crate::common::as_it_is, crate::pair);
+provider!(simulated, doorbell_verbs_conformance::common::as_it_is, crate::pair);
+provider!(@exact simulated_exactly, doorbell_verbs_conformance::common::as_it_is, crate::pair);

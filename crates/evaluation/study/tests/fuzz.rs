@@ -1,18 +1,16 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
 
 mod common;
-#[path = "../../../rnic/rnic/tests/common/fuzz/runner.rs"]
-mod runner;
 
 use common::fuzz::{fuzz_lines, fuzz_records};
-use runner::run;
+use doorbell_testing::run_fuzz;
 
 #[test]
 fn lines() {
-    run("lines", fuzz_lines);
+    run_fuzz!("lines", fuzz_lines);
 }
 
 #[test]
 fn records() {
-    run("records", fuzz_records);
+    run_fuzz!("records", fuzz_records);
 }

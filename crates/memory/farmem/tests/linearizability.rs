@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use common::rng::Rng;
+use doorbell_testing::Rng;
 use common::{Boxed, Failure, How, Store, close, progress, t3};
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::{Client, ClientOptions, Geometry, Outcome, StoreError, StoreOperation, Strategy, Ticket};

@@ -1,8 +1,7 @@
 //! All interleavings of threads that give buffers back. No buffer waits while the peer waits for it. The share of a
 //! connection that is over goes to the others once.
 
-#[path = "../../../rnic/rnic/tests/model/mod.rs"]
-mod model;
+use doorbell_testing::model;
 #[allow(dead_code)]
 #[path = "../src/send_receive/reports.rs"]
 mod reports;

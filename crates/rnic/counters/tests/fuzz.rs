@@ -1,18 +1,16 @@
 //! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
 
 mod common;
-#[path = "../../rnic/tests/common/fuzz/runner.rs"]
-mod runner;
 
 use common::fuzz::{fuzz_published, fuzz_sysfs};
-use runner::run;
+use doorbell_testing::run_fuzz;
 
 #[test]
 fn published() {
-    run("published", fuzz_published);
+    run_fuzz!("published", fuzz_published);
 }
 
 #[test]
 fn sysfs() {
-    run("sysfs", fuzz_sysfs);
+    run_fuzz!("sysfs", fuzz_sysfs);
 }

@@ -4,8 +4,7 @@
 #[allow(dead_code)] // the models do not use the child's code
 #[path = "../src/shm/gate.rs"]
 mod gate;
-#[path = "../../rnic/tests/model/mod.rs"]
-mod model;
+use doorbell_testing::model;
 
 mod sync {
     pub(super) use crate::model::{AtomicU32, Ordering};

@@ -4,18 +4,16 @@
 //! same code coverage. Inputs that once failed are also stored there, each under a name.
 
 mod common;
-#[path = "common/fuzz/runner.rs"]
-mod runner;
 
 use common::fuzz::{fuzz_operations, fuzz_packets};
-use runner::run;
+use doorbell_testing::run_fuzz;
 
 #[test]
 fn packets() {
-    run("packets", fuzz_packets);
+    run_fuzz!("packets", fuzz_packets);
 }
 
 #[test]
 fn operations() {
-    run("operations", fuzz_operations);
+    run_fuzz!("operations", fuzz_operations);
 }

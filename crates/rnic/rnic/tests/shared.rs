@@ -1,7 +1,7 @@
 //! All interleavings of engines that take receives from a shared receive queue and a program that fills it and arms its
 //! limit. No receive is lost or taken twice, and the limit raises one event.
 
-mod model;
+use doorbell_testing::model;
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
 #[path = "../src/shared.rs"]
 mod shared;

@@ -4,6 +4,7 @@ mod common;
 
 use common::fuzz::{check_bounds, stage};
 use common::seeds::{self, Plan};
+use doorbell_testing::seeded_test;
 use common::tally::Tally;
 use common::workload::{Options, Workload};
 use common::world::DEFAULT_BUFFER_BYTES;
@@ -40,7 +41,7 @@ fn run(seed: u64) {
 }
 
 /// Runs a fixed set of seeds.
-fn for_seeds(test: &str, fixed: u64, body: impl Fn(u64) + Sync) {
+fn for_seeds(test: seeds::Test, fixed: u64, body: impl Fn(u64) + Sync) {
     seeds::for_seeds(test, Plan { fixed, fresh: 0, stored: &[] }, |seed| {
         body(seed);
         Tally::default()
@@ -76,7 +77,7 @@ fn vanish(seed: u64) {
 
 #[test]
 fn a_peer_that_vanishes_is_reported_and_holds_no_resources() {
-    for_seeds("a_peer_that_vanishes", 40, vanish);
+    for_seeds(seeded_test!("a_peer_that_vanishes"), 40, vanish);
 }
 
 /// Flips bytes in packets without an ICRC that would catch it.
@@ -95,10 +96,10 @@ fn flips(seed: u64) {
 
 #[test]
 fn undetected_corruption_does_not_harm_the_device() {
-    for_seeds("undetected_corruption", 2_000, flips);
+    for_seeds(seeded_test!("undetected_corruption"), 2_000, flips);
 }
 
 #[test]
 fn rc_delivers_everything_once_and_in_order_under_faults() {
-    for_seeds("rc_delivers_everything", 10_000, run);
+    for_seeds(seeded_test!("rc_delivers_everything"), 10_000, run);
 }

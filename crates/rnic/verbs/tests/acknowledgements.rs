@@ -1,6 +1,6 @@
 //! Once a receive completes, its send succeeds: the acknowledgement has left, even if the receiver then ends.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use common::*;
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};

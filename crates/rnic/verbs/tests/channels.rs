@@ -1,6 +1,6 @@
 //! Completion queues that are created and destroyed on one channel, and their notifications.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

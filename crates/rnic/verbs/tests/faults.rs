@@ -1,7 +1,7 @@
 //! Tests of each operation over a network that loses, repeats, reorders, delays and alters packets. Each byte is
 //! checked. The seed of a plan decides the fault of each packet.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Devices that share memory with a hostile peer, with another user, or without enough resources.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::io::{BufRead, Write};
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,6 +1,6 @@
 //! The link of a device counts lost packets, and still carries all other packets.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use common::*;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};

@@ -1,7 +1,7 @@
 //! Captures of each operation. The test writes beside each capture what other programs must find in it, and `cargo
 //! xtask test` runs these programs. If `DOORBELL_PCAP_DIR` names no directory, only this process checks the captures.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

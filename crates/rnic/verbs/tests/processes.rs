@@ -1,6 +1,6 @@
 //! Devices in two processes behave as in one. After the death of one process, nothing of it remains in the other.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! Progress without calls: posted work requests complete even if the program makes no further call. An idle process
 //! uses no CPU time.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

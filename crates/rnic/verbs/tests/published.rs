@@ -1,7 +1,7 @@
 //! Published counters of a software RNIC: they are current, and a failure to publish does not keep the device from
 //! opening.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::path::Path;
 use std::process::Command;

@@ -2,7 +2,7 @@
 //!
 //! The test builds the peer from raw bytes, without the device's code.
 
-mod common;
+use doorbell_verbs_conformance::common;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::UdpSocket;
@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use common::*;
+use doorbell_testing::Rng;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{
     Access, AddressVector, Device, MemoryKind, Psn, QpAttributes, QpKind, Qpn, Region, SendOperation,
@@ -31,11 +32,6 @@ const MAGIC: &[u8] = b"\xffdoorbel";
 
 /// Rounds of either kind.
 const ROUNDS: usize = 3000;
-
-#[path = "../../rnic/tests/common/rng.rs"]
-#[allow(dead_code, unreachable_pub)] // other tests use the rest of the file
-mod rng;
-use rng::Rng;
 
 /// The peer's side of the rings. It writes to the first ring.
 struct Raw {

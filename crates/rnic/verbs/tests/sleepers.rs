@@ -1,8 +1,7 @@
 //! All interleavings of threads that add entries to a list and threads that sleep until one is there. No thread sleeps
 //! while an entry waits, and the descriptor counts each entry for which no thread is woken.
 
-#[path = "../../rnic/tests/model/mod.rs"]
-mod model;
+use doorbell_testing::model;
 #[allow(dead_code)]
 #[path = "../src/signal/tally.rs"]
 mod tally;

@@ -2,11 +2,9 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod fuzz;
-#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
-pub mod rng;
 
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-pub use rng::Rng;
+pub use doorbell_testing::Rng;
 
 pub const MEMORY_BYTES: usize = 64 << 20;
 

@@ -2,8 +2,6 @@
 //! nodes. A second memory node, if any, is the last node.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
-#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
-pub mod rng;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

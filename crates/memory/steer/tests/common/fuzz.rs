@@ -1,13 +1,10 @@
 //! The fuzz body: a function of bytes that become packets which arrive at a box. A stable test runs it over a corpus,
 //! and mutates the corpus for a bounded time.
 
-#[path = "../../../../rnic/rnic/tests/common/fuzz/choices.rs"]
-pub mod choices;
-
 use std::net::IpAddr;
 
-pub use choices::Choices;
 use doorbell_steer::{ClientEnd, Config, Layout, Limits, NodeEnd, Region, Steer};
+pub use doorbell_testing::fuzz::Choices;
 use doorbell_verbs_core::Access;
 use doorbell_wire::{BTH_LEN, BthPacket, Opcode, Outer, PathMtu, Psn, Qpn, RETH_LEN, RKey, RethPacket};
 

@@ -21,10 +21,6 @@ impl Tally {
         counters.sentences().for_each(|(count, sentence)| self.add(sentence, count));
     }
 
-    pub fn plus(&mut self, other: &Self) {
-        other.0.iter().for_each(|(what, count)| self.add(what, *count));
-    }
-
     pub fn table(&self) -> String {
         self.0.iter().map(|(what, count)| format!("{count:>12}  {what}\n")).collect()
     }
@@ -33,5 +29,11 @@ impl Tally {
     pub fn assert_met(&self, wanted: &[&str]) {
         let missing: Vec<_> = wanted.iter().filter(|what| !self.0.contains_key(*what)).collect();
         assert!(missing.is_empty(), "these never happened: {missing:#?}\nthese did:\n{}", self.table());
+    }
+}
+
+impl doorbell_testing::seeds::Tally for Tally {
+    fn plus(&mut self, other: &Self) {
+        other.0.iter().for_each(|(what, count)| self.add(what, *count));
     }
 }

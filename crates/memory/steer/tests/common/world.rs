@@ -13,7 +13,7 @@ use doorbell_verbs_core::{
 use doorbell_wire::{BthPacket, Outer, PathMtu, Psn, Qpn, RKey};
 
 use super::memory::Block;
-use super::rng::Rng;
+use super::Rng;
 use super::tally::Tally;
 use super::trace::trace;
 

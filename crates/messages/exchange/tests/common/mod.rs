@@ -3,10 +3,8 @@
 
 pub mod bare;
 pub mod fuzz;
-#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
-pub mod rng;
 #[path = "../../benches/protocols/wire.rs"]
 pub mod wire;
 
 pub use bare::{Bare, Stage};
-pub use rng::Rng;
+pub use doorbell_testing::Rng;

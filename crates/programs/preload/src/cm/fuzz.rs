@@ -2,12 +2,6 @@
 //! `cargo xtask fuzz` runs it for any duration (`fuzz/` of this crate).
 
 use super::message::{MAX_BYTES, Message};
-#[cfg(test)]
-use super::testing as common; // the runner takes its generator from there
-
-#[cfg(test)]
-#[path = "../../../../rnic/rnic/tests/common/fuzz/runner.rs"]
-mod runner;
 
 /// Parses the bytes as messages of a peer on one connection.
 pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
@@ -38,6 +32,6 @@ mod tests {
 
     #[test]
     fn parsing_accepts_only_exact_messages() {
-        runner::run("messages", fuzz_messages);
+        doorbell_testing::run_fuzz!("messages", fuzz_messages);
     }
 }

@@ -23,10 +23,7 @@ use super::object::object;
 use super::ports::{Claim, Space};
 use super::resolve::{rdma_bind_addr, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route};
 
-#[path = "../../../../rnic/rnic/tests/common/rng.rs"]
-#[allow(dead_code, unreachable_pub)] // other tests use the module too
-mod rng;
-pub(super) use rng::Rng;
+pub(super) use doorbell_testing::Rng;
 
 pub(super) fn local(port: u16) -> SockAddr {
     SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).into()

@@ -2,7 +2,5 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod fuzz;
-#[path = "../../../rnic/tests/common/rng.rs"]
-pub mod rng;
 
-pub use rng::Rng;
+pub use doorbell_testing::Rng;

@@ -1,6 +1,6 @@
 //! Faults of the link in seeded runs.
 
-use super::rng::Rng;
+use super::Rng;
 use super::world::Link;
 
 /// Maximum faults of a link: rates are per mille of packets.

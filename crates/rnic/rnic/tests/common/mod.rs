@@ -4,17 +4,13 @@
 pub mod connect;
 pub mod faults;
 pub mod fuzz;
-pub mod memory;
-pub mod rng;
 pub mod script;
-pub mod seeds;
 pub mod tally;
-pub mod trace;
 pub mod workload;
 pub mod world;
 
 pub use connect::{End, QKEY};
 pub use faults::Worst;
-pub use memory::Block;
-pub use rng::Rng;
+pub use doorbell_testing::memory::Block;
+pub use doorbell_testing::{Rng, seeds, trace};
 pub use world::{Acks, Link, Node, Sent, World, address_of};

@@ -127,12 +127,6 @@ impl Tally {
         self.0[hit as usize]
     }
 
-    pub fn plus(&mut self, other: &Self) {
-        for (own, other) in self.0.iter_mut().zip(&other.0) {
-            *own += other;
-        }
-    }
-
     pub fn event(&mut self, event: AsyncEvent) {
         self.hit(match event {
             AsyncEvent::CommunicationEstablished(_) => Hit::Established,
@@ -202,5 +196,13 @@ impl Tally {
     /// Returns the events that never happened.
     pub fn missing(&self) -> Vec<&'static str> {
         NAMES.iter().zip(&self.0).filter(|&(_, &count)| count == 0).map(|(&name, _)| name).collect()
+    }
+}
+
+impl doorbell_testing::seeds::Tally for Tally {
+    fn plus(&mut self, other: &Self) {
+        for (own, other) in self.0.iter_mut().zip(&other.0) {
+            *own += other;
+        }
     }
 }

@@ -11,8 +11,7 @@ use doorbell_rnic::{
 use doorbell_verbs_core::{Access, Completion, CqId, PdId, Sge};
 use doorbell_wire::{BthPacket, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn};
 
-use super::memory::Block;
-use super::rng::Rng;
+use super::{Block, Rng};
 use super::tally::{Hit, Tally};
 use super::trace::trace;
 

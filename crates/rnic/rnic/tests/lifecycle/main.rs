@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::seeds::{Plan, for_seeds, say};
 use common::tally::Tally;
+use doorbell_testing::seeded_test;
 use common::world::DEFAULT_BUFFER_BYTES;
 use common::{Acks, Link, Rng, Worst};
 use finish::run;
@@ -62,9 +63,9 @@ fn one(seed: u64) -> Tally {
 /// Runs 10,000 fixed seeds, and 2,000 that change with each commit.
 #[test]
 fn completions_stay_true_under_any_object_lifecycle() {
-    let test = "completions_stay_true";
+    let test = seeded_test!("completions_stay_true");
     if let Some(met) = for_seeds(test, Plan { fixed: 10_000, fresh: 2_000, stored: STORED }, one) {
-        say(&format!("{test}: how often each was met:\n{}", met.table()));
+        say(&format!("{}: how often each was met:\n{}", test.name, met.table()));
         assert_eq!(met.missing(), Vec::<&str>::new(), "these events never happened, so the run does not test them");
     }
 }

@@ -1,12 +1,10 @@
 //! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation,
 //! cargo-fuzz for any time.
 
-#[path = "../../../../../rnic/rnic/tests/common/fuzz/choices.rs"]
-pub mod choices;
 mod json;
 mod lines;
 mod records;
 
-pub use choices::Choices;
+pub use doorbell_testing::fuzz::Choices;
 pub use lines::{fuzz_lines, line};
 pub use records::fuzz_records;

@@ -1,11 +1,9 @@
 //! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation.
 //! cargo-fuzz runs them for any time.
 
-#[path = "../../../../../rnic/rnic/tests/common/fuzz/choices.rs"]
-pub mod choices;
 mod descriptions;
 pub mod messages;
 
-pub use choices::Choices;
+pub use doorbell_testing::fuzz::Choices;
 pub use descriptions::fuzz_descriptions;
 pub use messages::fuzz_messages;

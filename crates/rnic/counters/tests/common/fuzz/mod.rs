@@ -1,8 +1,6 @@
 //! Fuzz bodies: functions of bytes that create files like another process, and change them between looks. A stable test
 //! runs them over a corpus and for a bounded time of mutation.
 
-#[path = "../../../../rnic/tests/common/fuzz/choices.rs"]
-pub mod choices;
 mod published;
 mod sysfs;
 
@@ -11,7 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-pub use choices::Choices;
+pub use doorbell_testing::fuzz::Choices;
 use doorbell_counters::{Common, Interval, Look, Rates};
 use nix::sys::stat::Mode;
 pub use published::fuzz_published;

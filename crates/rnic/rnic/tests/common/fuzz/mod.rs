@@ -1,13 +1,12 @@
 //! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation.
 //! cargo-fuzz runs them for any time.
 
-pub mod choices;
 mod operations;
 mod packets;
 
 use doorbell_rnic::Rnic;
 
-pub(crate) use choices::Choices;
+pub(crate) use doorbell_testing::fuzz::Choices;
 pub use operations::fuzz_operations;
 pub use packets::{fuzz_packets, stage};
 

@@ -1,0 +1,12 @@
+//! The suite of requirements for every provider, on the providers of this crate. A line adds a provider and names the
+//! function that runs its tests. The crate doorbell-sim adds the provider in virtual time.
+
+use doorbell_verbs_conformance::provider;
+
+provider!(soft, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::soft_pair);
+provider!(@exact soft_exactly, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::soft_pair);
+provider!(shared_memory, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
+provider!(@exact shared_memory_exactly, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
+provider!(system, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::system_pair, #[ignore = "needs a device of the machine"]);
+provider!(soft_over_ipv6, doorbell_verbs_conformance::common::namespace::within, doorbell_verbs_conformance::common::namespace::soft_pair);
+provider!(@exact soft_over_ipv6_exactly, doorbell_verbs_conformance::common::namespace::within, doorbell_verbs_conformance::common::namespace::soft_pair);

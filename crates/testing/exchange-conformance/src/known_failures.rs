@@ -1,0 +1,121 @@
+//! Known failures of other implementations, by name.
+
+use super::{Config, Connector, MessageConnection, Received, Submit, pair, payload};
+
+/// If credits count messages, a sender can overwrite a held message after the receiver freed newer ones.
+pub fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector>(protocol: P) {
+    let config = Config::default().window(8).depth(8).max_message(500);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received, mut idle) = (0, 0, 0);
+    let mut held = None;
+    // Some rings are longer than needed, but none has room for 400 messages.
+    while received < 400 && idle < 3000 {
+        if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        // The time until the first message does not count, since devices first resolve each other's addresses.
+        idle += u32::from(held.is_some());
+        while let Some(message) = b.receive().unwrap() {
+            assert!(message.to_vec() == payload(received, 400), "message {received}");
+            received += 1;
+            held.get_or_insert(message); // the first message is held, the others are freed
+            idle = 0;
+        }
+    }
+    assert_eq!(received < 400, protocol.protocol().properties().slow_message_blocks, "{received} were received");
+    let held = held.expect("messages came");
+    assert!(held.to_vec() == payload(0, 400), "the held message has changed");
+    drop(held);
+    while received < 500 {
+        if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        while let Some(message) = b.receive().unwrap() {
+            assert!(message.to_vec() == payload(received, 400), "message {received}");
+            received += 1;
+        }
+    }
+}
+
+/// If the slots of a ring determine the length of a send queue, it overflows with smaller messages, or with two
+/// requests per message.
+pub fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol: P) {
+    for (window, batch, depth) in [(1, 1, 512), (64, 1, 1024), (64, 7, 16), (256, 64, 1024)] {
+        let config = Config::default().window(window).batch(batch).depth(depth).max_message(64);
+        let (mut a, mut b) = pair(&protocol, &config);
+        let (mut sent, mut received) = (0, 0);
+        while sent < 20 * window as u64 {
+            // Without a poll, no completion leaves the queue.
+            while let Submit::Accepted(_) = a.send(&payload(sent, sent as usize % 3)).unwrap() {
+                sent += 1;
+            }
+            a.flush().unwrap();
+            while received < sent {
+                a.poll().unwrap();
+                while let Some(message) = b.receive().unwrap() {
+                    assert!(message.to_vec() == payload(received, received as usize % 3), "message {received}");
+                    received += 1;
+                }
+            }
+            loop {
+                a.poll().unwrap();
+                b.poll().unwrap();
+                if a.unacknowledged() == 0 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Two peers send until they are out of credits, and wait for each other.
+pub fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
+    let config = Config::default().window(64).depth(4).max_message(900);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received) = ([0_u64; 2], [0_u64; 2]);
+    for round in 0..200 {
+        for (side, connection) in [&mut a, &mut b].into_iter().enumerate() {
+            while let Submit::Accepted(_) = connection.send(&payload(sent[side], 900)).unwrap() {
+                sent[side] += 1;
+            }
+            for _ in 0..20 {
+                connection.poll().unwrap();
+            }
+        }
+        // Each side takes one message, and no more than necessary.
+        let goal = [received[0] + 1, received[1] + 1];
+        while received[0] < goal[0] || received[1] < goal[1] {
+            for (from, connection) in [(1, &mut a), (0, &mut b)] {
+                connection.poll().unwrap();
+                if received[from] < goal[from]
+                    && let Some(message) = connection.take()
+                {
+                    assert!(message.to_vec() == payload(received[from], 900), "message {}", received[from]);
+                    received[from] += 1;
+                }
+            }
+        }
+        assert!(sent[0] > round && sent[1] > round, "{sent:?} after {round}");
+    }
+}
+
+/// A sender polls rarely.
+pub fn a_slow_sender_delays_and_loses_nothing<P: Connector>(protocol: P) {
+    let config = Config::default().window(8).depth(8).max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received) = (0, 0);
+    while received < 200 {
+        if let Submit::Accepted(_) = a.send(&payload(sent, 40)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        for _ in 0..500 {
+            while let Some(message) = b.receive().unwrap() {
+                assert!(message.to_vec() == payload(received, 40), "message {received}");
+                received += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,504 @@
+//! Requirements for every protocol and variant, as one suite of functions on the devices of a provider.
+//! [`exchange_suite!`] generates the tests.
+//!
+//! `DOORBELL_MESSAGES` sets the number of messages of the long case and of the case of loss (default 20,000).
+
+#![allow(missing_docs, clippy::missing_panics_doc, reason = "cases have the names of what they check")]
+
+pub mod direct_read;
+pub mod grants;
+pub mod known_failures;
+mod tests_of_a_provider;
+
+use std::any::Any;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use doorbell_exchange::buffered_write::{self, Notification};
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
+use doorbell_exchange::{
+    Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, Connector, DirectWrite, MessageConnection,
+    Outcome, Received, SendReceive, SharedWrite, Submit,
+};
+use doorbell_protocols::End;
+use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
+
+/// Devices on which the suite runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Provider {
+    /// Whether devices work while all their callers sleep in the kernel.
+    pub works_while_callers_sleep: bool,
+    /// Returns a device that reaches the others.
+    pub device: fn() -> Device,
+    /// Returns two devices between which packets are lost, if the set-up allows it.
+    pub lossy: fn() -> Option<[Device; 2]>,
+}
+
+static PROVIDER: OnceLock<Provider> = OnceLock::new();
+
+/// Sets the provider of this process. Only the first call has an effect.
+pub fn set_provider(provider: Provider) {
+    let _ = PROVIDER.set(provider);
+}
+
+fn provider() -> &'static Provider {
+    PROVIDER.get().expect("each test sets the provider first")
+}
+
+fn device() -> Device {
+    (provider().device)()
+}
+
+type Pair<P> = (<P as Connector>::Connection, <P as Connector>::Connection);
+
+fn join<P: Connector>(
+    protocol: &P,
+    devices: [&Device; 2],
+    configs: [&Config; 2],
+    channel: Option<&Channel>,
+) -> Pair<P> {
+    let end =
+        |device: &Device, config, channel| protocol.endpoint(&device.create_pd().unwrap(), config, channel).unwrap();
+    let (a, b) = (end(devices[0], configs[0], None), end(devices[1], configs[1], channel));
+    let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
+    (protocol.connect(a, &of_b).unwrap(), protocol.connect(b, &of_a).unwrap())
+}
+
+fn pair<P: Connector>(protocol: &P, config: &Config) -> Pair<P> {
+    join(protocol, [&device(), &device()], [config, config], None)
+}
+
+fn payload(id: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (id as usize * 131 + at * 7 + (at >> 8)) as u8).collect()
+}
+
+fn long() -> u64 {
+    std::env::var("DOORBELL_MESSAGES").ok().map_or(20_000, |text| text.parse().expect("a number of messages"))
+}
+
+/// Sizes around every boundary: padding, inline, path MTU, page, and the longest message.
+const LENGTHS: [usize; 21] =
+    [0, 1, 2, 3, 4, 5, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 8193, 10_000];
+
+/// One direction of a conversation: the messages that were sent, that arrived, and that the program holds.
+struct Direction<M> {
+    salt: u64,
+    sent: u64,
+    received: u64,
+    held: Vec<M>,
+    /// Whether a message that is held for long blocks others. If it does, all held messages are freed from time to
+    /// time, in any order. Otherwise some stay held for long.
+    blocks: bool,
+}
+
+impl<M: Received> Direction<M> {
+    fn new(salt: u64, blocks: bool) -> Self {
+        Self { salt, sent: 0, received: 0, held: Vec::new(), blocks }
+    }
+
+    fn length(&self, number: u64, lengths: &[usize]) -> usize {
+        lengths[(number.wrapping_mul(7).wrapping_add(self.salt) % lengths.len() as u64) as usize]
+    }
+
+    fn send<C: MessageConnection>(&mut self, connection: &mut C, messages: u64, lengths: &[usize]) {
+        if self.sent < messages {
+            let message = payload(self.sent + self.salt, self.length(self.sent, lengths));
+            if let Submit::Accepted(id) = connection.send(&message).unwrap() {
+                self.sent += 1;
+                assert_eq!(id, self.sent, "ids do not rise by one");
+            }
+        }
+        connection.poll().unwrap();
+    }
+
+    /// Receives messages and frees them in any order. Some are held for long.
+    fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
+        while let Some(message) = connection.receive().unwrap() {
+            let expected = payload(self.received + self.salt, self.length(self.received, lengths));
+            assert!(message.to_vec() == expected, "message {}", self.received);
+            self.received += 1;
+            self.held.push(message);
+            let keep = if self.blocks && self.held.len() > hold { 0 } else { hold };
+            while self.held.len() > keep {
+                self.held.swap_remove((self.received as usize * 13) % self.held.len());
+            }
+        }
+    }
+}
+
+fn converse<P: Connector>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], hold: usize, lengths: &[usize]) {
+    let stood = converse_until_it_stands(protocol, pair, messages, hold, lengths);
+    assert_eq!(stood, None, "no progress");
+}
+
+/// Exchanges messages in both directions. If progress stops, returns the numbers of messages that arrived.
+fn converse_until_it_stands<P: Connector>(
+    protocol: &P,
+    (a, b): &mut Pair<P>,
+    messages: [u64; 2],
+    hold: usize,
+    lengths: &[usize],
+) -> Option<[u64; 2]> {
+    let blocks = protocol.protocol().properties().slow_message_blocks;
+    let (mut there, mut back) = (Direction::new(1, blocks), Direction::new(2, blocks));
+    let (clock, mut still) = (a.qp().pd().device().clone(), Still::default());
+    while there.received < messages[0] || back.received < messages[1] {
+        there.send(a, messages[0], lengths);
+        back.send(b, messages[1], lengths);
+        there.receive(b, hold, lengths);
+        back.receive(a, hold, lengths);
+        if still.for_long(clock.now_ns(), [there.sent, there.received, back.sent, back.received]) {
+            return Some([there.received, back.received]);
+        }
+    }
+    while a.last_done() < messages[0] || b.last_done() < messages[1] {
+        a.poll().unwrap();
+        b.poll().unwrap();
+        if still.for_long(clock.now_ns(), [a.last_done(), b.last_done(), 0, 0]) {
+            return Some([there.received, back.received]);
+        }
+    }
+    assert_eq!(a.outcome(messages[0]), Outcome::Done);
+    assert_eq!((a.unacknowledged(), b.unacknowledged()), (0, 0));
+    None
+}
+
+/// Time for which the same counts were seen.
+#[derive(Default)]
+struct Still {
+    counts: [u64; 4],
+    looked_ns: u64,
+    still_ns: u64,
+}
+
+impl Still {
+    /// Returns whether the counts stayed the same for much longer than all retries. The time between two calls counts
+    /// little, since other processes may use the processor.
+    fn for_long(&mut self, now_ns: u64, counts: [u64; 4]) -> bool {
+        let since_ns = (now_ns - self.looked_ns).min(10_000_000);
+        let moved = std::mem::replace(&mut self.counts, counts) != counts;
+        self.looked_ns = now_ns;
+        self.still_ns = if moved { 0 } else { self.still_ns + since_ns };
+        self.still_ns > 10_000_000_000
+    }
+}
+
+fn no_rnr<P: Connector>((a, b): &Pair<P>) {
+    for connection in [a, b] {
+        // The kernel counts for a device of the machine, over all tests together.
+        if let Some(counters) = connection.qp().pd().device().counters() {
+            assert_eq!((counters.rnr_nak_sent, counters.rnr_nak_received), (0, 0));
+        }
+    }
+}
+
+pub fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
+    for config in [Config::sequential(), Config::unbatched(), Config::batched()] {
+        let config = config.max_message(10_000);
+        let mut pair = pair(&protocol, &config);
+        converse(&protocol, &mut pair, [10 * LENGTHS.len() as u64, 0], 20, &LENGTHS);
+        no_rnr::<P>(&pair);
+    }
+}
+
+pub fn both_directions_at_once<P: Connector>(protocol: P) {
+    // The program holds all buffers but one, so both sides are often out of credits.
+    for depth in [1, 2, 5, 16] {
+        let config = Config::default().window(8).batch(2).depth(depth).max_message(300);
+        let mut pair = pair(&protocol, &config);
+        converse(&protocol, &mut pair, [3000, 2000], depth - 1, &[0, 1, 64, 65, 300]);
+        no_rnr::<P>(&pair);
+    }
+}
+
+pub fn uneven_ends<P: Connector>(protocol: P) {
+    let wide = Config::default().window(256).batch(8).depth(3).max_message(100);
+    let narrow = Config::default().window(2).depth(512).max_message(5000);
+    let mut pair = join(&protocol, [&device(), &device()], [&wide, &narrow], None);
+    assert_eq!((pair.0.max_send(), pair.1.max_send()), (100, 100), "as long as both ends can");
+    converse(&protocol, &mut pair, [2000, 2000], 2, &[0, 33, 100]);
+    no_rnr::<P>(&pair);
+}
+
+pub fn a_long_stream_wraps_every_index<P: Connector>(protocol: P) {
+    let config = Config::default().window(64).batch(8).depth(100).max_message(64);
+    let mut pair = pair(&protocol, &config);
+    converse(&protocol, &mut pair, [long(), 0], 7, &[16, 0, 1, 64, 33]);
+    no_rnr::<P>(&pair);
+}
+
+pub fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
+    let Some(devices) = (provider().lossy)() else { return };
+    let config = Config::default().max_message(10_000);
+    let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
+    let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
+    let Some(received) = stood else { return };
+    // A test of verbs shows the reason. A retransmitted fenced request waits forever for later READs.
+    let is_fenced = (&protocol as &dyn Any)
+        .downcast_ref::<DirectRead>()
+        .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
+    assert!(is_fenced && devices[0].attributes().name.starts_with("rxe"), "no progress: {received:?}");
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    println!("rdma_rxe of Linux {}: with fences, no progress after {received:?} messages", kernel.trim());
+}
+
+pub fn a_stopped_receiver_causes_back_pressure<P: Connector>(protocol: P) {
+    let config = Config::default().window(32).depth(16).max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let mut accepted = 0_u64;
+    let mut refused = None;
+    for _ in 0..20_000 {
+        match a.send(b"hello").unwrap() {
+            Submit::Accepted(id) => accepted = id,
+            Submit::Full(why) => refused = Some(why),
+        }
+        a.poll().unwrap();
+    }
+    // A ring that the peer writes into may accept more than necessary.
+    assert!(accepted <= 4096 / 16 && refused.is_some(), "{accepted} were accepted, {refused:?}");
+    assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
+    let mut received = 0;
+    while received < accepted {
+        received += u64::from(b.receive().unwrap().is_some());
+        a.poll().unwrap();
+    }
+    while !matches!(a.send(b"again").unwrap(), Submit::Accepted(_)) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    no_rnr::<P>(&(a, b));
+}
+
+/// A sender that retries whenever a poll reports an event never stalls.
+pub fn poll_reports_the_end_of_back_pressure<P: Connector>(protocol: P) {
+    // Number of polls after which a wait counts as endless. Only messages advance this connection.
+    const PATIENCE: u64 = 3_000_000;
+    let config = Config::default().window(32).depth(4).max_message(64);
+    let config = config.keepalive(Duration::ZERO);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let (mut sent, mut received, mut waited) = (0, 0, 0);
+    while sent < 2000 {
+        if waited == 0 && matches!(a.send(&payload(sent, 40)).unwrap(), Submit::Accepted(_)) {
+            sent += 1;
+            continue;
+        }
+        waited = if a.poll().unwrap() { 0 } else { waited + 1 };
+        assert!(waited < PATIENCE, "no event reports new room after {sent} messages");
+        received += u64::from(b.receive().unwrap().is_some());
+    }
+    assert!(received > 1000);
+}
+
+pub fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) {
+    let config = Config::default().window(4).send_buffers(0).depth(8).max_message(9000);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let region = memory(a.qp().pd(), 9001);
+    for number in 0..20 {
+        let length = [9000, 0, 1, 4097][number as usize % 4];
+        region.copy_in(0, &payload(number, length));
+        let id = loop {
+            match a.send_from(&region, 0, length).unwrap() {
+                Submit::Accepted(id) => break id,
+                // The sender first has to learn that there is space again.
+                Submit::Full(_) => {
+                    a.poll().unwrap();
+                    b.poll().unwrap();
+                }
+            }
+        };
+        let message = loop {
+            a.poll().unwrap();
+            if let Some(message) = b.receive().unwrap() {
+                break message;
+            }
+        };
+        assert_eq!(message.to_vec(), payload(number, length));
+        drop(message);
+        while !a.is_done(id) {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+    }
+}
+
+fn memory(pd: &Pd, length: usize) -> Region {
+    pd.allocate(length, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE, MemoryKind::Plain).unwrap()
+}
+
+pub fn goodbye_and_death_are_distinguished<P: Connector>(protocol: P) {
+    let config = Config::default().timeout_exponent(14).retry_count(2).keepalive(Duration::from_millis(20));
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert!(matches!(a.send(b"last words").unwrap(), Submit::Accepted(_)));
+    a.close();
+    assert_eq!(a.send(b"more"), Err(ConnectionError::Closed));
+    let mut heard = Vec::new();
+    let end = loop {
+        a.poll().unwrap();
+        match b.receive() {
+            Ok(message) => heard.extend(message.map(|message| message.to_vec())),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((heard, end), (vec![b"last words".to_vec()], ConnectionError::PeerClosed));
+    // The other direction continues.
+    assert!(matches!(b.send(b"reply").unwrap(), Submit::Accepted(_)));
+    b.close();
+    while !(a.is_closed() && b.is_closed() && a.is_peer_closed()) {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    assert_eq!(a.take().map(|message| message.to_vec()).as_deref(), Some(&b"reply"[..]));
+
+    for is_holding in [false, true] {
+        let (mut a, mut b) = pair(&protocol, &config);
+        let mut held = None;
+        let mut sent = 0;
+        if is_holding {
+            assert!(matches!(a.send(b"held").unwrap(), Submit::Accepted(1)));
+            while a.last_done() == 0 || held.is_none() {
+                a.poll().unwrap();
+                b.poll().unwrap();
+                held = held.or_else(|| b.take());
+            }
+            sent = 1;
+        }
+        assert_eq!(a.send(b"hello").unwrap(), Submit::Accepted(sent + 1));
+        drop(b); // its device is dropped with it, unless the program holds a message
+        let reason = loop {
+            if let Err(error) = a.poll() {
+                break error;
+            }
+        };
+        assert!(matches!(reason, ConnectionError::PeerUnreachable(_)), "{reason:?}");
+        // The message may have arrived at the last moment. Every id has a final outcome.
+        assert_ne!(a.outcome(sent + 1), Outcome::Pending);
+        assert_eq!(a.send(b"more"), Err(reason));
+        assert_eq!(held.map(|message| message.to_vec()).as_deref(), is_holding.then_some(&b"held"[..]));
+    }
+}
+
+/// Idle peers send each other keepalives, and the connection lives.
+pub fn a_quiet_connection_lives<P: Connector>(protocol: P) {
+    let config = Config::default().keepalive(Duration::from_millis(5)).max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    let clock = a.qp().pd().device().clone();
+    let start_ns = clock.now_ns();
+    // A receiver that polls the peer's memory gets its answers anyway.
+    let asks_anyway = protocol.protocol().properties().passive == Some(End::Sender);
+    while if asks_anyway { clock.now_ns() < start_ns + 50_000_000 } else { a.keepalives().min(b.keepalives()) < 3 } {
+        a.poll().unwrap();
+        b.poll().unwrap();
+    }
+    converse(&protocol, &mut (a, b), [10, 10], 0, &[40]);
+}
+
+/// The goodbye is sent although the peer never stops sending.
+pub fn goodbye_is_sent_while_the_peer_sends<P: Connector>(protocol: P) {
+    let config = Config::default().max_message(64);
+    let (mut a, mut b) = pair(&protocol, &config);
+    assert_eq!(a.send(b"last words").unwrap(), Submit::Accepted(1));
+    a.close();
+    let (mut sent, mut received) = (0, 0);
+    while !b.is_peer_closed() {
+        while let Submit::Accepted(_) = b.send(&payload(sent, 40)).unwrap() {
+            sent += 1;
+        }
+        a.poll().unwrap();
+        while let Some(message) = a.take() {
+            assert!(message.to_vec() == payload(received, 40), "message {received}");
+            received += 1;
+        }
+        b.poll().unwrap();
+        assert!(sent < 20_000, "no goodbye while {received} messages arrived");
+    }
+    assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
+}
+
+/// A side may exit once it has received the last goodbye. Its RNIC must still acknowledge it, since no retry would be
+/// answered.
+pub fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
+    for round in 0..20 {
+        let config = Config::default().timeout_exponent(19).retry_count(0).max_message(64);
+        let (mut a, mut b) = pair(&protocol, &config);
+        b.close();
+        while !(b.is_closed() && a.is_peer_closed()) {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+        a.close();
+        while !b.is_peer_closed() {
+            a.poll().unwrap();
+            b.poll().unwrap();
+        }
+        let device = a.qp().pd().device().clone();
+        drop(b);
+        while !a.is_closed() {
+            a.poll().unwrap();
+        }
+        if let Some(counters) = device.counters() {
+            assert_eq!(counters.local_ack_timeout_err, 0, "in round {round}");
+        }
+    }
+}
+
+/// A sleeping receiver is woken for each message, if its protocol allows receivers to sleep. This also holds for an
+/// edge-triggered epoll, which reports a channel only once.
+pub fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
+where
+    P::Connection: Send,
+{
+    use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+    let devices = [device(), device()];
+    let channel = devices[1].create_channel().unwrap();
+    let config = Config::default().window(4).depth(4).max_message(64);
+    let (mut a, mut b) = join(&protocol, [&devices[0], &devices[1]], [&config, &config], Some(&channel));
+    assert_eq!(b.notifies(), protocol.protocol().properties().receiver_sleeps);
+    if !b.notifies() || !provider().works_while_callers_sleep {
+        return;
+    }
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
+    const MESSAGES: u64 = 300;
+    // On a busy machine, each message may arrive before the receiver looks. So the sender starts only when the receiver
+    // is about to sleep.
+    let is_sleepy = std::sync::atomic::AtomicBool::new(false);
+    let is_sleepy = &is_sleepy;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut sent = 0;
+            while !is_sleepy.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            while sent < MESSAGES || a.last_done() < MESSAGES {
+                if sent < MESSAGES && matches!(a.send(&sent.to_be_bytes()).unwrap(), Submit::Accepted(_)) {
+                    sent += 1;
+                }
+                if !a.poll().unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let (mut received, mut idle_waits) = (0_u64, 0);
+        while received < MESSAGES {
+            b.arm();
+            let mut any = b.poll().unwrap();
+            while let Some(message) = b.take() {
+                assert_eq!(message.to_vec(), received.to_be_bytes());
+                received += 1;
+                any = true;
+            }
+            if !any {
+                is_sleepy.store(true, std::sync::atomic::Ordering::Relaxed);
+                let ready = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::from(5000_u16)).unwrap();
+                assert_eq!(ready, 1, "a message came without a notification after {received}");
+                idle_waits += 1;
+                while channel.next().is_some() {}
+            }
+        }
+        assert!(idle_waits > 0);
+        for _ in 0..100 {
+            b.poll().unwrap(); // for messages to the peer
+        }
+        while b.poll().unwrap() {}
+    });
+}

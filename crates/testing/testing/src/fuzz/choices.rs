@@ -1,0 +1,46 @@
+//! Choices that the bytes of an input determine.
+
+/// A source of choices. When the bytes run out, all choices are 0 and `is_empty` is true.
+#[derive(Debug)]
+pub struct Choices<'a>(pub &'a [u8]);
+
+impl Choices<'_> {
+    /// Returns whether all bytes were used.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the next byte.
+    pub fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    /// Returns a number of two bytes.
+    pub fn short(&mut self) -> usize {
+        usize::from(self.byte()) << 8 | usize::from(self.byte())
+    }
+
+    /// Returns a number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        if end <= 256 { usize::from(self.byte()) % end.max(1) } else { self.short() % end }
+    }
+
+    /// Returns true for every second byte.
+    pub fn chance(&mut self) -> bool {
+        self.byte() & 1 == 1
+    }
+
+    /// Returns a number of eight bytes.
+    pub fn word(&mut self) -> u64 {
+        (0..8).fold(0, |word, _| word << 8 | u64::from(self.byte()))
+    }
+
+    /// Returns up to `length` bytes.
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        let (taken, rest) = self.0.split_at(length.min(self.0.len()));
+        self.0 = rest;
+        taken.to_vec()
+    }
+}

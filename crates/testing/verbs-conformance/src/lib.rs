@@ -1,0 +1,22 @@
+//! Requirements for every provider of verbs, as one suite of functions, and helpers for tests of providers.
+//!
+//! Each case gets a function that opens two devices that reach each other. [`provider!`] generates the tests of a
+//! provider from the cases.
+#![allow(missing_docs, clippy::missing_errors_doc, reason = "cases and helpers have the names of what they check")]
+
+pub mod common;
+mod provider;
+
+pub mod connected;
+pub mod lifetime;
+pub mod memory;
+pub mod misuse;
+pub mod queues;
+pub mod states;
+pub mod threads;
+pub mod unreliable;
+
+use doorbell_verbs::Device;
+
+/// Opens two devices that reach each other.
+pub type Open<'a> = &'a dyn Fn() -> (Device, Device);
