@@ -24,7 +24,8 @@ fn sources() -> PathBuf {
 /// Generates the bindings anew.
 pub(crate) fn generate() -> Result<(), String> {
     let _alone = Lock::take(&target().join("xtask").join("bindings.lock"), "the bindings")?;
-    let everything = bind(&["(ibv|verbs|_ibv|ib_uverbs|rdma)_.*".to_owned(), "(IBV|IB_UVERBS|RDMA|RAI)_.*".to_owned()])?;
+    let everything =
+        bind(&["(ibv|verbs|_ibv|ib_uverbs|rdma)_.*".to_owned(), "(IBV|IB_UVERBS|RDMA|RAI)_.*".to_owned()])?;
     let used = used(&everything)?;
     let generated = without_unused_constants(&bind(&used.iter().cloned().collect::<Vec<_>>())?, &used);
     let (bindings, layout) = split(&generated);

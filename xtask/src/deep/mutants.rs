@@ -312,7 +312,10 @@ mod tests {
         ]);
         let found = parse(&list).unwrap();
         assert_eq!((found.len(), found[0].package), (1, "doorbell-fabric"));
-        assert_eq!(found[0].diff, "--- a/crates/rnic/fabric/src/shm/ring.rs\n+++ b/crates/rnic/fabric/src/shm/ring.rs\n@@ z\n");
+        assert_eq!(
+            found[0].diff,
+            "--- a/crates/rnic/fabric/src/shm/ring.rs\n+++ b/crates/rnic/fabric/src/shm/ring.rs\n@@ z\n"
+        );
         assert!(parse(&serde_json::json!([{"file": "crates/rnic/rnic/src/lib.rs"}])).is_err());
     }
 }

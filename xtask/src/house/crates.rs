@@ -68,7 +68,11 @@ impl House {
             let of_kind = |is_wanted: fn(Option<&str>) -> bool| {
                 let those = package.dependencies.iter().filter(|it| is_wanted(it.kind.as_deref()));
                 let own = &own;
-                those.map(|it| it.name.clone()).filter(|name| names.contains(name) && name != own).map(|it| short(&it)).collect()
+                those
+                    .map(|it| it.name.clone())
+                    .filter(|name| names.contains(name) && name != own)
+                    .map(|it| short(&it))
+                    .collect()
             };
             let uses: BTreeSet<String> = of_kind(|kind| kind != Some("dev"));
             let tests_use: BTreeSet<String> = of_kind(|kind| kind == Some("dev"));
@@ -115,7 +119,8 @@ impl House {
             let members = self.0.iter().filter(|(_, member)| member.floor == floor);
             for (index, (name, member)) in members.enumerate() {
                 let floor = if index == 0 { floor } else { "" };
-                let direct: Vec<&str> = member.uses.iter().map(String::as_str).filter(|it| !self.follows(member, it)).collect();
+                let direct: Vec<&str> =
+                    member.uses.iter().map(String::as_str).filter(|it| !self.follows(member, it)).collect();
                 let arrows = if direct.is_empty() { String::new() } else { format!(" -> {}", direct.join(", ")) };
                 let _ = writeln!(text, "{floor:<11} {name:<11}{arrows}");
             }
@@ -155,7 +160,11 @@ mod tests {
         let package = |&(name, folder, uses, tests_use): &(&str, &str, &[&str], &[&str])| Package {
             name: format!("doorbell-{name}"),
             manifest_path: Path::new("/root").join(folder).join(name).join("Cargo.toml"),
-            dependencies: uses.iter().map(dependency(None)).chain(tests_use.iter().map(dependency(Some("dev")))).collect(),
+            dependencies: uses
+                .iter()
+                .map(dependency(None))
+                .chain(tests_use.iter().map(dependency(Some("dev"))))
+                .collect(),
         };
         House::new(Metadata { packages: crates.iter().map(package).collect() }, Path::new("/root"))
     }
@@ -182,7 +191,8 @@ mod tests {
             ("exchange", "crates/messages", &["verbs", "wire"], &[]),
         ]);
         let drawing = house.drawing();
-        let lines: Vec<String> = drawing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        let lines: Vec<String> =
+            drawing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         assert_eq!(lines, ["messages exchange -> verbs", "rnic verbs -> wire", "wire"]);
     }
 }

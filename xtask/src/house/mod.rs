@@ -93,7 +93,10 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let allowed: Violations = toml::from_str(&read(ALLOWED)?).map_err(|error| cannot(ALLOWED, &error))?;
     if options.lower {
         let left = toml::to_string(&allowed.allowed(&found)).map_err(|error| cannot(ALLOWED, &error))?;
-        write(ALLOWED, &format!("# Violations of `cargo xtask house` that are left. Only `--lower` changes them.\n{left}"))?;
+        write(
+            ALLOWED,
+            &format!("# Violations of `cargo xtask house` that are left. Only `--lower` changes them.\n{left}"),
+        )?;
     }
     let page = read(PAGE)?;
     let drawn = with_drawing(&page, &drawing)?;

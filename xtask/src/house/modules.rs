@@ -145,7 +145,8 @@ impl Modules {
         }
         let mut circles = Vec::new();
         for graph in graphs.values() {
-            let reach: BTreeMap<&Names, BTreeSet<&Names>> = graph.keys().map(|from| (from, reachable(graph, from))).collect();
+            let reach: BTreeMap<&Names, BTreeSet<&Names>> =
+                graph.keys().map(|from| (from, reachable(graph, from))).collect();
             let mut done = BTreeSet::new();
             for from in graph.keys() {
                 let circle: Vec<&Names> = reach[from].iter().copied().filter(|to| reach[*to].contains(from)).collect();
@@ -317,8 +318,18 @@ mod tests {
     #[test]
     fn reexports_lead_to_the_module_that_defines_a_name() {
         let lib = "mod a; mod b; pub use a::A; pub use b::*;";
-        assert_eq!(circles_of(&[("lib.rs", lib), ("a.rs", "use crate::B; pub struct A;"), ("b.rs", "use crate::A; pub struct B;")]), ["a, b"]);
-        assert!(circles_of(&[("lib.rs", lib), ("a.rs", "pub struct A;"), ("b.rs", "use crate::A; pub struct B;")]).is_empty());
+        assert_eq!(
+            circles_of(&[
+                ("lib.rs", lib),
+                ("a.rs", "use crate::B; pub struct A;"),
+                ("b.rs", "use crate::A; pub struct B;")
+            ]),
+            ["a, b"]
+        );
+        assert!(
+            circles_of(&[("lib.rs", lib), ("a.rs", "pub struct A;"), ("b.rs", "use crate::A; pub struct B;")])
+                .is_empty()
+        );
     }
 
     #[test]
@@ -326,7 +337,12 @@ mod tests {
         let lib = "mod a; pub struct Failure; fn f() { a::run() }";
         assert_eq!(circles_of(&[("lib.rs", lib), ("a.rs", "use crate::Failure; pub fn run() {}")]), ["crate, a"]);
         assert!(circles_of(&[("lib.rs", lib), ("a.rs", "pub fn run() {}")]).is_empty());
-        let nested = [("lib.rs", "mod a;"), ("a.rs", "mod b; mod c; use b::B;"), ("a/b.rs", "use super::c::C; pub struct B;"), ("a/c/mod.rs", "use super::b::B; pub struct C;")];
+        let nested = [
+            ("lib.rs", "mod a;"),
+            ("a.rs", "mod b; mod c; use b::B;"),
+            ("a/b.rs", "use super::c::C; pub struct B;"),
+            ("a/c/mod.rs", "use super::b::B; pub struct C;"),
+        ];
         assert_eq!(circles_of(&nested), ["a::b, a::c"]);
     }
 }

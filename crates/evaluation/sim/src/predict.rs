@@ -8,12 +8,13 @@
 
 mod page;
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use doorbell_protocols::Protocol;
 use doorbell_study::far::{FarPoint, Figure, HotPoint, StorePoint, Strategy, Way};
 use doorbell_study::parameters::{Kind, Operation, Parameters};
+use doorbell_sync::IgnorePoison;
 
 use crate::measure::Load;
 use crate::reproduce::{Effort, Lack, Runs};
@@ -536,12 +537,12 @@ fn in_parallel<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) 
             scope.spawn(|| {
                 while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = work(item);
-                    found.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+                    found.lock().ignore_poison().push(result);
                 }
             });
         }
     });
-    found.into_inner().unwrap_or_else(PoisonError::into_inner)
+    found.into_inner().ignore_poison()
 }
 
 /// Returns the testbeds of the blind rows.

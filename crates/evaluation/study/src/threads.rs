@@ -3,10 +3,11 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::Channel;
 
 use crate::cpu::{self, CpuTime};
@@ -95,7 +96,7 @@ pub struct OsThreads {
 impl OsThreads {
     /// Pins the present thread to one of the CPUs, all of which [`Threads::pin`] has tried.
     fn pin_to(&self, number: usize) -> Pinned {
-        Pinned::to_one_of(&self.cpus.lock().unwrap_or_else(PoisonError::into_inner), number)
+        Pinned::to_one_of(&self.cpus.lock().ignore_poison(), number)
     }
 
     fn run_here<T, E>(
@@ -121,7 +122,7 @@ impl Threads for OsThreads {
     fn pin(&self, cpus: &[usize]) -> Result<Pinned, PinError> {
         pinning::try_all(cpus.get(1..).unwrap_or_default())?;
         let pinned = cpus.first().map(|&cpu| Pinned::to(cpu)).transpose()?.unwrap_or_default();
-        *self.cpus.lock().unwrap_or_else(PoisonError::into_inner) = cpus.to_vec();
+        *self.cpus.lock().ignore_poison() = cpus.to_vec();
         Ok(pinned)
     }
 
@@ -163,7 +164,7 @@ impl Threads for OsThreads {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 // Take the last CPU: those before it are for the threads that share the connections.
-                let cpus = self.cpus.lock().unwrap_or_else(PoisonError::into_inner).len();
+                let cpus = self.cpus.lock().ignore_poison().len();
                 let _pinned = self.pin_to(cpus.saturating_sub(1));
                 let mut result = Ok(0);
                 while !is_over.load(Ordering::Relaxed) && result.is_ok() {

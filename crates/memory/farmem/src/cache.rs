@@ -1,9 +1,11 @@
 //! The clients' common knowledge on one host: the places of the newest nodes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::Hasher;
+
+use doorbell_sync::IgnorePoison;
 
 use crate::combining::Combiner;
 use crate::layout::{self, KeyBytes, NodeVersion};
@@ -53,7 +55,7 @@ impl HostCache {
         hasher.write(key);
         // These are the upper bits, since the map of the shard uses the lower ones.
         let shard = (hasher.finish() >> 58) as usize % SHARDS;
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].lock().ignore_poison()
     }
 
     /// Learns where the nodes of a workload's keys are, as after looking each up.
@@ -61,7 +63,7 @@ impl HostCache {
         // Some parts get more keys than others.
         let share = usize::try_from(keys / SHARDS as u64).unwrap_or(0).min(self.shard_entries);
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).reserve(share + share / 16);
+            shard.lock().ignore_poison().reserve(share + share / 16);
         }
         for rank in 0..keys {
             let (key, place) = (workload::key(rank), workload::first_place(rank));

@@ -2,17 +2,19 @@
 //! operations that joined before it began. Gets combine with gets, and puts with puts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_verbs::Region;
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::Hasher;
 
+use doorbell_sync::IgnorePoison;
+
 use crate::client::{Kind, Outcome};
 use crate::layout::KeyBytes;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 /// A word of one client, which other clients change after they have left a notice for that client. The word lies in

@@ -8,11 +8,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use doorbell_testing::Rng;
 use common::{Boxed, Failure, How, Store, close, progress, t3};
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::{Client, ClientOptions, Geometry, Outcome, StoreError, StoreOperation, Strategy, Ticket};
 use doorbell_sim::{Testbed, VirtualWaiter};
+use doorbell_testing::Rng;
 
 type Spans = BTreeMap<u32, Vec<Span>>;
 

@@ -6,10 +6,10 @@ mod common;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use common::seeds::{self, Plan};
-use doorbell_testing::seeded_test;
 use common::world::{KEY, NODE, Patience, World, address_of_box};
 use common::{Link, Rng, Tally};
 use doorbell_steer::{Config, Held, Limits, Steer};
+use doorbell_testing::seeded_test;
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{PathMtu, Qpn};
 
@@ -431,7 +431,11 @@ fn restart(seed: u64) -> Tally {
 
 #[test]
 fn clients_behind_one_queue_pair_are_served_once_and_in_order() {
-    let met = seeds::for_seeds(seeded_test!("clients_behind_one_queue_pair"), Plan { fixed: 2_000, fresh: 400, stored: &[] }, faults);
+    let met = seeds::for_seeds(
+        seeded_test!("clients_behind_one_queue_pair"),
+        Plan { fixed: 2_000, fresh: 400, stored: &[] },
+        faults,
+    );
     if let Some(met) = met {
         met.assert_met(&[
             "fault: packet lost",
@@ -453,7 +457,11 @@ fn clients_behind_one_queue_pair_are_served_once_and_in_order() {
 
 #[test]
 fn a_client_that_vanishes_does_not_affect_others() {
-    let met = seeds::for_seeds(seeded_test!("a_client_that_vanishes"), Plan { fixed: 1_000, fresh: 200, stored: &[] }, vanish);
+    let met = seeds::for_seeds(
+        seeded_test!("a_client_that_vanishes"),
+        Plan { fixed: 1_000, fresh: 200, stored: &[] },
+        vanish,
+    );
     if let Some(met) = met {
         met.assert_met(&["life: client vanished", "life: with a message that is incomplete"]);
     }
@@ -461,7 +469,11 @@ fn a_client_that_vanishes_does_not_affect_others() {
 
 #[test]
 fn a_box_that_loses_its_state_only_ends_connections() {
-    let met = seeds::for_seeds(seeded_test!("a_box_that_loses_its_state"), Plan { fixed: 600, fresh: 120, stored: &[] }, restart);
+    let met = seeds::for_seeds(
+        seeded_test!("a_box_that_loses_its_state"),
+        Plan { fixed: 600, fresh: 120, stored: &[] },
+        restart,
+    );
     if let Some(met) = met {
         met.assert_met(&["life: box restarted", "packets for a queue pair that the box does not have"]);
     }

@@ -6,10 +6,10 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::seeds::{self, Plan};
-use doorbell_testing::seeded_test;
 use common::world::{KEY, NODE, Patience, World, address_of_box};
 use common::{Link, Rng, Tally};
 use doorbell_steer::{Config, Layout, Limits, Steer};
+use doorbell_testing::seeded_test;
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{PathMtu, Qpn, RKey};
 
@@ -477,7 +477,8 @@ fn run(seed: u64) -> Tally {
 
 #[test]
 fn a_store_behind_the_box_is_linearizable() {
-    let met = seeds::for_seeds(seeded_test!("a_store_behind_the_box"), Plan { fixed: 3_000, fresh: 600, stored: &[] }, run);
+    let met =
+        seeds::for_seeds(seeded_test!("a_store_behind_the_box"), Plan { fixed: 3_000, fresh: 600, stored: &[] }, run);
     if let Some(met) = met {
         met.assert_met(&[
             "READs steered to the newest node of their key",

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use doorbell_exchange::admission::{Event, Hello, Limits, Lobby};
 use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::{Connector, SendReceive};
+use doorbell_sync::IgnorePoison;
 
 use crate::device::Device;
 use crate::setup::{EstablishError, Options, establish, establish_admitted};
@@ -90,7 +91,7 @@ struct Turn<'a> {
 impl Visitors {
     /// Waits until no other thread handles the visitors. Returns `None` if one still did at that instant.
     fn turn(&self, until: Option<Instant>) -> Option<Turn<'_>> {
-        let mut lobby = self.lobby.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lobby = self.lobby.lock().ignore_poison();
         loop {
             if lobby.is_some() {
                 return Some(Turn { lobby: lobby.take(), visitors: self });
@@ -99,14 +100,14 @@ impl Visitors {
             if left.is_zero() {
                 return None;
             }
-            lobby = self.is_back.wait_timeout(lobby, left).unwrap_or_else(PoisonError::into_inner).0;
+            lobby = self.is_back.wait_timeout(lobby, left).ignore_poison().0;
         }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.visitors.lobby.lock().unwrap_or_else(PoisonError::into_inner) = self.lobby.take();
+        *self.visitors.lobby.lock().ignore_poison() = self.lobby.take();
         self.visitors.is_back.notify_one();
     }
 }
@@ -186,7 +187,7 @@ impl<P: Connector> Listener<P> {
 
     /// Sets the time that a client has to set up its connection, instead of five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
-        if let Some(lobby) = self.visitors.lobby.get_mut().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(lobby) = self.visitors.lobby.get_mut().ignore_poison() {
             lobby.set_total(deadline);
         }
     }

@@ -6,8 +6,10 @@
 
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+
+use doorbell_sync::IgnorePoison;
 
 use crate::asynchronous::{Async, LockObserver, Waiter};
 use crate::connection::{MessageConnection, MessageId};
@@ -83,7 +85,7 @@ enum Turn<T> {
 impl<W: Waiter, C: MessageConnection> Halves<W, C> {
     fn lock(&self) -> Locked<'_, C> {
         // A panic in a call leaves the connection in the same state as an error.
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock().ignore_poison();
         let observer = self.observer.as_deref();
         if let Some(observer) = observer {
             observer.taken();

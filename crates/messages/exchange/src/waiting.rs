@@ -4,9 +4,10 @@
 use std::future::{Future, poll_fn};
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{Channel, CqId};
 use rustc_hash::FxHashMap;
 
@@ -164,7 +165,7 @@ struct State {
 static SLEEPERS: Mutex<Option<FxHashMap<Key, State>>> = Mutex::new(None);
 
 fn sleepers() -> MutexGuard<'static, Option<FxHashMap<Key, State>>> {
-    SLEEPERS.lock().unwrap_or_else(PoisonError::into_inner)
+    SLEEPERS.lock().ignore_poison()
 }
 
 /// A task that is about to sleep until its connection is notified.

@@ -8,11 +8,12 @@
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use doorbell_exchange::{Config, Connector, MessageConnection, Submit, with_connector};
 use doorbell_protocols::{End, Protocol, Run, Size, Step, Store};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{Completion, Cq, Device};
 use doorbell_wire::{BTH_LEN, BthPacket, MessageKind, Opcode, PacketOperation, RETH_LEN, RethRepr};
 
@@ -101,7 +102,7 @@ impl Stage {
         let seen: [Arc<Mutex<Seen>>; 2] = Default::default();
         let tap = |seen: &Arc<Mutex<Seen>>| -> wire::Tap {
             let seen = Arc::clone(seen);
-            Box::new(move |packet| seen.lock().unwrap_or_else(PoisonError::into_inner).take(packet))
+            Box::new(move |packet| seen.lock().ignore_poison().take(packet))
         };
         let devices = wire::tapped_devices([Some(tap(&seen[0])), Some(tap(&seen[1]))]);
         let idle = [0, 1].map(|index: usize| devices[index].create_cq(1).expect("a completion queue"));
@@ -120,8 +121,7 @@ impl Stage {
     /// Returns the number of packets, and whether all requests among them were answered.
     fn packets(&self) -> (u64, bool) {
         let [a, b] = [0, 1].map(|index: usize| {
-            let Seen { total, requested, answered, .. } =
-                *self.seen[index].lock().unwrap_or_else(PoisonError::into_inner);
+            let Seen { total, requested, answered, .. } = *self.seen[index].lock().ignore_poison();
             (total, requested, answered)
         });
         let is_answered = |requested: Option<u32>, answered: Option<u32>| {
@@ -145,7 +145,7 @@ impl Stage {
     }
 
     fn counts(&self) -> [Counts; 2] {
-        [0, 1].map(|index: usize| self.seen[index].lock().unwrap_or_else(PoisonError::into_inner).counts.clone())
+        [0, 1].map(|index: usize| self.seen[index].lock().ignore_poison().counts.clone())
     }
 }
 

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::{Provider, Sleepers};
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -45,7 +46,7 @@ unsafe impl Object for Channel {
 
 impl Channel {
     fn cqs(&self) -> MutexGuard<'_, HashMap<CqId, CqPointer>> {
-        self.cqs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cqs.lock().ignore_poison()
     }
 
     /// Takes the oldest notification. Returns `None` if no notification of an existing queue is left.

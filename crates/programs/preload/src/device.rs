@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::{mem, ptr};
 
 use doorbell_fabric::BindRequest;
 use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::{DeviceAttributes, Provider};
 use doorbell_verbs::soft::{self, Soft, SoftOptions};
 use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
@@ -107,7 +108,7 @@ impl Device {
     }
 
     pub(crate) fn sources(&self) -> MutexGuard<'_, Sources> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sources.lock().ignore_poison()
     }
 
     /// Hands events to the contexts of their objects. The RNIC calls this function, so it calls no function of the
@@ -212,7 +213,7 @@ impl Drop for Device {
 pub(crate) fn open() -> Answer<Arc<Device>> {
     stats::print_at_exit();
     explain::explain_device();
-    let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut process = PROCESS.lock().ignore_poison();
     process.renew();
     if let Some(device) = process.device.upgrade() {
         return Ok(device);

@@ -9,7 +9,9 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+use doorbell_sync::IgnorePoison;
 
 /// Number of forks between the first process and this one. Each fork increments it in the child.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -83,7 +85,7 @@ impl Drop for Inside {
 }
 
 fn enter() {
-    let guard = gate().read().unwrap_or_else(PoisonError::into_inner);
+    let guard = gate().read().ignore_poison();
     INSIDE.set(Some(ManuallyDrop::new(guard)));
 }
 
@@ -102,7 +104,7 @@ pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
 extern "C" fn before() {
     // A signal handler may have interrupted a call of this thread, which would then wait for itself.
     if DEPTH.get() == 0 {
-        let guard = gate().write().unwrap_or_else(PoisonError::into_inner);
+        let guard = gate().write().ignore_poison();
         FORKING.set(Some(ManuallyDrop::new(guard)));
     }
 }

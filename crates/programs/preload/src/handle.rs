@@ -5,7 +5,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use doorbell_sync::IgnorePoison;
 
 use crate::answer::{Answer, Refused};
 
@@ -72,7 +74,7 @@ pub(crate) struct Handles(Mutex<HashMap<usize, Kind>>);
 
 impl Handles {
     fn known(&self) -> MutexGuard<'_, HashMap<usize, Kind>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// Hands an object to C.

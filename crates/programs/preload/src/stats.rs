@@ -1,9 +1,10 @@
 //! Counters of the devices of a process: for the served files, and on standard error at its end with `--stats`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, Once, PoisonError, TryLockError};
+use std::sync::{Mutex, Once, TryLockError};
 use std::time::{Duration, Instant};
 
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{Counters, LinkCounters};
 
@@ -97,7 +98,7 @@ fn plus(a: &Counted, b: &Counted) -> Counted {
 
 /// Keeps the counters of a device that is being closed.
 pub(crate) fn keep(device: &Device) {
-    let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut closed = CLOSED.lock().ignore_poison();
     if closed.0 != fork::generation() {
         *closed = (fork::generation(), NOTHING);
     }

@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS, Run, TransmitBatch};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Outer, ROCE_UDP_PORT};
 use rand_chacha::ChaCha8Rng;
@@ -166,7 +167,7 @@ impl Drop for MemoryLink {
 
 /// Locks the network. A poisoned lock means that a test has failed elsewhere; the packets are valid.
 fn lock(shared: &Mutex<NetworkState>) -> MutexGuard<'_, NetworkState> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+    shared.lock().ignore_poison()
 }
 
 #[derive(Debug)]

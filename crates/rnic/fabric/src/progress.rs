@@ -37,11 +37,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use doorbell_rnic::{CompletionQueue, Rnic};
+use doorbell_sync::IgnorePoison;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
@@ -229,7 +230,7 @@ impl DrivenRnic {
     /// here. Returns true if `notified` became true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
-        let lingering = || shared.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        let lingering = || shared.lingering.lock().ignore_poison();
         if notified() {
             return true;
         }
@@ -344,7 +345,7 @@ impl ThreadState {
             }
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let guard = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.driver.lock().ignore_poison();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
     }
@@ -362,7 +363,7 @@ impl ThreadState {
     }
 
     fn groups(&self) -> MutexGuard<'_, Vec<Arc<Joined>>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock().ignore_poison()
     }
 
     /// Wakes the thread. Returns false if that is impossible.

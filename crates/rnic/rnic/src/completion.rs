@@ -3,7 +3,8 @@
 //! In `tests/completion.rs` a model checker explores all interleavings of the threads that use a queue.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
+
+use doorbell_sync::IgnorePoison;
 
 use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use doorbell_verbs_core::{Completion, Notifier, Notify, Overrun};
@@ -70,7 +71,7 @@ impl CompletionQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().ignore_poison()
     }
 
     /// Returns the maximum number of entries.

@@ -13,8 +13,9 @@ mod window;
 use std::any::Any;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{Access, LKey, MemoryError, ObjectError, PdId, WindowBinding};
 use doorbell_wire::{Qpn, RKey};
 use rustc_hash::FxHashMap;
@@ -460,11 +461,11 @@ impl RegionTable {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Keys> {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+        self.keys.read().ignore_poison()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Keys> {
-        self.keys.write().unwrap_or_else(PoisonError::into_inner)
+        self.keys.write().ignore_poison()
     }
 }
 

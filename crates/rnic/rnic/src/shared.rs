@@ -3,7 +3,9 @@
 //! In `tests/shared.rs` a model checker explores all interleavings of the threads that use a queue.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+
+use doorbell_sync::IgnorePoison;
 
 use super::sync::{ArrayQueue, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::work::RecvWqe;
@@ -143,7 +145,7 @@ impl SharedReceiveQueue {
 impl ReceiveSource for SharedReceiveQueue {
     fn take(&self) -> Option<RecvWqe> {
         if self.returned_len.load(Ordering::Acquire) > 0 {
-            let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut returned = self.returned.lock().ignore_poison();
             if let Some(wqe) = returned.pop_front() {
                 self.returned_len.store(returned.len(), Ordering::SeqCst);
                 return Some(wqe);
@@ -157,7 +159,7 @@ impl ReceiveSource for SharedReceiveQueue {
     }
 
     fn give_back(&self, wqe: RecvWqe) {
-        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut returned = self.returned.lock().ignore_poison();
         returned.push_back(wqe);
         self.returned_len.store(returned.len(), Ordering::Release);
     }

@@ -4,11 +4,11 @@ mod common;
 
 use common::fuzz::{check_bounds, stage};
 use common::seeds::{self, Plan};
-use doorbell_testing::seeded_test;
 use common::tally::Tally;
 use common::workload::{Options, Workload};
 use common::world::DEFAULT_BUFFER_BYTES;
 use common::{Acks, Link, Rng, Worst};
+use doorbell_testing::seeded_test;
 
 /// The faults, each alone and all together.
 const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "held-acks", "mixed"];

@@ -1,8 +1,9 @@
 //! Asynchronous events (IBTA Vol 1, 11.6.3).
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use doorbell_sync::IgnorePoison;
 use doorbell_wire::Qpn;
 
 use crate::completion::Notifier;
@@ -78,7 +79,7 @@ impl EventQueue {
 
     /// Adds an event.
     pub fn push(&self, event: AsyncEvent) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        self.events.lock().ignore_poison().push_back(event);
         if let Some(notifier) = &self.notifier {
             notifier();
         }
@@ -86,16 +87,16 @@ impl EventQueue {
 
     /// Returns the number of events in the queue.
     pub fn waiting(&self) -> usize {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.events.lock().ignore_poison().len()
     }
 
     /// Takes the oldest event.
     pub fn pop(&self) -> Option<AsyncEvent> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.events.lock().ignore_poison().pop_front()
     }
 
     /// Drops the events of a destroyed object, since the device may reuse its number at once.
     pub fn purge(&self, gone: EventSource) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).retain(|event| event.source() != gone);
+        self.events.lock().ignore_poison().retain(|event| event.source() != gone);
     }
 }

@@ -5,14 +5,11 @@
 //! this process, so the printed cost covers both ends of each pair. `idle_peers PEERS MIB` sends MIB MiB to each peer
 //! before that.
 
-#[path = "../tests/common/mod.rs"]
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::*;
 use doorbell_verbs::SendOperation;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
+use doorbell_verbs_conformance::common::*;
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 

@@ -9,8 +9,9 @@ mod sync {
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{AsyncEvent, EventQueue};
 use nix::libc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -186,7 +187,7 @@ impl<T> Notices<T> {
 
     /// Locks the list against changes of other threads.
     pub fn lock(&self) -> LockedNotices<'_, T> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.lock().ignore_poison();
         LockedNotices { sleepers: &self.sleepers, entries }
     }
 }

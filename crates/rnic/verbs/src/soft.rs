@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
@@ -21,6 +21,7 @@ pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
 use doorbell_rnic::{Config, Policy, Region, Rnic};
 pub use doorbell_rnic::{LIMITS, Objects};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, QpInit,
     Sge, WindowKind,
@@ -376,7 +377,7 @@ impl Soft {
     /// There is no such region, it belongs to another protection domain, does not allow the access or is too short,
     /// or the memory is not mapped.
     pub fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
-        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = self.regions.lock().ignore_poison();
         let region = regions.get(&sge.lkey).cloned();
         drop(regions); // loading the memory may take long
         let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
@@ -396,7 +397,7 @@ impl Soft {
 
     fn enter(&self, region: Arc<Region>) -> Keys {
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(keys.lkey, region);
+        self.regions.lock().ignore_poison().insert(keys.lkey, region);
         keys
     }
 }
@@ -462,7 +463,7 @@ impl Provider for Soft {
         address: u64,
         access: Access,
     ) -> Result<(), Error> {
-        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
             // SAFETY: the caller guarantees it.
@@ -472,7 +473,7 @@ impl Provider for Soft {
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
-        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         self.rnic.with(|rnic| rnic.deregister(region))?;
         regions.remove(&lkey);

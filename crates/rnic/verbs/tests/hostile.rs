@@ -5,11 +5,12 @@ use doorbell_verbs_conformance::common;
 use std::io::{BufRead, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::peer::{BYTES, CHILD, Peer, connect, describe, held_now, plan};
 use common::*;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, RKey, Region, SendOperation, Status};
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
@@ -27,7 +28,7 @@ const WATCHED: Duration = Duration::from_millis(500);
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock().ignore_poison()
 }
 
 fn auto(address: Option<&str>) -> Device {

@@ -3,11 +3,12 @@
 use doorbell_verbs_conformance::common;
 
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::peer::{BYTES, CHILD, Peer, connect, describe, held_now, plan};
 use common::*;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{QpState, RKey, SendOperation, Status};
 
@@ -21,7 +22,7 @@ const ROUNDS: &str = "DOORBELL_ROUNDS";
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock().ignore_poison()
 }
 
 /// Plays the other process: doubles each number that it receives, then waits until it is killed.

@@ -14,6 +14,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use doorbell_sync::IgnorePoison;
+
 use crate::{Rng, trace};
 
 /// Writes to standard error past the capture of the test harness, so that the counts of successful runs are visible
@@ -95,7 +97,7 @@ impl<T: Tally> SeedRun<T> {
         match catch_unwind(AssertUnwindSafe(|| body(seed))) {
             Ok(tally) => {
                 self.tried.fetch_add(1, Ordering::Relaxed);
-                self.met.lock().unwrap_or_else(|broken| broken.into_inner()).plus(&tally);
+                self.met.lock().ignore_poison().plus(&tally);
             }
             Err(why) => {
                 // Repeat the run and keep its events, since a seed replays exactly.
@@ -110,9 +112,7 @@ impl<T: Tally> SeedRun<T> {
                 }
                 text += &format!(
                     "replay with SEED={seed} cargo test -p {} --test {} {}\n",
-                    self.test.package,
-                    self.test.file,
-                    self.test.name
+                    self.test.package, self.test.file, self.test.name
                 );
                 if !self.failed.swap(true, Ordering::Relaxed) {
                     say(&text);
@@ -173,6 +173,6 @@ pub fn for_seeds<T: Tally>(test: Test, plan: Plan, body: impl Fn(u64) -> T + Syn
     }
     assert!(!shared.failed.load(Ordering::Relaxed), "a seed failed: its last events and its replay are printed above");
     let whole = shared.tried.load(Ordering::Relaxed) >= plan.fixed + plan.fresh;
-    let met = shared.met.into_inner().unwrap_or_else(|broken| broken.into_inner());
+    let met = shared.met.into_inner().ignore_poison();
     whole.then_some(met)
 }

@@ -10,9 +10,10 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use doorbell_sync::IgnorePoison;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::cursor::Show;
@@ -93,7 +94,7 @@ impl Screen {
             let restore = move || {
                 // First the step that works even on a stopped terminal.
                 let _ = disable_raw_mode();
-                let mut drawn = to_restore.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut drawn = to_restore.lock().ignore_poison();
                 if std::mem::take(&mut *drawn) {
                     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
                 }
@@ -114,7 +115,7 @@ impl Screen {
 
     /// Locks the terminal against restoring.
     pub(crate) fn draw(&self) -> MutexGuard<'_, bool> {
-        self.drawn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.drawn.lock().ignore_poison()
     }
 
     /// Restores the terminal after a normal end.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use doorbell_analyze::decode::capture::{CaptureError, CaptureReader};
 use doorbell_exchange::setup::EndpointDescription;
@@ -14,6 +14,7 @@ use doorbell_study::far::{
 };
 use doorbell_study::one_sided::RemoteMemory;
 use doorbell_study::record::PointResult;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{Access, PathMtu, RKey, Region};
 use doorbell_wire::Psn;
 
@@ -142,7 +143,7 @@ struct Captured(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Captured {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        self.0.lock().ignore_poison().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -168,7 +169,7 @@ fn order(testbed: &Testbed, point: &OrderPoint, seed: u64) -> Result<Point, Poin
         let (point, waiter) = (point.clone(), simulation.polling());
         async move { words::request(&pair, memory, &point, (number as u64, seed), &waiter).await }
     })?;
-    let bytes = std::mem::take(&mut *captured.0.lock().unwrap_or_else(PoisonError::into_inner));
+    let bytes = std::mem::take(&mut *captured.0.lock().ignore_poison());
     let mut frames = CaptureReader::new(bytes.as_slice())?;
     while let Some(frame) = frames.next()? {
         if let Some(packet) = frame.bytes.get(BEFORE_BTH..) {

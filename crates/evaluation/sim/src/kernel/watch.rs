@@ -1,14 +1,16 @@
 //! Records which threads looked at which objects, and notifies those threads of changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use doorbell_sync::IgnorePoison;
 
 /// Number of a simulated thread.
 pub(crate) type ThreadId = usize;
 
 /// Locks a mutex whose holders never panic with it half-changed.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 /// Change of an object that a thread looked at.

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use doorbell_exchange::asynchronous::yield_now;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
+use doorbell_sync::IgnorePoison;
 
 use super::SessionError;
 use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
@@ -34,7 +35,7 @@ fn inbox<T>() -> SharedInbox<T> {
 
 /// Runs `body` on the inbox. The inbox is consistent after every call, so a poisoned lock does no harm.
 fn with<T, R>(shared: &SharedInbox<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
-    body(&mut shared.lock().unwrap_or_else(PoisonError::into_inner))
+    body(&mut shared.lock().ignore_poison())
 }
 
 /// The other end, in the same process. This end sends `S` and receives `H`.

@@ -2,7 +2,6 @@
 //! nodes. A second memory node, if any, is the last node.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
-
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;

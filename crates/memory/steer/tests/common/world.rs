@@ -12,8 +12,8 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{BthPacket, Outer, PathMtu, Psn, Qpn, RKey};
 
-use super::memory::Block;
 use super::Rng;
+use super::memory::Block;
 use super::tally::Tally;
 use super::trace::trace;
 

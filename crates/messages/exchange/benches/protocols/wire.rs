@@ -5,10 +5,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_fabric::{Link, LinkProperties, MemoryNetwork, MemoryOptions, ReceivedRun, Sink};
 use doorbell_rnic::TransmitBatch;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::LinkCounters;
 use doorbell_verbs::soft::{self, LinkEnd, SoftOptions};
 use doorbell_verbs::{Device, PathMtu};
@@ -37,7 +38,7 @@ struct Wire {
 }
 
 fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
-    direction.lock().unwrap_or_else(PoisonError::into_inner)
+    direction.lock().ignore_poison()
 }
 
 impl Link for Wire {

@@ -3,7 +3,9 @@
 //! Threads that drop messages, connections that move the head and peers that write to free memory meet here.
 //! `tests/ring.rs` has a model checker go through all their interleavings.
 
-use std::sync::{PoisonError, TryLockError};
+use std::sync::TryLockError;
+
+use doorbell_sync::IgnorePoison;
 
 use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
@@ -96,7 +98,7 @@ impl Units {
     /// Frees everything before `limit` that holds no received message.
     pub(super) fn skip(&self, limit: u64) {
         // A unit that another thread cleared would look like a hole.
-        let _mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);
+        let _mover = self.mover.lock().ignore_poison();
         let mut at = self.head();
         while at < limit {
             let units = self.unit(at).load(Ordering::Acquire) & !HELD;

@@ -3,8 +3,9 @@
 //! Several threads give buffers back; one of them posts, and the others pass by. `tests/pool.rs` has a model checker
 //! go through all their interleavings.
 
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::{Arc, TryLockError};
 
+use doorbell_sync::IgnorePoison;
 use smallvec::SmallVec;
 
 use super::sync::{ArrayQueue, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
@@ -163,7 +164,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger<E>> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock().ignore_poison()
     }
 
     /// Takes a share of the available receives for a connection. `Err` has the number of available ones.

@@ -1,7 +1,9 @@
 //! Recovery of space that a dead sender has reserved: see the module above.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use doorbell_sync::IgnorePoison;
 
 use crate::ring::Ring;
 
@@ -48,7 +50,7 @@ impl Default for Recovery {
 
 impl Recovery {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     pub(super) fn completed(&self) -> u64 {

@@ -5,10 +5,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::Notices;
 use doorbell_verbs::{QKey, Qpn};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
@@ -168,7 +169,7 @@ impl Channel {
     /// Returns the queue of this process. The events of an inherited queue belong to the parent, so a forked child gets
     /// a queue of its own on first use.
     pub(super) fn queue(&self) -> Answer<Arc<Queue>> {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock().ignore_poison();
         if queue.generation != fork::generation() {
             // SAFETY: inherited ids refuse all calls, and the old queue is forgotten below instead of dropped.
             let renewed = unsafe { queue.renewed() }.map_err(|error| {
@@ -195,7 +196,7 @@ unsafe impl Object for Channel {
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
-    CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+    CHANNELS.lock().ignore_poison()
 }
 
 /// Returns the channel at a C pointer, if it exists.

@@ -2,9 +2,10 @@
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
 
 use super::id::Id;
 use super::verbs;
@@ -25,7 +26,7 @@ unsafe impl Send for SharedDomain {}
 /// Returns the shared objects of this process. Opens the device on first use.
 pub(super) fn open() -> Answer<SharedDomain> {
     static SHARED: Mutex<Option<(u32, SharedDomain)>> = Mutex::new(None);
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = SHARED.lock().ignore_poison();
     if let Some((generation, shared)) = *shared
         && generation == fork::generation()
     {

@@ -5,9 +5,10 @@ use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::Provider;
 use doorbell_verbs::{AddressVector, QpKind};
 
@@ -184,11 +185,11 @@ impl Id {
     }
 
     pub(super) fn defaults(&self) -> MutexGuard<'_, Defaults> {
-        self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
+        self.defaults.lock().ignore_poison()
     }
 
     pub(super) fn groups(&self) -> MutexGuard<'_, Vec<Group>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock().ignore_poison()
     }
 
     /// Returns the queue pair on the id, or null.

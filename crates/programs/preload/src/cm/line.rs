@@ -13,11 +13,12 @@ use std::ffi::c_int;
 use std::io::{self, ErrorKind};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use doorbell_fabric::OwnProcess;
 use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{PathMtu, Psn, QpKind};
 use nix::sys::epoll::EpollFlags;
 use socket2::SockRef;
@@ -212,7 +213,7 @@ impl Line {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// Refuses an id that was inherited by a fork, since its connection belongs to the parent.

@@ -15,9 +15,10 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use doorbell_sync::IgnorePoison;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use doorbell_fabric::{OwnEvent, OwnProcess, spawn_without_signals};
@@ -79,7 +80,7 @@ static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
 
 /// Returns the service of this process. Starts one if there is none, or if the program has closed its descriptors.
 pub(super) fn get() -> Answer<Arc<Service>> {
-    let mut service = SERVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut service = SERVICE.lock().ignore_poison();
     if let Some((generation, service)) = &*service
         && *generation == fork::generation()
         && service.is_intact()
@@ -166,7 +167,7 @@ impl Service {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().ignore_poison()
     }
 
     /// Returns a number for a new line.

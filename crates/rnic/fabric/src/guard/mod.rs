@@ -18,11 +18,11 @@ mod paging;
 use std::cell::Cell;
 use std::io;
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use doorbell_rnic::copy_through;
+use doorbell_sync::IgnorePoison;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use copier::KernelCopier;
@@ -61,7 +61,7 @@ static STATE: Mutex<State> = Mutex::new(State { way: None, replacements: 0 });
 /// Each call checks whether the handlers are still installed. If other code has replaced them by system calls of its
 /// own, the call installs them again. After three times, the kernel copies instead.
 pub fn guard_memory() -> CopyMethod {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = STATE.lock().ignore_poison();
     if state.way == Some(CopyMethod::Kernel) {
         return CopyMethod::Kernel;
     }
@@ -85,7 +85,7 @@ pub fn guard_memory() -> CopyMethod {
 
 /// Makes the kernel copy from now on, as [`guard_memory`] does if it cannot install the handlers.
 pub fn copy_by_kernel() {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner).way = Some(CopyMethod::Kernel);
+    STATE.lock().ignore_poison().way = Some(CopyMethod::Kernel);
     copy_through(&KernelCopier);
 }
 

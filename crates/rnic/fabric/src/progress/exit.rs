@@ -3,8 +3,10 @@
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
+
+use doorbell_sync::IgnorePoison;
 
 use super::ThreadState;
 use crate::driver::Driver;
@@ -53,13 +55,13 @@ impl Ports {
 pub(super) fn add(shared: &Arc<ThreadState>) {
     let pid = process::id();
     if let Some(ports) = PORTS.iter().find(|ports| ports.claim(pid)) {
-        ports.open.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(shared));
+        ports.open.lock().ignore_poison().push(Arc::clone(shared));
     }
 }
 
 pub(super) fn remove(shared: &Arc<ThreadState>) {
     if let Some(ports) = own() {
-        ports.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, shared));
+        ports.open.lock().ignore_poison().retain(|other| !Arc::ptr_eq(other, shared));
     }
 }
 

@@ -10,7 +10,7 @@ pub mod workload;
 pub mod world;
 
 pub use connect::{End, QKEY};
-pub use faults::Worst;
 pub use doorbell_testing::memory::Block;
 pub use doorbell_testing::{Rng, seeds, trace};
+pub use faults::Worst;
 pub use world::{Acks, Link, Node, Sent, World, address_of};

@@ -11,9 +11,9 @@ use doorbell_rnic::{
 use doorbell_verbs_core::{Access, Completion, CqId, PdId, Sge};
 use doorbell_wire::{BthPacket, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn};
 
-use super::{Block, Rng};
 use super::tally::{Hit, Tally};
 use super::trace::trace;
+use super::{Block, Rng};
 
 /// Linux's default socket receive buffer.
 pub const DEFAULT_BUFFER_BYTES: u64 = 212_992;

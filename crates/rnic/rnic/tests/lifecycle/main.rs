@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::seeds::{Plan, for_seeds, say};
 use common::tally::Tally;
-use doorbell_testing::seeded_test;
 use common::world::DEFAULT_BUFFER_BYTES;
 use common::{Acks, Link, Rng, Worst};
+use doorbell_testing::seeded_test;
 use finish::run;
 use life::Options;
 

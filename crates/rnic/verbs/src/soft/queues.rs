@@ -6,11 +6,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use doorbell_fabric::DrivenRnic;
 use doorbell_rnic::{CompletionQueue, SharedReceiveQueue};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
     QpInit, QpState, RecvRequest, SendRequest, SrqId,
@@ -242,7 +243,7 @@ impl SoftQp {
 
     /// Locks the groups, so that the groups of the link always match those of the RNIC.
     fn groups(&self) -> MutexGuard<'_, Groups> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock().ignore_poison()
     }
 
     fn detach_from(&self, group: IpAddr) -> Result<(), ObjectError> {

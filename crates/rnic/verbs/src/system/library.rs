@@ -1,9 +1,10 @@
 //! libibverbs, opened at run time. Nothing links to it; on a machine without it, all other parts work.
 
 use std::ffi::{OsStr, OsString, c_char, c_int, c_uint, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use doorbell_ibverbs_sys::*;
+use doorbell_sync::IgnorePoison;
 
 use super::SystemError;
 
@@ -88,7 +89,7 @@ impl Library {
     pub(super) fn get(file: Option<&OsStr>) -> Result<&'static Self, SystemError> {
         static LOADED: Mutex<Vec<(OsString, &'static Library)>> = Mutex::new(Vec::new());
         let file = file.unwrap_or(OsStr::new(FILE));
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = LOADED.lock().ignore_poison();
         if let Some((_, library)) = loaded.iter().find(|(known, _)| known == file) {
             return Ok(library);
         }

@@ -20,10 +20,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use doorbell_ibverbs_sys::*;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Counters, CqId, LKey, Limits, ObjectError, PdId, QpInit, SrqId, check_range,
 };
@@ -149,7 +150,7 @@ unsafe impl Sync for Domain {}
 impl Domain {
     /// Returns the address handle for a destination, which is made on first use. The device limits their number.
     fn handle_to(&self, to: &AddressVector) -> Result<*mut ibv_ah, std::io::Error> {
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handles = self.handles.lock().ignore_poison();
         if let Some(known) = handles.get(to) {
             return Ok(known.0);
         }
@@ -167,7 +168,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         let library = self.context.library();
-        for (_, handle) in self.handles.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
+        for (_, handle) in self.handles.get_mut().ignore_poison().drain() {
             // SAFETY: made from this domain; no queue pair remains that sends with it.
             unsafe { (library.destroy_ah)(handle.0) };
         }
@@ -197,7 +198,7 @@ struct System {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 /// Returns a depth as C expects it.

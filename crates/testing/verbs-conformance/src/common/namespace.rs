@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use doorbell_fabric::BindError;
-pub use doorbell_testing::namespace::{ip, within};
 use doorbell_testing::namespace::{ADDRESSES, address};
+pub use doorbell_testing::namespace::{ip, within};
 use doorbell_verbs::soft::{self, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, Error};
 

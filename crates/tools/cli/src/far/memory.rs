@@ -9,11 +9,12 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use doorbell_farmem::{ClientDescription, MemoryNode, NodeVersion};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::Device;
 
 use super::arguments::PartArguments;
@@ -158,8 +159,8 @@ impl MemoryHandle {
 
     /// Sends a question, and waits for the answer.
     pub(super) fn ask(&self, question: &str) -> Result<String, String> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = writeln!(self.input.lock().unwrap_or_else(PoisonError::into_inner), "{question}");
+        let answers = self.answers.lock().ignore_poison();
+        let written = writeln!(self.input.lock().ignore_poison(), "{question}");
         let line = written.ok().filter(|()| !self.is_gone()).and_then(|()| answers.recv_timeout(DEADLINE).ok());
         let Some(line) = line else {
             // A later answer would count as the answer to the next question.
@@ -167,7 +168,7 @@ impl MemoryHandle {
             return Err("the memory node's process does not answer".to_owned());
         };
         // The first lease counts from the start of the process, which preceded its first answer.
-        *self.state.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.state.renewed.lock().ignore_poison() = Instant::now();
         match line.strip_prefix("error ") {
             Some(why) => Err(why.to_owned()),
             None => Ok(line),
@@ -185,13 +186,13 @@ impl MemoryHandle {
         if self.ask("stop").is_ok() {
             return Instant::now();
         }
-        let renewed = *self.state.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        let renewed = *self.state.renewed.lock().ignore_poison();
         renewed + LEASE + MARGIN
     }
 
     /// Ends the process with SIGKILL.
     pub(super) fn kill(&self) -> io::Result<()> {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = self.child.lock().ignore_poison();
         child.kill()?;
         child.wait().map(drop)
     }
@@ -200,11 +201,11 @@ impl MemoryHandle {
 impl State {
     /// Allows the node to serve for another lease, which counts from its earlier question.
     fn renew(&self, input: &Mutex<ChildStdin>) {
-        let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut renewed = self.renewed.lock().ignore_poison();
         if !self.is_given_up.load(Ordering::Acquire) {
             *renewed = Instant::now();
             // If the node does not receive this line, it stops by itself.
-            let _ = writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{YOU_MAY}");
+            let _ = writeln!(input.lock().ignore_poison(), "{YOU_MAY}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -14,6 +14,7 @@ use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::workload::{self, Random};
 use doorbell_farmem::{ClientDescription, Strategy};
 use doorbell_study::pinning::Pinning;
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
@@ -248,7 +249,7 @@ impl Verify {
 }
 
 fn say(input: &Mutex<ChildStdin>, line: &str) -> std::io::Result<()> {
-    writeln!(input.lock().unwrap_or_else(PoisonError::into_inner), "{line}")
+    writeln!(input.lock().ignore_poison(), "{line}")
 }
 
 /// Reads the lines of a client, and connects it to the store each time it asks for that. Returns the other lines.

@@ -11,13 +11,14 @@ use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use doorbell_exchange::admission::Hello;
 use doorbell_exchange::setup::{self, EndpointDescription, READY, RemoteRegion, SetupError, Timed};
 use doorbell_farmem::{Geometry, StoreLayout};
 use doorbell_steer::{ClientEnd, Layout, NodeEnd, NodeFailure, Region, Steer};
+use doorbell_sync::IgnorePoison;
 use doorbell_verbs::Access;
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -202,7 +203,7 @@ pub(super) struct Plane {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {

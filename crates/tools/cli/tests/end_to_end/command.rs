@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use doorbell_sync::IgnorePoison;
 use serde_json::Value;
 
 /// Time limit against hanging: longer than any test takes on a slow machine.
@@ -17,7 +18,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// machine would mostly measure its scheduler.
 pub(crate) fn measuring() -> MutexGuard<'static, ()> {
     static MEASURING: Mutex<()> = Mutex::new(());
-    MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
+    MEASURING.lock().ignore_poison()
 }
 
 /// Returns the command with these arguments, which are separated by spaces.

@@ -8,10 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use doorbell_sync::IgnorePoison;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
@@ -76,7 +77,7 @@ impl Terminal {
                 if news.is_ok_and(|news| news > 0) {
                     let Ok(count @ 1..) = master.read(&mut bytes) else { return };
                     let text = String::from_utf8_lossy(&bytes[..count]);
-                    said.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+                    said.lock().ignore_poison().push_str(&text);
                 }
             }
         });
@@ -117,7 +118,7 @@ impl Terminal {
 
     /// Returns the output so far.
     pub(crate) fn said(&self) -> String {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.said.lock().ignore_poison().clone()
     }
 
     /// Waits until the terminal shows this text.

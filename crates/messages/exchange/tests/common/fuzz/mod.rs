@@ -4,6 +4,6 @@
 mod descriptions;
 pub mod messages;
 
-pub use doorbell_testing::fuzz::Choices;
 pub use descriptions::fuzz_descriptions;
+pub use doorbell_testing::fuzz::Choices;
 pub use messages::fuzz_messages;

@@ -9,8 +9,8 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-pub use doorbell_testing::fuzz::Choices;
 use doorbell_counters::{Common, Interval, Look, Rates};
+pub use doorbell_testing::fuzz::Choices;
 use nix::sys::stat::Mode;
 pub use published::fuzz_published;
 pub use sysfs::fuzz_sysfs;
