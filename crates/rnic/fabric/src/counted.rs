@@ -173,6 +173,14 @@ impl<L: Link> Counted<L> {
 }
 
 impl<L: Link> Link for Counted<L> {
+    fn inner(&self) -> Option<&dyn Link> {
+        Some(&self.inner)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut dyn Link> {
+        Some(&mut self.inner)
+    }
+
     fn properties(&self) -> LinkProperties {
         self.inner.properties()
     }
@@ -193,42 +201,6 @@ impl<L: Link> Link for Counted<L> {
             run.segments().for_each(|packet| received.count(packet));
             sink.receive(run);
         })
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.inner.prepare_sleep()
-    }
-
-    fn shows_arrivals(&self) -> bool {
-        self.inner.shows_arrivals()
-    }
-
-    fn awaits(&self) -> Option<IpAddr> {
-        self.inner.awaits()
-    }
-
-    fn hurry(&mut self) {
-        self.inner.hurry();
-    }
-
-    fn poll_timeout(&self) -> Option<u64> {
-        self.inner.poll_timeout()
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-
-    fn holds_records(&self) -> bool {
-        self.inner.holds_records()
-    }
-
-    fn write_records(&mut self) {
-        self.inner.write_records();
     }
 
     fn link_counters(&self) -> LinkCounters {

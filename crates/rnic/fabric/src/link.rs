@@ -95,6 +95,16 @@ impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
 
 /// Medium that carries packets. Links stack: faults, counters and pcap each wrap any link.
 pub trait Link: Send {
+    /// Returns the link that this one wraps. Methods that a wrapper does not implement call it.
+    fn inner(&self) -> Option<&dyn Link> {
+        None
+    }
+
+    /// As [`inner`](Self::inner), for calls that change the link.
+    fn inner_mut(&mut self) -> Option<&mut dyn Link> {
+        None
+    }
+
     /// Returns the properties of the link.
     fn properties(&self) -> LinkProperties;
 
@@ -124,30 +134,34 @@ pub trait Link: Send {
     /// Prepares for the driver to sleep until the link's descriptor is readable. Returns false if the driver must not
     /// sleep, because packets have arrived that do not make the descriptor readable.
     fn prepare_sleep(&mut self) -> bool {
-        true
+        self.inner_mut().is_none_or(|inner| inner.prepare_sleep())
     }
 
     /// Returns whether every packet that arrives from now on makes the link's descriptor readable. If not, a driver
     /// that sleeps on the descriptor would miss packets. Then its caller wakes it, and the driver calls
     /// [`prepare_sleep`](Self::prepare_sleep) again.
     fn shows_arrivals(&self) -> bool {
-        true
+        self.inner().is_none_or(Link::shows_arrivals)
     }
 
     /// Returns the destination of the first packet that the link did not accept, if the link does not know yet how to
     /// reach it. The link will know by [`poll_timeout`](Self::poll_timeout). Returns `None` if the packets wait for
     /// room.
     fn awaits(&self) -> Option<IpAddr> {
-        None
+        self.inner()?.awaits()
     }
 
     /// Shortens the wait for the destination that [`awaits`](Self::awaits) returns. The driver calls this when it has
     /// packets for other destinations.
-    fn hurry(&mut self) {}
+    fn hurry(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.hurry();
+        }
+    }
 
     /// Returns when the link itself needs the next call. A fault that delays packets needs one.
     fn poll_timeout(&self) -> Option<u64> {
-        None
+        self.inner()?.poll_timeout()
     }
 
     /// Joins a multicast group. Returns the descriptor that becomes readable when a packet for the group arrives.
@@ -156,27 +170,49 @@ pub trait Link: Send {
     ///
     /// The link has no multicast groups, or the operating system cannot join this one.
     fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}")))
+        let none =
+            || io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}"));
+        self.inner_mut().ok_or_else(none)?.join(group)
     }
 
     /// Leaves a multicast group.
-    fn leave(&mut self, _group: IpAddr) {}
+    fn leave(&mut self, group: IpAddr) {
+        if let Some(inner) = self.inner_mut() {
+            inner.leave(group);
+        }
+    }
 
     /// Returns whether the link holds records, such as captured packets, that are not in their file yet.
     fn holds_records(&self) -> bool {
-        false
+        self.inner().is_some_and(Link::holds_records)
     }
 
     /// Writes the records that the link holds.
-    fn write_records(&mut self) {}
+    fn write_records(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.write_records();
+        }
+    }
 
     /// Returns the number of packets that were lost on this side, by cause.
     fn link_counters(&self) -> LinkCounters;
 }
 
-impl<L: Link + ?Sized> Link for Box<L> {
+impl Link for Box<dyn Link> {
+    fn inner(&self) -> Option<&dyn Link> {
+        Some(&**self)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut dyn Link> {
+        Some(&mut **self)
+    }
+
     fn properties(&self) -> LinkProperties {
         (**self).properties()
+    }
+
+    fn seals(&self, destination: IpAddr) -> bool {
+        (**self).seals(destination)
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
@@ -185,46 +221,6 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         (**self).receive(now_ns, sink)
-    }
-
-    fn seals(&self, destination: IpAddr) -> bool {
-        (**self).seals(destination)
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        (**self).prepare_sleep()
-    }
-
-    fn shows_arrivals(&self) -> bool {
-        (**self).shows_arrivals()
-    }
-
-    fn awaits(&self) -> Option<IpAddr> {
-        (**self).awaits()
-    }
-
-    fn hurry(&mut self) {
-        (**self).hurry();
-    }
-
-    fn poll_timeout(&self) -> Option<u64> {
-        (**self).poll_timeout()
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
-        (**self).join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        (**self).leave(group);
-    }
-
-    fn holds_records(&self) -> bool {
-        (**self).holds_records()
-    }
-
-    fn write_records(&mut self) {
-        (**self).write_records();
     }
 
     fn link_counters(&self) -> LinkCounters {

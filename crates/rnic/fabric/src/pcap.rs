@@ -84,6 +84,14 @@ impl<L: Link> Pcap<L> {
 }
 
 impl<L: Link> Link for Pcap<L> {
+    fn inner(&self) -> Option<&dyn Link> {
+        Some(&self.inner)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut dyn Link> {
+        Some(&mut self.inner)
+    }
+
     fn properties(&self) -> LinkProperties {
         self.inner.properties()
     }
@@ -106,32 +114,8 @@ impl<L: Link> Link for Pcap<L> {
         result
     }
 
-    fn prepare_sleep(&mut self) -> bool {
-        self.inner.prepare_sleep()
-    }
-
-    fn shows_arrivals(&self) -> bool {
-        self.inner.shows_arrivals()
-    }
-
-    fn awaits(&self) -> Option<IpAddr> {
-        self.inner.awaits()
-    }
-
-    fn hurry(&mut self) {
-        self.inner.hurry();
-    }
-
     fn poll_timeout(&self) -> Option<u64> {
         self.inner.poll_timeout().into_iter().chain(self.capture.flush_at_ns).min()
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
     }
 
     fn holds_records(&self) -> bool {

@@ -86,6 +86,14 @@ impl<L: Link> Faults<L> {
 }
 
 impl<L: Link> Link for Faults<L> {
+    fn inner(&self) -> Option<&dyn Link> {
+        Some(&self.inner)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut dyn Link> {
+        Some(&mut self.inner)
+    }
+
     fn properties(&self) -> LinkProperties {
         self.inner.properties()
     }
@@ -102,41 +110,9 @@ impl<L: Link> Link for Faults<L> {
         Ok(out.packets)
     }
 
-    fn prepare_sleep(&mut self) -> bool {
-        self.inner.prepare_sleep()
-    }
-
-    fn shows_arrivals(&self) -> bool {
-        self.inner.shows_arrivals()
-    }
-
-    fn awaits(&self) -> Option<IpAddr> {
-        self.inner.awaits()
-    }
-
-    fn hurry(&mut self) {
-        self.inner.hurry();
-    }
-
     fn poll_timeout(&self) -> Option<u64> {
         let own = self.state.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-
-    fn holds_records(&self) -> bool {
-        self.inner.holds_records()
-    }
-
-    fn write_records(&mut self) {
-        self.inner.write_records();
     }
 
     fn link_counters(&self) -> LinkCounters {
