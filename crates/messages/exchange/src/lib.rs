@@ -50,6 +50,7 @@ pub mod direct_write;
 mod duplex;
 mod engine;
 mod error;
+mod lent;
 mod outbox;
 pub mod rc;
 mod ring;

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use doorbell_verbs::Region;
 
-pub(crate) struct Slots {
+use crate::lent::Buffers;
+
+/// Buffers of one length.
+pub struct Slots {
     region: Region,
     stride: usize,
     free: ArrayQueue<u32>,
@@ -20,16 +23,6 @@ impl Slots {
         Arc::new(slots)
     }
 
-    pub(crate) fn region(&self) -> &Region {
-        &self.region
-    }
-
-    /// Returns the offset of a buffer.
-    #[inline]
-    pub(crate) fn offset(&self, slot: u32) -> usize {
-        slot as usize * self.stride
-    }
-
     /// Returns the number of free buffers.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
@@ -39,9 +32,20 @@ impl Slots {
     pub(crate) fn get(&self) -> Option<u32> {
         self.free.pop()
     }
+}
+
+impl Buffers for Slots {
+    fn region(&self) -> &Region {
+        &self.region
+    }
 
     #[inline]
-    pub(crate) fn give_back(&self, slot: u32) {
+    fn offset(&self, slot: u32) -> usize {
+        slot as usize * self.stride
+    }
+
+    #[inline]
+    fn give_back(&self, slot: u32) {
         let _ = self.free.push(slot); // there is a place for every buffer
     }
 }

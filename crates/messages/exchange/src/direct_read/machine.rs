@@ -4,7 +4,7 @@ use doorbell_verbs::{Access, Attachment, Completion, PostError, Qp, Region};
 use smallvec::smallvec;
 
 use super::Connection;
-use super::message::Message;
+use super::Message;
 use super::receiving::{Destination, READ_TAG, ReadId, Receiving};
 use super::request::{MAX_APPLICATION_BYTES, Request};
 use super::sending::Sending;

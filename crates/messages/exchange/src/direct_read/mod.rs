@@ -25,7 +25,6 @@
 //! complete. In the published evaluation, it has the message only when the acknowledgement is complete ([`Fence`]).
 
 mod machine;
-mod message;
 mod receiving;
 mod replication;
 mod request;
@@ -35,7 +34,6 @@ use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Pd};
 
 pub use machine::Direct;
-pub use message::Message;
 pub use receiving::ReadId;
 pub use replication::Replication;
 pub use request::{MAX_APPLICATION_BYTES, Request};
@@ -44,7 +42,9 @@ use crate::carrier::{Queues, Unconnected};
 use crate::config::{Config, LONGEST_TRANSFER};
 use crate::engine::{self, Recipe};
 use crate::error::ConnectError;
+use crate::lent::Lent;
 use crate::setup::EndpointDescription;
+use crate::slots::Slots;
 use receiving::{READS_IN_FLIGHT, Receiving};
 use request::MAX_REQUEST_BYTES;
 use sending::Sending;
@@ -90,6 +90,10 @@ pub enum Placement {
     /// Memory that the program passes to `read_into` of a [`Connection`].
     ByHand,
 }
+
+/// A received message. It holds one buffer of its connection. Dropping it gives the buffer back, from any thread and in
+/// any order.
+pub type Message = Lent<Slots>;
 
 /// The protocol Direct-Read, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

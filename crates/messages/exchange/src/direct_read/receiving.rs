@@ -9,13 +9,14 @@ use doorbell_verbs::{
 };
 use smallvec::SmallVec;
 
-use super::message::Message;
+use super::Message;
 use super::request::{MAX_REQUEST_BYTES, RemotePlace, Request};
 use super::{Acknowledge, DirectRead, Fence, Placement};
 use crate::carrier::{CONTROL_TAG, RECEIVE_TAG, Unconnected};
 use crate::config::Config;
 use crate::engine::GOODBYE;
 use crate::error::{ConnectError, ConnectionError};
+use crate::lent::{Buffers, Lent};
 use crate::slots::Slots;
 
 /// Maximum number of READs in flight. The published evaluation found no gain above it.
@@ -256,7 +257,7 @@ impl Receiving {
     #[inline]
     pub(super) fn take(&mut self) -> Option<Message> {
         let (slot, length) = self.inbox.pop_front()?;
-        self.pool.as_ref().map(|pool| Message::new(pool, slot, length))
+        self.pool.as_ref().map(|pool| Lent::new(pool, slot, length))
     }
 }
 

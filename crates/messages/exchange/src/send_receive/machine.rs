@@ -15,6 +15,7 @@ use crate::config::{Config, MAX_POLL_LIST};
 use crate::connection::{Backpressure, MessageId};
 use crate::engine::Machine;
 use crate::error::ConnectionError;
+use crate::lent::{Buffers, Lent};
 use crate::outbox::Source;
 
 /// Minimum length of a repost list while messages flow.
@@ -228,7 +229,7 @@ impl Machine for Pooled {
     #[inline]
     fn take(&mut self) -> Option<Message> {
         let (slot, length) = self.inbox.pop_front()?;
-        Some(Message::new(&self.pool, slot, length as usize))
+        Some(Lent::new(&self.pool, slot, length as usize))
     }
 
     #[inline]

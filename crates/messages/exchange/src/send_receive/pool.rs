@@ -1,6 +1,5 @@
 //! Receive buffers: posted, lent to the program as messages, and returned in any order.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +12,7 @@ pub(super) use super::returns::Refused;
 use super::returns::{Granted, Grants, Returns};
 use crate::carrier::{CONTROL_TAG, RECEIVE_TAG};
 use crate::config::MAX_REPOST_LIST;
+use crate::lent::{Buffers, Lent};
 
 /// Marks the work requests of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;
@@ -159,7 +159,7 @@ impl Granted for Account {
 }
 
 /// Receive buffers of one connection, or its share of shared ones.
-pub(crate) struct Pool {
+pub struct Pool {
     store: Arc<Store>,
     account: Arc<Account>,
     is_shared: bool,
@@ -238,15 +238,6 @@ impl Pool {
         self.store.returns.len()
     }
 
-    pub(crate) fn give_back(&self, slot: u32) {
-        let account = self.is_shared.then(|| Arc::clone(&self.account));
-        if self.store.returns.give_back(slot, account) {
-            // The connection finds a stored error later.
-            let _ = self.repost();
-            self.report();
-        }
-    }
-
     /// Reports posted receives to the peer, if a report is due.
     #[inline]
     pub(crate) fn report(&self) {
@@ -261,42 +252,26 @@ impl Pool {
     }
 }
 
+impl Buffers for Pool {
+    fn region(&self) -> &Region {
+        &self.store.region
+    }
+
+    #[inline]
+    fn offset(&self, slot: u32) -> usize {
+        slot as usize * self.store.layout.stride
+    }
+
+    fn give_back(&self, slot: u32) {
+        let account = self.is_shared.then(|| Arc::clone(&self.account));
+        if self.store.returns.give_back(slot, account) {
+            // The connection finds a stored error later.
+            let _ = self.repost();
+            self.report();
+        }
+    }
+}
+
 /// A received message. It holds one receive buffer of its connection. Dropping it gives the buffer back, from any
 /// thread and in any order.
-pub struct Message {
-    pool: Arc<Pool>,
-    slot: u32,
-    length: usize,
-}
-
-impl Message {
-    pub(crate) fn new(pool: &Arc<Pool>, slot: u32, length: usize) -> Self {
-        Self { pool: Arc::clone(pool), slot, length }
-    }
-}
-
-impl Deref for Message {
-    type Target = [u8];
-
-    #[inline]
-    #[allow(unsafe_code)]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the receive that wrote this slot is complete, and the slot is posted again only
-        // when this guard, its single owner, drops. The region is registered for local writes
-        // only, so no peer reaches it, and the pool uses no other accessor on it.
-        unsafe { self.pool.store.region.slice(self.slot as usize * self.pool.store.layout.stride, self.length) }
-    }
-}
-
-impl std::fmt::Debug for Message {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Message").field("length", &self.length).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Message {
-    #[inline]
-    fn drop(&mut self) {
-        self.pool.give_back(self.slot);
-    }
-}
+pub type Message = Lent<Pool>;
