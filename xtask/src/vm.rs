@@ -8,8 +8,8 @@
 macro_rules! script {
     ($($name:literal),+) => {
         concat!(
-            include_str!("../../guest/shared.sh"),
-            $(include_str!(concat!("../../guest/", $name, ".sh"))),+
+            include_str!("../guest/shared.sh"),
+            $(include_str!(concat!("../guest/", $name, ".sh"))),+
         )
     };
 }
