@@ -14,7 +14,7 @@
 //! contexts of a process share one RNIC and its address (`device.rs`).
 //!
 //! The library also serves the files that programs read besides calling libibverbs (`/dev/infiniband`,
-//! `/sys/class/infiniband`; `tree/`).
+//! `/sys/class/infiniband`; `paths/`).
 //!
 //! Loading the library starts no thread, opens no socket and prints nothing, since every child process inherits it.
 //! The RNIC starts when a program opens the device.
@@ -25,43 +25,15 @@
 //! object that this library created and has not destroyed, or to a structure of the documented type. All other
 //! conditions are checked.
 
-mod ah;
-mod answer;
 mod cm;
-mod config;
-mod context;
-mod cq;
-mod cq_ex;
-mod device;
-mod dm;
-mod event;
-mod exit;
-mod explain;
-mod fork;
-mod handle;
+mod objects;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod launch;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod main_thread;
-mod mr;
-mod mw;
-mod next;
-mod pd;
-mod post;
-mod qp;
-mod qp_attr;
-mod query;
-mod signals;
-mod srq;
-mod static_value;
-mod stats;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod tree;
-mod unsupported;
+mod paths;
+mod process;
 /// On other machines programs find no such files. Whether a function with fixed arguments may replace a variadic one
 /// depends on the machine.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-mod tree {
+mod paths {
     pub(crate) fn dev_name() -> &'static std::ffi::CStr {
         c"uverbs0"
     }
@@ -70,5 +42,3 @@ mod tree {
 
     pub(crate) fn look_where_started() {}
 }
-mod wait;
-mod wr;

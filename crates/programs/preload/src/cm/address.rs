@@ -8,7 +8,7 @@ use doorbell_fabric::udp::interface_mtu;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use socket2::SockAddr;
 
-use crate::answer::{Answer, Refused};
+use crate::objects::answer::{Answer, Refused};
 
 /// Reads an address. Returns `None` for a null pointer and for the family `AF_UNSPEC`.
 ///

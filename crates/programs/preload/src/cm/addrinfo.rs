@@ -9,8 +9,8 @@ use doorbell_ibverbs_sys as c;
 use libc::{addrinfo, sockaddr, sockaddr_storage};
 
 use super::address;
-use crate::answer::{Answer, Refused, number};
-use crate::fork::outside;
+use crate::objects::answer::{Answer, Refused, number};
+use crate::process::fork::outside;
 
 /// Result of a lookup, and the addresses that it points to.
 #[repr(C)]
@@ -43,7 +43,7 @@ unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Answer<Wanted> {
     }
     if qp_type == 0 {
         let kind = super::id::kind_of(port_space as c::rdma_port_space)?;
-        qp_type = crate::qp::kind_number(kind) as c_int;
+        qp_type = crate::objects::qp::kind_number(kind) as c_int;
     }
     // SAFETY: the C contract.
     let (source, destination) = unsafe { (address::read(hints.ai_src_addr)?, address::read(hints.ai_dst_addr)?) };

@@ -21,11 +21,11 @@ use super::line::Line;
 use super::message::{self, Endpoint};
 use super::object::{Object, give, object, take};
 use super::{connect, id};
-use crate::answer::{Answer, Refused, number, pointer};
-use crate::event::blocking_notices;
-use crate::fork;
-use crate::handle::Users;
-use crate::wait::{Found, NUMBER, Sleep, Step, Turn, cancellation_point, expect_waiting, in_steps};
+use crate::objects::answer::{Answer, Refused, number, pointer};
+use crate::objects::event::blocking_notices;
+use crate::objects::handle::Users;
+use crate::process::fork;
+use crate::process::wait::{Found, NUMBER, Sleep, Step, Turn, cancellation_point, expect_waiting, in_steps};
 
 /// Pointer to an id of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use super::line::{DEFAULT_BACKLOG, Phase};
 use super::message::{self, Endpoint, Message, lookup, reason};
 use super::object::object;
 use super::{device, qp, resolve};
-use crate::answer::{Answer, Refused, number};
-use crate::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
+use crate::objects::answer::{Answer, Refused, number};
+use crate::process::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
 /// Maximum of a retry count, which has three bits.
 const MOST_RETRIES: u8 = 7;

@@ -9,9 +9,9 @@ use doorbell_sync::IgnorePoison;
 
 use super::id::Id;
 use super::verbs;
-use crate::answer::{Answer, pointer};
-use crate::context::Context;
-use crate::fork;
+use crate::objects::answer::{Answer, pointer};
+use crate::objects::context::Context;
+use crate::process::fork;
 
 /// Context and protection domain that all ids share. They stay open until the process ends, as with librdmacm.
 #[derive(Clone, Copy)]

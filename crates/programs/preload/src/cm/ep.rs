@@ -7,8 +7,8 @@ use doorbell_ibverbs_sys as c;
 
 use super::id::{self, Id};
 use super::{qp, resolve};
-use crate::answer::{Answer, Refused, number};
-use crate::wait::{STATUS, cancellation_point, in_steps};
+use crate::objects::answer::{Answer, Refused, number};
+use crate::process::wait::{STATUS, cancellation_point, in_steps};
 
 /// # Safety
 ///
@@ -20,7 +20,7 @@ unsafe fn create(
 ) -> Answer<*mut c::rdma_cm_id> {
     let kind = match result.ai_qp_type {
         0 => id::kind_of(result.ai_port_space as c::rdma_port_space)?,
-        kind => crate::qp::kind(kind as c::ibv_qp_type)?,
+        kind => crate::objects::qp::kind(kind as c::ibv_qp_type)?,
     };
     // SAFETY: the C contract.
     unsafe {
@@ -70,7 +70,7 @@ unsafe fn fill(
         }
         own.defaults().private = private;
         let Some(init) = init else { return Ok(()) };
-        init.qp_type = crate::qp::kind_number(own.line.state().kind);
+        init.qp_type = crate::objects::qp::kind_number(own.line.state().kind);
         if passive {
             let mut defaults = own.defaults();
             (defaults.qp, defaults.pd) = (Some(*init), pd);

@@ -18,11 +18,11 @@ use super::multicast::{self, Group};
 use super::object::{Object, give, object, take};
 use super::ports::Space;
 use super::{address, device};
-use crate::ah;
-use crate::answer::{Answer, Refused, number};
-use crate::qp::kind_number;
-use crate::query::{DEFAULT_PKEY, PORT};
-use crate::wait::{Found, NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
+use crate::objects::ah;
+use crate::objects::answer::{Answer, Refused, number};
+use crate::objects::qp::kind_number;
+use crate::objects::query::{DEFAULT_PKEY, PORT};
+use crate::process::wait::{Found, NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
 
 /// Id, which begins with the C structure.
 #[repr(C)]

@@ -27,8 +27,8 @@ use super::channel::{Detail, IdPointer, PendingEvent, Queue};
 use super::message::{Endpoint, MAX_BYTES, Message, lookup, reason};
 use super::ports::{Bound, Claim, Space};
 use super::service::{self, Number, Service};
-use crate::answer::{Answer, Refused};
-use crate::{config, fork};
+use crate::objects::answer::{Answer, Refused};
+use crate::process::{config, fork};
 
 #[cfg(test)]
 pub(super) use incoming::ARRIVAL;

@@ -11,9 +11,9 @@ use super::address;
 use super::channel::{Detail, Opaque};
 use super::id::{self, BEGUN, Id};
 use super::line::Phase;
-use crate::ah;
-use crate::answer::{Answer, Refused, number};
-use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
+use crate::objects::ah;
+use crate::objects::answer::{Answer, Refused, number};
+use crate::objects::qp::{ibv_attach_mcast, ibv_detach_mcast};
 
 /// Group that an id has joined.
 pub(super) struct Group {

@@ -3,7 +3,7 @@
 //!
 //! Each object is a `#[repr(C)]` structure that begins with the C structure, so a pointer to one is a pointer to both.
 
-use crate::answer::{Answer, Refused};
+use crate::objects::answer::{Answer, Refused};
 
 /// Structure that begins with its C counterpart.
 ///

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use doorbell_ibverbs_sys as c;
 
 use super::id;
-use crate::answer::{Answer, Refused, number};
+use crate::objects::answer::{Answer, Refused, number};
 
 /// Maximum exponent of an acknowledgement timeout, which has five bits (IBTA Vol 1, 9.9.2.1.1).
 const MAX_ACK_TIMEOUT: u8 = 31;

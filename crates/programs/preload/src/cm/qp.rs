@@ -9,10 +9,10 @@ use doorbell_verbs::{AddressVector, QpKind};
 use super::id::{self, Id};
 use super::line::Terms;
 use super::{device, multicast, verbs};
-use crate::answer::{Answer, Refused, number};
-use crate::query::PORT;
-use crate::wait::{Found, STATUS, Step, in_steps};
-use crate::{ah, cq, srq};
+use crate::objects::answer::{Answer, Refused, number};
+use crate::objects::query::PORT;
+use crate::objects::{ah, cq, srq};
+use crate::process::wait::{Found, STATUS, Step, in_steps};
 
 /// Default exponent of the acknowledgement timeout: 67 ms, as in Doorbell's own connections.
 const ACK_TIMEOUT: u8 = 14;
@@ -172,7 +172,7 @@ fn create_with(
     if !own.qp().is_null() {
         return Err(Refused::invalid("the id has a queue pair already"));
     }
-    let kind = crate::qp::kind(init.qp_type)?;
+    let kind = crate::objects::qp::kind(init.qp_type)?;
     let ids = own.line.state().kind;
     if (kind == QpKind::Ud) != (ids == QpKind::Ud) {
         return Err(Refused::invalid(format!("queue pairs of type {kind:?} do not fit the id's port space")));
@@ -255,7 +255,7 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Answer<()> {
 pub(super) fn destroy(own: &Id) -> Found<()> {
     multicast::leave_all(own);
     // SAFETY: as above, and the program does not use it any more.
-    unsafe { destroy_part(&mut (*own.c.get()).qp, |qp| crate::qp::destroy(qp)) }?;
+    unsafe { destroy_part(&mut (*own.c.get()).qp, |qp| crate::objects::qp::destroy(qp)) }?;
     destroy_cqs(own)
 }
 

@@ -10,8 +10,8 @@ use super::channel::Detail;
 use super::id::{self, BEGUN, Id};
 use super::line::Phase;
 use super::{address, device};
-use crate::answer::{Answer, Refused, number};
-use crate::fork::say;
+use crate::objects::answer::{Answer, Refused, number};
+use crate::process::fork::say;
 
 /// Takes an address and a port for an id. An unspecified address does not bind the id to the device yet.
 pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Answer<()> {

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use crate::answer::{Refused, number};
+use crate::objects::answer::{Refused, number};
 
 #[unsafe(no_mangle)]
 extern "C" fn rsocket(_domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {

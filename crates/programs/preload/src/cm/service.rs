@@ -24,8 +24,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use doorbell_fabric::{OwnEvent, OwnProcess, spawn_without_signals};
 
 use super::line::{Line, refused};
-use crate::answer::{Answer, Refused};
-use crate::fork;
+use crate::objects::answer::{Answer, Refused};
+use crate::process::fork;
 
 /// Number of a line, unique within a service.
 pub(super) type Number = u64;

@@ -15,10 +15,10 @@ use std::ptr;
 use socket2::{Protocol, SockAddr, SockAddrStorage, SockRef, Socket};
 
 use super::service;
-use crate::answer::set_errno;
-use crate::fork::Inside;
-use crate::next::Next;
-use crate::wait::Uncancelled;
+use crate::objects::answer::set_errno;
+use crate::process::fork::Inside;
+use crate::process::next::Next;
+use crate::process::wait::Uncancelled;
 
 static NEXT: Next = Next::new(c"bind");
 

@@ -188,7 +188,7 @@ fn destroy(ids: &[*mut c::rdma_cm_id]) {
 fn attributes_of(id: *mut c::rdma_cm_id) -> c::ibv_qp_attr {
     let (mut attr, mut init) = (c::ibv_qp_attr::default(), c::ibv_qp_init_attr::default());
     // SAFETY: the id and its queue pair exist.
-    fine(unsafe { crate::qp::ibv_query_qp((*id).qp, &raw mut attr, -1, &raw mut init) });
+    fine(unsafe { crate::objects::qp::ibv_query_qp((*id).qp, &raw mut attr, -1, &raw mut init) });
     attr
 }
 

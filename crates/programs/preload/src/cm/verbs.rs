@@ -5,8 +5,8 @@ use std::io;
 
 use doorbell_ibverbs_sys as c;
 
-use crate::answer::{Answer, Refused};
-use crate::{context, cq, device, pd, qp, srq};
+use crate::objects::answer::{Answer, Refused};
+use crate::objects::{context, cq, device, pd, qp, srq};
 
 /// Converts the result of a verb that creates an object. The verb itself has reported why it returned null.
 fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {

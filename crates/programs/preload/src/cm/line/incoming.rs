@@ -13,12 +13,12 @@ use socket2::{SockAddr, SockRef};
 
 use super::transport::prepare;
 use super::{Line, Phase, READ, State, refused, soon};
-use crate::answer::{Answer, Refused};
 use crate::cm::address::{canonical, is_here};
 use crate::cm::channel::Detail;
 use crate::cm::message::{Endpoint, Host, Message, lookup, reason};
 use crate::cm::ports;
 use crate::cm::service::Number;
+use crate::objects::answer::{Answer, Refused};
 
 /// Deadline for a peer that has connected to send its request.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);

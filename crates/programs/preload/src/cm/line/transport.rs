@@ -14,13 +14,13 @@ use nix::sys::epoll::EpollFlags;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use super::{ANSWER, Line, Options, Phase, READ, State, refused, soon};
-use crate::answer::{Answer, Refused};
 use crate::cm::address::canonical;
 use crate::cm::channel::Detail;
 use crate::cm::message::{Host, Message, lookup, reason};
 use crate::cm::ports::{Bound, Claim, is_taken};
 use crate::cm::service::attempt;
 use crate::cm::tcp;
+use crate::objects::answer::{Answer, Refused};
 
 /// Time to retry while no listener exists. Addresses resolve at once here, so a client may connect before its server
 /// listens (qperf listens anew for each test). In a network, resolving an address takes longer than that delay.

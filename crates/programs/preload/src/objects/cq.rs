@@ -1,0 +1,426 @@
+//! Completion channels and completion queues.
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use doorbell_fabric::EventIdentity;
+use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
+use doorbell_verbs::raw::{Provider, Sleepers};
+use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use crate::objects::answer::{Answer, Refused, pointer, set_errno, status};
+use crate::objects::context::Context;
+use crate::objects::device::Device;
+use crate::objects::event::{Element, Source};
+use crate::objects::handle::{Kind, Object, Users, object};
+use crate::process::wait::{
+    NUMBER, STATUS, Sleep, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, expect_waiting, in_steps,
+};
+
+/// A completion channel.
+#[repr(C)]
+pub(crate) struct Channel {
+    c: c::ibv_comp_channel,
+    raw: Arc<dyn raw::Channel>,
+    identity: EventIdentity,
+    sleepers: Arc<Sleepers>,
+    device: Arc<Device>,
+    users: Users,
+    cqs: Mutex<HashMap<CqId, CqPointer>>,
+}
+
+/// C pointer of a completion queue.
+struct CqPointer(*mut c::ibv_cq);
+
+// SAFETY: `#[repr(C)]`, and begins with an `ibv_comp_channel`.
+unsafe impl Object for Channel {
+    type C = c::ibv_comp_channel;
+    const KIND: Kind = Kind::Channel;
+}
+
+impl Channel {
+    fn cqs(&self) -> MutexGuard<'_, HashMap<CqId, CqPointer>> {
+        self.cqs.lock().ignore_poison()
+    }
+
+    /// Takes the oldest notification. Returns `None` if no notification of an existing queue is left.
+    fn take(&self) -> Option<*mut c::ibv_cq> {
+        // `destroy` takes the queue out of the table under this lock. So either the queue is no longer found, or
+        // `destroy` waits until the notification is acknowledged.
+        let cqs = self.cqs();
+        while let Some(id) = self.raw.next() {
+            if let Some(&CqPointer(cq)) = cqs.get(&id) {
+                // SAFETY: the queue is taken out of the table before it is destroyed.
+                if let Ok(own) = unsafe { object::<Cq>(cq) } {
+                    own.notifications.add();
+                }
+                return Some(cq);
+            }
+        }
+        None
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
+    pointer("ibv_create_comp_channel", || {
+        // SAFETY: the C contract.
+        let own = unsafe { Context::of(context) }?;
+        own.device.expect_own()?;
+        let raw = own.device.provider.create_channel()?;
+        // Programs expect a descriptor that blocks until they change it.
+        fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
+            .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
+        let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
+        let sleepers = raw.sleepers().cloned();
+        let sleepers =
+            sleepers.ok_or_else(|| Refused::unsupported("notifications of this device need its descriptor"))?;
+        let (identity, device) = (EventIdentity::of(raw.fd()), Arc::clone(&own.device));
+        let (users, cqs) = (Users::default(), Mutex::default());
+        Ok(own.handles.give(Channel { c, raw, identity, sleepers, device, users, cqs }))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_comp_channel) -> c_int {
+    status("ibv_destroy_comp_channel", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Channel>(channel) }?;
+        own.users.expect_none("completion channel")?;
+        // SAFETY: a context stays while objects that were created from it exist; no queue notifies the channel, and
+        // the program does not use it again.
+        drop(unsafe { Context::of(own.c.context)?.handles.take::<Channel>(channel) });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
+    channel: *mut c::ibv_comp_channel,
+    cq: *mut *mut c::ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    cancellation_point();
+    in_steps("ibv_get_cq_event", NUMBER, move |turn| {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Channel>(channel) }?;
+        own.device.expect_own()?;
+        let found = loop {
+            let added = own.sleepers.added();
+            if let Some(found) = own.take() {
+                break found;
+            }
+            expect_waiting(own.c.fd, own.identity, turn)?;
+            if turn != Turn::First || !as_if_asleep(|| own.raw.linger())? {
+                return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
+            }
+        };
+        // SAFETY: the caller's places; the queue stays until this notification is acknowledged.
+        unsafe {
+            cq.write(found);
+            cq_context.write((*found).cq_context);
+        }
+        Ok(Step::Done(0))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_uint) {
+    // SAFETY: the C contract.
+    if let Ok(own) = unsafe { object::<Cq>(cq) }
+        && own.device.is_own()
+    {
+        own.notifications.acknowledge(events.into());
+    }
+}
+
+/// A completion queue. C sees an `ibv_cq`. If the queue was created as an `ibv_cq_ex`, C sees that structure, which
+/// begins with an `ibv_cq`.
+#[repr(C)]
+pub(crate) struct Cq {
+    pub(crate) c: UnsafeCell<c::ibv_cq_ex>,
+    pub(crate) raw: Box<dyn raw::Cq>,
+    pub(crate) device: Arc<Device>,
+    channel: *mut c::ibv_comp_channel,
+    source: Option<Source>,
+    pub(crate) users: Users,
+    /// Completion events that the program retrieved.
+    notifications: Unacknowledged,
+    /// Asynchronous events that the program retrieved.
+    pub(crate) unacknowledged: Unacknowledged,
+    /// Held from `ibv_start_poll` to `ibv_end_poll`.
+    pub(crate) polling: AtomicBool,
+    /// Completion that `ibv_start_poll` or `ibv_next_poll` found.
+    pub(crate) current: UnsafeCell<Completion>,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `ibv_cq_ex`, which begins as an `ibv_cq`.
+unsafe impl Object for Cq {
+    type C = c::ibv_cq;
+    const KIND: Kind = Kind::Cq;
+}
+
+impl Cq {
+    /// Stops waiting for acknowledgements: the program will acknowledge no more events.
+    pub(crate) fn give_up(&self) {
+        self.notifications.give_up();
+        self.unacknowledged.give_up();
+    }
+
+    pub(crate) fn context(&self) -> *mut c::ibv_context {
+        // SAFETY: set once, at creation.
+        unsafe { (*self.c.get()).context }
+    }
+}
+
+/// Creates a queue of exactly `depth` entries.
+///
+/// # Safety
+///
+/// The C contract of `ibv_create_cq`.
+pub(crate) unsafe fn create(
+    context: *mut c::ibv_context,
+    depth: usize,
+    cq_context: *mut c_void,
+    channel: *mut c::ibv_comp_channel,
+    vector: c_uint,
+) -> Answer<*mut c::ibv_cq> {
+    // SAFETY: the C contract.
+    let own = unsafe { Context::of(context) }?;
+    own.device.expect_own()?;
+    if vector != 0 {
+        return Err(Refused::invalid(format!("completion vector {vector} does not exist: there is one, 0")));
+    }
+    // SAFETY: the C contract; null is allowed.
+    let notified = if channel.is_null() { None } else { Some(unsafe { object::<Channel>(channel) }?) };
+    if notified.is_some_and(|notified| notified.c.context != context) {
+        return Err(Refused::invalid("the completion channel belongs to another context"));
+    }
+    let raw = own.device.provider.create_cq(depth, notified.map(|channel| &channel.raw))?;
+    let id = raw.id();
+    let c = c::ibv_cq_ex { context, channel, cq_context, handle: id.0, cqe: depth as c_int, ..c::ibv_cq_ex::default() };
+    let cq = own.handles.give(Cq {
+        c: UnsafeCell::new(c),
+        raw,
+        device: Arc::clone(&own.device),
+        channel,
+        source: None,
+        users: Users::default(),
+        notifications: Unacknowledged::default(),
+        unacknowledged: Unacknowledged::default(),
+        polling: AtomicBool::new(false),
+        current: UnsafeCell::new(Completion::default()),
+    });
+    let source = Source::new(Element::Cq(cq), own);
+    // SAFETY: no other thread knows the queue yet.
+    unsafe { (*cq.cast::<Cq>()).source = Some(source.clone()) };
+    own.device.sources().cqs.insert(id, source);
+    if let Some(channel) = notified {
+        channel.users.add();
+        channel.cqs().insert(id, CqPointer(cq));
+    }
+    Ok(cq)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_create_cq(
+    context: *mut c::ibv_context,
+    depth: c_int,
+    cq_context: *mut c_void,
+    channel: *mut c::ibv_comp_channel,
+    vector: c_int,
+) -> *mut c::ibv_cq {
+    pointer("ibv_create_cq", || {
+        let depth = usize::try_from(depth).map_err(|_| Refused::invalid(format!("the depth {depth} is negative")))?;
+        // SAFETY: the C contract.
+        unsafe { create(context, depth, cq_context, channel, vector as c_uint) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
+    status("ibv_resize_cq", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Cq>(cq) }?;
+        own.device.expect_own()?;
+        let wanted = usize::try_from(depth).map_err(|_| Refused::invalid(format!("the depth {depth} is negative")))?;
+        own.raw.resize(wanted)?;
+        // SAFETY: C programs may read the field at any time, which verbs allow.
+        unsafe { (*own.c.get()).cqe = depth };
+        Ok(())
+    })
+}
+
+/// Destroys a queue after all its retrieved events are acknowledged.
+///
+/// # Safety
+///
+/// The C contract of `ibv_destroy_cq`.
+pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
+    // SAFETY: the C contract.
+    let own = unsafe { object::<Cq>(cq) }?;
+    own.device.expect_own()?;
+    own.users.expect_none("completion queue")?;
+    let id = own.raw.id();
+    own.device.sources().cqs.remove(&id);
+    if let Some(source) = &own.source {
+        source.close();
+    }
+    // SAFETY: a channel stays while queues notify it.
+    let channel = unsafe { object::<Channel>(own.channel) }.ok();
+    if let Some(channel) = channel {
+        channel.cqs().remove(&id);
+    }
+    if let Err(step) = own.unacknowledged.none().and_then(|()| own.notifications.none()) {
+        return Ok(step);
+    }
+    // SAFETY: a context stays while objects that were created from it exist; no queue pair uses the queue, and the
+    // program does not use it again.
+    drop(unsafe { Context::of(own.context())?.handles.take::<Cq>(cq) });
+    if let Some(channel) = channel {
+        channel.users.remove();
+    }
+    Ok(Step::Done(0))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
+    // SAFETY: the C contract.
+    in_steps("ibv_destroy_cq", STATUS, move |_| unsafe { destroy(cq) })
+}
+
+/// Maximum number of completions that one step takes from the queue.
+const CHUNK: usize = 16;
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places: *mut c::ibv_wc) -> c_int {
+    // SAFETY: the C contract: a queue that exists.
+    let own = unsafe { &*cq.cast::<Cq>() };
+    if !own.device.is_own() || room < 0 {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    let _uncancelled = own.device.uncancelled();
+    let mut done = 0;
+    let room = room as usize;
+    while done < room {
+        let mut chunk = [Completion::default(); CHUNK];
+        let wanted = (room - done).min(CHUNK);
+        let Ok(found) = own.raw.poll(&mut chunk[..wanted]) else {
+            // The queue overran. First return the completions that were taken before.
+            if done > 0 {
+                break;
+            }
+            set_errno(libc::EOVERFLOW);
+            return -1;
+        };
+        for completion in &chunk[..found] {
+            // SAFETY: the caller has places for `room` completions.
+            unsafe { places.add(done).write(work_completion(completion, own)) };
+            done += 1;
+        }
+        if found < wanted {
+            break;
+        }
+    }
+    done as c_int
+}
+
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut c::ibv_cq, solicited_only: c_int) -> c_int {
+    status("ibv_req_notify_cq", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Cq>(cq) }?;
+        own.device.expect_own()?;
+        own.raw.arm(if solicited_only != 0 { Notify::Solicited } else { Notify::Next });
+        Ok(())
+    })
+}
+
+pub(crate) fn wc_status(status: Status) -> c::ibv_wc_status {
+    match status {
+        Status::Success => c::IBV_WC_SUCCESS,
+        Status::LocalLength => c::IBV_WC_LOC_LEN_ERR,
+        Status::LocalQpOperation => c::IBV_WC_LOC_QP_OP_ERR,
+        Status::LocalProtection => c::IBV_WC_LOC_PROT_ERR,
+        Status::WorkRequestFlushed => c::IBV_WC_WR_FLUSH_ERR,
+        Status::BadResponse => c::IBV_WC_BAD_RESP_ERR,
+        Status::MemoryWindowBind => c::IBV_WC_MW_BIND_ERR,
+        Status::LocalAccess => c::IBV_WC_LOC_ACCESS_ERR,
+        Status::RemoteInvalidRequest => c::IBV_WC_REM_INV_REQ_ERR,
+        Status::RemoteAccess => c::IBV_WC_REM_ACCESS_ERR,
+        Status::RemoteOperation => c::IBV_WC_REM_OP_ERR,
+        Status::RetryExceeded => c::IBV_WC_RETRY_EXC_ERR,
+        Status::RnrRetryExceeded => c::IBV_WC_RNR_RETRY_EXC_ERR,
+        _ => c::IBV_WC_GENERAL_ERR,
+    }
+}
+
+pub(crate) fn wc_opcode(opcode: CompletionOpcode) -> c::ibv_wc_opcode {
+    match opcode {
+        CompletionOpcode::Send => c::IBV_WC_SEND,
+        CompletionOpcode::Write => c::IBV_WC_RDMA_WRITE,
+        CompletionOpcode::Read => c::IBV_WC_RDMA_READ,
+        CompletionOpcode::CompareSwap => c::IBV_WC_COMP_SWAP,
+        CompletionOpcode::FetchAdd => c::IBV_WC_FETCH_ADD,
+        CompletionOpcode::BindWindow => c::IBV_WC_BIND_MW,
+        CompletionOpcode::LocalInvalidate => c::IBV_WC_LOCAL_INV,
+        CompletionOpcode::Receive => c::IBV_WC_RECV,
+        CompletionOpcode::ReceiveWriteImmediate => c::IBV_WC_RECV_RDMA_WITH_IMM,
+    }
+}
+
+pub(crate) fn wc_flags(completion: &Completion) -> c_uint {
+    let attached = match completion.attachment {
+        Attachment::None => 0,
+        Attachment::Immediate(_) => c::IBV_WC_WITH_IMM,
+        Attachment::Invalidated(_) => c::IBV_WC_WITH_INV,
+    };
+    attached | if completion.has_grh { c::IBV_WC_GRH } else { 0 }
+}
+
+/// Returns immediate data in network order, or the invalidated key.
+pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
+    match completion.attachment {
+        Attachment::None => 0,
+        Attachment::Immediate(immediate) => immediate.to_be(),
+        Attachment::Invalidated(rkey) => rkey.get(),
+    }
+}
+
+/// Returns the value of the service level field. RoCE v2 has no service level (annex A17, A17.4.5.1). But the
+/// receiver of a datagram must learn which kind of packet carried it, and verbs have no field for that. mlx5 stores
+/// the kind of packet in this field. UCX reads it to find the addresses in the 40 bytes. rxe leaves 0 for all
+/// datagrams. The field is 0 for connections.
+pub(crate) fn wc_sl(completion: &Completion, cq: &Cq) -> u8 {
+    const UDP: u8 = 1 << 3;
+    const IPV6: u8 = 1;
+    const IPV4: u8 = 2;
+    match (completion.has_grh, cq.device.attributes.address.is_ipv4()) {
+        (false, _) => 0,
+        (true, false) => UDP | IPV6,
+        (true, true) => UDP | IPV4,
+    }
+}
+
+fn work_completion(completion: &Completion, cq: &Cq) -> c::ibv_wc {
+    c::ibv_wc {
+        wr_id: completion.wr_id,
+        status: wc_status(completion.status),
+        opcode: wc_opcode(completion.opcode),
+        vendor_err: 0,
+        byte_len: completion.byte_len,
+        __bindgen_anon_1: c::ibv_wc__bindgen_ty_1 { invalidated_rkey: wc_attachment(completion) },
+        qp_num: completion.qpn.get(),
+        src_qp: completion.source_qpn.get(),
+        wc_flags: wc_flags(completion),
+        pkey_index: 0,
+        slid: 0,
+        sl: wc_sl(completion, cq),
+        dlid_path_bits: 0,
+    }
+}

@@ -1,0 +1,289 @@
+//! The device that programs find, and its RNIC. All contexts of a process share one RNIC, as all processes of a
+//! machine do.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::{mem, ptr};
+
+use doorbell_fabric::BindRequest;
+use doorbell_ibverbs_sys as c;
+use doorbell_sync::IgnorePoison;
+use doorbell_verbs::raw::{DeviceAttributes, Provider};
+use doorbell_verbs::soft::{self, Soft, SoftOptions};
+use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
+
+use crate::objects::answer::{Answer, Refused};
+use crate::objects::event::Source;
+use crate::paths;
+use crate::process::fork::Inside;
+use crate::process::static_value::StaticValue;
+use crate::process::wait::Uncancelled;
+use crate::process::{config, explain, fork, stats};
+
+/// Name of the device.
+pub(crate) const NAME: &CStr = c"doorbell0";
+
+/// Number of zeros after the structure. Providers of other vendors read past its end, for fields that identify their
+/// own devices.
+const ZEROS_BEHIND: usize = 1024;
+
+#[repr(C)]
+struct Listed {
+    device: c::ibv_device,
+    zeros: [u8; ZEROS_BEHIND],
+}
+
+/// Returns the only device of the list. It is never freed, so pointers to it stay valid.
+pub(crate) fn listed() -> *mut c::ibv_device {
+    static LISTED: StaticValue<Listed> = StaticValue::new();
+    let make = || {
+        // SAFETY: zeros are a valid value of each field.
+        let mut listed: Box<Listed> = Box::new(unsafe { mem::zeroed() });
+        let device = &mut listed.device;
+        device.node_type = c::IBV_NODE_CA;
+        device.transport_type = c::IBV_TRANSPORT_IB;
+        fill(&mut device.name, NAME);
+        fill(&mut device.dev_name, paths::dev_name());
+        // `paths` serves the files of this path.
+        let path = [b"/sys/class/infiniband_verbs/", paths::dev_name().to_bytes_with_nul()].concat();
+        fill(&mut device.dev_path, CStr::from_bytes_until_nul(&path).unwrap_or_default());
+        fill(&mut device.ibdev_path, c"/sys/class/infiniband/doorbell0");
+        listed
+    };
+    LISTED.get_or_make(make).cast()
+}
+
+/// Copies a text into a longer field.
+pub(crate) fn fill(field: &mut [c_char], text: &CStr) {
+    for (place, &byte) in field.iter_mut().zip(text.to_bytes_with_nul()) {
+        *place = byte as c_char;
+    }
+}
+
+/// Returns the node's GUID in network order: locally administered, one per process.
+pub(crate) fn guid() -> u64 {
+    (0x0264_6f6f_0000_0000_u64 | u64::from(std::process::id())).to_be()
+}
+
+/// An RNIC and the objects that receive its events.
+pub(crate) struct Device {
+    pub(crate) provider: Arc<Soft>,
+    pub(crate) attributes: DeviceAttributes,
+    /// The numbers that the device shows as vendor and part.
+    pub(crate) vendor: (u32, u32),
+    generation: u32,
+    /// Whether the RNIC writes its packets to a capture file.
+    captures: bool,
+    sources: Mutex<Sources>,
+}
+
+/// Objects that events refer to.
+#[derive(Default)]
+pub(crate) struct Sources {
+    pub(crate) qps: HashMap<Qpn, Source>,
+    pub(crate) cqs: HashMap<CqId, Source>,
+    pub(crate) srqs: HashMap<SrqId, Source>,
+}
+
+impl Device {
+    /// Returns whether the device is this process's own, and not inherited by a fork.
+    #[inline]
+    pub(crate) fn is_own(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    pub(crate) fn expect_own(&self) -> Answer<()> {
+        if self.is_own() {
+            return Ok(());
+        }
+        Err(Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew"))
+    }
+
+    /// Defers cancellation while posting and polling, if a capture is written. Otherwise they contain no cancellation
+    /// point: the software RNIC makes their system calls without one.
+    #[inline]
+    pub(crate) fn uncancelled(&self) -> Option<Uncancelled> {
+        self.captures.then(Uncancelled::new)
+    }
+
+    pub(crate) fn sources(&self) -> MutexGuard<'_, Sources> {
+        self.sources.lock().ignore_poison()
+    }
+
+    /// Hands events to the contexts of their objects. The RNIC calls this function, so it calls no function of the
+    /// RNIC except `poll_event`.
+    fn dispatch(&self) {
+        use AsyncEvent as E;
+        let sources = self.sources();
+        while let Some(event) = self.provider.poll_event() {
+            let (source, kind) = match event {
+                E::CommunicationEstablished(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_COMM_EST),
+                E::SqDrained(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_SQ_DRAINED),
+                E::QpFatal(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_FATAL),
+                E::QpRequestError(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_REQ_ERR),
+                E::QpAccessError(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_ACCESS_ERR),
+                E::QpLastWqeReached(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_LAST_WQE_REACHED),
+                E::CqError(cq) => (sources.cqs.get(&CqId(cq)), c::IBV_EVENT_CQ_ERR),
+                E::SrqLimitReached(srq) => (sources.srqs.get(&SrqId(srq)), c::IBV_EVENT_SRQ_LIMIT_REACHED),
+                _ => continue,
+            };
+            if let Some(source) = source {
+                source.raise(kind);
+            }
+        }
+    }
+}
+
+struct Process {
+    generation: u32,
+    /// Alive while a context is open.
+    device: Weak<Device>,
+    /// Last address of the device. Reopening the device with this address keeps the GID.
+    address: Option<IpAddr>,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process { generation: 0, device: Weak::new(), address: None });
+
+/// Returns the RNIC of this process, if it is open.
+///
+/// # Errors
+///
+/// Returns [`Busy`] if a thread is opening the RNIC.
+pub(crate) fn try_current() -> Result<Option<Arc<Device>>, Busy> {
+    let process = try_lock()?;
+    Ok(if process.generation == fork::generation() { process.device.upgrade() } else { None })
+}
+
+fn try_lock() -> Result<MutexGuard<'static, Process>, Busy> {
+    match PROCESS.try_lock() {
+        Ok(process) => Ok(process),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Busy),
+    }
+}
+
+/// Returns the address of this process's device. If the device is not open, returns the address that it would receive
+/// now, or `None` if it could not be opened.
+///
+/// # Errors
+///
+/// Returns [`Busy`] if a thread is opening the device, or forks.
+pub(crate) fn address() -> Result<Option<IpAddr>, Busy> {
+    let _inside = Inside::try_new().ok_or(Busy)?;
+    let mut process = try_lock()?;
+    process.renew();
+    if let Some(device) = process.device.upgrade() {
+        return Ok(Some(device.attributes.address));
+    }
+    if process.address.is_none() {
+        let free = |options: SoftOptions| {
+            let request = BindRequest { address: options.address, port: options.port, ..BindRequest::default() };
+            doorbell_fabric::bind(request).ok().map(|link| link.local_address())
+        };
+        process.address = config::options().ok().and_then(free);
+    }
+    Ok(process.address)
+}
+
+/// The answer would require waiting for another thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Busy;
+
+impl Process {
+    /// Forgets state of the parent process after a fork.
+    fn renew(&mut self) {
+        if self.generation != fork::generation() {
+            // The device is the parent's. Do not drop it here, since its thread does not exist in this process.
+            mem::forget(mem::replace(&mut self.device, Weak::new()));
+            *self = Self { generation: fork::generation(), device: Weak::new(), address: None };
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.is_own() {
+            stats::keep(self);
+        }
+    }
+}
+
+/// Returns the RNIC of this process, and opens it first if necessary.
+pub(crate) fn open() -> Answer<Arc<Device>> {
+    stats::print_at_exit();
+    explain::explain_device();
+    let mut process = PROCESS.lock().ignore_poison();
+    process.renew();
+    if let Some(device) = process.device.upgrade() {
+        return Ok(device);
+    }
+    let vendor = config::vendor()?;
+    let mut options = config::options()?;
+    let wanted = options.address;
+    options.address = wanted.or(process.address);
+    let soft = match soft::open_provider(&options) {
+        // Another process has taken the address meanwhile.
+        Err(_) if wanted.is_none() && process.address.is_some() => {
+            options.address = None;
+            soft::open_provider(&options)
+        }
+        result => result,
+    }?;
+    let attributes = soft.attributes();
+    process.address = Some(attributes.address);
+    let device = Arc::new(Device {
+        provider: Arc::clone(&soft),
+        attributes,
+        vendor,
+        generation: process.generation,
+        captures: options.pcap.is_some(),
+        sources: Mutex::default(),
+    });
+    let listener = Arc::downgrade(&device);
+    soft.on_event(Arc::new(move || {
+        if let Some(device) = listener.upgrade() {
+            device.dispatch();
+        }
+    }));
+    process.device = Arc::downgrade(&device);
+    Ok(device)
+}
+
+/// Lists the only device.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
+    let _inside = Inside::new();
+    let list = Box::new([listed(), ptr::null_mut()]);
+    if !count.is_null() {
+        // SAFETY: not null, so the caller's place for the number.
+        unsafe { count.write(1) }
+    }
+    Box::into_raw(list).cast()
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut c::ibv_device) {
+    if !list.is_null() {
+        // SAFETY: not null, so a list from `ibv_get_device_list`.
+        drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_device; 2]>()) });
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_name(device: *mut c::ibv_device) -> *const c_char {
+    // SAFETY: a device of the list, or null.
+    unsafe { device.as_ref() }.map_or(ptr::null(), |device| device.name.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_guid(_device: *mut c::ibv_device) -> c::__be64 {
+    guid()
+}
+
+/// Returns -1: the kernel has no such device.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_index(_device: *mut c::ibv_device) -> c_int {
+    -1
+}

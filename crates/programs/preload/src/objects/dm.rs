@@ -1,0 +1,153 @@
+//! Device memory: a piece of this process's memory, since the software device is in the process.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use doorbell_ibverbs_sys as c;
+
+use crate::objects::answer::{Answer, Refused, pointer, status};
+use crate::objects::context::Context;
+use crate::objects::handle::{Kind, Object, Users, object};
+use crate::objects::mr;
+
+/// Total device memory in bytes.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+
+/// Alignment of each allocation, and the largest that a program may request: a page.
+const LOG_ALIGN: u32 = 12;
+
+/// Unit of offsets and lengths of copies, as on hardware.
+const WORD: u64 = 4;
+
+/// A piece of device memory.
+#[repr(C)]
+pub(crate) struct Dm {
+    c: c::ibv_dm,
+    base: *mut u8,
+    layout: Layout,
+    pub(crate) users: Users,
+}
+
+// SAFETY: `#[repr(C)]`, and begins with an `ibv_dm`.
+unsafe impl Object for Dm {
+    type C = c::ibv_dm;
+    const KIND: Kind = Kind::Dm;
+}
+
+impl Drop for Dm {
+    fn drop(&mut self) {
+        IN_USE.fetch_sub(self.layout.size(), Ordering::Relaxed);
+        // SAFETY: the memory was allocated with this layout, and no region uses it any more.
+        unsafe { dealloc(self.base, self.layout) }
+    }
+}
+
+/// Allocated bytes of all contexts, which share the device.
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+impl Dm {
+    /// Returns the address of `length` bytes at `offset`.
+    pub(crate) fn place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
+        let size = self.layout.size() as u64;
+        if offset > size || length as u64 > size - offset {
+            let why = format!("{length} B at {offset} are not inside the {size} B of device memory");
+            return Err(Refused::invalid(why));
+        }
+        // SAFETY: inside the allocation, as just checked.
+        Ok(unsafe { self.base.add(offset as usize) })
+    }
+
+    fn word_place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
+        if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
+            return Err(Refused::invalid(format!("device memory is copied in words of {WORD} B")));
+        }
+        self.place(offset, length)
+    }
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context: *mut c::ibv_context,
+    attr: *mut c::ibv_alloc_dm_attr,
+) -> *mut c::ibv_dm {
+    pointer("ibv_alloc_dm", || {
+        // SAFETY: the C contract.
+        let (own, attr) = unsafe { (Context::of(context)?, attr.as_ref()) };
+        let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
+        if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > LOG_ALIGN {
+            return Err(Refused::invalid("comp_mask must be 0, the length at least 1, the alignment at most a page"));
+        }
+        let layout = Layout::from_size_align(attr.length, 1 << LOG_ALIGN);
+        let layout = layout.ok().filter(|layout| layout.size() <= MAX_BYTES);
+        let full = || Refused::new(libc::ENOMEM, format!("the device has {MAX_BYTES} B of memory in all"));
+        let layout = layout.ok_or_else(full)?;
+        let taken = |used: usize| Some(used + layout.size()).filter(|&sum| sum <= MAX_BYTES);
+        IN_USE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map_err(|_| full())?;
+        // SAFETY: the layout has at least one byte.
+        let base = unsafe { alloc_zeroed(layout) };
+        if base.is_null() {
+            IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+            return Err(full());
+        }
+        let c = c::ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            comp_mask: 0,
+            handle: 0,
+        };
+        Ok(own.handles.give(Dm { c, base, layout, users: Users::default() }))
+    })
+}
+
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
+    status("ibv_free_dm", || {
+        // SAFETY: the C contract.
+        let own = unsafe { object::<Dm>(dm) }?;
+        own.users.expect_none("device memory")?;
+        // SAFETY: a context stays while objects that were created from it exist; no region uses the memory, and the
+        // program does not use it again.
+        drop(unsafe { Context::of(own.c.context)?.handles.take::<Dm>(dm) });
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    status("ibv_memcpy_to_dm", || {
+        // SAFETY: the C contract.
+        let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
+        // SAFETY: `place` has room for `length` bytes, and the program's memory has `length` bytes.
+        unsafe { ptr::copy(from.cast(), place, length) };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut c::ibv_dm, offset: u64, length: usize) -> c_int {
+    status("ibv_memcpy_from_dm", || {
+        // SAFETY: the C contract.
+        let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
+        // SAFETY: there are `length` bytes at `place`, and the program's memory has room for them.
+        unsafe { ptr::copy(place, to.cast(), length) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut c::ibv_pd,
+    dm: *mut c::ibv_dm,
+    offset: u64,
+    length: usize,
+    flags: c_uint,
+) -> *mut c::ibv_mr {
+    pointer("ibv_reg_dm_mr", || {
+        // Without zero-based addresses the program would have no address for the region.
+        if flags & c::IBV_ACCESS_ZERO_BASED == 0 {
+            return Err(Refused::invalid("a region of device memory is zero-based"));
+        }
+        // SAFETY: the C contract.
+        let place = unsafe { object::<Dm>(dm) }?.place(offset, length)?;
+        // SAFETY: the C contract; the memory stays until no region uses it.
+        unsafe { mr::reg_mr(pd, place.cast(), length, 0, flags, dm) }
+    })
+}

@@ -1,0 +1,151 @@
+//! Files that programs read besides calling libibverbs: `/dev/infiniband`, `/sys/class/infiniband` and related paths.
+//!
+//! Only these paths are served. Functions of the C library that take a path compare its first letters (`route.rs`),
+//! and nearly all calls go to the C library at once. One table (`plan.rs`) lists all served entries. It provides
+//! status, rights, links and lists of entries.
+//!
+//! No file exists for an entry before a program opens it. Then the program gets an anonymous file, or a folder that
+//! was removed at once (`anonymous.rs`). The name of the file or folder identifies the entry (`names.rs`). So nothing
+//! stays when a process ends, even if it is killed.
+//!
+//! Links, `..` and relative paths are followed within the table, as the kernel follows them in its own tree
+//! (`route.rs`). So no path leads from an anonymous folder into the folder in which it was created. For the kernel a
+//! removed folder has no entries, so functions that list a folder are served too (`listing.rs`).
+//!
+//! System calls that bypass the C library are not served. Neither are files that the C library opens within `ftw`,
+//! `nftw` and `fts_open`.
+
+mod anonymous;
+mod files;
+mod folders;
+mod links;
+mod listing;
+mod names;
+mod next;
+mod plan;
+mod route;
+mod status;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{CStr, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub(crate) use next::find_all;
+use plan::{Node, plan};
+pub(crate) use route::look_where_started;
+use route::{Buffer, End, Lead, may_concern, was_missed};
+use sys::Fd;
+
+use crate::objects::answer::set_errno;
+use crate::process::wait::Uncancelled;
+
+/// Returns the name of the character device.
+pub(crate) fn dev_name() -> &'static CStr {
+    &plan().dev_name
+}
+
+/// Outcome of a call on a served path.
+enum Served<R> {
+    /// The call is complete, with this result.
+    Done(R),
+    /// The C library's function must run, on the path in the buffer.
+    Call,
+    /// The C library's function must run on the path in the buffer, which leads to this descriptor. The descriptor is
+    /// closed afterwards.
+    CallOn(Fd),
+    /// The call fails with this errno.
+    Refused(c_int),
+}
+
+/// Follows a path that may lead to a served node. If it does, `serve` decides the outcome. `serve` must not wait.
+/// Nothing is held while `real` runs, since it may be a cancellation point. The exception is a descriptor that `real`
+/// opens again, but then the thread is not cancelled meanwhile.
+#[cold]
+#[inline(never)]
+fn led<R>(
+    folder: c_int,
+    path: *const c_char,
+    end: End,
+    failed: R,
+    real: impl Fn(c_int, *const c_char) -> R,
+    serve: impl FnOnce(&'static Node, &mut Buffer) -> Served<R>,
+) -> R {
+    let errno_before = sys::errno();
+    let mut buffer = Buffer::new();
+    let way = {
+        let _uncancelled = Uncancelled::new();
+        let way = || {
+            // SAFETY: every caller passes on the path that `may_concern` has read.
+            match unsafe { route::lead(folder, path, end, &mut buffer) } {
+                Lead::Through => Handling::Through,
+                Lead::Elsewhere => Handling::Buffer,
+                Lead::Refused(errno) => {
+                    if errno == libc::ENOENT {
+                        // SAFETY: a C string, as above.
+                        anonymous::tell(
+                            unsafe { CStr::from_ptr(path) }.to_bytes(),
+                            &"there is no such file of the software RNIC",
+                        );
+                    }
+                    Handling::Refused(errno)
+                }
+                Lead::Node(node) => match serve(node, &mut buffer) {
+                    Served::Done(result) => Handling::Done(result),
+                    Served::Call => Handling::Buffer,
+                    Served::CallOn(fd) => Handling::Held(fd),
+                    Served::Refused(errno) => Handling::Refused(errno),
+                },
+            }
+        };
+        // Nothing unwinds into C.
+        catch_unwind(AssertUnwindSafe(way)).unwrap_or(Handling::Refused(libc::EIO))
+    };
+    set_errno(errno_before);
+    match way {
+        Handling::Through => real(folder, path),
+        Handling::Buffer => real(libc::AT_FDCWD, buffer.as_ptr()),
+        Handling::Held(fd) => {
+            let _uncancelled = Uncancelled::new();
+            let result = real(libc::AT_FDCWD, buffer.as_ptr());
+            let errno = sys::errno();
+            drop(fd);
+            set_errno(errno);
+            result
+        }
+        Handling::Done(result) => result,
+        Handling::Refused(errno) => {
+            set_errno(errno);
+            failed
+        }
+    }
+}
+
+enum Handling<R> {
+    Through,
+    Buffer,
+    Held(Fd),
+    Done(R),
+    Refused(c_int),
+}
+
+/// Returns an answer that needs only the plan, if nodes can be served at all.
+fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Served<R> {
+    match anonymous::check() {
+        Ok(()) => answer(),
+        Err(unserved) => Served::Refused(unserved.errno(node)),
+    }
+}
+
+/// Returns the answer for a file or folder that was created for a node, or the error of its creation.
+fn made<R, T>(
+    node: &'static Node,
+    made: Result<T, anonymous::Unserved>,
+    answer: impl FnOnce(T) -> Served<R>,
+) -> Served<R> {
+    match made {
+        Ok(made) => answer(made),
+        Err(unserved) => Served::Refused(unserved.errno(node)),
+    }
+}

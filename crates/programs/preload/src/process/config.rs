@@ -1,0 +1,83 @@
+//! Settings in the environment: `doorbell run` sets them, and `doorbell env` prints them.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use doorbell_fabric::FaultPlan;
+use doorbell_verbs::soft::SoftOptions;
+
+use crate::objects::answer::{Answer, Refused};
+
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str) -> Answer<Option<T>> {
+    let Some(value) = variable(name) else { return Ok(None) };
+    let text = value.to_string_lossy();
+    text.parse().map(Some).map_err(|error| Refused::invalid(format!("{name} is {text:?}: {error}")))
+}
+
+fn address() -> Answer<Option<IpAddr>> {
+    parsed("DOORBELL_BIND")
+}
+
+/// Returns whether other machines reach the RNIC. Its default address is a loopback address.
+pub(crate) fn is_on_network() -> bool {
+    address().ok().flatten().is_some_and(|address| !address.is_loopback())
+}
+
+/// Returns the options with which the RNIC is opened.
+pub(crate) fn options() -> Answer<SoftOptions> {
+    let mut options = SoftOptions {
+        address: address()?,
+        pcap: variable("DOORBELL_PCAP").map(per_process),
+        faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
+        check_elements_late: true,
+        guards_memory: true,
+        ..SoftOptions::default()
+    };
+    if let Some(port) = parsed("DOORBELL_PORT")? {
+        options.port = port;
+    }
+    Ok(options)
+}
+
+/// Replaces `%p` in the name by the process number, so that each process writes a file of its own.
+fn per_process(path: OsString) -> PathBuf {
+    match path.into_string() {
+        Ok(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        Err(path) => path.into(),
+    }
+}
+
+/// Default vendor, a locally administered identifier that no vendor owns, and its default part.
+const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
+
+/// Returns the vendor and part numbers that the device shows. Some programs choose features by them.
+pub(crate) fn vendor() -> Answer<(u32, u32)> {
+    let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
+    let text = value.to_string_lossy();
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let (vendor, part) = text.split_once(':').unwrap_or((&text, "0"));
+    number(vendor).zip(number(part)).ok_or_else(|| {
+        Refused::invalid(format!(
+            "DOORBELL_VENDOR_ID is {text:?}; allowed is VENDOR or VENDOR:PART, such as 0x2c9:4119"
+        ))
+    })
+}
+
+/// Returns whether counters are printed when the process ends.
+pub(crate) fn wants_stats() -> bool {
+    variable("DOORBELL_STATS").is_some_and(|value| value != "0")
+}
+
+/// Returns whether refused requests are explained on standard error.
+pub(crate) fn explains() -> bool {
+    let quiet = ["off", "error", "warn"].map(OsString::from);
+    variable("DOORBELL_LOG").is_some_and(|level| !quiet.contains(&level))
+}

@@ -1,0 +1,246 @@
+//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket. Calls on inherited
+//! objects return errors. When the child opens the device again, it gets a device of its own.
+//!
+//! Threads that the child does not have may hold the locks of inherited objects forever, so the child does not touch
+//! those. It needs the locks of the process itself, which guard the open device and the printed messages. A fork
+//! waits until no thread is in a call that may hold one. Calls that wait leave the gate before they sleep
+//! (`wait.rs`). Calls of the data path use only locks of objects.
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+use doorbell_sync::IgnorePoison;
+
+/// Number of forks between the first process and this one. Each fork increments it in the child.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The gate of the first process.
+static FIRST: RwLock<()> = RwLock::new(());
+
+/// The gate of this process: calls are its readers, and a forking thread is its writer.
+static GATE: AtomicPtr<RwLock<()>> = AtomicPtr::new((&raw const FIRST).cast_mut());
+
+thread_local! {
+    /// Number of nested calls of this thread that are inside the gate.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Read guard of the outermost call.
+    static INSIDE: Cell<Option<ManuallyDrop<RwLockReadGuard<'static, ()>>>> = const { Cell::new(None) };
+    /// Write guard of this thread while it forks.
+    static FORKING: Cell<Option<ManuallyDrop<RwLockWriteGuard<'static, ()>>>> = const { Cell::new(None) };
+}
+
+fn gate() -> &'static RwLock<()> {
+    // SAFETY: a static, or a leaked box.
+    unsafe { &*GATE.load(Ordering::Acquire) }
+}
+
+/// Returns the number of forks between the first process and this one.
+#[inline]
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Guard that keeps all other threads from forking.
+pub(crate) struct Inside(());
+
+impl Inside {
+    pub(crate) fn new() -> Self {
+        if DEPTH.replace(DEPTH.get() + 1) == 0 {
+            enter();
+        }
+        Self(())
+    }
+}
+
+impl Inside {
+    /// Enters the gate, unless that would have to wait for a thread that forks. Signal handlers may call this
+    /// function.
+    pub(crate) fn try_new() -> Option<Self> {
+        // Increment the depth first: a signal handler that interrupts this function then does not touch `INSIDE`.
+        if DEPTH.replace(DEPTH.get() + 1) == 0 {
+            let guard = match gate().try_read() {
+                Ok(guard) => guard,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    DEPTH.set(0);
+                    return None;
+                }
+            };
+            INSIDE.set(Some(ManuallyDrop::new(guard)));
+        }
+        Some(Self(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // Decrement the depth last, for the same reason.
+        if DEPTH.get() == 1 {
+            leave();
+        }
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+fn enter() {
+    let guard = gate().read().ignore_poison();
+    INSIDE.set(Some(ManuallyDrop::new(guard)));
+}
+
+fn leave() {
+    drop(INSIDE.take().map(ManuallyDrop::into_inner));
+}
+
+/// Runs a long part of a call, which holds no lock of the process. Forks need not wait for it.
+pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
+    leave();
+    let result = body();
+    enter();
+    result
+}
+
+extern "C" fn before() {
+    // A signal handler may have interrupted a call of this thread, which would then wait for itself.
+    if DEPTH.get() == 0 {
+        let guard = gate().write().ignore_poison();
+        FORKING.set(Some(ManuallyDrop::new(guard)));
+    }
+}
+
+extern "C" fn in_parent() {
+    drop(FORKING.take().map(ManuallyDrop::into_inner));
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    // Threads that do not exist in the child may hold the old gate, or wait for it.
+    GATE.store(Box::leak(Box::default()), Ordering::Release);
+    FORKING.set(None);
+}
+
+/// Installs the handlers when the library is loaded, since a fork may happen during the first call.
+extern "C" fn watch() {
+    // SAFETY: the handlers stay loaded with the library.
+    let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = watch;
+
+/// Writes a line to standard error, in one piece and without the standard library's lock. A thread that does not
+/// exist in a forked child may hold that lock.
+pub(crate) fn say(line: &str) {
+    let line = format!("{}\n", doorbell_output::escape(line));
+    // SAFETY: the bytes exist. A failure cannot be reported.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::objects::context::{ibv_close_device, ibv_open_device};
+    use crate::objects::device;
+
+    /// Opens and closes the device. Returns whether both succeeded.
+    fn opens() -> bool {
+        // SAFETY: the device of the list always exists, and the context was just opened.
+        unsafe {
+            let context = ibv_open_device(device::listed());
+            !context.is_null() && ibv_close_device(context) == 0
+        }
+    }
+
+    /// Forks a child that opens the device, and checks that the child ended with status 0.
+    #[track_caller]
+    fn child_opens(what: &str) {
+        // SAFETY: the child runs only this code, and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "{what}: no fork");
+        if child == 0 {
+            // SAFETY: the signal ends a child that hangs.
+            unsafe {
+                libc::signal(libc::SIGALRM, libc::SIG_DFL);
+                libc::alarm(20);
+                libc::_exit(if opens() { 0 } else { 2 });
+            }
+        }
+        let mut status = 0;
+        // SAFETY: the child was just forked.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "{what}: the child ended with {status:#x}");
+    }
+
+    #[test]
+    fn a_child_opens_the_device_whatever_other_threads_did_when_it_was_forked() {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    assert!(opens());
+                }
+            });
+            let rounds = std::panic::catch_unwind(|| (0..60).for_each(|round| child_opens(&format!("fork {round}"))));
+            over.store(true, Ordering::Relaxed);
+            rounds.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+
+    #[test]
+    fn a_fork_does_not_wait_for_calls_of_its_own_thread() {
+        let inside = Inside::new();
+        child_opens("within a call");
+        outside(|| child_opens("outside"));
+        drop(inside);
+        child_opens("afterwards");
+    }
+
+    #[test]
+    fn nested_calls_hold_the_gate_once() {
+        let outer = Inside::new();
+        drop(Inside::new());
+        assert!(gate().try_write().is_err(), "the outer call is still inside");
+        drop(outer);
+        assert_eq!(DEPTH.get(), 0);
+        assert!(INSIDE.take().is_none());
+    }
+    #[test]
+    fn a_signal_handler_that_interrupts_entering_and_leaving_leaves_the_gate_free() {
+        static HANDLED: AtomicU32 = AtomicU32::new(0);
+        const SIGNALS: u32 = 20_000;
+        extern "C" fn handle(_: libc::c_int) {
+            drop(Inside::try_new());
+            HANDLED.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the handler takes no lock that it would wait for, and allocates nothing.
+        unsafe { libc::signal(libc::SIGUSR2, handle as extern "C" fn(_) as libc::sighandler_t) };
+        // SAFETY: it returns the calling thread.
+        let own = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for sent in 0..SIGNALS {
+                    // SAFETY: the thread lives until the scope ends.
+                    assert_eq!(unsafe { libc::pthread_kill(own, libc::SIGUSR2) }, 0);
+                    // Pending signals of one number merge into one.
+                    while HANDLED.load(Ordering::Relaxed) <= sent {
+                        std::thread::yield_now(); // without a processor of its own, the other thread gets this one
+                    }
+                }
+            });
+            while HANDLED.load(Ordering::Relaxed) < SIGNALS {
+                drop(Inside::try_new());
+            }
+        });
+        // Other tests enter the gate occasionally.
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while gate().try_write().is_err() {
+            assert!(std::time::Instant::now() < patience, "the gate stays held, though no call is inside");
+            std::thread::yield_now();
+        }
+    }
+}

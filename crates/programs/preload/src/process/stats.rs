@@ -1,0 +1,122 @@
+//! Counters of the devices of a process: for the served files, and on standard error at its end with `--stats`.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, Once, TryLockError};
+use std::time::{Duration, Instant};
+
+use doorbell_sync::IgnorePoison;
+use doorbell_verbs::raw::Provider;
+use doorbell_verbs::{Counters, LinkCounters};
+
+use crate::objects::device::{self, Device};
+use crate::process::config;
+use crate::process::fork::{self, Inside, say};
+
+/// Counters of closed devices, and the fork generation of the process that they belong to.
+static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, NOTHING));
+
+const COUNTERS: usize = Counters::NAMES.len() + LinkCounters::NAMES.len();
+
+/// Values, in the order of [`names`].
+pub(crate) type Counted = [u64; COUNTERS];
+
+const NOTHING: Counted = [0; COUNTERS];
+
+/// Maximum value that was returned for each counter. While a device is being closed, its counters are missing from
+/// the sum for a moment.
+static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
+static SAID_IN: AtomicU32 = AtomicU32::new(0);
+
+/// Time for which [`total`] retries.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Returns the names of the counters.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
+}
+
+/// Returns the counters of all devices of this process. If a signal handler interrupted a thread that holds a lock,
+/// they cannot be read in bounded time. Then the function returns the counters that it returned last.
+pub(crate) fn total() -> Counted {
+    let until = Instant::now() + PATIENCE;
+    let sum = loop {
+        match try_total() {
+            Some(sum) => break sum,
+            None if Instant::now() < until => std::thread::yield_now(),
+            None => break NOTHING,
+        }
+    };
+    if SAID_IN.swap(fork::generation(), Ordering::Relaxed) != fork::generation() {
+        SAID.iter().for_each(|said| said.store(0, Ordering::Relaxed));
+    }
+    let mut said = SAID.iter();
+    sum.map(|value| said.next().map_or(value, |said| said.fetch_max(value, Ordering::Relaxed).max(value)))
+}
+
+fn try_total() -> Option<Counted> {
+    let _inside = Inside::try_new()?;
+    let device = device::try_current().ok()?;
+    let now = match &device {
+        Some(device) => in_order(device.provider.try_counters()?),
+        None => NOTHING,
+    };
+    let closed = match CLOSED.try_lock() {
+        Ok(closed) => closed,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    Some(if closed.0 == fork::generation() { plus(&closed.1, &now) } else { now })
+}
+
+/// Prints the counters at the end of the process, if the environment requests that.
+pub(crate) fn print_at_exit() {
+    static ONCE: Once = Once::new();
+    if config::wants_stats() {
+        ONCE.call_once(|| {
+            // SAFETY: the handler has the required type, and stays loaded with the library.
+            let failed = unsafe { libc::atexit(at_exit) };
+            debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
+        });
+    }
+}
+
+fn in_order((rnic, link): (Counters, LinkCounters)) -> Counted {
+    let mut all = NOTHING;
+    let values = rnic.values().into_iter().chain(link.values());
+    all.iter_mut().zip(values).for_each(|(place, value)| *place = value);
+    all
+}
+
+fn counted(device: &Device) -> Counted {
+    in_order((device.provider.counters().unwrap_or_default(), device.provider.link_counters()))
+}
+
+fn plus(a: &Counted, b: &Counted) -> Counted {
+    let mut b = b.iter();
+    a.map(|value| value + b.next().unwrap_or(&0))
+}
+
+/// Keeps the counters of a device that is being closed.
+pub(crate) fn keep(device: &Device) {
+    let mut closed = CLOSED.lock().ignore_poison();
+    if closed.0 != fork::generation() {
+        *closed = (fork::generation(), NOTHING);
+    }
+    closed.1 = plus(&closed.1, &counted(device));
+}
+
+extern "C" fn at_exit() {
+    // At this point a locked mutex may stay locked forever. Print nothing rather than hang.
+    let Ok(closed) = CLOSED.try_lock() else { return };
+    let mut sum = if closed.0 == fork::generation() { closed.1 } else { NOTHING };
+    drop(closed);
+    if let Ok(Some(device)) = device::try_current() {
+        sum = plus(&sum, &counted(&device));
+        // The device stays open: closing it now would only add the same counters again.
+        std::mem::forget(device);
+    }
+    let process = std::process::id();
+    for (name, value) in names().zip(sum).filter(|&(_, value)| value > 0) {
+        say(&format!("doorbell[{process}]: {name} {value}"));
+    }
+}

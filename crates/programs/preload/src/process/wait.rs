@@ -1,0 +1,471 @@
+//! Calls that may wait. Meanwhile threads may be cancelled and signals may arrive.
+//!
+//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. It must not unwind frames of Rust
+//! that hold a lock or a counted reference, since these would stay held. So a call that may wait runs in steps
+//! ([`in_steps`]). With cancellation disabled ([`Uncancelled`]), each step does the work that is possible now, and
+//! returns the event to wait for. Then the thread sleeps, while no frame holds anything or has a value to drop. Only
+//! the functions of the sleep may be unwound.
+//!
+//! A thread waits for an event on a word in memory ([`Sleepers`]). The original libraries, libibverbs and librdmacm,
+//! read the event's descriptor instead. If a program closed the descriptor, the reader would sleep forever. As for a
+//! read, the kernel decides whether a signal ends the wait (SA_RESTART). The flags of the descriptor decide whether a
+//! call waits (O_NONBLOCK). A sleeping thread checks once in [`LOOK`] whether its descriptor is still open.
+//!
+//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. It must not call
+//! most functions of POSIX either.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use doorbell_fabric::EventIdentity;
+use doorbell_verbs::raw::Sleepers;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+use crate::objects::answer::{Answer, Refused, guarded, set_errno};
+
+/// Data that `pthread_cleanup_push` of the C library keeps on the stack.
+#[repr(C)]
+struct Cleanup {
+    routine: *mut c_void,
+    argument: *mut c_void,
+    kind: c_int,
+    previous: *mut c_void,
+}
+
+// These functions may unwind, which the declarations of the crate `libc` do not allow.
+unsafe extern "C-unwind" {
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
+    fn pthread_testcancel();
+    fn pthread_cond_wait(condition: *mut libc::pthread_cond_t, mutex: *mut libc::pthread_mutex_t) -> c_int;
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn _pthread_cleanup_push(place: *mut Cleanup, routine: extern "C" fn(*mut c_void), argument: *mut c_void);
+    fn _pthread_cleanup_pop(place: *mut Cleanup, execute: c_int);
+}
+
+const CANCEL_DISABLE: c_int = 1;
+const CANCEL_ASYNCHRONOUS: c_int = 1;
+
+/// Interval at which a sleeping thread checks that the program has not closed its descriptor.
+const LOOK: libc::time_t = 1;
+
+/// Signals that faults of a thread raise.
+const FAULTS: [Signal; 6] =
+    [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
+
+const INTERRUPTED: &str = "waiting for an event was interrupted";
+
+/// Guard that defers cancellation of the thread. Most calls of the C library that enter the kernel are cancellation
+/// points. Posting and polling have none ([`uncancelled`](crate::objects::device::Device::uncancelled)).
+pub(crate) struct Uncancelled(c_int);
+
+impl Uncancelled {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: it changes only the state of this thread.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: as above. A pending cancellation acts at the next cancellation point, and not here.
+        unsafe { pthread_setcancelstate(self.0, &raw mut self.0) };
+    }
+}
+
+/// Outcome of a step of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// The call returns this value.
+    Done(c_int),
+    /// The next step runs after an entry was added, or after a while.
+    Sleep(Sleep),
+    /// The next step runs when all these events are acknowledged.
+    Acknowledged(*const Unacknowledged),
+}
+
+/// A value, or the way to wait for it.
+pub(crate) type Found<T> = Result<T, Step>;
+
+/// Reason for which a step of a call begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The call has not waited yet.
+    First,
+    /// The thread has slept.
+    Woken,
+    /// The required acknowledgements have arrived.
+    Acknowledged,
+}
+
+/// Conversion of an errno to the return value of a failed call.
+pub(crate) type Failure = fn(c_int) -> c_int;
+
+/// Conversion for calls that return a number, or -1.
+pub(crate) const NUMBER: Failure = |_| -1;
+
+/// Conversion for calls that return 0 or the errno.
+pub(crate) const STATUS: Failure = |errno| errno;
+
+/// Acts on a pending cancellation, as the original library does at the beginning of each call that reads or writes.
+/// The caller guarantees that no frame up to the program's has a value to drop.
+pub(crate) fn cancellation_point() {
+    // SAFETY: no frame from here to the program's holds anything.
+    unsafe { pthread_testcancel() }
+}
+
+/// Runs a call that may wait, during which the thread may be cancelled. The caller guarantees that no frame up to the
+/// program's has a value to drop.
+pub(crate) fn in_steps<S>(call: &'static str, failure: Failure, step: S) -> c_int
+where
+    S: Fn(Turn) -> Answer<Step> + Copy, // so it has nothing to drop
+{
+    let mut turn = Turn::First;
+    loop {
+        match taken(call, &step, turn) {
+            Ok(Step::Done(result)) => return result,
+            Ok(Step::Sleep(sleep)) => match sleep.sleep() {
+                0 => turn = Turn::Woken,
+                errno => return failure(interrupted(call, errno)),
+            },
+            Ok(Step::Acknowledged(events)) => {
+                // SAFETY: the object of the events stays while a call waits to destroy it.
+                unsafe { Unacknowledged::wait(events) };
+                turn = Turn::Acknowledged;
+            }
+            Err(errno) => return failure(errno),
+        }
+    }
+}
+
+/// Runs one step. Returns the errno as the error, after setting and explaining it.
+#[inline(never)]
+fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result<Step, c_int> {
+    let refused = match guarded(|| step(turn)) {
+        Ok(step) => return Ok(step),
+        Err(refused) => refused,
+    };
+    // EAGAIN is no refusal: programs like UCX often ask without waiting.
+    if refused.errno != libc::EAGAIN {
+        refused.tell(call);
+    }
+    set_errno(refused.errno);
+    Err(refused.errno)
+}
+
+/// Explains why a wait ended.
+#[inline(never)]
+fn interrupted(call: &str, errno: c_int) -> c_int {
+    Refused::new(errno, INTERRUPTED).tell(call);
+    set_errno(errno);
+    errno
+}
+
+/// A sleep until an entry is added to a list. It owns a reference to the list's sleepers, and releases it at its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleep {
+    sleepers: *const Sleepers,
+    /// Number of added entries before the list was found empty.
+    added: u32,
+}
+
+/// `struct futex_waitv` of the kernel.
+#[repr(C)]
+struct FutexWait {
+    value: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+const FUTEX2_SIZE_U32: u32 = 2;
+const FUTEX2_PRIVATE: u32 = 128;
+
+/// Whether the kernel (before 5.16) or a filter of system calls lacks `futex_waitv`.
+static LACKS_WAITV: AtomicBool = AtomicBool::new(false);
+
+impl Sleep {
+    /// Creates a sleep. The caller read `added` before it found the list empty.
+    pub(crate) fn new(sleepers: &Arc<Sleepers>, added: u32) -> Self {
+        Self { sleepers: Arc::into_raw(Arc::clone(sleepers)), added }
+    }
+
+    /// Sleeps, and returns 0 or EINTR. May be unwound.
+    fn sleep(self) -> c_int {
+        let mut cleanup = MaybeUninit::<Cleanup>::uninit();
+        // SAFETY: the reference lasts until it is released, which happens once: here, or at a cancellation of the
+        // thread. The cleanup stays in place until it is removed.
+        unsafe {
+            let word = (*self.sleepers).begin();
+            _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
+            let ended = wait_on(word, self.added);
+            _pthread_cleanup_pop(cleanup.as_mut_ptr(), (ended != 0).into());
+            if ended == 0 {
+                Arc::from_raw(self.sleepers).end();
+            }
+            ended
+        }
+    }
+}
+
+/// Ends the sleep of a thread that takes no entry, since it is cancelled or interrupted.
+extern "C" fn end_in_vain(sleepers: *mut c_void) {
+    // SAFETY: the sleep owns this reference.
+    unsafe { Arc::from_raw(sleepers.cast_const().cast::<Sleepers>()) }.end_in_vain();
+}
+
+/// Waits while a word has this value, for at most [`LOOK`]. Returns 0 or EINTR. May be unwound.
+///
+/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, although the call has a timeout. It restarts no
+/// other wait with a timeout.
+///
+/// # Safety
+///
+/// The word stays valid.
+unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
+    let lacks_waitv = LACKS_WAITV.load(Ordering::Relaxed);
+    // SAFETY: by the caller's promise.
+    let ended = unsafe { if lacks_waitv { wait_older(word, value) } else { wait_newer(word, value) } };
+    match ended {
+        libc::EINTR if lacks_waitv && all_restart() => 0,
+        libc::EINTR => libc::EINTR,
+        // The word has changed, or the time has elapsed.
+        0 | libc::EAGAIN | libc::ETIMEDOUT => 0,
+        _ => {
+            LACKS_WAITV.store(true, Ordering::Relaxed);
+            0
+        }
+    }
+}
+
+/// Waits with `futex_waitv`. Returns 0 or the errno. May be unwound.
+#[inline(never)]
+unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
+    let flags = FUTEX2_SIZE_U32 | FUTEX2_PRIVATE;
+    let wait = FutexWait { value: value.into(), address: word.addr() as u64, flags, reserved: 0 };
+    let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut before = 0;
+    // SAFETY: the variables live until the calls return, and the kernel only compares the word. While the thread can
+    // be cancelled at any instruction, it makes only a system call. No frame from here to the program's has a value
+    // to drop.
+    unsafe {
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
+        until.tv_sec += LOOK;
+        pthread_setcanceltype(CANCEL_ASYNCHRONOUS, &raw mut before);
+        let (wait, until, clock) = (&raw const wait, &raw const until, libc::CLOCK_MONOTONIC as usize);
+        let done = libc::syscall(libc::SYS_futex_waitv, wait, 1_usize, 0_usize, until, clock);
+        pthread_setcanceltype(before, &raw mut before);
+        if done < 0 { *libc::__errno_location() } else { 0 }
+    }
+}
+
+/// Waits like [`wait_newer`], but each handled signal ends the wait.
+#[inline(never)]
+unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
+    let time = libc::timespec { tv_sec: LOOK, tv_nsec: 0 };
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    let mut before = 0;
+    // SAFETY: as in `wait_newer`.
+    unsafe {
+        pthread_setcanceltype(CANCEL_ASYNCHRONOUS, &raw mut before);
+        let done = libc::syscall(libc::SYS_futex, word, operation, value as usize, &raw const time);
+        pthread_setcanceltype(before, &raw mut before);
+        if done < 0 { *libc::__errno_location() } else { 0 }
+    }
+}
+
+/// Returns whether all handlers that may have run in this thread restart calls. The handler that ran is unknown.
+fn all_restart() -> bool {
+    let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
+    FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread receives none of them
+    let mask: &libc::sigset_t = mask.as_ref();
+    // SAFETY: the set is valid.
+    (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
+}
+
+/// Checks that a call without an event waits for one, on the descriptor of an eventfd.
+///
+/// # Errors
+///
+/// EBADF: the program has closed the descriptor. EAGAIN: the descriptor does not block.
+pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: Turn) -> Answer<()> {
+    let closed =
+        || Refused::new(libc::EBADF, format!("the program has closed descriptor {descriptor}, which signals events"));
+    // SAFETY: the descriptor is used for this call alone, which changes nothing.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
+    // The number may now belong to another file.
+    if turn == Turn::Woken && !identity.is_of(borrowed) {
+        return Err(closed());
+    }
+    if OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK) {
+        return Err(Refused::new(libc::EAGAIN, "no event waits"));
+    }
+    Ok(())
+}
+
+/// Runs `body`, which replaces the beginning of a sleep, and returns whether the sleep is already over. If it is not
+/// over, a signal that arrived meanwhile interrupts the call as it would interrupt a sleep.
+pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
+    let mut held = SigSet::all();
+    for fault in FAULTS {
+        held.remove(fault); // a blocked fault would end the process
+    }
+    let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return Ok(body()) };
+    let over = body();
+    let interrupted = !over && interrupts(&before);
+    let _ = before.thread_set_mask(); // the handlers run here
+    if interrupted {
+        return Err(Refused::new(libc::EINTR, INTERRUPTED));
+    }
+    Ok(over)
+}
+
+/// Returns whether a pending signal that `mask` does not block has a handler that does not restart calls.
+fn interrupts(mask: &SigSet) -> bool {
+    let mut pending = MaybeUninit::uninit();
+    // SAFETY: there is memory for the set, and a successful call fills it.
+    let pending = unsafe {
+        if libc::sigpending(pending.as_mut_ptr()) != 0 {
+            return false;
+        }
+        pending.assume_init()
+    };
+    let mask: &libc::sigset_t = mask.as_ref();
+    (1..=libc::SIGRTMAX()).any(|number| {
+        // SAFETY: the sets are valid.
+        let arrives =
+            unsafe { libc::sigismember(&raw const pending, number) == 1 && libc::sigismember(mask, number) != 1 };
+        arrives && ends_waits(number)
+    })
+}
+
+/// Returns whether a signal has a handler that does not restart calls.
+fn ends_waits(number: c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: there is memory for the action, and a successful call fills it.
+    unsafe {
+        if libc::sigaction(number, ptr::null(), action.as_mut_ptr()) != 0 {
+            return false;
+        }
+        let action = action.assume_init();
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        handled && action.sa_flags & libc::SA_RESTART == 0
+    }
+}
+
+/// Events that the program retrieved and must acknowledge before their object is destroyed.
+///
+/// The type consists of primitives of the C library, since a waiting thread may be cancelled. Then the thread leaves
+/// the lock free.
+pub(crate) struct Unacknowledged {
+    lock: UnsafeCell<libc::pthread_mutex_t>,
+    none_left: UnsafeCell<libc::pthread_cond_t>,
+    count: UnsafeCell<u64>,
+}
+
+// SAFETY: the count changes only under the lock.
+unsafe impl Send for Unacknowledged {}
+// SAFETY: as above.
+unsafe impl Sync for Unacknowledged {}
+
+impl Default for Unacknowledged {
+    fn default() -> Self {
+        Self {
+            lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            none_left: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
+            count: UnsafeCell::new(0),
+        }
+    }
+}
+
+impl std::fmt::Debug for Unacknowledged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Unacknowledged").field(&self.with(|count| *count)).finish()
+    }
+}
+
+impl Unacknowledged {
+    fn with<R>(&self, body: impl FnOnce(&mut u64) -> R) -> R {
+        // SAFETY: the lock is initialised, and held while the count is used. It does not move while a thread holds
+        // it, since the holder borrows it.
+        unsafe {
+            libc::pthread_mutex_lock(self.lock.get());
+            let result = body(&mut *self.count.get());
+            libc::pthread_mutex_unlock(self.lock.get());
+            result
+        }
+    }
+
+    pub(crate) fn add(&self) {
+        self.with(|count| *count += 1);
+    }
+
+    /// Acknowledges events. A number beyond the outstanding events acknowledges all of them.
+    pub(crate) fn acknowledge(&self, events: u64) {
+        self.with(|count| {
+            *count = count.saturating_sub(events);
+            if *count == 0 {
+                // SAFETY: the condition is initialised. The broadcast happens under the lock: once it is free, the
+                // waiting thread may destroy the object.
+                unsafe { libc::pthread_cond_broadcast(self.none_left.get()) };
+            }
+        });
+    }
+
+    /// Acknowledges all events, since the program will acknowledge no more.
+    pub(crate) fn give_up(&self) {
+        self.acknowledge(u64::MAX);
+    }
+
+    /// Returns whether all events are acknowledged. Otherwise the error tells how to wait for that, as destroying an
+    /// object does in verbs.
+    pub(crate) fn none(&self) -> Found<()> {
+        if self.with(|count| *count) == 0 { Ok(()) } else { Err(Step::Acknowledged(self)) }
+    }
+
+    #[cfg(test)]
+    fn is_free(&self) -> bool {
+        // SAFETY: the lock is initialised. It is unlocked only if it was locked.
+        unsafe { libc::pthread_mutex_trylock(self.lock.get()) == 0 && libc::pthread_mutex_unlock(self.lock.get()) == 0 }
+    }
+
+    /// Waits until all events are acknowledged. May be unwound.
+    ///
+    /// # Safety
+    ///
+    /// `events` stays in place meanwhile.
+    unsafe fn wait(events: *const Self) {
+        let mut cleanup = MaybeUninit::<Cleanup>::uninit();
+        // SAFETY: by the caller's promise; the cleanup stays in place until it is removed.
+        unsafe {
+            let lock = (*events).lock.get();
+            libc::pthread_mutex_lock(lock);
+            _pthread_cleanup_push(cleanup.as_mut_ptr(), unlock, lock.cast());
+            while *(*events).count.get() > 0 {
+                pthread_cond_wait((*events).none_left.get(), lock);
+            }
+            _pthread_cleanup_pop(cleanup.as_mut_ptr(), 1);
+        }
+    }
+}
+
+extern "C" fn unlock(lock: *mut c_void) {
+    // SAFETY: the thread that runs this function holds the lock.
+    unsafe { libc::pthread_mutex_unlock(lock.cast()) };
+}
+
+#[cfg(test)]
+mod tests;

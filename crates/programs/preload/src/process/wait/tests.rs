@@ -1,0 +1,669 @@
+//! Cancellation of threads and arrival of signals in calls that wait.
+
+use std::ffi::{c_int, c_void};
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell_ibverbs_sys as c;
+use nix::sys::eventfd::EventFd;
+
+use super::{LACKS_WAITV, Unacknowledged, as_if_asleep};
+use crate::cm::testing as cm;
+use crate::objects::context::{ibv_close_device, ibv_open_device};
+use crate::objects::cq::{self, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq};
+use crate::objects::cq::{ibv_ack_cq_events, ibv_get_cq_event};
+use crate::objects::device::{ibv_free_device_list, ibv_get_device_list};
+use crate::objects::event::{Element, Source, ibv_ack_async_event, ibv_get_async_event};
+use crate::objects::handle::object;
+use crate::objects::pd::{ibv_alloc_pd, ibv_dealloc_pd};
+use crate::objects::qp::{Qp, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
+use crate::objects::srq::{Srq, ibv_create_srq, ibv_destroy_srq};
+use crate::objects::{context, post};
+
+unsafe extern "C-unwind" {
+    fn pthread_create(
+        thread: *mut libc::pthread_t,
+        attributes: *const c_void,
+        body: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void,
+    ) -> c_int;
+}
+
+unsafe extern "C" {
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+}
+
+/// Time limit against hanging tests. No test takes as long, even on slow machines.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Result of `pthread_join` for a cancelled thread.
+const CANCELED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+/// A thread of the C library, as in C programs, that makes one call.
+struct Caller<'a> {
+    call: &'a (dyn Fn() -> c_int + Sync),
+    /// Whether the thread cancels itself before the call.
+    cancels_itself: bool,
+    tid: AtomicI32,
+    result: AtomicI32,
+    errno: AtomicI32,
+    has_returned: AtomicBool,
+    thread: libc::pthread_t,
+}
+
+extern "C-unwind" fn run(caller: *mut c_void) -> *mut c_void {
+    // SAFETY: the thread that started it waits for it.
+    let caller = unsafe { &*caller.cast::<Caller<'_>>() };
+    // SAFETY: these calls change only the thread itself.
+    unsafe {
+        caller.tid.store(libc::gettid(), Ordering::SeqCst);
+        if caller.cancels_itself {
+            pthread_cancel(libc::pthread_self());
+        }
+    }
+    caller.result.store((caller.call)(), Ordering::SeqCst);
+    // SAFETY: each thread has its own location.
+    caller.errno.store(unsafe { *libc::__errno_location() }, Ordering::SeqCst);
+    caller.has_returned.store(true, Ordering::SeqCst);
+    ptr::null_mut()
+}
+
+impl<'a> Caller<'a> {
+    fn start(call: &'a (dyn Fn() -> c_int + Sync), cancels_itself: bool) -> Box<Self> {
+        let zero = || AtomicI32::new(0);
+        let mut caller = Box::new(Self {
+            call,
+            cancels_itself,
+            tid: zero(),
+            result: zero(),
+            errno: zero(),
+            has_returned: AtomicBool::new(false),
+            thread: 0,
+        });
+        let place = &raw mut *caller;
+        // SAFETY: the box stays until the thread is joined.
+        assert_eq!(unsafe { pthread_create(&raw mut (*place).thread, ptr::null(), run, place.cast()) }, 0);
+        caller
+    }
+
+    /// Returns whether the thread is in the system call that waits for an event or an acknowledgement.
+    fn is_asleep(&self) -> bool {
+        let path = format!("/proc/self/task/{}/syscall", self.tid.load(Ordering::SeqCst));
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        [libc::SYS_futex, libc::SYS_futex_waitv].iter().any(|call| text.starts_with(&format!("{call} ")))
+    }
+
+    fn sleeps(&self) {
+        let until = Instant::now() + PATIENCE;
+        // At first the thread may sleep to get a lock, but only for a short time.
+        let mut looks = 0;
+        while looks < 2 {
+            looks = if self.is_asleep() { looks + 1 } else { 0 };
+            let goes_on = !self.has_returned.load(Ordering::SeqCst) && Instant::now() < until;
+            assert!(goes_on, "the call does not wait: it returned {}", self.result.load(Ordering::SeqCst));
+            std::thread::sleep(Duration::from_millis(if looks == 0 { 1 } else { 5 }));
+        }
+    }
+
+    fn cancel(&self) {
+        // SAFETY: the thread was not joined.
+        assert_eq!(unsafe { pthread_cancel(self.thread) }, 0);
+    }
+
+    fn signal(&self, number: c_int) {
+        // SAFETY: the thread was not joined.
+        unsafe { libc::pthread_kill(self.thread, number) };
+    }
+
+    /// Returns result and errno of the call, or `None` if it was cancelled.
+    fn join(&self) -> Option<(c_int, c_int)> {
+        let mut returned = ptr::null_mut();
+        // SAFETY: the thread was started, and is joined once.
+        assert_eq!(unsafe { libc::pthread_join(self.thread, &raw mut returned) }, 0);
+        let ended = (self.result.load(Ordering::SeqCst), self.errno.load(Ordering::SeqCst));
+        if returned == CANCELED { None } else { Some(ended) }
+    }
+}
+
+/// Replaces a descriptor by another eventfd, like a program that closes foreign descriptors and then creates
+/// channels. If the number were only closed, another test would get it.
+fn replace(descriptor: c_int) {
+    let other = EventFd::new().unwrap();
+    // SAFETY: the number belongs to a descriptor of this test.
+    assert_eq!(unsafe { libc::dup2(other.as_fd().as_raw_fd(), descriptor) }, descriptor);
+}
+
+/// Checks that a call ends if the program replaces the descriptor on which it waits.
+#[track_caller]
+fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_int) {
+    let caller = Caller::start(call, false);
+    caller.sleeps();
+    replace(descriptor);
+    let until = Instant::now() + PATIENCE;
+    while !caller.has_returned.load(Ordering::SeqCst) {
+        assert!(Instant::now() < until, "the call still waits");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(caller.join(), Some((-1, libc::EBADF)));
+}
+
+/// Checks that a call that waits forever is cancelled once it sleeps.
+#[track_caller]
+fn cancelled_asleep(call: &(dyn Fn() -> c_int + Sync)) {
+    let caller = Caller::start(call, false);
+    caller.sleeps();
+    caller.cancel();
+    assert_eq!(caller.join(), None, "it was not cancelled while it slept");
+}
+
+/// Checks that a call is cancelled while it sleeps, and by a cancellation from before the call.
+#[track_caller]
+fn cancelled_anyhow(call: &(dyn Fn() -> c_int + Sync)) {
+    assert_eq!(Caller::start(call, true).join(), None, "it was not cancelled at its beginning");
+    cancelled_asleep(call);
+}
+
+/// A pointer that threads share.
+struct SharedPointer<T>(AtomicPtr<T>);
+
+impl<T> SharedPointer<T> {
+    fn new(pointer: *mut T) -> Self {
+        assert!(!pointer.is_null());
+        Self(AtomicPtr::new(pointer))
+    }
+
+    fn get(&self) -> *mut T {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A context with the objects that most tests need.
+struct Opened {
+    context: SharedPointer<c::ibv_context>,
+    pd: SharedPointer<c::ibv_pd>,
+    channel: SharedPointer<c::ibv_comp_channel>,
+    cq: SharedPointer<c::ibv_cq>,
+}
+
+impl Opened {
+    fn new() -> Self {
+        // SAFETY: each object was just created.
+        unsafe {
+            let list = ibv_get_device_list(ptr::null_mut());
+            let context = SharedPointer::new(ibv_open_device(*list));
+            ibv_free_device_list(list);
+            let pd = SharedPointer::new(ibv_alloc_pd(context.get()));
+            let channel = SharedPointer::new(ibv_create_comp_channel(context.get()));
+            let cq = SharedPointer::new(ibv_create_cq(context.get(), 8, ptr::null_mut(), channel.get(), 0));
+            Self { context, pd, channel, cq }
+        }
+    }
+
+    fn qp(&self) -> *mut c::ibv_qp {
+        let cap =
+            c::ibv_qp_cap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let cq = self.cq.get();
+        let mut init = c::ibv_qp_init_attr {
+            send_cq: cq,
+            recv_cq: cq,
+            cap,
+            qp_type: c::IBV_QPT_RC,
+            ..c::ibv_qp_init_attr::default()
+        };
+        // SAFETY: the objects that it uses exist.
+        unsafe { ibv_create_qp(self.pd.get(), &raw mut init) }
+    }
+
+    /// Adds one completion to the queue, and thus a notification to the channel.
+    fn notify(&self) {
+        // SAFETY: the objects exist.
+        unsafe {
+            assert_eq!(cq::req_notify_cq(self.cq.get(), 0), 0);
+            let qp = self.qp();
+            flush_one_receive(qp);
+            let mut completion = c::ibv_wc::default();
+            assert_eq!(cq::poll_cq(self.cq.get(), 1, &raw mut completion), 1);
+            assert_eq!(completion.status, c::IBV_WC_WR_FLUSH_ERR);
+            assert_eq!(ibv_destroy_qp(qp), 0);
+        }
+    }
+
+    fn get_cq_event(&self) -> c_int {
+        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel exists, and so does the queue of the event.
+        unsafe { ibv_get_cq_event(self.channel.get(), &raw mut cq, &raw mut context) }
+    }
+
+    fn get_async_event(&self) -> c_int {
+        let mut event = std::mem::MaybeUninit::<c::ibv_async_event>::uninit();
+        // SAFETY: the context exists, and there is memory for the event.
+        unsafe { ibv_get_async_event(self.context.get(), event.as_mut_ptr()) }
+    }
+
+    fn close(self) {
+        // SAFETY: no other code uses them any more.
+        unsafe {
+            assert_eq!(ibv_destroy_cq(self.cq.get()), 0);
+            assert_eq!(ibv_destroy_comp_channel(self.channel.get()), 0);
+            assert_eq!(ibv_dealloc_pd(self.pd.get()), 0);
+            assert_eq!(ibv_close_device(self.context.get()), 0);
+        }
+    }
+}
+
+/// # Safety
+///
+/// A queue pair that was just created.
+unsafe fn flush_one_receive(qp: *mut c::ibv_qp) {
+    let mut attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_INIT, port_num: 1, ..c::ibv_qp_attr::default() };
+    let mask = c::IBV_QP_STATE | c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_ACCESS_FLAGS;
+    let (mut receive, mut bad) = (c::ibv_recv_wr::default(), ptr::null_mut());
+    // SAFETY: by the caller's promise; a receive without elements.
+    unsafe {
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, mask as c_int), 0);
+        assert_eq!(post::post_recv(qp, &raw mut receive, &raw mut bad), 0);
+        attr.qp_state = c::IBV_QPS_ERR;
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, c::IBV_QP_STATE as c_int), 0);
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_a_notification_can_be_cancelled_and_none_is_lost() {
+    let own = Opened::new();
+    for _ in 0..20 {
+        cancelled_anyhow(&|| own.get_cq_event());
+        own.notify();
+        assert_eq!(own.get_cq_event(), 0);
+        // SAFETY: the queue exists.
+        unsafe { ibv_ack_cq_events(own.cq.get(), 1) };
+    }
+    own.close();
+}
+
+#[test]
+fn a_thread_that_waits_for_an_asynchronous_event_can_be_cancelled() {
+    let own = Opened::new();
+    cancelled_anyhow(&|| own.get_async_event());
+    // SAFETY: the context and the queue exist, and the event until it is acknowledged.
+    unsafe {
+        let context = context::Context::of(own.context.get()).unwrap();
+        Source::new(Element::Cq(own.cq.get()), context).raise(c::IBV_EVENT_CQ_ERR);
+        let mut event = std::mem::MaybeUninit::<c::ibv_async_event>::uninit();
+        assert_eq!(ibv_get_async_event(own.context.get(), event.as_mut_ptr()), 0);
+        ibv_ack_async_event(event.as_mut_ptr());
+    }
+    own.close();
+}
+
+#[test]
+fn a_thread_that_waits_for_acknowledgements_can_be_cancelled() {
+    let own = Opened::new();
+    let mut init = c::ibv_srq_init_attr::default();
+    (init.attr.max_wr, init.attr.max_sge) = (1, 1);
+    // SAFETY: the objects that they use exist, and they exist until they are destroyed.
+    unsafe {
+        let (qp, srq) = (SharedPointer::new(own.qp()), SharedPointer::new(ibv_create_srq(own.pd.get(), &raw mut init)));
+        let cq = SharedPointer::new(ibv_create_cq(own.context.get(), 1, ptr::null_mut(), own.channel.get(), 0));
+        let waits = |events: &Unacknowledged, destroy: &(dyn Fn() -> c_int + Sync)| {
+            events.add();
+            cancelled_asleep(destroy);
+            // The cancelled call left the lock free, and the object unchanged.
+            assert!(events.is_free(), "the lock is still held");
+            events.acknowledge(1);
+            assert_eq!(destroy(), 0);
+        };
+        waits(&object::<Qp>(qp.get()).unwrap().unacknowledged, &|| ibv_destroy_qp(qp.get()));
+        waits(&object::<Srq>(srq.get()).unwrap().unacknowledged, &|| ibv_destroy_srq(srq.get()));
+        waits(&object::<Cq>(cq.get()).unwrap().unacknowledged, &|| ibv_destroy_cq(cq.get()));
+    }
+    own.close();
+}
+
+#[test]
+fn a_destroying_call_waits_for_the_last_acknowledgement() {
+    let own = Opened::new();
+    // SAFETY: the queue pair exists until it is destroyed.
+    unsafe {
+        let qp = SharedPointer::new(own.qp());
+        let events = &object::<Qp>(qp.get()).unwrap().unacknowledged;
+        events.add();
+        events.add();
+        let destroy = || ibv_destroy_qp(qp.get());
+        let caller = Caller::start(&destroy, false);
+        caller.sleeps();
+        events.acknowledge(1);
+        caller.sleeps();
+        events.acknowledge(1);
+        assert_eq!(caller.join().map(|(result, _)| result), Some(0));
+    }
+    own.close();
+}
+
+#[test]
+fn a_call_that_does_not_wait_is_not_cancelled_in_the_middle() {
+    let everything = || {
+        let own = Opened::new();
+        for _ in 0..10 {
+            own.notify();
+        }
+        own.close();
+        0
+    };
+    // Cancellation is requested from the beginning. The C library would act on it in any call that enters the kernel.
+    // It may act on it after the last call.
+    assert_eq!(Caller::start(&everything, true).join().map(|(result, _)| result), Some(0));
+}
+
+/// Brings a queue pair to the state in which it can send to another of the same device.
+///
+/// # Safety
+///
+/// The queue pairs exist, and this one was just created.
+unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
+    let mut attr = c::ibv_qp_attr {
+        port_num: 1,
+        path_mtu: c::IBV_MTU_1024,
+        max_dest_rd_atomic: 1,
+        max_rd_atomic: 1,
+        min_rnr_timer: 12,
+        timeout: 18,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..c::ibv_qp_attr::default()
+    };
+    (attr.ah_attr.is_global, attr.ah_attr.port_num, attr.ah_attr.grh.hop_limit) = (1, 1, 1);
+    let init = c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_ACCESS_FLAGS;
+    let path = c::IBV_QP_AV | c::IBV_QP_PATH_MTU | c::IBV_QP_DEST_QPN | c::IBV_QP_RQ_PSN;
+    let to_receive = path | c::IBV_QP_MAX_DEST_RD_ATOMIC | c::IBV_QP_MIN_RNR_TIMER;
+    let retries = c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RETRY;
+    let to_send = c::IBV_QP_SQ_PSN | retries | c::IBV_QP_MAX_QP_RD_ATOMIC;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let context = context::Context::of(own.context.get()).unwrap();
+        attr.ah_attr.grh.dgid.raw = context.device.attributes.gid.octets();
+        attr.dest_qp_num = (*peer).qp_num;
+        for (state, mask) in [(c::IBV_QPS_INIT, init), (c::IBV_QPS_RTR, to_receive), (c::IBV_QPS_RTS, to_send)] {
+            attr.qp_state = state;
+            assert_eq!(ibv_modify_qp(qp, &raw mut attr, (c::IBV_QP_STATE | mask) as c_int), 0);
+        }
+    }
+}
+
+/// Sends a message from one queue pair to another, and polls both completions. The second causes a notification.
+///
+/// # Safety
+///
+/// `a` and `b` are connected, and complete into the queue.
+unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
+    let (mut receive, mut bad_receive) = (c::ibv_recv_wr::default(), ptr::null_mut());
+    let (mut send, mut bad_send) = (c::ibv_send_wr::default(), ptr::null_mut());
+    (send.opcode, send.send_flags) = (c::IBV_WR_SEND, c::IBV_SEND_SIGNALED | c::IBV_SEND_SOLICITED);
+    // SAFETY: by the caller's promise; neither request has elements.
+    unsafe {
+        assert_eq!(cq::req_notify_cq(own.cq.get(), 1), 0);
+        assert_eq!(post::post_recv(b, &raw mut receive, &raw mut bad_receive), 0);
+        assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), 0);
+        // An invalid request is rejected, and explained if the user asked for explanations.
+        send.opcode = 77;
+        assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), libc::EINVAL);
+        let mut completions = [c::ibv_wc::default(); 2];
+        let (mut found, until) = (0, Instant::now() + PATIENCE);
+        while found < 2 && Instant::now() < until {
+            found += cq::poll_cq(own.cq.get(), 1, &raw mut completions[found as usize]);
+        }
+        assert_eq!(found, 2);
+        assert!(completions.iter().all(|completion| completion.status == c::IBV_WC_SUCCESS));
+    }
+}
+
+/// Posting and polling do not change the thread's cancellation state, which would cost time. So they must contain no
+/// cancellation point.
+#[test]
+fn posting_and_polling_are_not_cancelled_in_the_middle() {
+    let own = Opened::new();
+    let [a, b] = [0, 1].map(|_| SharedPointer::new(own.qp()));
+    // SAFETY: the queue pairs exist until they are destroyed.
+    unsafe {
+        connect(&own, a.get(), b.get());
+        connect(&own, b.get(), a.get());
+        let messages = || {
+            for _ in 0..50 {
+                exchange(&own, a.get(), b.get());
+            }
+            0
+        };
+        assert_eq!(Caller::start(&messages, true).join().map(|(result, _)| result), Some(0));
+        for _ in 0..50 {
+            assert_eq!(own.get_cq_event(), 0, "each message made a notification");
+        }
+        ibv_ack_cq_events(own.cq.get(), 50);
+        assert_eq!((ibv_destroy_qp(a.get()), ibv_destroy_qp(b.get())), (0, 0));
+    }
+    own.close();
+}
+
+#[test]
+fn threads_that_wait_for_connections_can_be_cancelled() {
+    let channel = SharedPointer::new(cm::rdma_create_event_channel());
+    let get_event = || {
+        let mut event = ptr::null_mut();
+        // SAFETY: the channel exists.
+        unsafe { cm::rdma_get_cm_event(channel.get(), &raw mut event) }
+    };
+    cancelled_anyhow(&get_event);
+    let (listener, port) = cm::synchronous_listener();
+    let listener = SharedPointer::new(listener);
+    let get_request = || {
+        let mut id = ptr::null_mut();
+        // SAFETY: the listener exists.
+        unsafe { cm::rdma_get_request(listener.get(), &raw mut id) }
+    };
+    cancelled_anyhow(&get_request);
+    // The listener still works: a bare peer sends a request, and does not confirm the acceptance.
+    let mut peer = cm::Transport::Unix.call(port);
+    peer.write_all(&cm::request()).unwrap();
+    let mut id = ptr::null_mut();
+    // SAFETY: the listener exists, and the ids until they are destroyed.
+    unsafe {
+        assert_eq!(cm::rdma_get_request(listener.get(), &raw mut id), 0);
+        let server = SharedPointer::new(id);
+        let accept = || {
+            let mut param = c::rdma_conn_param { qp_num: 1, ..c::rdma_conn_param::default() };
+            cm::rdma_accept(server.get(), &raw mut param)
+        };
+        cancelled_asleep(&accept);
+        assert_eq!(cm::rdma_destroy_id(server.get()), 0);
+
+        // This listener never answers.
+        let silent = cm::BareListener::new(cm::Transport::Unix);
+        let client = SharedPointer::new(cm::synchronously_resolved(silent.port));
+        let connect = || {
+            let mut param = c::rdma_conn_param { qp_num: 1, ..c::rdma_conn_param::default() };
+            cm::rdma_connect(client.get(), &raw mut param)
+        };
+        cancelled_anyhow(&connect);
+        let mut asked = [0; 8];
+        silent.accept().read_exact(&mut asked).unwrap();
+        assert_eq!(&asked[..4], b"DBcm");
+        assert_eq!(cm::rdma_destroy_id(client.get()), 0);
+        assert_eq!(cm::rdma_destroy_id(listener.get()), 0);
+
+        // An id with an unacknowledged event.
+        let mut id = ptr::null_mut();
+        assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
+        let id = SharedPointer::new(id);
+        let mut event = ptr::null_mut();
+        cm::resolve(id.get(), port);
+        assert_eq!(cm::rdma_get_cm_event(channel.get(), &raw mut event), 0);
+        let other = SharedPointer::new(cm::rdma_create_event_channel());
+        cancelled_anyhow(&|| cm::rdma_migrate_id(id.get(), other.get()));
+        cancelled_asleep(&|| cm::rdma_destroy_id(id.get()));
+        assert_eq!(cm::rdma_ack_cm_event(event), 0);
+        assert_eq!(cm::rdma_destroy_id(id.get()), 0);
+        cm::rdma_destroy_event_channel(channel.get());
+        cm::rdma_destroy_event_channel(other.get());
+    }
+}
+
+/// Lock of the signal handlers, which belong to the process. One test at a time uses them.
+static HANDLERS: Mutex<()> = Mutex::new(());
+
+/// Number of calls of the handler.
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn count_signal(_: c_int) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Installs the handler, with these flags.
+fn handle(flags: c_int) {
+    // SAFETY: zeros are an action without flags and mask, and the handler only counts.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = count_signal as extern "C" fn(c_int) as usize;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()), 0);
+    }
+}
+
+/// Checks that a signal ends the wait of a call only if its handler does not restart calls.
+fn interrupted_or_restarted(call: &(dyn Fn() -> c_int + Sync), end: &dyn Fn()) {
+    let _alone = HANDLERS.lock().unwrap();
+    handle(0);
+    let caller = Caller::start(call, false);
+    caller.sleeps();
+    caller.signal(libc::SIGUSR1);
+    assert_eq!(caller.join(), Some((-1, libc::EINTR)), "the handler does not ask for a restart");
+    handle(libc::SA_RESTART);
+    let caller = Caller::start(call, false);
+    for _ in 0..10 {
+        caller.sleeps();
+        let before = HANDLED.load(Ordering::SeqCst);
+        caller.signal(libc::SIGUSR1);
+        let until = Instant::now() + PATIENCE;
+        while HANDLED.load(Ordering::SeqCst) == before {
+            assert!(Instant::now() < until, "the signal does not arrive");
+            std::thread::yield_now();
+        }
+    }
+    caller.sleeps();
+    end();
+    let ended = caller.join();
+    assert_eq!(ended.map(|(result, _)| result), Some(0), "the handler asks for a restart: {ended:?}");
+}
+
+#[test]
+fn a_signal_interrupts_the_wait_for_a_notification_as_its_handler_says() {
+    let own = Opened::new();
+    interrupted_or_restarted(&|| own.get_cq_event(), &|| own.notify());
+    // SAFETY: the queue exists.
+    unsafe { ibv_ack_cq_events(own.cq.get(), 1) };
+    own.close();
+}
+
+#[test]
+fn a_signal_interrupts_the_wait_for_an_asynchronous_event_as_its_handler_says() {
+    let own = Opened::new();
+    // SAFETY: the context and the queue exist.
+    let raise = || unsafe {
+        let context = context::Context::of(own.context.get()).unwrap();
+        Source::new(Element::Cq(own.cq.get()), context).raise(c::IBV_EVENT_CQ_ERR);
+    };
+    interrupted_or_restarted(&|| own.get_async_event(), &raise);
+    // SAFETY: the queue exists, and its event was retrieved.
+    unsafe { object::<Cq>(own.cq.get()).unwrap().unacknowledged.acknowledge(1) };
+    own.close();
+}
+
+#[test]
+fn a_signal_interrupts_the_wait_for_an_event_of_a_connection_as_its_handler_says() {
+    let channel = SharedPointer::new(cm::rdma_create_event_channel());
+    let mut id = ptr::null_mut();
+    // SAFETY: the channel exists, and the id and the event exist until they are released.
+    unsafe {
+        assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
+        let event = SharedPointer(AtomicPtr::new(ptr::null_mut()));
+        let get = || {
+            let mut place = ptr::null_mut();
+            let result = cm::rdma_get_cm_event(channel.get(), &raw mut place);
+            event.0.store(place, Ordering::SeqCst);
+            result
+        };
+        interrupted_or_restarted(&get, &|| cm::resolve(id, 1));
+        assert_eq!(cm::rdma_ack_cm_event(event.get()), 0);
+        assert_eq!(cm::rdma_destroy_id(id), 0);
+        cm::rdma_destroy_event_channel(channel.get());
+    }
+}
+
+#[test]
+fn handlers_end_or_restart_waits_on_older_kernels() {
+    let own = Opened::new();
+    LACKS_WAITV.store(true, Ordering::Relaxed);
+    interrupted_or_restarted(&|| own.get_cq_event(), &|| own.notify());
+    cancelled_anyhow(&|| own.get_cq_event());
+    LACKS_WAITV.store(false, Ordering::Relaxed);
+    // SAFETY: the queue exists.
+    unsafe { ibv_ack_cq_events(own.cq.get(), 1) };
+    own.close();
+}
+
+#[test]
+fn calls_that_wait_end_when_the_program_has_closed_their_descriptors() {
+    let own = Opened::new();
+    let channel = SharedPointer::new(cm::rdma_create_event_channel());
+    let get_cm_event = || {
+        let mut event = ptr::null_mut();
+        // SAFETY: the channel exists.
+        unsafe { cm::rdma_get_cm_event(channel.get(), &raw mut event) }
+    };
+    // SAFETY: all objects exist.
+    let (of_queue, of_context, of_connections) =
+        unsafe { ((*own.channel.get()).fd, (*own.context.get()).async_fd, (*channel.get()).fd) };
+    ends_without_its_descriptor(&|| own.get_cq_event(), of_queue);
+    ends_without_its_descriptor(&|| own.get_async_event(), of_context);
+    ends_without_its_descriptor(&get_cm_event, of_connections);
+    // SAFETY: no id reports to the channel.
+    unsafe { cm::rdma_destroy_event_channel(channel.get()) };
+    own.close();
+}
+
+#[test]
+fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
+    let _alone = HANDLERS.lock().unwrap();
+    let handled = || HANDLED.load(Ordering::SeqCst);
+    // SAFETY: the handler only counts.
+    let raise = |found| as_if_asleep(move || unsafe { libc::raise(libc::SIGUSR1) == 0 && found });
+    handle(0);
+    let before = handled();
+    assert_eq!(raise(false).unwrap_err().errno, libc::EINTR);
+    assert_eq!(handled(), before + 1);
+    assert!(raise(true).unwrap(), "what was found goes before the signal");
+    assert_eq!(handled(), before + 2);
+    handle(libc::SA_RESTART);
+    assert!(!raise(false).unwrap());
+    assert_eq!(handled(), before + 3);
+    assert!(!as_if_asleep(|| false).unwrap());
+}
+
+#[test]
+fn a_read_without_an_event_does_not_end_the_wait() {
+    let own = Opened::new();
+    // Two threads wait. Either of them, or this thread, may take an event.
+    let get = || own.get_cq_event();
+    for _ in 0..50 {
+        let callers = [Caller::start(&get, false), Caller::start(&get, false)];
+        own.notify();
+        own.notify();
+        for caller in callers {
+            assert_eq!(caller.join().map(|(result, _)| result), Some(0));
+        }
+        // SAFETY: the queue exists.
+        unsafe { ibv_ack_cq_events(own.cq.get(), 2) };
+    }
+    own.close();
+}
