@@ -15,11 +15,12 @@ use doorbell_sim::session::PointError;
 use doorbell_wire::{OuterKind, PathMtu};
 use serde_json::{Value, json};
 
+use crate::failure::{Failure, Usage};
 use crate::model::{ParametersArgument, about, parse_peers};
 use crate::output::{line, note, us};
+use crate::quantity;
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
-use crate::{Failure, Usage, quantity};
 
 #[derive(Args)]
 pub(crate) struct Advise {

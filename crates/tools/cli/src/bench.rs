@@ -20,9 +20,10 @@ use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::control;
 use crate::device::Chosen;
+use crate::failure::Failure;
 use crate::output::{line, note};
-use crate::{Failure, control};
 use arguments::{Exchange, Role};
 
 const LAT_EXAMPLES: &str = "\

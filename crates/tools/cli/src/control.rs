@@ -13,8 +13,9 @@ use socket2::{Domain, Socket, Type};
 
 use crate::address::{Listen, scope_hint, with_port};
 use crate::admission::{Client, Clients};
+use crate::failure::{Failure, Usage};
 use crate::output::note;
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 /// TCP port on which both sides meet, the same as perftest's.
 pub(crate) const DEFAULT_TCP_PORT: u16 = 18515;

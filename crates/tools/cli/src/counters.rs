@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use doorbell_counters::{Interval, Look, Monitor, SYSFS};
 
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 const EXAMPLES: &str = "\
 Examples:

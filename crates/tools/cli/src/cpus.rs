@@ -4,7 +4,7 @@ use clap::Args;
 use doorbell_study::pinning::{CpuChoice, Pinning};
 use doorbell_verbs::Device;
 
-use crate::Usage;
+use crate::failure::Usage;
 
 /// CPUs for threads that poll.
 #[derive(Args, Clone, Debug, Default)]

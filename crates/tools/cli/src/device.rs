@@ -11,8 +11,9 @@ use doorbell_verbs::{Device, Limits, soft};
 use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::{Value, json};
 
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 /// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]

@@ -14,9 +14,10 @@ use serde_json::json;
 
 use crate::control::{self, Meeting};
 use crate::device::{Chosen, DeviceChoice, UdpPort, without_bind};
+use crate::failure::Failure;
 use crate::output::line;
+use crate::quantity;
 use crate::study::{fits, same_host};
-use crate::{Failure, quantity};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:

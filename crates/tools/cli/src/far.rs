@@ -24,9 +24,9 @@ use doorbell_verbs::LinkCounters;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 
 use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 use crate::sim::arguments::Simulated as Testbed;
-use crate::{Failure, Usage};
 use arguments::Workload;
 use middlebox::{BoxConnection, OtherBox};
 use service::{NodeAt, Sides, Store};

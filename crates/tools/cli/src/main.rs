@@ -13,6 +13,7 @@ mod cpus;
 mod device;
 mod doctor;
 mod ending;
+mod failure;
 mod far;
 mod links;
 mod model;
@@ -30,6 +31,8 @@ mod wire;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+
+use failure::{Failure, Usage, WRONG_USAGE};
 
 /// Move messages over RDMA, predict their speed, and prove it on the wire.
 #[derive(Parser)]
@@ -104,24 +107,6 @@ impl Command {
         }
     }
 }
-
-/// Reason of a failed command, as a sentence.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-/// Invalid arguments, alone or together: wrong usage instead of a failure.
-#[derive(Debug)]
-struct Usage(String);
-
-impl std::fmt::Display for Usage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
-
-/// Exit status after wrong usage, the same as clap's.
-const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

@@ -17,7 +17,7 @@ use doorbell_model::predict::{Bound, Prediction};
 use doorbell_model::workload::{Workload, WorkloadError};
 use serde_json::{Value, json};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::{line, note, us};
 use arguments::wrong;
 pub(crate) use arguments::{ParametersArgument, parse_peers, read_text};

@@ -11,8 +11,9 @@ use doorbell_report::{Fitted, Run};
 use doorbell_study::experiment::{Finding, RunDirectory};
 use serde_json::{Value, json};
 
+use crate::failure::{Failure, Usage};
+use crate::links;
 use crate::output::{line, note};
-use crate::{Failure, Usage, links};
 
 /// Write one self-contained HTML file with plots, tables and verdicts.
 #[derive(Args)]

@@ -13,8 +13,8 @@ use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy, LINK_VARIABLE, LinkChoice};
 use nix::errno::Errno;
 
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage};
 
 /// The library that is preloaded before libibverbs.
 const LIBRARY: &str = "libdoorbell_ibverbs.so";

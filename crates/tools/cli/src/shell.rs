@@ -7,8 +7,8 @@ use clap::{Args, Command, ValueEnum};
 use clap_complete::Shell;
 use doorbell_output::files;
 
+use crate::failure::{Failure, Usage};
 use crate::output::{note, write_text};
-use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Completions {

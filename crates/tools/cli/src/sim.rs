@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Sim {

@@ -26,7 +26,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::address::with_port;
 use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach};
 use crate::device::UdpPort;
-use crate::{Failure, Usage, ending, quantity};
+use crate::failure::{Failure, Usage};
+use crate::{ending, quantity};
 use control::{BoxDescription, Jobs, Plane, retries_within};
 
 pub(crate) const EXAMPLES: &str = "\

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use doorbell_wire::PathMtu;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Wire {

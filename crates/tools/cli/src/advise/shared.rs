@@ -11,9 +11,10 @@ use doorbell_study::far::{FarPoint, Figure, StorePoint, Strategy};
 use doorbell_study::record::PointResult;
 use serde_json::{Value, json};
 
+use crate::failure::{Failure, Usage};
 use crate::far::arguments::{clients, percent, skew};
 use crate::output::{line, note, us};
-use crate::{Failure, Usage, progress, quantity};
+use crate::{progress, quantity};
 
 /// Default testbed of a simulation.
 const TESTBED: &str = "connectx5-100g-far";

@@ -8,7 +8,7 @@ use doorbell_sim::session::{self, PointError};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::serving::{Serving, SharedBy};
 
-use crate::Usage;
+use crate::failure::Usage;
 use doorbell_sim::reproduce::SEED;
 
 /// Messages and bytes of a stream; the limit reached first ends it. Both are long compared to any round trip.

@@ -19,9 +19,10 @@ use doorbell_wire::cost::ATOMIC_BYTES;
 use crate::control::Meeting;
 use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
+use crate::failure::{Failure, Usage};
+use crate::quantity;
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
-use crate::{Failure, Usage, quantity};
 
 /// Default virtual seconds per size: about ten thousand messages of 16 B.
 const SIMULATED_SECONDS: f64 = 0.01;

@@ -8,8 +8,9 @@ use doorbell_study::limit::{CopyResult, LimitOptions, LimitReport, LinkLimit, Ra
 use serde_json::{Value, json};
 
 use crate::device::UdpPort;
+use crate::failure::{Failure, Usage};
 use crate::output::{line, us};
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 /// Measure the limit of an RNIC over UDP sockets: two processes exchange the same datagrams over loopback. The
 /// sockets are unconnected, have the buffers of the software RNIC, and carry runs of segments. Then measure the same

@@ -9,11 +9,11 @@ use doorbell_study::pinning::Pinning;
 use doorbell_study::session::{Call, CallOpening, Caller, Token, call};
 
 use super::arguments::DeviceArguments;
-use crate::Failure;
 use crate::admission::{Client, Clients};
 use crate::control::{self, random_token};
 use crate::cpus::argument_of;
 use crate::device::Chosen;
+use crate::failure::Failure;
 
 /// Time that the second process may take to call back, and to end. The first process notices its end at once, so this
 /// deadline serves machines that start processes slowly: an emulated or a busy one.

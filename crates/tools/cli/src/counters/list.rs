@@ -6,7 +6,7 @@ use doorbell_counters::{Common, Interval, Monitor, Raw};
 use serde_json::{Value, json};
 
 use super::{NO_DEVICE, PrintedSentences, owner, record};
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::{line, note};
 
 /// Returns the raw counters behind a common counter of a device, and its meaning.

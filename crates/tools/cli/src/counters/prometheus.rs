@@ -21,8 +21,8 @@ use prometheus_client::registry::Registry;
 
 use super::PrintedSentences;
 use crate::admission::Clients;
+use crate::failure::{Failure, Usage};
 use crate::output::note;
-use crate::{Failure, Usage};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Maximum bytes of the head of a request.

@@ -14,8 +14,8 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table, TableState};
 
 use super::{NO_DEVICE, Pace, PrintedSentences, mib, owner, short};
-use crate::Failure;
 use crate::ending::Screen;
+use crate::failure::Failure;
 
 /// Stored intervals: the number that the widest screen shows.
 const HISTORY: usize = 240;

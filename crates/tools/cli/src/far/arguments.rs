@@ -11,7 +11,8 @@ use doorbell_verbs::soft::{self, SoftOptions};
 
 use super::middlebox::OtherBox;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
-use crate::{Failure, Usage, quantity};
+use crate::failure::{Failure, Usage};
+use crate::quantity;
 
 /// Arguments of a process that is a part of another process's store.
 #[derive(Args)]

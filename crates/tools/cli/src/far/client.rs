@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::arguments::PartArguments;
 use super::middlebox::BoxConnection;
-use crate::Failure;
+use crate::failure::Failure;
 
 #[derive(Args)]
 pub(crate) struct ClientProcess {

@@ -20,7 +20,7 @@ use doorbell_verbs::Device;
 use super::arguments::PartArguments;
 use super::client::{described, from_hex};
 use super::service::Patience;
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Time for which a memory node serves without hearing from the store's process.
 pub(super) const LEASE: Duration = Duration::from_secs(1);

@@ -22,9 +22,9 @@ use serde_json::Value;
 
 use super::client::described;
 use super::service::MemorySide;
-use crate::Failure;
 use crate::admission::{Client, Clients};
 use crate::control::reach;
+use crate::failure::Failure;
 use crate::output::note;
 use crate::steer::shut_out;
 

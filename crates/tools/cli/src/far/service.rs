@@ -25,8 +25,8 @@ use serde_json::Value;
 use super::client::from_hex;
 use super::memory::MemoryHandle;
 use super::middlebox::{BoxOptions, BoxProcess, OtherBox, ThroughBox, Via, serve_boxes};
-use crate::Failure;
 use crate::admission::Clients;
+use crate::failure::Failure;
 use crate::output::note;
 
 /// Unsuccessful polls before a thread offers its CPU to others.

@@ -24,8 +24,8 @@ use super::memory::MemoryHandle;
 use super::middlebox::OtherBox;
 use super::service::{NodeAt, Sides, Store};
 use crate::device::{DeviceChoice, UdpPort};
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Verify {

@@ -11,8 +11,9 @@ use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_protocols::Protocol;
 use doorbell_wire::{OuterKind, PathMtu};
 
+use crate::failure::{Failure, Usage};
+use crate::quantity;
 use crate::wire::parse_mtu;
-use crate::{Failure, Usage, quantity};
 
 /// Maximum size of a parameter file.
 const MOST_PARAMETERS_BYTES: u64 = 1 << 20;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::about;
 use super::arguments::digits;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::line;
 
 #[derive(Args)]

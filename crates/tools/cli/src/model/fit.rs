@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::arguments::{digits, parameters, read_text};
 use super::measure;
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage};
 
 /// Maximum size of a record.
 const MOST_RECORD_BYTES: u64 = 256 << 20;

@@ -9,8 +9,9 @@ use doorbell_verbs::soft::{SoftOptions, open};
 
 use super::arguments::digits;
 use crate::device::UdpPort;
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 #[derive(Args)]
 pub(crate) struct Measure {

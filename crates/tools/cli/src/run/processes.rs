@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use doorbell_counters::{Common, Identity, Interval, Monitor, PublishedSource};
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::counters::record;
+use crate::failure::Failure;
 use crate::output::{line, note};
 
 /// Name of the JSON layout.

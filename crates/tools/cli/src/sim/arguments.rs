@@ -7,9 +7,9 @@ use clap::Args;
 use doorbell_output::files;
 use doorbell_sim::{Testbed, testbed};
 
+use crate::failure::{Failure, Usage};
 use crate::model::read_text;
 use crate::quantity::mebibytes;
-use crate::{Failure, Usage};
 
 /// Maximum size of a testbed's file.
 const MOST_BYTES: u64 = 1 << 20;

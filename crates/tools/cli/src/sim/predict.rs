@@ -7,10 +7,10 @@ use doorbell_sim::predict::{Predicted, page, predict, rows, simulations, testbed
 use doorbell_sim::reproduce::Effort;
 use serde_json::json;
 
+use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::progress::{bar, show};
 use crate::report::write_whole;
-use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Predict {

@@ -14,10 +14,10 @@ use doorbell_sim::{Testbed, testbed};
 use serde_json::{Value, json};
 
 use super::arguments::{Bounds, Replaced, read_testbed};
+use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::progress::{bar, show};
 use crate::report::write_whole;
-use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Reproduce {

@@ -11,10 +11,10 @@ use doorbell_sim::traffic::Carried;
 use serde_json::{Value, json};
 
 use super::arguments::{Bounds, Captures, assignment, read_testbed};
+use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::progress::{bar, show};
 use crate::report::write_whole;
-use crate::{Failure, Usage};
 
 const EXAMPLES: &str = "\
 Examples:

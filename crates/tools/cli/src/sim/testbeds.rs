@@ -8,8 +8,8 @@ use doorbell_sim::testbed::{Parameter, all};
 use serde_json::{Value, json};
 
 use super::arguments::{Replaced, read_testbed};
+use crate::failure::{Failure, Usage};
 use crate::output::line;
-use crate::{Failure, Usage};
 
 #[derive(Args)]
 pub(crate) struct Testbeds {

@@ -25,9 +25,9 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::shut_out;
-use crate::Failure;
 use crate::admission::{Client, Clients};
 use crate::control::reach;
+use crate::failure::Failure;
 use crate::output::note;
 
 /// Deadline of set-up with the node or a client.

@@ -18,9 +18,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::SockRef;
 
 use super::control::{ALL_ACCESS, KEEPALIVE, NODE_TIMEOUT_NS, Plane, Refusal, spawn, to_gid};
-use crate::Failure;
 use crate::admission::{Client, Clients};
 use crate::control::reach;
+use crate::failure::Failure;
 use crate::output::note;
 
 /// Bytes of a line, with the NUL at its end.

@@ -18,8 +18,8 @@ use crate::address::{Listen, with_port};
 use crate::admission::{Client, Clients};
 use crate::control::{self, random_token};
 use crate::device::Chosen;
+use crate::failure::{Failure, Usage};
 use crate::output::note;
-use crate::{Failure, Usage};
 
 /// Time for processes to start and to call. On a cluster this takes long.
 const FIRST_CALL: Duration = Duration::from_secs(60);

@@ -15,11 +15,11 @@ use doorbell_study::session::{Client, Introduction};
 
 use super::hosts::{self, Listening, Reach};
 use super::{Study, THERE, environment_of, open, open_with};
-use crate::Failure;
 use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
 use crate::control;
 use crate::device::Chosen;
+use crate::failure::Failure;
 use crate::far::measure_point;
 use crate::output::note;
 

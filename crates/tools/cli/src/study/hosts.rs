@@ -20,8 +20,8 @@ use doorbell_verbs::{Device, DeviceAttributes, soft};
 use super::{MEMORY_MIB, Study, THERE, environment_of, open};
 use crate::control;
 use crate::device::Chosen;
+use crate::failure::{Failure, Usage};
 use crate::output::note;
-use crate::{Failure, Usage};
 
 /// Name of this machine among the hosts of a study.
 const HERE: &str = "this machine";

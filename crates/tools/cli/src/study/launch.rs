@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::address::{Listen, with_port};
 use crate::control::random_token;
-use crate::{Failure, Usage};
+use crate::failure::{Failure, Usage};
 
 /// A process that was started together with others.
 #[derive(Clone, Debug, PartialEq, Eq)]

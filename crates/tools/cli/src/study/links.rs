@@ -2,7 +2,7 @@
 
 use doorbell_study::experiment::Experiment;
 
-use crate::Usage;
+use crate::failure::Usage;
 use crate::output::note;
 
 /// Reasons why links cannot be compared, as ends of a sentence.

@@ -5,7 +5,7 @@ use doorbell_study::experiment::Experiment;
 use serde_json::json;
 
 use super::Study;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::output::line;
 
 /// Lists experiments.

@@ -14,8 +14,9 @@ use super::callers::Callers;
 use super::ends::Ends;
 use super::hosts::{self, Hosts, Listening, Others};
 use super::{Study, links};
+use crate::failure::{Failure, Usage};
 use crate::output::note;
-use crate::{Failure, Usage, progress};
+use crate::progress;
 
 /// Consecutive failed measurements after which the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;

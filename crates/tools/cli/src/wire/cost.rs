@@ -11,8 +11,9 @@ use doorbell_wire::{
 use serde_json::json;
 
 use super::parse_mtu;
+use crate::failure::{Failure, Usage};
 use crate::output::line;
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 /// Show one size at one path MTU in full, several as a table.
 #[derive(Args)]

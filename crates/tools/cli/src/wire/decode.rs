@@ -10,8 +10,9 @@ use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times,
 use doorbell_analyze::explain::sentences::rate;
 use doorbell_wire::ROCE_UDP_PORT;
 
+use crate::failure::{Failure, Usage};
 use crate::output::{line, us};
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 /// Read pcap and pcapng of Ethernet, raw IP, Linux cooked and loopback frames. If the file is damaged or ends within
 /// a packet, print a summary of the readable part, and end with status 1.

@@ -14,8 +14,9 @@ use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
 use super::decode::read;
 use super::parse_mtu;
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
-use crate::{Failure, Usage, quantity};
+use crate::quantity;
 
 /// Give the growth per second of the observed host's counters of RDMA traffic, on many NICs
 /// {rx,tx}_vport_rdma_unicast_{bytes,packets}. They count Ethernet frames without FCS. Numbers may end in k, M, G or
