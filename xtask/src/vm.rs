@@ -8,8 +8,8 @@
 macro_rules! script {
     ($($name:literal),+) => {
         concat!(
-            include_str!("../guest/shared.sh"),
-            $(include_str!(concat!("../guest/", $name, ".sh"))),+
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/guest/shared.sh")),
+            $(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/guest/", $name, ".sh"))),+
         )
     };
 }

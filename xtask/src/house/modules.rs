@@ -1,7 +1,8 @@
 //! Modules of a crate, and circles between them.
 //!
 //! Module A uses module B if A's code names something that B defines, also through re-exports. Tests do not count. Paths
-//! in the arguments of macros are not seen.
+//! in the arguments of macros are not seen. A module and the modules below it may use each other. Only the root of a
+//! binary must not be used from below.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,11 +31,15 @@ struct Module {
 
 /// The modules of a crate, by path.
 #[derive(Debug, Default)]
-struct Modules(BTreeMap<Names, Module>);
+struct Modules {
+    all: BTreeMap<Names, Module>,
+    is_binary: bool,
+}
 
 /// Returns the circles between modules of the crate with this root file, each with its modules in order.
 pub(super) fn circles(root: &Path) -> Result<Vec<Vec<String>>, String> {
-    let mut modules = Modules::default();
+    let is_binary = root.ends_with("main.rs");
+    let mut modules = Modules { is_binary, ..Modules::default() };
     modules.load(root, Vec::new())?;
     Ok(modules.circles())
 }
@@ -58,7 +63,7 @@ impl Modules {
                 item => module.visit_item(item),
             }
         }
-        self.0.insert(path.clone(), module);
+        self.all.insert(path.clone(), module);
         for inner in below {
             let path = [&path[..], &[inner.ident.to_string()]].concat();
             match &inner.content {
@@ -84,7 +89,7 @@ impl Modules {
             (rest, is_relative) = (others, true);
         }
         let first = rest.first();
-        let is_below = first.is_some_and(|first| self.0.contains_key(&[&base[..], &[first.clone()]].concat()));
+        let is_below = first.is_some_and(|first| self.all.contains_key(&[&base[..], &[first.clone()]].concat()));
         (is_relative || is_below).then(|| [&base[..], rest].concat())
     }
 
@@ -93,11 +98,11 @@ impl Modules {
         let mut at: Names = Vec::new();
         for (index, name) in path.iter().enumerate() {
             let below = [&at[..], &[name.clone()]].concat();
-            if self.0.contains_key(&below) {
+            if self.all.contains_key(&below) {
                 at = below;
                 continue;
             }
-            let module = self.0.get(&at)?;
+            let module = self.all.get(&at)?;
             if module.items.contains(name) || depth == REEXPORTS_MAX {
                 return Some(at);
             }
@@ -108,7 +113,7 @@ impl Modules {
             let globs = module.globs.iter().filter_map(|glob| self.from_root(&at, glob)).filter(|glob| *glob != at);
             let through = |glob: Names| {
                 let found = self.home(&[&glob[..], &path[index..]].concat(), depth + 1)?;
-                let defines = self.0.get(&found).is_some_and(|module| module.items.contains(name));
+                let defines = self.all.get(&found).is_some_and(|module| module.items.contains(name));
                 (defines || found.last() == Some(name)).then_some(found)
             };
             return globs.filter(|_| depth < REEXPORTS_MAX).find_map(through).or(Some(at));
@@ -119,7 +124,7 @@ impl Modules {
     /// Returns which module uses which other one.
     fn arrows(&self) -> BTreeSet<(Names, Names)> {
         let mut arrows = BTreeSet::new();
-        for (path, module) in &self.0 {
+        for (path, module) in &self.all {
             let imports = module.imports.values().chain(&module.globs);
             for written in module.named.iter().chain(imports) {
                 let Some(absolute) = self.from_root(path, written) else { continue };
@@ -131,14 +136,17 @@ impl Modules {
         arrows
     }
 
-    /// Returns the circles. A module that holds others is in a circle with them if it uses them and they use its own
-    /// items.
+    /// Returns the circles between modules of one parent.
     fn circles(&self) -> Vec<Vec<String>> {
         let mut graphs: BTreeMap<Names, BTreeMap<Names, BTreeSet<Names>>> = BTreeMap::new();
         for (from, to) in self.arrows() {
             let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
             let side = |path: &Names| path[..path.len().min(shared + 1)].to_vec();
             let (one, other) = (side(&from), side(&to));
+            let is_with_parent = one.len().min(other.len()) == shared;
+            if is_with_parent && !(self.is_binary && shared == 0) {
+                continue;
+            }
             let graph = graphs.entry(from[..shared].to_vec()).or_default();
             graph.entry(other.clone()).or_default();
             graph.entry(one).or_default().insert(other);
@@ -292,7 +300,7 @@ fn flatten(tree: &UseTree, before: &mut Names, leaves: &mut Vec<(Option<String>,
 mod tests {
     use super::*;
 
-    /// Returns the circles of a crate with these files.
+    /// Returns the circles of a crate with these files, of which the first is the root.
     fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -300,7 +308,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        circles(&folder.path().join("lib.rs")).unwrap().iter().map(|circle| circle.join(", ")).collect()
+        circles(&folder.path().join(files[0].0)).unwrap().iter().map(|circle| circle.join(", ")).collect()
     }
 
     #[test]
@@ -333,10 +341,16 @@ mod tests {
     }
 
     #[test]
-    fn a_module_and_its_children_are_a_circle_if_each_uses_the_other() {
-        let lib = "mod a; pub struct Failure; fn f() { a::run() }";
-        assert_eq!(circles_of(&[("lib.rs", lib), ("a.rs", "use crate::Failure; pub fn run() {}")]), ["crate, a"]);
-        assert!(circles_of(&[("lib.rs", lib), ("a.rs", "pub fn run() {}")]).is_empty());
+    fn only_the_root_of_a_binary_must_not_be_used_from_below() {
+        let root = "mod a; pub struct Failure; fn f() { a::run() }";
+        let a = ("a.rs", "use crate::Failure; pub fn run() {}");
+        assert_eq!(circles_of(&[("main.rs", root), a]), ["crate, a"]);
+        assert!(circles_of(&[("main.rs", root), ("a.rs", "pub fn run() {}")]).is_empty());
+        assert!(circles_of(&[("lib.rs", root), a]).is_empty());
+    }
+
+    #[test]
+    fn modules_below_others_are_compared_with_their_siblings() {
         let nested = [
             ("lib.rs", "mod a;"),
             ("a.rs", "mod b; mod c; use b::B;"),
