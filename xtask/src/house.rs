@@ -92,7 +92,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     let write = |file: &str, text: &str| fs::write(root().join(file), text).map_err(|error| cannot(file, &error));
     let allowed: Violations = toml::from_str(&read(ALLOWED)?).map_err(|error| cannot(ALLOWED, &error))?;
     if options.lower {
-        let left = toml::to_string(&allowed.allowed(&found)).map_err(|error| cannot(ALLOWED, &error))?;
+        let left = toml::to_string_pretty(&allowed.allowed(&found)).map_err(|error| cannot(ALLOWED, &error))?;
         write(
             ALLOWED,
             &format!("# Violations of `cargo xtask house` that are left. Only `--lower` changes them.\n{left}"),

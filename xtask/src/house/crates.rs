@@ -121,8 +121,10 @@ impl House {
                 let floor = if index == 0 { floor } else { "" };
                 let direct: Vec<&str> =
                     member.uses.iter().map(String::as_str).filter(|it| !self.follows(member, it)).collect();
-                let arrows = if direct.is_empty() { String::new() } else { format!(" -> {}", direct.join(", ")) };
-                let _ = writeln!(text, "{floor:<11} {name:<11}{arrows}");
+                let _ = match direct.is_empty() {
+                    true => writeln!(text, "{floor:<11} {name}"),
+                    false => writeln!(text, "{floor:<11} {name:<11} -> {}", direct.join(", ")),
+                };
             }
         }
         text
