@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use doorbell_study::cpu::{CpuPerMessage, CpuTime};
+use doorbell_machine::cpu::{CpuPerMessage, CpuTime};
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Experiment, PointRecord, Quantity, Spread, View};
 use doorbell_study::link::CarriedBy;

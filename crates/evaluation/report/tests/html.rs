@@ -1,13 +1,13 @@
 //! Pages of regular and irregular records.
 
+use doorbell_machine::cpu::CpuTime;
+use doorbell_machine::{Adapter, Machine};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::record::observations;
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, changes, html, verdicts};
-use doorbell_study::cpu::CpuTime;
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{Effort, Experiment, Finding, PointRecord, Quantity, all};
 use doorbell_study::far::{FarPoint, Figure, Strategy};
-use doorbell_study::machine::{Adapter, Machine};
 use doorbell_study::parameters::Kind;
 use doorbell_study::record::{HostResult, Latency, PointResult};
 use serde_json::Value;

@@ -5,8 +5,8 @@
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
+use doorbell_machine::Machine;
 use doorbell_study::environment::{Environment, SimulatedTestbed};
-use doorbell_study::machine::Machine;
 use doorbell_study::parameters::Parameters;
 use doorbell_study::record::PointResult;
 use doorbell_study::session::{

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use doorbell_exchange::asynchronous::{LockObserver, Waiter};
-use doorbell_study::cpu::CpuTime;
+use doorbell_machine::cpu::CpuTime;
 use doorbell_study::executor;
 use doorbell_study::threads::{OneThread, Threads};
 use doorbell_verbs::Channel;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use doorbell_verbs::DeviceAttributes;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Adapter, Machine, Root};
+use doorbell_machine::{Adapter, Machine, Root};
 
 pub use counters::CounterSnapshot;
 

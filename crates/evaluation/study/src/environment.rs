@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use doorbell_verbs::DeviceAttributes;
 
-use crate::machine::{Adapter, Machine, Root};
 use crate::parameters::Parameters;
 use crate::pinning::Pinning;
 use crate::session::Parties;
+use doorbell_machine::{Adapter, Machine, Root};
 
 /// Machine and device of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use std::time::Duration;
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_verbs::Channel;
 
-use crate::cpu::EmptyRounds;
 use crate::patience::Patience;
+use doorbell_machine::cpu::EmptyRounds;
 
 /// The longest sleep on a channel. Connections must be polled from time to time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);

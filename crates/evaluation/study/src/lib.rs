@@ -44,16 +44,13 @@
 //! measures the limits of this machine's kernel without an RNIC.
 #![forbid(unsafe_code)]
 
-pub mod cpu;
 pub mod doctor;
 pub mod environment;
 pub mod executor;
 pub mod experiment;
 pub mod far;
 pub mod layout;
-pub mod limit;
 pub mod link;
-pub mod machine;
 pub mod measure;
 mod memory;
 pub mod one_sided;

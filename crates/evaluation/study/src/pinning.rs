@@ -23,10 +23,10 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
-use crate::machine::{self, Adapter, Root};
 use crate::parameters::Parameters;
 use crate::roles::Part;
 use crate::serving::SharedBy;
+use doorbell_machine::{Adapter, Root};
 
 /// Choice of CPUs for pinning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl FromStr for CpuChoice {
         let no_list = || CpuError::NoList(text.to_owned());
         let mut cpus = Vec::new();
         for part in text.split(',') {
-            for cpu in machine::cpu_range(part).ok_or_else(no_list)? {
+            for cpu in doorbell_machine::cpu_range(part).ok_or_else(no_list)? {
                 if cpus.contains(&cpu) {
                     return Err(CpuError::Twice(cpu));
                 }
@@ -194,7 +194,7 @@ impl Pinning {
     ///
     /// A listed CPU is not available to this process.
     pub fn choose(root: &Root, choice: &CpuChoice, near: Option<usize>) -> Result<Self, CpuError> {
-        let (allowed, online) = (machine::allowed_cpus(root), machine::online_cpus(root));
+        let (allowed, online) = (doorbell_machine::allowed_cpus(root), doorbell_machine::online_cpus(root));
         match choice {
             CpuChoice::Unpinned => Ok(Self::none("--cpus none")),
             CpuChoice::Listed(cpus) => {
@@ -308,7 +308,7 @@ fn threads(parameters: &Parameters) -> usize {
 /// core, the device's NUMA node before others, and near nodes before far ones. If the device has no node, the node
 /// with most of these CPUs replaces it.
 fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize> {
-    let nodes = machine::nodes(root);
+    let nodes = doorbell_machine::nodes(root);
     let node_of = |cpu: usize| nodes.iter().position(|node| node.cpus.contains(&cpu));
     let has = |index: usize| allowed.iter().filter(|&&cpu| node_of(cpu) == Some(index)).count();
     let home = near.and_then(|near| nodes.iter().position(|node| node.number == near));
@@ -322,7 +322,7 @@ fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize>
     let mut ranked: Vec<_> = allowed
         .iter()
         .map(|&cpu| {
-            let siblings = machine::cpu_siblings(root, cpu);
+            let siblings = doorbell_machine::cpu_siblings(root, cpu);
             let before = siblings.iter().filter(|&&other| other < cpu && allowed.contains(&other)).count();
             (before, distance(cpu).unwrap_or((u32::MAX, usize::MAX)), cpu)
         })
@@ -382,14 +382,20 @@ mod tests {
     use super::*;
     use crate::experiment::tests::environment;
     use crate::far::{FarPoint, StorePoint, Strategy};
-    use crate::machine::Machine;
-    use crate::machine::tests::made_of;
     use crate::parameters::{Kind, Operation};
     use crate::serving::Serving;
+    use doorbell_machine::Machine;
+    use doorbell_testing::files::folder_with;
+
+    fn made_of(files: &[(&str, &str)]) -> (impl Drop, Root) {
+        let folder = folder_with(files);
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
 
     /// Returns a machine with two NUMA nodes of two cores each, each core with two hardware threads. CPUs 0-3 are the
     /// first threads of the cores on nodes 0 and 1, CPUs 4-7 the second threads.
-    fn two_nodes(allowed: &str) -> (tempfile::TempDir, Root) {
+    fn two_nodes(allowed: &str) -> (impl Drop, Root) {
         let status = format!("Cpus_allowed_list:\t{allowed}\n");
         let mut files = vec![
             ("proc/self/status".to_owned(), status),

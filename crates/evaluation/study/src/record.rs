@@ -8,12 +8,12 @@ use doorbell_verbs::{Counters, LinkCounters};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::{CpuPerMessage, CpuTime};
 use crate::environment::Environment;
 use crate::far::Figures;
 use crate::link::{Carried, CarriedBy};
 use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
+use doorbell_machine::cpu::{CpuPerMessage, CpuTime};
 
 /// Significant digits of a recorded value.
 const SIGNIFICANT_DIGITS: u8 = 3;

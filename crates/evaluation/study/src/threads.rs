@@ -10,9 +10,9 @@ use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::Channel;
 
-use crate::cpu::{self, CpuTime};
 use crate::executor::{self, Idle};
 use crate::pinning::{self, PinError, Pinned};
+use doorbell_machine::cpu::{self, CpuTime};
 
 /// The runtime of the tasks of one end.
 ///
@@ -326,9 +326,9 @@ mod tests {
     #[test]
     fn threads_run_on_the_cpus_that_they_are_pinned_to() {
         let own = || {
-            let allowed = crate::machine::Root::default().text("proc/thread-self/status").unwrap();
+            let allowed = doorbell_machine::Root::default().text("proc/thread-self/status").unwrap();
             let list = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-            crate::machine::cpu_list(list)
+            doorbell_machine::cpu_list(list)
         };
         let before = own();
         // On a machine with one CPU, it stands for both.

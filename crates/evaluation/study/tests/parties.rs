@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use common::MEMORY_BYTES;
+use doorbell_machine::{Machine, Root, cpu_list};
 use doorbell_study::far::{FarPoint, Figure, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint};
-use doorbell_study::machine::{Machine, Root, cpu_list};
 use doorbell_study::parameters::{Kind, Operation, Parameters};
 use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::record::PointResult;

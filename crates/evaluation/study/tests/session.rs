@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
+use doorbell_machine::{Machine, Root};
 use doorbell_protocols::Protocol;
-use doorbell_study::machine::{Machine, Root};
 use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use doorbell_study::pinning::{Pinning, ProcessPosition};
 use doorbell_study::serving::{Serving, SharedBy};

@@ -1,5 +1,6 @@
 //! Helpers of Doorbell's tests. No crate outside of tests depends on this one.
 
+pub mod files;
 pub mod fuzz;
 pub mod memory;
 #[cfg(feature = "model")]

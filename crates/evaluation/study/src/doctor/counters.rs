@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Finding, Severity};
-use crate::machine::Root;
+use doorbell_machine::Root;
 
 /// Names of counters of congestion and loss, grouped by subject. Each driver has its own names.
 const WATCHED: [(&str, &[&str], &str); 4] = [
@@ -138,7 +138,13 @@ impl CounterSnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::tests::made_of;
+    use doorbell_testing::files::folder_with;
+
+    fn made_of(files: &[(&str, &str)]) -> (impl Drop, Root) {
+        let folder = folder_with(files);
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
 
     const SNMP: &str = "Ip: Forwarding InReceives\nIp: 2 9\nUdp: InDatagrams InErrors RcvbufErrors\nUdp: 7 0 ";
     const NETSTAT: &str = "IpExt: InNoRoutes InCEPkts\nIpExt: 0 5\n";

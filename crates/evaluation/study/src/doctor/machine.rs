@@ -4,8 +4,8 @@ use doorbell_fabric::udp::DEFAULT_RECEIVE_BUFFER_BYTES;
 use doorbell_verbs::{DeviceAttributes, PathMtu};
 
 use super::{Finding, Severity};
-use crate::machine::{Adapter, Machine};
 use crate::pinning;
+use doorbell_machine::{Adapter, Machine};
 
 /// Wake-up time up to which an idle state is negligible next to a round trip.
 const SHALLOW_US: u64 = 2;
@@ -220,7 +220,7 @@ pub(super) fn gid(device: &DeviceAttributes) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{IdleState, Node, PcieLink};
+    use doorbell_machine::{IdleState, Node, PcieLink};
 
     fn two_nodes(cpus: Vec<usize>) -> Machine {
         let node = |number: usize, cpus: Vec<usize>, distances| Node { number, cpus, distances };

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::environment::Environment;
 use crate::far::{FarPoint, Figure};
-use crate::machine::Machine;
 use crate::record::{Latency, PointResult};
+use doorbell_machine::Machine;
 
 mod links;
 
@@ -571,7 +571,7 @@ fn directory_keeps_records_and_overwrites_no_other_file() {
 /// it.
 #[test]
 fn line_rate_is_that_of_the_slowest_reported_link() {
-    use crate::machine::Adapter;
+    use doorbell_machine::Adapter;
     let host = |rate_bps: Option<u64>| Environment {
         adapter: Some(Adapter { rate_bps, ..Adapter::default() }),
         ..environment("system", 64)

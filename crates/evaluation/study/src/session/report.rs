@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use doorbell_verbs::{Counters, Device, LinkCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::cpu::CpuTime;
 use crate::far::Figures;
 use crate::record::{self, Buckets};
 use crate::workload::Tally;
+use doorbell_machine::cpu::CpuTime;
 
 /// The counters of a device before a point.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,6 @@ use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
 use super::point::{Ends, Point, Prepared};
 use super::report::{Performed, Report};
 use super::{SessionError, TcpPeer, parties};
-use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::one_sided::{self, RemoteMemory};
 use crate::parameters::Parameters;
@@ -22,6 +21,7 @@ use crate::roles::{Part, Role};
 use crate::threads::{OsThreads, Threads};
 use crate::unacknowledged::{self, Listener};
 use crate::workload::{Plan, Tally};
+use doorbell_machine::cpu::CpuTime;
 
 /// Maximum time until the start of a point, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;

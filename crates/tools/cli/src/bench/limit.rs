@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
-use doorbell_study::limit::{CopyResult, LimitOptions, LimitReport, LinkLimit, RateResult, child_main, measure};
+use doorbell_machine::limit::{CopyResult, LimitOptions, LimitReport, LinkLimit, RateResult, child_main, measure};
 use serde_json::{Value, json};
 
 use crate::device::UdpPort;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use doorbell_study::machine::{Machine, Root};
+use doorbell_machine::{Machine, Root};
 use doorbell_wire::{BTH_LEN, BthRepr, Check, Flow, ICRC_LEN, parse_frame};
 use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use doorbell_study::machine::{Machine, Root};
+use doorbell_machine::{Machine, Root};
 
 use crate::command::{PATIENCE, Running, doorbell, list, measuring, run};
 

@@ -6,11 +6,11 @@ use super::super::SessionError;
 use super::super::report::{Performed, Report};
 use super::super::result::{Seen, Ways, acknowledged_besides};
 use super::{Clock, Dealt, HostError};
-use crate::cpu::CpuPerMessage;
 use crate::layout::Share;
 use crate::parameters::Parameters;
 use crate::record::{Buckets, Counted, HostResult, PointResult};
 use crate::workload::Tally;
+use doorbell_machine::cpu::CpuPerMessage;
 
 /// The report of one host.
 pub(super) enum SeenBy {

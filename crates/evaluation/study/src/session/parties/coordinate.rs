@@ -11,12 +11,12 @@ use super::super::hosts::{ANSWER, Clock, HostError, Hosts, Interval, PERFORMANCE
 use super::super::report::Report;
 use super::super::{FromServer, Introduction, SessionError, ToServer};
 use super::{ClientsDone, Duties, End, Ends, Made, Parties};
-use crate::cpu::CpuPerMessage;
 use crate::far::{FarPoint, StorePoint};
 use crate::parameters::Parameters;
 use crate::pinning::ProcessPosition;
 use crate::prediction::Predicted;
 use crate::record::{BothEnds, Counted, HostResult, PointResult};
+use doorbell_machine::cpu::CpuPerMessage;
 
 /// Time to make the parties of a store: millions of keys have to be written.
 const MAKING: Duration = Duration::from_secs(120);

@@ -13,12 +13,12 @@ use super::super::report::{Before, Report};
 use super::super::server::check_start;
 use super::super::{FromServer, Patience, Peer, Presence, SessionError, TcpPeer, Terms, ToServer};
 use super::{Duties, End, Ends, Made, clients, is_boxed};
-use crate::cpu::CpuTime;
 use crate::executor::block_on;
 use crate::far::{BoxError, FarPoint, Shape, StorePoint, box_at, order_figures, words};
 use crate::parameters::Parameters;
 use crate::pinning::Pinning;
 use crate::threads::{OsThreads, Threads as _};
+use doorbell_machine::cpu::CpuTime;
 
 /// Polls of parties between two looks at the control connection, which are system calls.
 const POLLS_BETWEEN: u32 = 64;

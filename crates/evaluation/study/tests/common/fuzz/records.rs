@@ -75,7 +75,7 @@ fn honest() -> Value {
             udp_port: 4791,
             active_mtu: 4096,
             receive_buffer_bytes: 1 << 22,
-            machine: doorbell_study::machine::Machine::default(),
+            machine: doorbell_machine::Machine::default(),
             adapter: None,
             soft_options: None,
             pinning: None,

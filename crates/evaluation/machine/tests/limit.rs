@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use doorbell_study::limit::{LimitOptions, LinkLimit, child_main, measure};
+use doorbell_machine::limit::{LimitOptions, LinkLimit, child_main, measure};
 
 const CHILD: &str = "--limit-child";
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Root;
+use crate::Root;
 
 /// RDMA device of the machine, and the hardware below it. The embedded software RNIC has no adapter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -19,7 +19,7 @@ pub struct CpuTime {
 
 impl CpuTime {
     /// Returns the CPU time used since `before`.
-    pub(crate) fn since(self, before: Self) -> Self {
+    pub fn since(self, before: Self) -> Self {
         let used = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         let all_ns = used(self.all_ns, before.all_ns);
         // A sample of few rounds may be inaccurate.
@@ -28,7 +28,7 @@ impl CpuTime {
     }
 
     /// Returns the sum of two ends. A sum with an unknown part is unknown.
-    pub(crate) fn and(self, other: Self) -> Self {
+    pub fn and(self, other: Self) -> Self {
         let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
         Self { all_ns: sum(self.all_ns, other.all_ns), empty_ns: sum(self.empty_ns, other.empty_ns) }
     }
@@ -61,7 +61,7 @@ fn read(clock: ClockId) -> Option<u64> {
 }
 
 /// Returns the CPU time that this process has used.
-pub(crate) fn of_process() -> Option<u64> {
+pub fn of_process() -> Option<u64> {
     read(ClockId::CLOCK_PROCESS_CPUTIME_ID)
 }
 
@@ -74,7 +74,7 @@ const LOOKS: usize = 15;
 
 /// Count and cost of the rounds of one thread that found nothing.
 #[derive(Debug, Default)]
-pub(crate) struct EmptyRounds {
+pub struct EmptyRounds {
     count: u64,
     samples: u64,
     sampled_ns: u64,
@@ -94,7 +94,7 @@ fn cost_of_a_look() -> Option<u64> {
 
 impl EmptyRounds {
     /// Counts a round that found nothing.
-    pub(crate) fn empty(&mut self) {
+    pub fn empty(&mut self) {
         self.count += 1;
         if let Some(began_ns) = self.began_ns.take() {
             if let Some(ended_ns) = read(ClockId::CLOCK_THREAD_CPUTIME_ID) {
@@ -114,7 +114,7 @@ impl EmptyRounds {
     }
 
     /// Ends a round that found something. Such a round is not a sample.
-    pub(crate) fn busy(&mut self) {
+    pub fn busy(&mut self) {
         if self.began_ns.take().is_some() {
             // If every other round finds messages, each message would otherwise meet a clock read.
             self.countdown = ROUNDS_PER_SAMPLE;
@@ -123,12 +123,12 @@ impl EmptyRounds {
 
     /// Returns the number of rounds that found nothing.
     #[cfg(test)]
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.count
     }
 
     /// Returns the estimated CPU time of all rounds that found nothing.
-    pub(crate) fn ns(&self) -> u64 {
+    pub fn ns(&self) -> u64 {
         if self.samples == 0 {
             return 0;
         }

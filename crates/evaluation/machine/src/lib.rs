@@ -4,6 +4,8 @@
 //! unreadable property is `None` or empty, and never an error.
 
 mod adapter;
+pub mod cpu;
+pub mod limit;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -177,19 +179,19 @@ pub fn cpu_list(list: &str) -> Vec<usize> {
 }
 
 /// Parses a part of a list: one processor, or the first and the last of a range.
-pub(crate) fn cpu_range(part: &str) -> Option<std::ops::RangeInclusive<usize>> {
+pub fn cpu_range(part: &str) -> Option<std::ops::RangeInclusive<usize>> {
     let (first, last) = part.split_once('-').unwrap_or((part, part));
     let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
     (first <= last && last < MOST_CPUS).then_some(first..=last)
 }
 
 /// Returns the online processors, or an empty list if the kernel does not report them.
-pub(crate) fn online_cpus(root: &Root) -> Vec<usize> {
+pub fn online_cpus(root: &Root) -> Vec<usize> {
     root.text("sys/devices/system/cpu/online").map(|list| cpu_list(&list)).unwrap_or_default()
 }
 
 /// Returns the processors that this process may use. Its cgroup, `taskset` or a launcher may exclude others.
-pub(crate) fn allowed_cpus(root: &Root) -> Vec<usize> {
+pub fn allowed_cpus(root: &Root) -> Vec<usize> {
     let mut cpus = status(root, "Cpus_allowed_list").map(|list| cpu_list(&list)).unwrap_or_default();
     let online = online_cpus(root);
     cpus.retain(|cpu| online.is_empty() || online.contains(cpu));
@@ -198,7 +200,7 @@ pub(crate) fn allowed_cpus(root: &Root) -> Vec<usize> {
 
 /// Returns the hardware threads of a processor's core, including itself. The list is empty if the kernel does not
 /// report them.
-pub(crate) fn cpu_siblings(root: &Root, cpu: usize) -> Vec<usize> {
+pub fn cpu_siblings(root: &Root, cpu: usize) -> Vec<usize> {
     let list = root.text(format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
     list.map(|list| cpu_list(&list)).unwrap_or_default()
 }
@@ -214,7 +216,7 @@ fn deepest_idle(root: &Root, cpu: usize) -> Option<IdleState> {
     root.names(&states).into_iter().filter_map(state).max_by_key(|state| state.latency_us)
 }
 
-pub(crate) fn nodes(root: &Root) -> Vec<Node> {
+pub fn nodes(root: &Root) -> Vec<Node> {
     let directory = "sys/devices/system/node";
     let node = |name: String| {
         let number = name.strip_prefix("node")?.parse().ok()?;
@@ -232,15 +234,10 @@ pub(crate) mod tests {
     use super::*;
 
     /// Creates a machine from files.
-    pub(crate) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
-        let directory = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = directory.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let root = Root::at(directory.path());
-        (directory, root)
+    pub(crate) fn made_of(files: &[(&str, &str)]) -> (impl Drop, Root) {
+        let folder = doorbell_testing::files::folder_with(files);
+        let root = Root::at(folder.path());
+        (folder, root)
     }
 
     #[test]
