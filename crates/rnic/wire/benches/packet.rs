@@ -1,4 +1,4 @@
-//! CPU time per packet: the ICRC, the slow path of its check, and the BTH.
+//! CPU time per packet of computing the ICRC, of the slow path of the ICRC check, and of reading the BTH.
 
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};

@@ -75,7 +75,7 @@ impl Repr {
     }
 }
 
-/// First byte of an AETH. Bits 6 and 5 are the kind, the lower five bits are its value.
+/// First byte of an AETH. Bits 6 and 5 hold the kind of the syndrome, the lower five bits hold the value of that kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Syndrome(pub u8);
 
@@ -85,7 +85,7 @@ const RNR_NAK: u8 = 0x20;
 const NAK: u8 = 0x60;
 
 impl Syndrome {
-    /// ACK of a responder that does not count credits. The requester sends without limit.
+    /// ACK of a responder that grants no credits. The requester may send without limit.
     pub const ACK_UNLIMITED: Syndrome = Syndrome::ack(31);
 
     /// Returns an ACK that grants credits by their 5-bit code; 31 means unlimited.
@@ -140,7 +140,7 @@ pub enum SyndromeKind {
     },
     /// The responder rejected the request.
     Nak(NakCode),
-    /// Whole byte of a value that IBTA reserves.
+    /// Syndrome of a kind that IBTA reserves; contains the whole byte.
     Unknown(u8),
 }
 
@@ -157,7 +157,7 @@ impl NakCode {
     pub const REMOTE_ACCESS_ERROR: NakCode = NakCode(2);
     /// The responder cannot continue, for a local reason.
     pub const REMOTE_OPERATIONAL_ERROR: NakCode = NakCode(3);
-    /// A reliable datagram context is wrong.
+    /// The reliable datagram context of the request is invalid.
     pub const INVALID_RD_REQUEST: NakCode = NakCode(4);
 }
 

@@ -37,7 +37,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         u64::from_be_bytes(self.get(at::SWAP_OR_ADD))
     }
 
-    /// Returns the value to compare with; a fetch-and-add ignores it.
+    /// Returns the value to compare with; a fetch-and-add ignores this field.
     #[inline]
     pub fn compare(&self) -> u64 {
         u64::from_be_bytes(self.get(at::COMPARE))
@@ -79,7 +79,7 @@ pub struct Repr {
     pub rkey: RKey,
     /// The value to swap in, or to add.
     pub swap_or_add: u64,
-    /// The value to compare with; a fetch-and-add ignores it.
+    /// The value to compare with; a fetch-and-add ignores this field.
     pub compare: u64,
 }
 

@@ -66,7 +66,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.byte(at::FLAGS) & bit::VERSION
     }
 
-    /// Returns the partition.
+    /// Returns the partition key.
     #[inline]
     pub fn partition_key(&self) -> PartitionKey {
         PartitionKey::new(u16::from_be_bytes(self.get(at::PARTITION_KEY)))
@@ -139,7 +139,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         self.set_bits(at::FLAGS, bit::VERSION, version);
     }
 
-    /// Sets the partition.
+    /// Sets the partition key.
     #[inline]
     pub fn set_partition_key(&mut self, key: PartitionKey) {
         self.set(at::PARTITION_KEY, key.get().to_be_bytes());
@@ -195,7 +195,7 @@ pub struct Repr {
     pub pad_count: u8,
     /// TVer, the version of the transport header; 0 in every valid packet.
     pub version: u8,
-    /// The partition.
+    /// Partition key.
     pub partition_key: PartitionKey,
     /// Whether the packet met congestion on its path.
     pub fecn: bool,
@@ -239,7 +239,8 @@ impl Repr {
     /// Reads a header of any version.
     #[inline]
     pub fn read(bytes: &[u8; BTH_LEN]) -> Repr {
-        // Every packet passes here. Reading words is faster than reading the fields through the view.
+        // The data path calls this function for every packet. Reading three words is faster than reading each field
+        // through `Packet`.
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let [first, second, third] = [word(at::OPCODE), word(at::CONGESTION), word(at::ACK_REQUEST)];
         let flags = (first >> 16) as u8;

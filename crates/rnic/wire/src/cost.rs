@@ -39,7 +39,7 @@ use crate::{
     PathMtu, Transport, UDP_LEN, VLAN_LEN,
 };
 
-/// The longest message that IBTA allows.
+/// Maximum bytes of a message that IBTA allows.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
 /// Bytes that an atomic operation reads and writes.
@@ -105,12 +105,12 @@ pub enum IpVersion {
     V6,
 }
 
-/// Headers around each packet.
+/// Headers before the BTH of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OuterKind {
-    /// The IP header.
+    /// Version of the IP header.
     pub ip: IpVersion,
-    /// Whether there is a VLAN tag.
+    /// Whether the Ethernet header has a VLAN tag.
     pub vlan: bool,
 }
 
@@ -137,7 +137,7 @@ impl OuterKind {
     }
 }
 
-/// Packets and bytes in one direction.
+/// Packets and bytes that a message sends in one direction of the link.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Direction {
     /// Packets.
@@ -172,13 +172,13 @@ impl Direction {
 pub enum Response {
     /// No response: the transport is unreliable.
     None,
-    /// The data of a READ or an atomic operation, which also acknowledges.
+    /// The response to a READ or an atomic operation. It carries the data and also acknowledges the request.
     Exact(Direction),
     /// Acknowledgements, without retransmission.
     ///
-    /// Usually at most one per message, since one ACK may cover many messages. A responder may however acknowledge
-    /// any request packet, and a requester may set the BTH's AckReq bit within a message. Some NICs have sent about 9
-    /// ACKs for a message of 1 MiB. The upper bound is therefore one ACK per request packet.
+    /// The responder usually sends at most one ACK per message, since one ACK may cover many messages. But a responder
+    /// may acknowledge any request packet, and a requester may set the AckReq bit of the BTH within a message. Some
+    /// NICs have sent about 9 ACKs for a message of 1 MiB. The upper bound is therefore one ACK per request packet.
     Range {
         /// Minimum: no packet.
         min: Direction,
@@ -190,11 +190,11 @@ pub enum Response {
 /// Cost of a message on the link, without loss.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MessageCost {
-    /// Bytes of payload that the work request asks for.
+    /// Payload bytes of the work request.
     pub payload_bytes: u64,
-    /// From requester to responder.
+    /// Packets and bytes from requester to responder.
     pub request: Direction,
-    /// From responder to requester.
+    /// Packets and bytes from responder to requester.
     pub response: Response,
 }
 
@@ -209,8 +209,8 @@ impl MessageCost {
         self.payload_bytes as f64 / carrier.line_bytes as f64
     }
 
-    /// Returns the maximum messages per second on a full-duplex link of `link_bits_per_s`, if only the link limits
-    /// them. Computes the rate with the fewest acknowledgements and the rate with the most.
+    /// Returns the maximum messages per second on a full-duplex link of `link_bits_per_s`, if only the link limits the
+    /// rate. The result holds the rate with the fewest acknowledgements and the rate with the most.
     pub fn link_limit(&self, link_bits_per_s: f64) -> LinkLimit {
         let (least, most) = match self.response {
             Response::None => (0, 0),
@@ -244,21 +244,21 @@ pub enum LinkSide {
     Both,
 }
 
-/// Message rates of a link: see [`MessageCost::link_limit`]. Both rates are equal without acknowledgements and for an
-/// exact response.
+/// Maximum message rates of a link: see [`MessageCost::link_limit`]. The two rates are equal if the response is
+/// [`Response::None`] or [`Response::Exact`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkLimit {
     /// Messages per second with the fewest acknowledgements.
     pub messages_per_s: f64,
-    /// Bottleneck at this rate.
+    /// Bottleneck at `messages_per_s`.
     pub binding: LinkSide,
     /// Messages per second if the responder acknowledges every request packet separately.
     pub messages_per_s_most_acknowledged: f64,
-    /// Bottleneck at this rate.
+    /// Bottleneck at `messages_per_s_most_acknowledged`.
     pub binding_most_acknowledged: LinkSide,
 }
 
-/// Reason why a message is impossible.
+/// Error of [`message_cost`]: no such message can exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CostError {
@@ -271,22 +271,22 @@ pub enum CostError {
         transport: Transport,
     },
     /// The message is longer than the maximum: the path MTU for UD, 2^31 bytes for other transports.
-    #[error("a message of {bytes} bytes: must be at most {limit}")]
+    #[error("message length {bytes} bytes: must be at most {limit} bytes")]
     TooLong {
         /// Requested length.
         bytes: u64,
         /// Maximum length.
         limit: u64,
     },
-    /// An atomic operation has 8 bytes.
-    #[error("an atomic operation of {0} bytes: must be {ATOMIC_BYTES}")]
+    /// The length of an atomic operation is not 8 bytes.
+    #[error("atomic operation of {0} bytes: must have {ATOMIC_BYTES} bytes")]
     AtomicLength(u64),
 }
 
 /// Returns the cost of a message of `bytes` bytes without loss.
 ///
-/// The request direction is exact, and so is the response to READs and atomic operations. The acknowledgements of
-/// other operations are a range.
+/// The cost of a request is exact, and so is the cost of the response to a READ or an atomic operation. For all other
+/// operations, the result holds the minimum and the maximum cost of the acknowledgements.
 ///
 /// # Errors
 ///
@@ -313,7 +313,7 @@ pub fn message_cost(
             if bytes != ATOMIC_BYTES {
                 return Err(CostError::AtomicLength(bytes));
             }
-            // The headers carry the operands.
+            // Neither packet has a payload: the extension headers carry the operands and the result.
             (packetise(&opcodes, 0), Response::Exact(packetise(&ATOMIC_ACKNOWLEDGE, 0)))
         }
         _ => {
@@ -374,7 +374,7 @@ impl Opcodes {
     }
 }
 
-/// Returns the opcodes of a request, or `None` if the transport does not offer it (IBTA Vol 1, chapter 9).
+/// Returns the opcodes of a request, or `None` if the transport does not offer the operation (IBTA Vol 1, chapter 9).
 fn request_opcodes(kind: MessageKind, transport: Transport) -> Option<Opcodes> {
     use MessageKind::*;
     let [first, middle, last, only] = match (transport, kind) {

@@ -1,8 +1,8 @@
 //! CRC-32 of Ethernet and the ICRC: polynomial 0x04C11DB7, bits reflected.
 //!
-//! A *register* is the state between two bytes, without the final inversion. crc32fast processes long inputs with
-//! carry-less multiplication. For most packets, the part after the BTH is too short to pay for that call. Tables
-//! process such short inputs.
+//! A *register* is the state of the CRC between two bytes, without the final inversion. For long inputs, crc32fast
+//! computes the CRC with carry-less multiplication. In most packets, the part after the BTH is so short that a call of
+//! crc32fast takes longer than [`update_short`], which uses tables.
 
 /// The register before the first byte.
 pub(crate) const INITIAL: u32 = !0;
@@ -31,7 +31,8 @@ pub(crate) fn update_short(mut register: u32, mut bytes: &[u8]) -> u32 {
     register
 }
 
-/// Returns the register after 4 to 16 bytes at once. The register is the sum of the contributions of the bytes.
+/// Processes 4 to 16 bytes at once and returns the register after them. That register is the exclusive or of the
+/// contributions of all bytes.
 #[inline(always)]
 pub(crate) const fn step<const N: usize>(register: u32, bytes: &[u8; N]) -> u32 {
     const { assert!(N >= 4 && N <= TABLES.len()) };
@@ -74,10 +75,10 @@ pub(crate) fn rewind(register: u32, zeros: usize) -> Option<u32> {
     Some(multiply(multiply(register, fine), coarse))
 }
 
-/// Minimum length for which crc32fast is faster, as measured.
+/// Minimum bytes of an input for which crc32fast was measured to be faster than the tables.
 const LONG: usize = 32;
 
-/// The polynomial, reflected.
+/// The CRC polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// The polynomial 1, reflected.
@@ -100,14 +101,15 @@ static TABLES: [[u32; 256]; 16] = {
     tables
 };
 
-/// Powers of x that undo 0 to 63 zero bytes.
+/// Powers of x that turn a register into the register 0 to 63 zero bytes earlier.
 static REWIND_FINE: [u32; 64] = powers(over_x(ONE, 8));
 
-/// Powers of x that undo multiples of 64 zero bytes, up to more than the length of an IP packet.
+/// Powers of x that turn a register into the register a multiple of 64 zero bytes earlier. The largest multiple exceeds
+/// the length of an IP packet.
 static REWIND_COARSE: [u32; 1026] = powers(over_x(ONE, 8 * 64));
 
 fn update_long(register: u32, bytes: &[u8]) -> u32 {
-    // crc32fast's initial value is a final CRC, which is an inverted register.
+    // crc32fast takes a final CRC as its initial value, and a final CRC is the inverted register.
     let mut hasher = crc32fast::Hasher::new_with_initial(!register);
     hasher.update(bytes);
     !hasher.finalize()
@@ -144,7 +146,8 @@ const fn times_x(register: u32) -> u32 {
 const fn over_x(mut register: u32, bits: usize) -> u32 {
     let mut n = 0;
     while n < bits {
-        // The upper bit of the polynomial is set. The upper bit of the register therefore shows whether it was added.
+        // The upper bit of the polynomial is set. The upper bit of the register therefore shows whether `times_x` has
+        // added the polynomial.
         let carry = register >> 31;
         register = (register ^ POLYNOMIAL & carry.wrapping_neg()) << 1 | carry;
         n += 1;

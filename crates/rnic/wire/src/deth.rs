@@ -17,7 +17,7 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the key that the destination must know.
+    /// Returns the Q_Key, which must match the Q_Key of the destination queue pair.
     #[inline]
     pub fn qkey(&self) -> QKey {
         QKey::new(u32::from_be_bytes(self.get(at::QKEY)))
@@ -31,7 +31,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets the key that the destination must know.
+    /// Sets the Q_Key, which must match the Q_Key of the destination queue pair.
     #[inline]
     pub fn set_qkey(&mut self, qkey: QKey) {
         self.set(at::QKEY, qkey.get().to_be_bytes());
@@ -47,7 +47,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 /// A datagram extended transport header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
-    /// The key that the destination must know.
+    /// Q_Key, which must match the Q_Key of the destination queue pair.
     pub qkey: QKey,
     /// The queue pair that sent the datagram.
     pub source_qpn: Qpn,

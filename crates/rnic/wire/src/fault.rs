@@ -1,4 +1,5 @@
-//! Marks of captured frames that a fault injector affected. A capture stores them in the comment of the frame.
+//! Marks of the faults that a fault injector applied to a frame. A capture file holds the marks in the comment of the
+//! frame.
 
 use core::fmt;
 
@@ -7,14 +8,14 @@ const PREFIX: &str = "doorbell fault: ";
 
 /// Faults of one frame.
 ///
-/// As text: `doorbell fault: dropped, corrupted`.
+/// The text form is a prefix and the words of the marks: `doorbell fault: dropped, corrupted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultMarks(u8);
 
 impl FaultMarks {
     /// No fault.
     pub const NONE: Self = Self(0);
-    /// The injector dropped the frame. Its receiver never got it.
+    /// The injector dropped the frame, so the receiver never got the frame.
     pub const DROPPED: Self = Self(1);
     /// The frame is an additional copy of the frame before it.
     pub const DUPLICATE: Self = Self(1 << 1);
@@ -25,7 +26,7 @@ impl FaultMarks {
     /// The injector delayed the frame until later frames had passed.
     pub const REORDERED: Self = Self(1 << 4);
 
-    /// Words of the marks.
+    /// Each mark and its word in the text form.
     const WORDS: [(Self, &'static str); 5] = [
         (Self::DROPPED, "dropped"),
         (Self::DUPLICATE, "duplicate"),
@@ -40,13 +41,13 @@ impl FaultMarks {
         Self(self.0 | other.0)
     }
 
-    /// Returns these marks if the condition holds.
+    /// Returns these marks if the condition holds, and no mark otherwise.
     #[must_use]
     pub const fn when(self, condition: bool) -> Self {
         if condition { self } else { Self::NONE }
     }
 
-    /// Returns whether all marks of `other` are among these.
+    /// Returns whether these marks contain all marks of `other`.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -56,7 +57,8 @@ impl FaultMarks {
         self.0 == 0
     }
 
-    /// Reads a comment. Returns `None` for a comment of another program. Ignores words of later versions.
+    /// Reads the marks from the comment of a frame. Returns `None` if another program wrote the comment. Ignores
+    /// unknown words, which a later version of this crate may write.
     pub fn parse(comment: &[u8]) -> Option<Self> {
         let words = comment.strip_prefix(PREFIX.as_bytes())?;
         let mut marks = Self::NONE;

@@ -15,12 +15,14 @@
 //! The ICRC follows the packet least significant byte first (`u32::to_le_bytes`).
 //!
 //! The bytes before the BTH depend on the flow, the packet's length and, for IPv4, on identification and DF. CRC is
-//! linear. [`Flow`] therefore stores the register of the flow alone, and tables add length and identification.
+//! linear. [`Flow`] therefore stores the register that these bytes give with length, identification and DF zero. Tables
+//! hold the contributions of length and identification, which [`Flow`] adds for each packet.
 //!
-//! **A receiver behind a UDP socket does not know identification and DF.** The difference between the received and
-//! the expected ICRC, rewound by the bytes between, equals the difference in these 17 bits. This holds if no other
-//! bit differs, again because CRC is linear: see [`explain_difference`]. One of 2^15 random errors looks like such a
-//! difference.
+//! **A receiver behind a UDP socket does not know identification and DF.** The receiver computes the expected ICRC with
+//! assumed values. Suppose that the packet differs from the assumption only in these 17 bits. Then the exclusive or of
+//! received and expected ICRC, rewound to the identification, equals the exclusive or of the 17 bits, because CRC is
+//! linear. [`explain_difference`] computes these bits. For one of 2^15 random errors, [`explain_difference`] finds such
+//! bits too.
 
 use core::net::IpAddr;
 
@@ -37,21 +39,22 @@ pub struct Flow {
 impl Flow {
     /// Creates the flow between two UDP ports.
     ///
-    /// IPv4-mapped addresses count as IPv4, since their packets are IPv4. Addresses of two families give an IPv6
-    /// flow, of which no packet exists.
+    /// IPv4-mapped addresses count as IPv4, since their packets are IPv4. If one address is IPv4 and the other IPv6,
+    /// the result is an IPv6 flow, to which no real packet belongs.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Flow {
         let register = crc::update_short(crc::INITIAL, &[0xff; 8]);
         let (register, ipv4) = match (src.to_canonical(), dst.to_canonical()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                // Version and header length, type of service, total length, identification, flags and fragment
-                // offset, time to live, UDP, header checksum.
+                // Bytes 0 to 11 of an IPv4 header: version and header length, type of service, total length,
+                // identification, flags and fragment offset, time to live, protocol UDP, header checksum.
                 let fixed = [0x45, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 17, 0xff, 0xff];
                 let register = crc::update_short(register, &fixed);
                 let register = crc::update_short(register, &src.octets());
                 (crc::update_short(register, &dst.octets()), true)
             }
             (src, dst) => {
-                // Version, traffic class and flow label, payload length, UDP, hop limit.
+                // Bytes 0 to 7 of an IPv6 header: version, traffic class and flow label, payload length, next header
+                // UDP, hop limit.
                 let fixed = [0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff];
                 let register = crc::update_short(register, &fixed);
                 let register = crc::update_short(register, &v6_octets(src));
@@ -77,8 +80,8 @@ impl Flow {
     /// Returns whether the ICRC at the end of `packet` is valid for any identification and DF.
     ///
     /// First tries the assumed identification with DF set, since a socket with `IP_PMTUDISC_DO` sets DF. If the ICRC
-    /// differs, searches for other values, which takes several times as long. An IPv6 packet has neither field. A
-    /// valid result for it repeats the assumed values.
+    /// differs, searches for other values, which takes several times as long. An IPv6 packet has neither field: if its
+    /// ICRC is valid, the result holds the assumed identification and a set DF.
     #[inline]
     pub fn check(&self, assumed_identification: u16, packet: &[u8]) -> Check {
         let Some((packet, received)) = packet.split_last_chunk::<ICRC_LEN>() else {
@@ -107,7 +110,8 @@ impl Flow {
     /// Returns the register after the UDP header.
     #[inline]
     fn register(&self, identification: u16, dont_fragment: bool, packet_len: usize) -> u32 {
-        // No packet is longer than its length field can express. For such a length, this function returns some value.
+        // A packet that is longer than its UDP length field can express does not exist. For such a length, the register
+        // is meaningless.
         let udp_len = (UDP_LEN + packet_len + ICRC_LEN) as u16;
         let register = self.base ^ UDP_LENGTH.of(udp_len);
         if self.ipv4 {
@@ -124,14 +128,14 @@ impl Flow {
 /// Result of [`Flow::check`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
-    /// The packet is unchanged, with this identification and this DF.
+    /// The ICRC is valid for this identification and this DF.
     Valid {
         /// IPv4 identification for which the ICRC is valid.
         identification: u16,
         /// DF flag for which the ICRC is valid.
         dont_fragment: bool,
     },
-    /// The packet was changed on its path, or is too short.
+    /// The packet was changed on its path, or is shorter than a BTH and an ICRC.
     Invalid,
 }
 
@@ -151,7 +155,7 @@ pub enum Check {
 #[derive(Clone, Copy, Debug)]
 pub struct Icrc {
     register: u32,
-    /// Bytes processed so far; exact only until the masked byte of the BTH.
+    /// Bytes processed so far. After the masked byte of the BTH, the number need not be exact.
     position: usize,
 }
 
@@ -177,7 +181,7 @@ impl Icrc {
         }
     }
 
-    /// Returns the ICRC. It follows the packet as `to_le_bytes`.
+    /// Returns the ICRC, which follows the packet as `to_le_bytes`.
     #[inline]
     pub fn finish(self) -> u32 {
         !self.register
@@ -200,8 +204,9 @@ impl Icrc {
 /// `bytes_after_identification` counts the bytes that the ICRC covers after the identification, from the flags to the
 /// end of the padding.
 pub fn explain_difference(received: u32, expected: u32, bytes_after_identification: usize) -> Option<(u16, bool)> {
-    // The register takes in a byte at its lower end and shifts down. The difference is rewound to the point before
-    // the identification. There it equals the difference of the next four bytes.
+    // For each byte, the register shifts down, so the next byte of the input acts on its lowest bits. `rewind` takes
+    // the difference of the two registers back to the point before the identification. There, the difference of the
+    // registers equals the difference of the next four bytes.
     let before = crc::rewind(received ^ expected, bytes_after_identification + 2)?;
     match before.to_le_bytes() {
         [high, low, flags, 0] if flags & !DONT_FRAGMENT == 0 => Some((u16::from_be_bytes([high, low]), flags != 0)),
@@ -212,10 +217,10 @@ pub fn explain_difference(received: u32, expected: u32, bytes_after_identificati
 /// Masked byte of the BTH: congestion bits and reserved bits.
 const BTH_MASKED: usize = 4;
 
-/// DF in the byte after the identification.
+/// Bit of DF in the byte after the identification.
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// Bytes of the IPv4 header after the identification, and of the UDP header.
+/// Bytes between the identification and the BTH: the rest of the IPv4 header, and the UDP header.
 const V4_AFTER_IDENTIFICATION: usize = 14 + UDP_LEN;
 
 /// Contribution of a 16-bit field to the register after the UDP header.
@@ -225,7 +230,7 @@ struct Field {
 }
 
 impl Field {
-    /// Creates the field with this number of bytes between itself and the BTH.
+    /// Creates the tables of a field that has `bytes_after` bytes between itself and the BTH.
     const fn new(bytes_after: usize) -> Field {
         Field { high: crc::contributions(bytes_after + 1), low: crc::contributions(bytes_after) }
     }

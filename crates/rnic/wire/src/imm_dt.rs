@@ -26,8 +26,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     }
 }
 
-/// Immediate data. IBTA assigns no meaning to it. Verbs programs see the four bytes in network order; `value` is
-/// their number.
+/// Immediate data: four bytes to which IBTA assigns no meaning. Verbs programs see the four bytes in network order.
+/// `value` is the number that these bytes represent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
     /// The four bytes as a big-endian number.

@@ -21,9 +21,10 @@
 //! - **Headers.** Each module ([`bth`], [`reth`], [`aeth`], [`deth`], [`atomic_eth`], [`atomic_ack_eth`], [`imm_dt`],
 //!   [`ieth`]) has a zero-copy view `Packet` over a buffer, and a `Repr` with the values of the fields. `Repr::parse`
 //!   and `Repr::emit` use a view and check its length. `Repr::read` and `Repr::write` take an array of the header's
-//!   length and cannot fail, for use in a data path. Readers ignore reserved bits, writers set them to zero.
-//! - **Opcodes.** [`Opcode`] determines the headers after a BTH. Every byte is an `Opcode`, also a byte that IBTA
-//!   does not assign. Every packet from the network is therefore representable.
+//!   length and cannot fail, for use in a data path. `Repr` ignores reserved bits when it reads, and sets them to zero
+//!   when it writes.
+//! - **Opcodes.** [`Opcode`] determines the headers after a BTH. Every byte is a valid `Opcode`, even a byte that IBTA
+//!   does not assign. The opcode of every packet from the network is therefore representable.
 //! - **ICRC.** [`Flow`] computes and checks the CRC after each packet; see [`icrc`].
 //! - **Frames.** [`Outer`] holds the fields of the IP header that the transport uses. [`Encapsulation`] writes
 //!   Ethernet frames, and [`parse_frame`] reads them. [`parse_ip`] and [`parse_datagram`] read an IP packet that a

@@ -1,6 +1,6 @@
 //! SplitMix64, a pseudorandom generator without cryptographic strength (Steele, Lea and Flood, Fast Splittable
-//! Pseudorandom Number Generators, OOPSLA 2014). It is not part of the wire format. It is here because all other
-//! crates depend on this one.
+//! Pseudorandom Number Generators, OOPSLA 2014). The generator is not part of the wire format. It is in this crate
+//! because all other crates depend on this crate.
 
 /// Returns a number whose every bit depends on every bit of `value`: the finalizer of SplitMix64.
 #[inline]
@@ -10,7 +10,7 @@ pub const fn scramble(value: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Returns the next number of SplitMix64. Any number is a valid initial state: the seed.
+/// Advances `state` and returns the next number of SplitMix64. The initial state is the seed, which may be any number.
 #[inline]
 pub const fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -8,8 +8,8 @@ pub const CNP_RESERVED_LEN: usize = 16;
 /// First byte of the BTH: the transport in the upper three bits, the operation in the lower five (IBTA Vol 1, chapter
 /// 9).
 ///
-/// Every value is representable. Of reliable datagram and vendor opcodes, only the transport is known. RoCE devices
-/// do not support reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
+/// Every value of the byte is representable. For reliable datagram and vendor opcodes, this crate knows only the
+/// transport. RoCE devices do not support reliable datagrams, and IBTA leaves vendor opcodes to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Opcode(pub u8);
 
@@ -69,8 +69,8 @@ pub enum PacketOperation {
     Cnp,
 }
 
-/// Defines the opcodes, one per line: constant, value, operation, flags, name. All other properties follow from
-/// these.
+/// Defines the opcodes, one per line: constant, value, operation, flags, name. All other properties of an opcode follow
+/// from these.
 macro_rules! opcodes {
     ($($name:ident = $value:literal, $operation:ident, $flags:expr, $text:literal;)*) => {
         #[allow(missing_docs, reason = "the names say it; `name` gives IBTA's words")]
@@ -203,7 +203,7 @@ impl Opcode {
         self.row().flags & ONLY == ONLY
     }
 
-    /// Returns whether an XRC extended transport header follows, before all other headers.
+    /// Returns whether an XRC extended transport header follows the BTH, before all other headers.
     #[inline]
     pub const fn has_xrceth(self) -> bool {
         self.has(XRCETH)
@@ -303,7 +303,7 @@ impl fmt::Debug for Opcode {
 
 static TABLE: [Row; 256] = ROWS;
 
-/// Properties of an opcode, in four bytes, so that the table fills 16 cache lines.
+/// Properties of an opcode. They take four bytes, so that the table of 256 opcodes fills 16 cache lines.
 #[derive(Clone, Copy)]
 struct Row {
     flags: u16,

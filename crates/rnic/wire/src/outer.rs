@@ -20,7 +20,8 @@ pub const UDP_LEN: usize = 8;
 /// Bytes of the global routing header, which precedes the payload in the receive buffer of a datagram (IBTA Vol 1,
 /// 11.4.1.2).
 pub const GRH_LEN: usize = 40;
-/// Bytes of Ethernet's preamble and start delimiter. They occupy the line, but no counter includes them.
+/// Bytes of Ethernet's preamble and start delimiter. They occupy the line, but no counter of RDMA traffic includes
+/// them.
 pub const PREAMBLE_LEN: usize = 8;
 /// Bytes of Ethernet's frame check sequence. They occupy the line, but no counter of RDMA traffic includes them.
 pub const FCS_LEN: usize = 4;
@@ -34,15 +35,15 @@ pub const MIN_FRAME_LEN: usize = 60;
 pub struct Outer {
     /// Source address.
     pub src: IpAddr,
-    /// Destination address, of the same family.
+    /// Destination address, of the same family as the source address.
     pub dst: IpAddr,
     /// DSCP and ECN.
     pub traffic_class: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
-    /// IPv4 identification, if known. A UDP socket does not report it, and IPv6 has none.
+    /// IPv4 identification, if known. A UDP socket does not report the identification, and IPv6 has no such field.
     pub identification: Option<u16>,
-    /// IPv4 flag DF, if known.
+    /// IPv4 flag DF (do not fragment), if known.
     pub dont_fragment: Option<bool>,
 }
 
@@ -74,9 +75,9 @@ impl Encapsulation {
     /// Writes the Ethernet, IP and UDP headers of a frame with `udp_payload_len` bytes of UDP payload (BTH to ICRC).
     /// Returns the bytes written.
     ///
-    /// An unknown identification becomes 0, an unknown DF becomes set, as with a UDP socket that uses path MTU
-    /// discovery. The UDP checksum is 0, which means none: Annex A17 leaves the protection of the packet to the ICRC.
-    /// RFC 6935 permits this over IPv6 for protocols with their own check.
+    /// Writes 0 for an unknown identification, and sets an unknown DF, as a UDP socket with path MTU discovery does.
+    /// Writes the UDP checksum 0, which means that there is no checksum: Annex A17 leaves the protection of the packet
+    /// to the ICRC. RFC 6935 permits a missing checksum over IPv6 for protocols with their own check.
     ///
     /// # Panics
     /// If `out` is shorter than [`header_len`](Encapsulation::header_len), or the payload does not fit into an IP
@@ -137,7 +138,7 @@ pub struct IpPacket<'a> {
     pub has_options: bool,
     /// Bytes of the whole IP packet, according to its header.
     pub ip_len: usize,
-    /// Payload after the IP header: its present bytes, but no bytes beyond the length in the header.
+    /// Captured bytes of the payload after the IP header, without bytes beyond the length in the header.
     pub payload: &'a [u8],
     /// Bytes of the whole payload, according to the header.
     pub payload_len: usize,
@@ -192,7 +193,7 @@ pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     Ok(Frame { encapsulation: Encapsulation { src_mac, dst_mac, vlan, src_port, dst_port }, outer, payload })
 }
 
-/// Reads an IPv4 or IPv6 packet, which may end early, but not within its headers. Skips IPv6 extension headers.
+/// Reads an IPv4 or IPv6 packet. The packet may end early, but not within its headers. Skips IPv6 extension headers.
 ///
 /// Does not check checksums, like [`parse_frame`].
 ///
@@ -222,7 +223,8 @@ impl<'a> IpPacket<'a> {
         let mut rest = Reader { bytes: self.payload, taken: self.ip_len - self.payload_len };
         let src_port = rest.take_u16()?;
         let dst_port = rest.take_u16()?;
-        // A capture may have cut the rest of the header. Then the length in the IP header replaces the UDP length.
+        // A capture may have cut the UDP header after the ports. Then the length in the IP header replaces the UDP
+        // length.
         let is_cut = self.payload.len() < UDP_LEN.min(self.payload_len);
         let (udp_len, rest) = if is_cut {
             (self.payload_len, Reader { bytes: &[], taken: self.ip_len })
@@ -265,7 +267,7 @@ fn version_of(ethertype: u16) -> Result<IpVersion, Error> {
     }
 }
 
-/// Reads the IP header and the packet after it.
+/// Reads the IP header and the payload after it.
 fn take_ip<'a>(rest: &mut Reader<'a>, version: IpVersion) -> Result<IpPacket<'a>, Error> {
     let at = rest.taken;
     let header = match version {
@@ -294,7 +296,7 @@ const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 const FRAGMENT_HEADER: u8 = 44;
 const AUTHENTICATION_HEADER: u8 = 51;
-/// Bits of an IPv6 fragment header between the offset and the More Fragments flag.
+/// Reserved bits of an IPv6 fragment header, between the offset and the More Fragments flag.
 const IPV6_FRAGMENT_RESERVED: u16 = 0x0006;
 
 enum Addresses {
@@ -302,7 +304,7 @@ enum Addresses {
     V6(Ipv6Addr, Ipv6Addr),
 }
 
-/// Returns the addresses in one family: IPv4 if both are IPv4 or IPv4-mapped.
+/// Returns both addresses in one family: IPv4 if each address is IPv4 or IPv4-mapped, and IPv6 otherwise.
 fn addresses(outer: &Outer) -> Addresses {
     match (outer.src.to_canonical(), outer.dst.to_canonical()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4(src, dst),
@@ -392,7 +394,7 @@ fn take_ipv6(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     let mut has_options = false;
     while is_extension_header(protocol) {
         let [next, length, fragment @ ..] = rest.take::<4>()?;
-        // The lengths of most extension headers are in units of 8 B after the first 8 B.
+        // Most extension headers state their length in units of 8 B and do not count the first 8 B.
         let header_len = match protocol {
             FRAGMENT_HEADER if u16::from_be_bytes(fragment) & !IPV6_FRAGMENT_RESERVED != 0 => {
                 return Err(Error::Fragment);
@@ -417,8 +419,8 @@ fn take_ipv6(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     Ok(IpHeader { outer, protocol, has_options, payload_len })
 }
 
-/// Returns whether an IPv6 header of this protocol names the protocol after it: hop-by-hop options, routing,
-/// fragment, authentication, destination options, mobility, HIP and Shim6.
+/// Returns whether this protocol is an IPv6 extension header, which names the protocol after it: hop-by-hop options,
+/// routing, fragment, authentication, destination options, mobility, HIP and Shim6.
 const fn is_extension_header(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | FRAGMENT_HEADER | AUTHENTICATION_HEADER | 60 | 135 | 139 | 140)
 }

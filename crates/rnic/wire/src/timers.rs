@@ -14,7 +14,7 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
     RNR_TIMER_10US[(code & 0x1f) as usize] as u64 * 10_000
 }
 
-/// Returns the code of the shortest RNR delay of at least `ns`, or of the longest delay.
+/// Returns the code of the shortest RNR delay of at least `ns`, or of the longest delay if `ns` exceeds all delays.
 pub const fn rnr_timer_code_at_least(ns: u64) -> u8 {
     let mut code = 1;
     while code < 32 {

@@ -53,8 +53,8 @@ impl Psn {
 
     /// Returns whether this PSN lies in the half of the sequence space that precedes `other`.
     ///
-    /// Equal PSNs are not before each other. The half has 2^23 PSNs, like IBTA's region of duplicates. Of two PSNs
-    /// exactly 2^23 apart, each is therefore before the other.
+    /// No PSN is before itself. The half has 2^23 PSNs, like IBTA's region of duplicates. Of two PSNs exactly 2^23
+    /// apart, each is therefore before the other.
     #[inline]
     pub const fn is_before(self, other: Psn) -> bool {
         let distance = other.distance_from(self);
@@ -123,7 +123,7 @@ impl RKey {
     }
 }
 
-/// Queue key that a datagram needs for a UD queue pair to receive it.
+/// Queue key (Q_Key). A UD queue pair receives only datagrams that carry its own Q_Key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct QKey(u32);
 
@@ -140,8 +140,8 @@ impl QKey {
         self.0
     }
 
-    /// Returns whether a work request with this key uses the key of the sending queue pair: the highest bit is set
-    /// (IBTA Vol 1, 10.2.5).
+    /// Returns whether this key is a placeholder for the Q_Key of the sending queue pair: its highest bit is set (IBTA
+    /// Vol 1, 10.2.5).
     #[inline]
     pub const fn means_senders_own(self) -> bool {
         self.0 >> 31 == 1

@@ -11,8 +11,9 @@ const LEFT: f64 = 60.0;
 const TOP: f64 = 20.0;
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 320.0;
-/// Steps per doubling of the size, and number of doublings, from 1 to 2^20.
+/// Plotted points per doubling of the message size.
 const STEPS: u32 = 8;
+/// Doublings of the message size, which grows from 1 to 2^20 bytes.
 const DOUBLINGS: u32 = 20;
 
 /// Colours from light to dark, in the order of growing path MTU.
@@ -66,7 +67,7 @@ fn plot() -> String {
             let _ = write!(line, "{}{:.1} {:.1}", if step == 0 { 'M' } else { 'L' }, x(step), y(share(bytes, mtu)));
         }
         let _ = writeln!(svg, "<path d=\"{line}\" stroke=\"{colour}\" stroke-width=\"1.8\" fill=\"none\"/>");
-        // The lines of smaller path MTUs end lower. Labels keep a minimum distance.
+        // The lines of smaller path MTUs end lower in the plot. Labels keep a minimum distance from each other.
         label_y = (y(share(1 << DOUBLINGS, mtu)) + 4.0).min(label_y - 14.0);
         text(&mut svg, LEFT + WIDTH + 8.0, label_y, "start", colour, &format!("path MTU {mtu}"));
     }
@@ -81,5 +82,9 @@ fn the_stored_plot_matches_message_cost() {
         std::fs::write(&path, &plot).unwrap();
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == plot, "{} differs from message_cost; DOORBELL_UPDATE_PLOTS=1 rewrites it", path.display());
+    assert!(
+        kept == plot,
+        "the plot {} differs from message_cost: set DOORBELL_UPDATE_PLOTS=1 to rewrite the plot",
+        path.display()
+    );
 }

@@ -18,7 +18,7 @@ fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
     let mut packets = 0;
     while let Some(packet) = reader.next_packet() {
         let packet = packet.unwrap();
-        assert_eq!(packet.data.len(), packet.orig_len as usize, "captured as a whole");
+        assert_eq!(packet.data.len(), packet.orig_len as usize, "the capture must hold the whole packet");
         let frame = parse_frame(&packet.data).unwrap();
         packets += 1;
         assert_eq!(frame.encapsulation.dst_port, ROCE_UDP_PORT);
@@ -44,7 +44,7 @@ fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
 
 #[test]
 fn packets_of_rxe_parse_and_have_a_valid_icrc() {
-    // rxe is requester and responder, with messages of one and of several packets.
+    // In this capture, rxe acts as requester and as responder, with messages of one packet and of several packets.
     let wanted = [
         Opcode::RC_SEND_ONLY,
         Opcode::RC_SEND_FIRST,

@@ -222,7 +222,7 @@ proptest! {
     ) {
         let address = |bytes: [u8; 16]| {
             if v6 {
-                // The address is never IPv4-mapped.
+                // Set the first byte, so that the address is never IPv4-mapped.
                 let mut bytes = bytes;
                 bytes[0] = 0xfd;
                 IpAddr::from(bytes)
@@ -277,7 +277,7 @@ fn a_cut_packet_is_parsed_up_to_the_cut() {
             assert_eq!((datagram.ip_len, datagram.payload_len), (packet.len(), frame.payload.len()));
             assert_eq!(datagram.payload, &frame.payload[..len.saturating_sub(headers)]);
         }
-        // Bytes after the packet, such as Ethernet's padding, are not part of it.
+        // The payload does not include bytes after the packet, such as Ethernet's padding.
         let padded = [packet, &[0xee; 9]].concat();
         assert_eq!(parse_datagram(&padded).unwrap().payload, frame.payload);
     }

@@ -18,16 +18,16 @@ pub(super) const SEND_EMPTY: &str = "
     4500002cffff4000401126bf0a0000010a000002 12b712b700181234
     0400ffff0000000200000003 95c0b3a4";
 
-/// RC SEND Middle of 256 bytes counting up, over IPv4: the headers.
+/// Headers of an RC SEND Middle over IPv4. Its payload is the bytes 0 to 255.
 pub(super) const SEND_MIDDLE_HEADERS: &str = "
     020000000002 020000000001 0800
     4500012c0009400040 1139b37f0000017f010203 000112b701180000
     0100ffff00ffffff00ffffff";
 
-/// The ICRC of that SEND Middle.
+/// ICRC of the same RC SEND Middle.
 pub(super) const SEND_MIDDLE_ICRC: &str = "282e1b59";
 
-/// The WRITE over IPv6, with traffic class 3 and flow label 0x12345.
+/// RC RDMA WRITE Only of "hello" over IPv6, with traffic class 3 and flow label 0x12345.
 pub(super) const WRITE_ONLY_IPV6: &str = "
     020000000002 020000000001 86dd
     60312345003011 40 fe800000000000000000000000000001 fe800000000000000000000000000002

@@ -5,7 +5,8 @@ use crate::{
     Msn, NakCode, Opcode, PartitionKey, Psn, QKey, Qpn, RKey, RethRepr, Syndrome, SyndromeKind,
 };
 
-/// Tests a header with golden bytes in four ways, its array form, and buffers that are too short.
+/// Tests a header against golden bytes: the getters and setters of `Packet`, `Repr::parse`, `Repr::emit`, the array
+/// functions of `Repr`, and buffers that are too short.
 macro_rules! golden {
     ($module:ident, $bytes:expr, $repr:expr, { $($get:ident, $set:ident: $value:expr;)* }) => {
         mod $module {

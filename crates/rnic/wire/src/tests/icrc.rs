@@ -138,7 +138,7 @@ fn small_errors_are_never_explained() {
     }
 }
 
-/// 16 bits of identification and DF explain 2^17 of 2^32 differences.
+/// The 17 bits of identification and DF explain 2^17 of the 2^32 differences between two ICRCs.
 #[test]
 fn one_random_error_in_32768_is_explained() {
     let mut state = 1;
@@ -156,7 +156,8 @@ fn one_random_error_in_32768_is_explained() {
     );
 }
 
-/// Packets with replaced bytes after the BTH have the same rate. Four times that rate is the limit of the test.
+/// After a change of bytes that follow the BTH, the check accepts one of 2^15 packets. The test allows four times that
+/// rate.
 #[test]
 fn corrupted_packets_are_refused() {
     let flow = ipv4_flow();
