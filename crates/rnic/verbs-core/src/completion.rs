@@ -13,17 +13,17 @@ pub enum Status {
     Success,
     /// The message is longer than the receive, or than the path permits.
     LocalLength,
-    /// An inconsistency inside the queue pair.
+    /// The queue pair found an inconsistency in its own state.
     LocalQpOperation,
     /// The memory of a scatter-gather element does not permit the access.
     LocalProtection,
-    /// The queue pair went to the error state before it executed the request.
+    /// The queue pair entered the error state before it executed the request.
     WorkRequestFlushed,
     /// The response of the peer does not match the request.
     BadResponse,
-    /// A memory window was not bound or invalidated.
+    /// The binding or invalidation of a memory window failed.
     MemoryWindowBind,
-    /// Local access error on the responder's side.
+    /// The responder had no access to its own memory while it processed an RDMA WRITE with immediate.
     LocalAccess,
     /// The peer found the request invalid.
     RemoteInvalidRequest,
@@ -47,9 +47,11 @@ impl Status {
             Self::LocalProtection => {
                 "local protection error: the memory of a scatter-gather element does not permit the access"
             }
-            Self::WorkRequestFlushed => "flushed: the queue pair went to the error state first",
+            Self::WorkRequestFlushed => {
+                "flushed: the queue pair entered the error state before it executed the request"
+            }
             Self::BadResponse => "bad response: the response of the peer does not match the request",
-            Self::MemoryWindowBind => "memory window error: the window was not bound or invalidated",
+            Self::MemoryWindowBind => "memory window error: the binding or invalidation of the window failed",
             Self::LocalAccess => "local access error",
             Self::RemoteInvalidRequest => "remote invalid request: the peer found the request invalid",
             Self::RemoteAccess => "remote access error: the peer denied access to its memory",
@@ -84,7 +86,7 @@ pub enum CompletionOpcode {
     ReceiveWriteImmediate,
 }
 
-/// Data of a message besides its payload.
+/// Data that a message carries in addition to its payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attachment {
     /// No data.
@@ -101,7 +103,7 @@ pub enum Attachment {
 pub struct Completion {
     /// Number that the program gave the work request.
     pub wr_id: u64,
-    /// Result. If it is not success, only `wr_id`, `qpn` and `status` are valid.
+    /// Result. If it is not [`Status::Success`], only `wr_id`, `qpn` and `status` are valid.
     pub status: Status,
     /// Kind of the work request.
     pub opcode: CompletionOpcode,
@@ -138,10 +140,10 @@ impl Notify {
     }
 }
 
-/// Function that is called when a notification is due. It must not call back into the RNIC.
+/// Function that the RNIC calls when a notification is due. The function must not call back into the RNIC.
 pub type Notifier = Arc<dyn Fn() + Send + Sync>;
 
-/// The completion queue is full, and a completion was dropped.
+/// The completion queue was full, and lost a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the completion queue overran: more completions than its depth were not reaped in time")]
+#[error("the completion queue overran: the program must reap completions before they exceed the depth of the queue")]
 pub struct Overrun;

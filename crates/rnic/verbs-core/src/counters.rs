@@ -1,4 +1,4 @@
-//! Counters, with the vendors' names if they exist.
+//! Counters. A counter has the name that vendors use, if such a name exists.
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
@@ -17,12 +17,12 @@ macro_rules! counters {
                 [$(self.$field),*]
             }
 
-            /// Returns the difference from `earlier`.
+            /// Returns how much each counter has grown since `earlier`.
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($field: self.$field.wrapping_sub(earlier.$field),)* }
             }
 
-            /// Returns the sum of both.
+            /// Returns the sum of these counters and `other`.
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field.wrapping_add(other.$field),)* }
             }
@@ -31,36 +31,36 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Counters of one engine. Bytes are those of Ethernet frames without FCS, as vendors count.
+    /// Counters of one engine. The byte counters count Ethernet frames without FCS, as those of vendors do.
     Counters {
         /// RDMA packets sent, all kinds, including packets to multicast groups.
         tx_vport_rdma_unicast_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `tx_vport_rdma_unicast_packets`.
         tx_vport_rdma_unicast_bytes,
         /// RDMA packets received, all kinds, including packets to multicast groups and packets dropped later.
         rx_vport_rdma_unicast_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `rx_vport_rdma_unicast_packets`.
         rx_vport_rdma_unicast_bytes,
         /// First transmissions of request packets (SEND, WRITE, READ request, atomics).
         tx_data_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `tx_data_packets`.
         tx_data_bytes,
-        /// First transmissions of zero-length SENDs with immediate data. These carry no message, but for example the
-        /// credits of a connection.
+        /// First transmissions of zero-length SENDs with immediate data. Such a SEND carries no message, but for
+        /// example the credits of a connection.
         tx_word_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `tx_word_packets`.
         tx_word_bytes,
         /// ACK and NAK packets sent.
         tx_ack_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `tx_ack_packets`.
         tx_ack_bytes,
-        /// READ and atomic responses sent.
+        /// READ and atomic response packets sent.
         tx_response_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `tx_response_packets`.
         tx_response_bytes,
         /// Retransmitted request packets.
         tx_retransmitted_packets,
-        /// Their bytes.
+        /// Bytes of the packets in `tx_retransmitted_packets`.
         tx_retransmitted_bytes,
         /// Requests that arrived ahead of the expected sequence number.
         out_of_sequence,
@@ -76,7 +76,7 @@ counters! {
         local_ack_timeout_err,
         /// Expirations of the adaptive early timeout.
         early_retransmit,
-        /// Responses from which the requester inferred the loss of an earlier response.
+        /// Responses from which the requester inferred that an earlier response was lost.
         implied_nak_seq_err,
         /// Duplicate requests received.
         duplicate_request,
@@ -84,7 +84,8 @@ counters! {
         rx_icrc_encapsulated,
         /// Packets dropped because they are not RoCE v2 packets of a known form.
         rx_malformed,
-        /// Packets dropped because no queue pair has the number, or its transport differs.
+        /// Packets dropped because no queue pair has the destination QPN, or because that queue pair has another
+        /// transport.
         rx_unknown_qp,
         /// Packets dropped because their source is not the queue pair's peer.
         rx_foreign_source,
@@ -92,7 +93,8 @@ counters! {
         rx_wrong_state,
         /// Packets dropped because of their partition key or Q_Key.
         rx_key_violation,
-        /// UC and UD messages dropped: no receive posted, too long, or a gap.
+        /// UC and UD messages dropped because no receive was posted, the message was too long, or one of its packets
+        /// was missing.
         rx_dropped_messages,
         /// Responses that match no outstanding request.
         rx_unexpected_response,
@@ -122,13 +124,14 @@ counters! {
 }
 
 counters! {
-    /// Counters of packets that a link lost or did not carry. The RNIC never sees these packets, or considers them
-    /// sent. Further counters show the path of packets that have two paths, and the effects of injected faults.
+    /// Counters of a link. Most of them count packets that the link lost or did not send. The RNIC never sees a packet
+    /// that was lost on arrival, and considers a packet that was not sent as sent. Further counters tell packets over
+    /// UDP from packets through shared memory, and show the effects of injected faults.
     LinkCounters {
-        /// Messages dropped because the receive buffer was full. A batch that the kernel merged counts as one
-        /// message. The link learns of dropped messages only with the next received message.
+        /// Messages dropped because the receive buffer was full. A batch that the kernel merged counts as one message.
+        /// The kernel reports dropped messages to the link only with the next received message.
         rx_overflow,
-        /// Messages dropped because they were longer than any packet.
+        /// Messages dropped because they were longer than the longest valid packet.
         rx_truncated,
         /// Packets not sent because they exceed the MTU of the interface or path.
         tx_oversize,
@@ -152,14 +155,14 @@ counters! {
         fault_duplicated,
         /// Received packets that fault injection delayed until later packets had passed.
         fault_reordered,
-        /// Received packets in which fault injection flipped a bit. Links without an ICRC drop them.
+        /// Received packets in which fault injection flipped a bit. A link without ICRC drops these packets.
         fault_corrupted,
         /// Received packets that fault injection delayed, including additional copies.
         fault_delayed,
     }
 }
 
-/// Counters of a queue pair. Each transmission of a packet counts.
+/// Counters of a queue pair. Every transmission of a packet counts, also a repeated one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCounters {
     /// First transmissions of request packets.
@@ -168,7 +171,7 @@ pub struct QpCounters {
     pub tx_retransmitted_packets: u64,
     /// ACK and NAK packets sent.
     pub tx_ack_packets: u64,
-    /// READ and atomic responses sent.
+    /// READ and atomic response packets sent.
     pub tx_response_packets: u64,
     /// Packets received.
     pub rx_packets: u64,

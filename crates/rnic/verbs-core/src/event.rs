@@ -9,7 +9,7 @@ use doorbell_wire::Qpn;
 use crate::completion::Notifier;
 use crate::object::{CqId, SrqId};
 
-/// Event that belongs to no work request.
+/// Event of a queue pair, completion queue or shared receive queue that belongs to no work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -25,13 +25,13 @@ pub enum AsyncEvent {
     QpAccessError(Qpn),
     /// A queue pair in the error state has taken its last receive from the shared receive queue.
     QpLastWqeReached(Qpn),
-    /// A completion queue overran: completions were lost.
+    /// A completion queue overran and lost completions.
     CqError(u32),
     /// A shared receive queue has fewer receives than its limit.
     SrqLimitReached(u32),
 }
 
-/// Object of an event.
+/// Object that an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventSource {
     /// A queue pair.
@@ -59,7 +59,7 @@ impl AsyncEvent {
 }
 
 /// Queue of events that the program has not taken yet. An action or a setting of the program causes each event. The
-/// number of its objects therefore limits the number of events.
+/// number of the program's objects therefore limits the number of events.
 pub struct EventQueue {
     events: Mutex<VecDeque<AsyncEvent>>,
     notifier: Option<Notifier>,
@@ -95,7 +95,7 @@ impl EventQueue {
         self.events.lock().ignore_poison().pop_front()
     }
 
-    /// Drops the events of a destroyed object, since the device may reuse its number at once.
+    /// Drops the events of a destroyed object, since the device may give the number of the object to a new object.
     pub fn purge(&self, gone: EventSource) {
         self.events.lock().ignore_poison().retain(|event| event.source() != gone);
     }

@@ -1,8 +1,9 @@
 //! Types of RDMA verbs: work requests, completions, attributes of queue pairs, and limits of devices.
 //!
-//! All implementations of verbs share these types: the software RNIC, the RNICs of the machine, the simulated RNIC,
-//! and the library with the C API. This crate has no memory and no IO. It has values, the table of [`transition`]s
-//! between the states of a queue pair, and checks that need no device ([`check_transition`], [`SendRules`]).
+//! All implementations of verbs share these types: the software RNIC, the RNICs of the machine, the simulated RNIC, and
+//! the library with the C API. This crate accesses no registered memory and does no IO. It contains the types, the
+//! table of [`transition`]s between the states of a queue pair, and checks that need no device ([`check_transition`],
+//! [`SendRules`]).
 //!
 //! ```
 //! use doorbell_verbs_core::{QpKind, QpState, transition};

@@ -3,7 +3,7 @@
 use doorbell_wire::RKey;
 
 bitflags::bitflags! {
-    /// Permitted uses of a region. Local reads are always permitted.
+    /// Permitted accesses to a region. Local reads are always permitted.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// The RNIC may write the region for local work requests (receives, READ responses).
@@ -16,8 +16,8 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 8;
         /// Memory windows may be bound to the region.
         const WINDOW_BIND = 16;
-        /// The memory of the region may be mapped and unmapped at any time. If the device supports it, each access
-        /// first checks that the memory is mapped.
+        /// The program may map and unmap the memory of the region at any time. If the device supports paging on demand,
+        /// it checks before each access that the memory is mapped.
         const ON_DEMAND = 64;
     }
 }
@@ -31,13 +31,13 @@ pub struct PdId(pub u32);
 #[repr(transparent)]
 pub struct LKey(pub u32);
 
-/// Scatter-gather element: a part of a registered region. Its layout is that of the C API of verbs.
+/// Scatter-gather element: a part of a registered region. The struct has the layout of `ibv_sge` in the C API of verbs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
     /// Start address, as in the registration of the region.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
     /// Key of the region.
     pub lkey: LKey,
@@ -47,7 +47,7 @@ pub struct Sge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// No region has the key.
-    #[error("no memory region has the key {key:#010x}: it was never registered, or is deregistered")]
+    #[error("no memory region has the key {key:#010x}: it was never registered, or it was deregistered")]
     UnknownKey {
         /// Key.
         key: u32,
@@ -76,7 +76,7 @@ pub enum MemoryError {
         region_length: u64,
     },
     /// The region was registered without the required right.
-    #[error("the memory region {key:#010x} was registered with {granted:?}, the access needs {needed:?}")]
+    #[error("the memory region {key:#010x} was registered with the rights {granted:?}, the access needs {needed:?}")]
     Forbidden {
         /// Key.
         key: u32,
@@ -85,7 +85,7 @@ pub enum MemoryError {
         /// Rights that the region grants.
         granted: Access,
     },
-    /// The region is paged on demand, and its memory is not mapped, or not with the required rights.
+    /// The region is paged on demand, and its memory is not mapped or is mapped without the required rights.
     #[error("the memory region {key:#010x} is paged on demand, but {length} bytes at {address:#x} are not mapped")]
     NotThere {
         /// Key.
@@ -114,26 +114,26 @@ pub enum MemoryError {
 /// Type of a memory window, which determines its binding and the queue pairs through which peers access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
-    /// A window that can be rebound at any time, through any queue pair of its protection domain. Peers access it
-    /// through all of these queue pairs. A binding of zero bytes invalidates the key.
+    /// A window that can be rebound at any time, through any queue pair of its protection domain. Peers access the
+    /// window through all of these queue pairs. A binding of zero bytes invalidates the key of the window.
     Type1,
-    /// A window that can be bound only while it is unbound (type 2B). Peers access it through the queue pair that
-    /// bound it. Its owner or the peer invalidates the key.
+    /// A window that can be bound only while it is unbound (type 2B). Peers access the window only through the queue
+    /// pair that bound it. The owner of the window or the peer invalidates the key.
     Type2,
 }
 
 /// Binding of a memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBinding {
-    /// New key. The upper 24 bits are those of the window, the program chooses the others.
+    /// New key of the window. The upper 24 bits must be those of the current key; the program chooses the lower 8 bits.
     pub rkey: RKey,
     /// Key of the region, which must permit the binding ([`Access::WINDOW_BIND`]).
     pub lkey: LKey,
-    /// Start of the window, in addresses of the region.
+    /// Start of the window, as an address of the region.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Rights of peers. The rights of the region for peers are ignored.
+    /// Rights of peers that access the window. The rights that the region grants to peers do not matter.
     pub access: Access,
     /// Whether peers address the window by offsets from its start.
     pub zero_based: bool,

@@ -1,4 +1,4 @@
-//! Numbers of a device's objects, limits on them, and errors of their creation and destruction.
+//! Identifiers and maximum numbers of the objects of a device, and errors of creating and destroying objects.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ pub enum ObjectError {
         most: usize,
     },
     /// The device has no free object of this kind.
-    #[error("the device has no more {0}")]
+    #[error("the device already has its maximum number of {0}")]
     Exhausted(&'static str),
     /// The object does not exist.
     #[error("there is no such {0}")]
@@ -29,18 +29,20 @@ pub enum ObjectError {
     Busy {
         /// Object to destroy.
         what: &'static str,
-        /// Its users.
+        /// Objects that still use this object.
         users: &'static str,
     },
     /// The region's range is invalid, or the device is full.
-    #[error("a memory region of {length} B at {address:#x} is impossible on this device")]
+    #[error(
+        "memory region of {length} B at {address:#x}: its range is invalid, or the device has no room for a region"
+    )]
     Region {
         /// Address of the region.
         address: u64,
         /// Length of the region.
         length: usize,
     },
-    /// The queue pair was not attached to the group, or not detached from it.
+    /// The device did not attach the queue pair to the group, or did not detach the queue pair from the group.
     #[error("the multicast group {group}: {why}")]
     Group {
         /// Multicast group.
@@ -49,7 +51,7 @@ pub enum ObjectError {
         why: &'static str,
     },
     /// The objects belong to different protection domains.
-    #[error("the {0} belongs to another protection domain")]
+    #[error("the {0} belongs to another protection domain than the queue pair")]
     ForeignPd(&'static str),
 }
 
@@ -61,32 +63,32 @@ pub struct CqId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(pub u32);
 
-/// Limits of a device. Each depth and size is enforced exactly.
+/// Limits of a device. The device enforces each depth and size exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qps: usize,
-    /// Work requests of a queue.
+    /// Maximum number of work requests in a queue.
     pub max_queue_depth: usize,
-    /// Scatter-gather elements of a work request.
+    /// Maximum number of scatter-gather elements of a work request.
     pub max_sges: usize,
-    /// Bytes of inline data of a work request.
+    /// Maximum bytes of inline data of a work request.
     pub max_inline: usize,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_cqs: usize,
-    /// Entries of a completion queue.
+    /// Maximum number of entries of a completion queue.
     pub max_cq_depth: usize,
-    /// Shared receive queues.
+    /// Maximum number of shared receive queues.
     pub max_srqs: usize,
-    /// READs and atomics outstanding per queue pair and direction.
+    /// Maximum number of outstanding READs and atomics, per queue pair and direction.
     pub max_rd_atomic: usize,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub max_regions: usize,
-    /// Bytes of a region.
+    /// Maximum bytes of a region.
     pub max_region_bytes: u64,
-    /// Memory windows.
+    /// Maximum number of memory windows.
     pub max_windows: usize,
-    /// Multicast groups that queue pairs are attached to.
+    /// Maximum number of multicast groups to which queue pairs are attached.
     pub max_groups: usize,
 }
 

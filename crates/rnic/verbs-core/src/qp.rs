@@ -57,7 +57,7 @@ impl QpState {
 }
 
 bitflags::bitflags! {
-    /// Attributes of a modification.
+    /// Set of attributes that a modification of a queue pair names.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct AttributeMask: u32 {
         /// State in which the program expects the queue pair.
@@ -82,15 +82,15 @@ bitflags::bitflags! {
         const RETRY_COUNT = 1 << 10;
         /// RNR retry count.
         const RNR_RETRY = 1 << 11;
-        /// First expected sequence number.
+        /// Packet sequence number that the first received packet must have.
         const RECEIVE_PSN = 1 << 12;
-        /// Maximum of outstanding READs and atomics of this queue pair.
+        /// Maximum number of READs and atomics that this queue pair may have outstanding at the peer.
         const MAX_RD_ATOMIC = 1 << 13;
         /// RNR NAK timer.
         const MIN_RNR_TIMER = 1 << 15;
-        /// First sequence number sent.
+        /// Packet sequence number of the first packet sent.
         const SEND_PSN = 1 << 16;
-        /// Maximum of outstanding READs and atomics of the peer.
+        /// Maximum number of READs and atomics that the peer may have outstanding at this queue pair.
         const MAX_DEST_RD_ATOMIC = 1 << 17;
         /// The peer's queue pair.
         const DEST_QPN = 1 << 20;
@@ -118,19 +118,20 @@ pub struct QpAttributes {
     pub address: Option<AddressVector>,
     /// Path MTU.
     pub path_mtu: Option<PathMtu>,
-    /// Acknowledgement timeout exponent: 4.096 us times two to the power of it; 0 means unlimited.
+    /// Exponent of the acknowledgement timeout, which is 4.096 us times two to the power of the exponent; 0 means
+    /// unlimited.
     pub timeout: Option<u8>,
-    /// Maximum of consecutive timeouts.
+    /// Maximum number of consecutive timeouts after which the requester tries again.
     pub retry_count: Option<u8>,
-    /// Maximum of consecutive RNR NAKs; 7 means unlimited.
+    /// Maximum number of consecutive RNR NAKs after which the requester tries again; 7 means unlimited.
     pub rnr_retry: Option<u8>,
-    /// First expected sequence number.
+    /// Packet sequence number that the first received packet must have.
     pub receive_psn: Option<Psn>,
-    /// First sequence number sent.
+    /// Packet sequence number of the first packet sent.
     pub send_psn: Option<Psn>,
-    /// Maximum of outstanding READs and atomics of this queue pair.
+    /// Maximum number of READs and atomics that this queue pair may have outstanding at the peer.
     pub max_rd_atomic: Option<u8>,
-    /// Maximum of outstanding READs and atomics of the peer.
+    /// Maximum number of READs and atomics that the peer may have outstanding at this queue pair.
     pub max_dest_rd_atomic: Option<u8>,
     /// RNR NAK timer code.
     pub min_rnr_timer: Option<u8>,
@@ -139,7 +140,7 @@ pub struct QpAttributes {
 }
 
 impl QpAttributes {
-    /// Returns the mask of the attributes that are set, without the state.
+    /// Returns the set of the attributes that are not `None`, without the state.
     pub fn mask(&self) -> AttributeMask {
         use AttributeMask as A;
         [
@@ -175,7 +176,7 @@ pub enum ModifyError {
     #[error("there is no queue pair {0}")]
     UnknownQp(Qpn),
     /// The transition does not exist.
-    #[error("a {} queue pair does not go from {from:?} to {to:?}", kind.name())]
+    #[error("a {} queue pair cannot go from state {from:?} to state {to:?}", kind.name())]
     NoTransition {
         /// Transport.
         kind: QpKind,
@@ -184,8 +185,8 @@ pub enum ModifyError {
         /// Requested state.
         to: QpState,
     },
-    /// The program expects another state.
-    #[error("the queue pair is in {actual:?}, not in {believed:?}")]
+    /// The queue pair is in another state than the program expects.
+    #[error("the queue pair is in state {actual:?}, the request expects state {believed:?}")]
     NotInState {
         /// Current state.
         actual: QpState,
@@ -193,7 +194,11 @@ pub enum ModifyError {
         believed: QpState,
     },
     /// Required attributes of the transition are missing, or some given attributes are not allowed.
-    #[error("{from:?} to {to:?} of a {} queue pair: missing {missing:?}, not allowed here {surplus:?}", kind.name())]
+    #[error(
+        "transition of a {} queue pair from {from:?} to {to:?}: \
+         missing attributes {missing:?}, attributes not allowed here {surplus:?}",
+        kind.name()
+    )]
     Attributes {
         /// Transport.
         kind: QpKind,
@@ -227,7 +232,7 @@ pub enum ModifyError {
         active: usize,
     },
     /// A hardware RNIC rejected the modification.
-    #[error("the RNIC refuses it: {}", refusal(*errno))]
+    #[error("the RNIC refuses the modification of the queue pair: {}", refusal(*errno))]
     Refused {
         /// Error number from the RNIC.
         errno: i32,
@@ -246,16 +251,16 @@ fn span(least: usize, most: usize) -> String {
     if least == most { least.to_string() } else { format!("{least} to {most}") }
 }
 
-/// Capacities of a queue pair. Each number is enforced exactly.
+/// Capacities of a queue pair. The device enforces each number exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCapacities {
-    /// Maximum of outstanding send work requests.
+    /// Maximum number of outstanding send work requests.
     pub max_send_wr: usize,
-    /// Maximum of outstanding receive work requests.
+    /// Maximum number of outstanding receive work requests.
     pub max_recv_wr: usize,
-    /// Maximum of scatter-gather elements of a send work request.
+    /// Maximum number of scatter-gather elements of a send work request.
     pub max_send_sge: usize,
-    /// Maximum of scatter-gather elements of a receive work request.
+    /// Maximum number of scatter-gather elements of a receive work request.
     pub max_recv_sge: usize,
     /// Maximum bytes of inline data.
     pub max_inline: usize,
@@ -268,13 +273,13 @@ pub struct QpInit {
     pub kind: QpKind,
     /// Protection domain.
     pub pd: PdId,
-    /// Completion queue of its sends.
+    /// Completion queue of send work requests.
     pub send_cq: CqId,
-    /// Completion queue of its receives.
+    /// Completion queue of receive work requests.
     pub recv_cq: CqId,
     /// Shared receive queue; `None` if the queue pair has its own receive queue.
     pub srq: Option<SrqId>,
-    /// Depths.
+    /// Capacities of the queue pair.
     pub capacities: QpCapacities,
     /// Whether every send generates a completion.
     pub signal_all: bool,
@@ -289,17 +294,17 @@ pub struct QpInfo {
     pub state: QpState,
     /// Current attributes, all of them set.
     pub attributes: QpAttributes,
-    /// Depths.
+    /// Capacities of the queue pair.
     pub capacities: QpCapacities,
     /// Whether every send generates a completion.
     pub signal_all: bool,
     /// Counters of the queue pair.
     pub counters: QpCounters,
-    /// Send work requests that are not complete.
+    /// Number of send work requests that are not complete.
     pub outstanding_sends: usize,
 }
 
-/// Attributes of one transition.
+/// Attributes that one transition requires and accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
     /// Required attributes.
@@ -308,7 +313,7 @@ pub struct Transition {
     pub optional: AttributeMask,
 }
 
-/// Returns the attributes of a transition, or `None` if the transition does not exist.
+/// Returns the attributes that a transition requires and accepts, or `None` if the transition does not exist.
 pub fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Transition> {
     use AttributeMask as A;
     use QpKind::{Rc, Uc, Ud};
@@ -382,7 +387,8 @@ pub fn check_transition(
     if !missing.is_empty() || !surplus.is_empty() {
         return Err(ModifyError::Attributes { kind, from, to, missing, surplus });
     }
-    // Ranges of the 3-bit and 5-bit fields that carry the values. Only one port and one partition key exist.
+    // Timeout, retry counts and RNR NAK timer travel in 3-bit or 5-bit fields. Only one port and one partition key
+    // exist.
     let ranges = [
         ("the acknowledgement timeout", attributes.timeout.map(usize::from), 0, 31),
         ("the retry count", attributes.retry_count.map(usize::from), 0, 7),
@@ -407,7 +413,7 @@ pub fn check_transition(
 mod tests {
     use super::*;
 
-    /// The table shows all pairs of states of each transport, so that a change appears as a diff.
+    /// Writes out all pairs of states of each transport, so that a changed table appears as a diff.
     #[test]
     fn every_pair_of_states_is_either_a_transition_or_refused() {
         let picture = |kind| -> Vec<String> {
@@ -421,7 +427,7 @@ mod tests {
                 })
                 .collect()
         };
-        // Columns and rows: Reset Init RTR RTS SQD SQE Error.
+        // Rows are old states, columns are new states: Reset, Init, RTR, RTS, SQD, SQE, Error.
         assert_eq!(picture(QpKind::Rc), ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x.....x", "x.....x"]);
         for kind in [QpKind::Uc, QpKind::Ud] {
             assert_eq!(picture(kind), ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x..x..x", "x.....x"]);

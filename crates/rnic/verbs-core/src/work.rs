@@ -84,7 +84,7 @@ impl SendOperation {
         }
     }
 
-    /// Returns whether the operation reads from the peer.
+    /// Returns whether the peer returns data to this operation: a READ or an atomic operation.
     #[inline]
     pub fn is_read(self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
@@ -120,21 +120,21 @@ bitflags::bitflags! {
     }
 }
 
-/// Bytes of a send work request.
+/// Local data of a send work request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Registered memory that holds the bytes, or receives them for READs and atomics.
+    /// Registered memory. A READ or an atomic operation writes to it, all other operations read from it.
     Sges(&'a [Sge]),
-    /// Inline data, which is copied when the request is posted.
+    /// Inline data, which the device copies when the request is posted.
     Inline(&'a [u8]),
 }
 
 /// Destination of a UD work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdDestination {
-    /// Address of the device.
+    /// Path to the destination device.
     pub address: AddressVector,
-    /// Number of the queue pair.
+    /// Number of the destination queue pair.
     pub qpn: Qpn,
     /// Q_Key that the receiver checks. A value with the highest bit set stands for the Q_Key of the sending queue
     /// pair at the time of sending (IBTA Vol 1, 10.2.5).
@@ -144,7 +144,7 @@ pub struct UdDestination {
 /// Path to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressVector {
-    /// Address of the device (the GID, unmapped).
+    /// Address of the destination device: its GID as an IP address. An IPv4-mapped GID is given as IPv4.
     pub destination: IpAddr,
     /// Traffic class (IPv6) or type of service (IPv4).
     pub traffic_class: u8,
@@ -170,7 +170,7 @@ pub struct SendRequest<'a> {
     pub flags: SendFlags,
     /// Bytes to send, or memory for the response.
     pub payload: Payload<'a>,
-    /// Destination, for a UD queue pair.
+    /// Destination of a UD work request; `None` for a connected queue pair.
     pub destination: Option<UdDestination>,
 }
 
@@ -194,7 +194,7 @@ pub enum PostErrorKind {
     #[error("there is no shared receive queue {}", .0.0)]
     UnknownSrq(SrqId),
     /// The state of the queue pair does not accept the request.
-    #[error("a queue pair in state {state:?} does not take {what}: it needs {allowed}")]
+    #[error("a queue pair in state {state:?} does not accept {what}: the state must be {allowed}")]
     WrongState {
         /// Current state.
         state: QpState,
@@ -222,7 +222,7 @@ pub enum PostErrorKind {
     /// The request has too much inline data.
     #[error("{given} B or more of inline data were given, the queue pair was created for at most {allowed} B")]
     InlineTooLong {
-        /// Bytes up to and including the first piece that exceeds the limit.
+        /// Sum of the pieces, up to and including the piece with which the sum exceeds the limit.
         given: usize,
         /// Maximum.
         allowed: usize,
@@ -259,10 +259,10 @@ pub enum PostErrorKind {
     #[error("READs and atomics need max_rd_atomic of at least 1, the queue pair has 0")]
     NoReadResources,
     /// The queue pair uses a shared receive queue.
-    #[error("the queue pair takes its receives from a shared receive queue: post there")]
+    #[error("the queue pair takes its receives from a shared receive queue: post receives to that queue")]
     UsesSharedReceiveQueue,
     /// A hardware RNIC rejected the request.
-    #[error("the RNIC refuses it: {}", refusal(*errno))]
+    #[error("the RNIC refuses the work request: {}", refusal(*errno))]
     Refused {
         /// Error number from the RNIC.
         errno: i32,
@@ -283,14 +283,14 @@ pub(crate) fn refusal(errno: i32) -> String {
     let error = Error::from_raw_os_error(errno);
     let advice = match error.kind() {
         ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
-            "; no route leads from this GID to the peer's: give the network interface an address, or choose another GID"
+            "; no route leads from this GID to the peer: give the network interface an address, or choose another GID"
         }
         _ => "",
     };
     format!("{error}{advice}")
 }
 
-/// The work requests of a list before `index` were accepted.
+/// Rejection of one work request of a list. The device accepted the requests before `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index} of the list was not accepted: {kind}")]
 pub struct PostError {
@@ -300,16 +300,16 @@ pub struct PostError {
     pub kind: PostErrorKind,
 }
 
-/// Rules for send work requests of a queue pair, without its state and memory.
+/// Limits for the send work requests of a queue pair, apart from its state and its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRules {
     /// Transport.
     pub kind: QpKind,
-    /// Maximum of scatter-gather elements of a request.
+    /// Maximum number of scatter-gather elements of a request.
     pub max_sges: usize,
     /// Maximum bytes of inline data.
     pub max_inline: usize,
-    /// Maximum of outstanding READs and atomics.
+    /// Maximum number of outstanding READs and atomics.
     pub max_rd_atomic: usize,
     /// Path MTU of a connection; for UD, the MTU of the port.
     pub mtu: PathMtu,
@@ -318,8 +318,8 @@ pub struct SendRules {
 }
 
 impl SendRules {
-    /// Checks a request and returns the number of bytes that it transfers. `memory` checks an element for the
-    /// required access.
+    /// Checks a request and returns the number of bytes that the request transfers. The function `memory` checks one
+    /// scatter-gather element for the required access.
     ///
     /// # Errors
     ///
@@ -354,7 +354,9 @@ impl SendRules {
             }
             (QpKind::Ud, Some(_)) | (_, None) => {}
             (_, Some(_)) => {
-                return Err(PostErrorKind::Destination("a connected queue pair has its destination already"));
+                return Err(PostErrorKind::Destination(
+                    "a work request of a connected queue pair must have no destination",
+                ));
             }
         }
         let length = match request.payload {
@@ -383,12 +385,13 @@ impl SendRules {
     }
 }
 
-/// Checks inline data by the lengths of its pieces and returns their sum. Stops at the first piece that exceeds the
-/// limit, before the caller reads any data.
+/// Checks the lengths of the pieces of inline data and returns their sum. Stops at the piece with which the sum exceeds
+/// the limit. The caller can therefore check the lengths before it reads any data.
 ///
 /// # Errors
 ///
-/// The operation returns bytes instead of sending them, or the sum of the pieces exceeds `allowed`.
+/// The operation is a READ or an atomic operation, which must not have inline data, or the sum of the pieces exceeds
+/// `allowed`.
 #[inline]
 pub fn check_inline(
     operation: SendOperation,
