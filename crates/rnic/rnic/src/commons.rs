@@ -1,5 +1,5 @@
-//! State shared by the queue pairs of one engine: memory, counters, completions on their way to their queues, and the
-//! windows towards other devices.
+//! State shared by the queue pairs of one engine: memory, counters, staged completions, and the windows towards other
+//! devices.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -33,12 +33,12 @@ struct CqPort {
     overran: bool,
 }
 
-/// Maximum acknowledgements left by queue pairs that were reset or destroyed. More wait only while the link accepts
-/// nothing.
+/// Maximum number of unsent acknowledgements of queue pairs that were reset or destroyed. Their number approaches the
+/// maximum only while the link accepts no packets.
 const MAX_FAREWELLS: usize = 1024;
 
-/// Acknowledgement that a queue pair owed when it was reset or destroyed. The program has seen the message complete,
-/// so the engine still sends the acknowledgement.
+/// Acknowledgement that a queue pair owed when it was reset or destroyed. The program may have seen the completion of
+/// the acknowledged message, so the engine still sends the acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Farewell {
     pub(crate) path: Path,
@@ -50,11 +50,11 @@ pub(crate) struct Farewell {
 /// Kind of an outgoing packet, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// A request packet, for the first time.
+    /// First transmission of a request packet.
     Request,
-    /// A request packet that carries only immediate data.
+    /// First transmission of a request packet that carries only immediate data.
     ImmediateAlone,
-    /// A request packet that was sent before.
+    /// Retransmission of a request packet.
     Again,
     /// An ACK or NAK.
     Ack,
@@ -69,18 +69,20 @@ pub(crate) struct Commons {
     pub(crate) counters: Counters,
     pub(crate) events: Arc<EventQueue>,
     pub(crate) destinations: Slab<Destination>,
-    /// READ and atomic responses on their way to this device.
+    /// Window for READ and atomic responses to this device.
     pub(crate) inbound: Window,
-    /// Response cost above which a READ is requested in pieces, because only the requester can bound how much of a
-    /// response is in flight.
+    /// Cost of a READ response above which the requester requests the READ in pieces. Only the requester can limit how
+    /// much of a response is in flight.
     pub(crate) read_piece_cost: u64,
     /// Queue pairs (slots) with something to send.
     pub(crate) ready: VecDeque<u32>,
-    /// Acknowledgements of queue pairs that are gone.
+    /// Unsent acknowledgements of queue pairs that were reset or destroyed.
     pub(crate) farewells: VecDeque<Farewell>,
-    /// Whether acknowledgements may wait for the answer of a program that has answered before.
+    /// Whether the acknowledgement of a receive may wait for the answer of the program, if the program has answered
+    /// earlier receives.
     pub(crate) acks_may_wait: bool,
-    /// Whether a completion is staged for a receive whose acknowledgement has not been handed to the link.
+    /// Whether all completions must stay staged until the driver has handed the acknowledgement of a receive to the
+    /// link.
     awaits_link: bool,
     cqs: Slab<CqPort>,
     dirty: Vec<u32>,
@@ -131,8 +133,8 @@ impl Commons {
         self.cqs.len()
     }
 
-    /// Stages a completion until [`publish`](Self::publish) moves it to its queue, so that a row of packets takes the
-    /// queue's lock once.
+    /// Stages a completion until [`publish`](Self::publish) moves it to its queue. `publish` takes the lock of the
+    /// queue once for all completions of several packets.
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, completion: Completion) {
         let port = &mut self.cqs[cq as usize];
@@ -148,27 +150,27 @@ impl Commons {
         self.cqs[cq as usize].sink.empty_polls()
     }
 
-    /// Keeps completions staged until [`transmitted`](Self::transmitted), because the acknowledgement of one receive
-    /// among them has not left.
+    /// Keeps all completions staged until [`transmitted`](Self::transmitted) is called, because one of them needs an
+    /// acknowledgement that has not left.
     #[inline]
     pub(crate) fn await_link(&mut self) {
         self.awaits_link = true;
     }
 
-    /// Releases the staged completions: the driver has handed everything to the link.
+    /// Releases the staged completions, since the driver has handed all packets to the link.
     #[inline]
     pub(crate) fn transmitted(&mut self) {
         self.awaits_link = false;
     }
 
-    /// Takes back staged completions of a queue pair that is destroyed or reset.
+    /// Removes the staged completions of a queue pair that is destroyed or reset.
     pub(crate) fn purge(&mut self, qpn: Qpn) {
         for &slot in &self.dirty {
             self.cqs[slot as usize].staged.retain(|completion| completion.qpn != qpn);
         }
     }
 
-    /// Keeps an acknowledgement whose queue pair is about to forget it.
+    /// Stores the acknowledgement of a queue pair that is being reset or destroyed.
     pub(crate) fn say_farewell(&mut self, farewell: Farewell) {
         if self.farewells.len() == MAX_FAREWELLS {
             self.farewells.pop_front();
@@ -176,8 +178,9 @@ impl Commons {
         self.farewells.push_back(farewell);
     }
 
-    /// Moves staged completions to their queues. Returns the port and the number of the first queue that overran.
-    /// Drops completions for a queue that overran before, since the overrun was already reported.
+    /// Moves staged completions to their queues. If a queue overruns, stops and returns the port and the number of this
+    /// queue; the caller then calls `publish` again. Drops the completions for a queue that overran before, since the
+    /// overrun was already reported.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<(u32, u32)> {
         if self.awaits_link {
@@ -195,7 +198,7 @@ impl Commons {
         None
     }
 
-    /// Counts an outgoing packet of `frame_bytes`, for the device and for its queue pair.
+    /// Counts an outgoing packet of `frame_bytes` for the device and for the sending queue pair.
     #[inline]
     pub(crate) fn count_sent(&mut self, qp: &mut QpCounters, sent: Sent, frame_bytes: u64) {
         let own = &mut self.counters;
@@ -220,7 +223,7 @@ impl Commons {
         *of_qp += 1;
     }
 
-    /// Returns the bytes (as the kernel counts them) that wait for an acknowledgement or response.
+    /// Returns the bytes in flight, as the kernel counts them: bytes that wait for an acknowledgement or a response.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight
     }

@@ -1,6 +1,6 @@
-//! The queues from which programs reap completions.
+//! Completion queues, from which programs reap completions.
 //!
-//! In `tests/completion.rs` a model checker explores all interleavings of the threads that use a queue.
+//! In `tests/completion.rs`, a model checker explores all interleavings of the threads that use a completion queue.
 
 use std::collections::VecDeque;
 
@@ -16,22 +16,22 @@ pub trait CompletionSink: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The queue has no room for all of them. It keeps those that fit and loses the others.
+    /// The queue has no room for all `completions`. It keeps the first completions that fit and loses the others.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
 
-    /// Returns how often the program has found the queue empty; only changes of the number matter.
+    /// Returns how often a poll of the program found the queue empty. Callers only compare two results.
     fn empty_polls(&self) -> u64;
 }
 
-/// A completion queue. Any thread reaps it without exclusive access to an engine.
+/// A completion queue. Any thread can reap completions, without exclusive access to an engine.
 pub struct CompletionQueue {
-    // An empty poll reads only this, so polling an empty queue takes no lock.
+    // A poll of an empty queue reads only `length` and `overrun`, so it takes no lock.
     length: AtomicUsize,
     overrun: AtomicBool,
     empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
-    /// Called for all new completions, whether a notification is armed or not.
+    /// Called when completions arrive, whether a notification is armed or not.
     observer: Option<Notifier>,
 }
 
@@ -39,7 +39,8 @@ struct Inner {
     depth: usize,
     entries: VecDeque<Completion>,
     armed: Option<Notify>,
-    /// Number of the oldest entries that were present when the last notification fired.
+    /// Number of entries that are still in the queue from the time when the last notification fired. They are the
+    /// oldest entries.
     announced: usize,
 }
 
@@ -53,7 +54,7 @@ impl std::fmt::Debug for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Creates a queue of exactly `depth` entries; `notifier` is called when an armed notification is due.
+    /// Creates a queue of exactly `depth` entries, which calls `notifier` when an armed notification is due.
     pub fn new(depth: usize, notifier: Option<Notifier>) -> Self {
         Self {
             length: AtomicUsize::new(0),
@@ -65,7 +66,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Creates the same queue with an `observer` called for all new completions: for a driver that knows who polls.
+    /// Creates a queue like [`new`](Self::new), which also calls `observer` for all new completions. A driver that
+    /// knows which thread polls uses the observer.
     pub fn observed(depth: usize, notifier: Option<Notifier>, observer: Notifier) -> Self {
         Self { observer: Some(observer), ..Self::new(depth, notifier) }
     }
@@ -79,8 +81,8 @@ impl CompletionQueue {
         self.lock().depth
     }
 
-    /// Changes the maximum number of entries (IBTA Vol 1, 11.2.8.4). Returns false and changes nothing if more
-    /// entries wait to be reaped.
+    /// Changes the maximum number of entries (IBTA Vol 1, 11.2.8.4). If the queue holds more than `depth` completions,
+    /// returns false and changes nothing.
     pub fn resize(&self, depth: usize) -> bool {
         let mut inner = self.lock();
         let fits = inner.entries.len() <= depth;
@@ -90,28 +92,29 @@ impl CompletionQueue {
         fits
     }
 
-    /// Returns the number of completions that wait to be reaped.
+    /// Returns the number of completions that the program has not reaped.
     pub fn len(&self) -> usize {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Returns whether no completion waits.
+    /// Returns whether the queue holds no completions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reaps up to `out.len()` completions. Completions from before an overrun can still be reaped.
+    /// Reaps up to `out.len()` completions. After an overrun, completions that arrived before it can still be reaped.
     ///
     /// # Errors
     ///
-    /// The queue overran, and is empty now.
+    /// The queue overran, and all completions from before the overrun were reaped.
     #[inline]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
         if self.is_empty() {
             if !self.overrun.load(Ordering::Acquire) {
                 return Ok(0);
             }
-            // Fitting completions may have come after the first look, together with the overrun.
+            // Between the first look at `length` and the look at `overrun`, an engine may have added completions that
+            // fit, and others that overran the queue.
             if self.is_empty() {
                 return Err(Overrun);
             }
@@ -126,19 +129,20 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Records that a poll by the program found nothing, after the engine was driven. By then the program has done
-    /// everything that it wanted to do about earlier completions.
+    /// Records that the program polled this queue and found it empty, after the engine had run. The program has then
+    /// finished its work for all earlier completions.
     #[inline]
     pub fn note_empty_poll(&self) {
-        // The count is not exact if several threads poll, but only its changes matter.
+        // If several threads poll, an increment may be lost. But readers only look for a change of the count.
         self.empty_polls.store(self.empty_polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Arms one notification. It fires at once if a matching completion waits to be reaped that came after the last
-    /// notification fired. IBTA promises nothing for completions that came before (Vol 1, 11.4.2.2), and `rdma_rxe`
-    /// does not announce them. But adapters do, and UCX sleeps without another poll. Completions that a notification
-    /// has already announced raise no second one: perftest arms before it reaps them, and counts one completion per
-    /// notification. Returns whether none was armed before.
+    /// Arms one notification. The notification fires at once if the queue holds a matching completion that arrived
+    /// after the last notification fired. For earlier completions, IBTA promises no notification (Vol 1, 11.4.2.2), and
+    /// `rdma_rxe` sends none. But adapters send one, and UCX sleeps without another poll.
+    ///
+    /// A completion that a notification has announced raises no second notification: perftest arms before it reaps, and
+    /// counts one completion per notification. Returns whether no notification was armed before.
     pub fn request_notification(&self, notify: Notify) -> bool {
         let mut inner = self.lock();
         let newly = inner.armed.is_none();
@@ -168,8 +172,8 @@ impl CompletionQueue {
         self.lock().armed.is_some()
     }
 
-    /// Removes the completions of a queue pair that is destroyed or reset. IBTA Vol 1, 11.2.4.4 leaves them
-    /// undefined, but programs expect that they are gone.
+    /// Removes the completions of a queue pair that is destroyed or reset. IBTA Vol 1, 11.2.4.4 leaves the fate of
+    /// these completions undefined, but programs expect them to be gone.
     pub fn purge(&self, qpn: Qpn) {
         let mut inner = self.lock();
         inner.announced = inner.entries.iter().take(inner.announced).filter(|completion| completion.qpn != qpn).count();

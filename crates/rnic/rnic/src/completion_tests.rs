@@ -28,7 +28,7 @@ fn a_queue_of_one_holds_one_and_reports_its_overrun() {
     let mut out = [Completion::default(); 4];
     assert_eq!(queue.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 1);
-    assert_eq!(queue.poll(&mut out), Err(Overrun), "poll does not report the lost completion");
+    assert_eq!(queue.poll(&mut out), Err(Overrun), "poll must report the lost completion");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn arming_fires_at_once_for_completions_that_came_before() {
     let queue = CompletionQueue::new(16, Some(notifier));
     queue.push_all(&[numbered(1)]).unwrap();
     assert!(queue.request_notification(Notify::Solicited));
-    assert_eq!(count.load(Ordering::Relaxed), 0, "a completion that is not solicited notified");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "a completion that is not solicited raised a notification");
     assert!(!queue.request_notification(Notify::Next));
     assert_eq!(count.load(Ordering::Relaxed), 1);
     assert!(queue.request_notification(Notify::Next));

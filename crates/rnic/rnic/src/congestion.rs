@@ -1,26 +1,26 @@
 //! Limit of the bytes in flight to one device.
 //!
-//! On a software path the receive buffer of the socket overflows. So the window counts bytes as the kernel counts
-//! them in that buffer. The limit moves as that of TCP does (RFC 5681): it grows additively and halves on loss. So N
-//! senders to one receiver settle without knowledge of each other.
+//! Without hardware, the receive buffer of the socket can overflow. The window therefore counts bytes as the kernel
+//! counts them in that buffer. The limit moves like that of TCP (RFC 5681): it grows additively and halves on loss.
+//! Senders to one receiver therefore reach fair shares without knowledge of each other.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-/// Bytes that the kernel charges for a datagram beside its payload: its bookkeeping (`struct sk_buff` and shared
-/// info) and the headers before the BTH. Measured: a buffer of 212,992 B holds about 250 datagrams of 36 B and 43 of
-/// 4112 B.
+/// Bytes that the kernel charges for a datagram in addition to its payload: bookkeeping (`struct sk_buff` and shared
+/// info), and the headers before the BTH. Measured: a buffer of 212,992 B holds about 250 datagrams of 36 B, or 43
+/// datagrams of 4112 B.
 pub(crate) const DATAGRAM_OVERHEAD_BYTES: u64 = 832;
 
-/// Headers within the datagram, rounded up: BTH, RETH, ICRC.
+/// Bytes of the headers and trailers in the datagram (BTH, RETH, ICRC), rounded up.
 const HEADERS_BYTES: u64 = 32;
 
-/// Returns the cost of packets with `payload_bytes` of payload in total.
+/// Returns the bytes that the kernel charges for `packets` packets with `payload_bytes` of payload in total.
 pub(crate) fn in_flight_cost(packets: u64, payload_bytes: u64) -> u64 {
     packets * (DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES) + payload_bytes
 }
 
-/// The window towards one destination device (or, for READ responses, towards ourselves).
+/// Window towards one destination device. For READ responses, the destination is this device.
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) in_flight: u64,
@@ -28,16 +28,16 @@ pub(crate) struct Window {
     threshold: u64,
     most: u64,
     recover_until_ns: u64,
-    /// Queue pairs (slots) that wait for room, and the room that each needs.
+    /// Slots of the queue pairs that wait for room, and the room that each of them needs.
     pub(crate) waiting: VecDeque<(u32, u64)>,
 }
 
-/// Minimum of the limit: one packet of the largest size.
+/// Minimum limit of a window: one packet of the maximum size.
 const LEAST_BYTES: u64 = 4096 + DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES;
 
 impl Window {
-    /// Creates a window into a receive buffer of `buffer_bytes` that never grows beyond `largest_bytes`. [`u64::MAX`]
-    /// means unlimited.
+    /// Creates a window into a receive buffer of `buffer_bytes`. The window never grows beyond `largest_bytes`;
+    /// [`u64::MAX`] means unlimited.
     pub(crate) fn new(buffer_bytes: u64, largest_bytes: u64) -> Self {
         if largest_bytes == u64::MAX {
             let all = u64::MAX;
@@ -55,22 +55,23 @@ impl Window {
         Self { in_flight: 0, limit, threshold: most, most, recover_until_ns: 0, waiting: VecDeque::new() }
     }
 
-    /// Returns whether `cost` more may be sent. One packet always may, whatever its size.
+    /// Returns whether `cost` more bytes may be in flight. If nothing is in flight, one packet of any size is allowed.
     #[inline]
     pub(crate) fn has_room(&self, cost: u64) -> bool {
         self.in_flight == 0 || self.in_flight + cost <= self.limit
     }
 
-    /// Returns whether a queue pair with `own` in flight has used up its share of the window. One queue pair does not
-    /// take all of a wide window, so that another finds room at once. It may take all of a narrow one, because no
-    /// packet follows the last packet of a window and would show its loss.
+    /// Returns whether a queue pair with `own` bytes in flight would exceed its share of the window by `cost` more
+    /// bytes. In a wide window, one queue pair leaves a part to others, so that another queue pair finds room at once.
+    /// In a narrow window, one queue pair may use the whole window. No packet follows the last packet of a share and
+    /// reveals its loss, and a smaller share would have more such last packets.
     #[inline]
     pub(crate) fn exceeds_share(&self, own: u64, cost: u64) -> bool {
         let kept_back = if self.limit >= WIDE_BYTES { self.limit / 4 } else { 0 };
         own > 0 && own + cost > self.limit - kept_back
     }
 
-    /// Returns whether a packet of this cost would leave no room for a second one.
+    /// Returns whether, after a packet of this cost, the window has no room for a second packet of the same cost.
     #[inline]
     pub(crate) fn is_nearly_full(&self, cost: u64) -> bool {
         self.in_flight + 2 * cost > self.limit
@@ -81,15 +82,15 @@ impl Window {
         self.in_flight += cost;
     }
 
-    /// Takes back a charge without growth, after a loss or before a retransmission.
+    /// Removes `cost` from the bytes in flight without growth of the limit, after a loss or before a retransmission.
     pub(crate) fn refund(&mut self, cost: u64) {
         self.in_flight -= cost;
     }
 
-    /// Takes back the charge of packets that arrived.
+    /// Removes the cost of packets that arrived from the bytes in flight, and grows the limit.
     #[inline]
     pub(crate) fn delivered(&mut self, cost: u64) {
-        // Grow only if the window is the limit (RFC 7661 in spirit).
+        // Grow the limit only if at least half of it is in use, in the spirit of RFC 7661.
         if self.limit < self.most && 2 * self.in_flight >= self.limit {
             let step = if self.limit < self.threshold { cost } else { cost * LEAST_BYTES / self.limit };
             self.limit = (self.limit + step).min(self.most);
@@ -97,7 +98,7 @@ impl Window {
         self.in_flight -= cost;
     }
 
-    /// Shrinks the window after a loss. Losses within one round trip are one event.
+    /// Halves the limit after a loss. Further losses within one round trip do not halve it again.
     pub(crate) fn lost(&mut self, now_ns: u64, round_trip_ns: u64) {
         if now_ns < self.recover_until_ns || self.most == u64::MAX {
             return;
@@ -107,7 +108,7 @@ impl Window {
         self.limit = self.threshold;
     }
 
-    /// Returns the next waiting queue pair, if the window has the room that it needs.
+    /// Removes and returns the next waiting queue pair, if the window has the room that this queue pair needs.
     #[inline]
     pub(crate) fn next_waiting(&mut self) -> Option<u32> {
         let &(slot, cost) = self.waiting.front()?;
@@ -118,7 +119,7 @@ impl Window {
         Some(slot)
     }
 
-    /// Removes a queue pair from the waiting ones.
+    /// Removes a queue pair from the list of waiting queue pairs.
     pub(crate) fn forget(&mut self, slot: u32) {
         self.waiting.retain(|&(waiting, _)| waiting != slot);
     }
@@ -128,10 +129,10 @@ impl Window {
     }
 }
 
-/// Minimum limit at which one queue pair leaves a part of the window to others.
+/// Minimum limit of a wide window, in which one queue pair leaves a part to others.
 const WIDE_BYTES: u64 = 8 * LEAST_BYTES;
 
-/// One device that queue pairs send to.
+/// Device to which queue pairs of this engine send.
 #[derive(Debug)]
 pub(crate) struct Destination {
     pub(crate) address: IpAddr,

@@ -43,66 +43,70 @@ pub const LIMITS: Limits = Limits {
     max_srqs: 1 << 16,
     max_rd_atomic: 16,
     max_regions: 1 << 20,
-    // Unless it is paged on demand.
+    // The limit does not apply to regions that are paged on demand.
     max_region_bytes: 1 << 46,
     max_windows: 1 << 20,
     max_groups: 64,
 };
 
-/// Average timer list entries per queue pair. A deadline that moves forward leaves its old entry in the list; above
-/// this average the device removes such entries.
+/// Maximum average number of timer list entries per queue pair. When the deadline of a queue pair moves forward, its
+/// old entry stays in the list. Above this average, the device removes such outdated entries.
 const TIMERS_PER_QP: usize = 8;
 
-// Queue pair numbers 0 and 1 are special, and an engine has 20 bits for its own.
+// Bits of a QPN below the engine identifier. QPNs 0 and 1 are reserved.
 const ENGINE_SHIFT: u32 = 20;
-const _: () = assert!(LIMITS.max_qps * 4 < 1 << ENGINE_SHIFT, "random numbers must be easy to find");
+const _: () = assert!(
+    LIMITS.max_qps * 4 < 1 << ENGINE_SHIFT,
+    "at most a quarter of the QPNs may be in use, so that a random QPN is usually free"
+);
 
 /// Options of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Address of the device (the GID, unmapped).
     pub address: IpAddr,
-    /// Largest path MTU that its port carries.
+    /// Largest path MTU that the port of the device carries.
     pub active_mtu: PathMtu,
-    /// Granted size of the receive buffer for packets to this device. Peers are assumed to have the same until loss
-    /// shows otherwise.
+    /// Size of the receive buffer for packets to this device, as granted by the kernel. The device assumes that each
+    /// peer has a buffer of the same size, until loss shows otherwise.
     pub receive_buffer_bytes: u64,
-    /// Seed of keys, queue pair numbers and sequence numbers: separate streams of one generator. On a network it must
-    /// come from the operating system's randomness.
+    /// Seed of one generator, with separate streams for keys, queue pair numbers and sequence numbers. On a network,
+    /// the seed must come from the random numbers of the operating system.
     pub seed: [u8; 32],
 }
 
-/// Lengths of a device's own lists. None grows with traffic: each is bounded by the number of objects and their
-/// capacities.
+/// Lengths of a device's own lists. The number of objects and their capacities bound each length, so no list grows with
+/// traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Queue pairs with something to send.
     pub ready: usize,
     /// Queue pairs that wait for room in a window.
     pub waiting: usize,
-    /// Queue pairs among them that wait for room for READ responses.
+    /// Queue pairs that wait for room in the window for READ responses. `waiting` counts them too.
     pub waiting_for_responses: usize,
     /// Queue pairs whose acknowledgement is held back.
     pub held_acks: usize,
     /// Deadlines, including outdated ones.
     pub timers: usize,
-    /// Answers to READs and atomics, and NAKs, that wait to be sent, and results kept for repeated requests.
+    /// Unsent answers to READs and atomics, unsent NAKs, and results of atomics that are stored for repeated requests.
     pub answers: usize,
-    /// Acknowledgements that queue pairs left behind when they were reset or destroyed.
+    /// Unsent acknowledgements of queue pairs that were reset or destroyed.
     pub farewells: usize,
-    /// Completions that stay invisible until the link has the packets that must leave first.
+    /// Completions that stay invisible to the program until the driver has handed the packets that must leave first to
+    /// the link.
     pub staged: usize,
 }
 
-/// Numbers of a device's objects and of the entries kept for them. Each returns to its earlier value when the objects
-/// that caused it are destroyed.
+/// Numbers of a device's objects and of the entries that the device keeps for them. When the objects are destroyed,
+/// each number returns to its earlier value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Protection domains.
     pub pds: usize,
     /// Completion queues.
     pub cqs: usize,
-    /// Completion queues as engines see them.
+    /// Entries of engines for completion queues.
     pub cq_ports: usize,
     /// Shared receive queues.
     pub srqs: usize,
@@ -116,13 +120,13 @@ pub struct Objects {
     pub windows: usize,
     /// Windows towards other devices.
     pub destinations: usize,
-    /// Addresses in the index of these windows.
+    /// Addresses in the index of the windows towards other devices.
     pub addresses: usize,
     /// Multicast groups that queue pairs are attached to.
     pub groups: usize,
-    /// Destroyed regions and bound windows that an engine still caches.
+    /// Keys of destroyed regions and invalidated windows that an engine still caches.
     pub stale_keys: usize,
-    /// Asynchronous events that were not taken.
+    /// Asynchronous events that the program has not taken.
     pub events: usize,
 }
 
@@ -139,23 +143,26 @@ struct Srq {
 
 /// An RNIC.
 ///
-/// The device holds no socket, reads no clock and starts no thread; time is a number of nanoseconds that never goes
-/// back. A driver calls it in this order:
+/// The device holds no socket, reads no clock and starts no thread. Each time is a number of nanoseconds that never
+/// decreases. A driver calls the device in this order:
 ///
-/// 1. **Input**, in any order and number: [`handle_packets`](Self::handle_packets) for packets that arrived,
-///    [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout) has passed, and the programs'
-///    `post_*`.
-/// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds nothing more, sending the batch each time, and
-///    then [`transmitted`](Self::transmitted). A due acknowledgement waits up to [`Policy::ack_hold_ns`] for packets to
-///    leave with. A driver that has nothing else to do calls [`release_acks`](Self::release_acks) first.
-/// 3. **Waiting**: until a packet arrives or [`poll_timeout`](Self::poll_timeout) passes, which the driver must read
-///    again after every input and output.
+/// 1. **Input**, in any order and number: [`handle_packets`](Self::handle_packets) for received packets,
+///    [`handle_timeout`](Self::handle_timeout) after the time of [`poll_timeout`](Self::poll_timeout), and the `post_*`
+///    calls of programs.
+/// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds no packet, each time followed by sending the
+///    batch, and then [`transmitted`](Self::transmitted). The device holds a due acknowledgement back for up to
+///    [`Policy::ack_hold_ns`], so that it can leave together with other packets. A driver without other work calls
+///    [`release_acks`](Self::release_acks) first.
+/// 3. **Waiting** until a packet arrives or the time of [`poll_timeout`](Self::poll_timeout) has come. The driver must
+///    call `poll_timeout` again after every input and output.
 ///
-/// Completions are in their queues when a call returns, with one exception. After a message on a reliable connection
-/// completed a receive, completions stay invisible until `transmitted` reports that the link has the acknowledgement.
-/// So a program that has seen the completion may end at once, and its peer still gets the acknowledgement. Programs
-/// reap queues ([`completion_queue`](Self::completion_queue)) without the RNIC; [`poll_event`](Self::poll_event)
-/// yields asynchronous events.
+/// When a call returns, the completions are in their queues, with one exception. After a message on a reliable
+/// connection has completed a receive, completions stay invisible until the driver calls `transmitted`, which means
+/// that the link has the acknowledgement. A program that sees the completion may therefore end at once, and its peer
+/// still gets the acknowledgement.
+///
+/// Programs reap completion queues ([`completion_queue`](Self::completion_queue)) without access to the RNIC.
+/// [`poll_event`](Self::poll_event) returns asynchronous events.
 pub struct Rnic {
     config: Config,
     core: Commons,
@@ -166,10 +173,11 @@ pub struct Rnic {
     cqs: Slab<Cq>,
     srqs: Slab<Srq>,
     by_address: FxHashMap<IpAddr, usize>,
-    /// Queue pairs (slots) that are attached to multicast groups.
+    /// Slots of the queue pairs that are attached to each multicast group.
     groups: FxHashMap<IpAddr, Vec<u32>>,
     timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
-    /// Acknowledgements that are held back, ordered by the times at which they became due.
+    /// Time at which each held acknowledgement became due, with the slot and the number of its queue pair. The entries
+    /// are ordered by time.
     held_acks: VecDeque<(u64, u32, Qpn)>,
     key_rng: ChaCha12Rng,
     qpn_rng: ChaCha12Rng,
@@ -182,7 +190,7 @@ impl std::fmt::Debug for Rnic {
     }
 }
 
-/// Returns one stream of the device's generator.
+/// Returns stream `number` of the generator that the seed of the device starts.
 fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::from_seed(config.seed);
     rng.set_stream(number);
@@ -190,7 +198,7 @@ fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
 }
 
 impl Rnic {
-    /// Creates a device without any objects. `notifier` is called for each asynchronous event.
+    /// Creates a device without objects. The device calls `notifier` for each asynchronous event.
     pub fn new(config: Config, notifier: Option<Notifier>) -> Self {
         Self::with_policy(config, Policy::default(), notifier)
     }
@@ -228,17 +236,17 @@ impl Rnic {
         &self.config
     }
 
-    /// Returns the device's choices that IBTA leaves open.
+    /// Returns the policy of the device.
     pub fn policy(&self) -> &Policy {
         &self.core.policy
     }
 
-    /// Returns the oldest asynchronous event.
+    /// Removes and returns the oldest asynchronous event.
     pub fn poll_event(&mut self) -> Option<AsyncEvent> {
         self.core.events.pop()
     }
 
-    /// Returns the queue of asynchronous events, for reading without the RNIC.
+    /// Returns the queue of asynchronous events, from which a program reads without access to the RNIC.
     pub fn events(&self) -> &Arc<EventQueue> {
         &self.core.events
     }
@@ -283,8 +291,9 @@ impl Rnic {
         }
     }
 
-    /// Restarts the streams of numbers and keys, so that the next objects get those of destroyed objects. For tests
-    /// of state that outlives its object; on a network it would make the numbers guessable.
+    /// Restarts the generators of queue pair numbers and keys, so that the next objects get the numbers and keys of
+    /// destroyed objects. Only for tests of state that outlives its object: on a network, the numbers would be
+    /// guessable.
     #[doc(hidden)]
     pub fn repeat_numbers(&mut self) {
         self.key_rng = stream_of(&self.config, 0);
@@ -295,7 +304,8 @@ impl Rnic {
         self.by_number.get(&qpn.get()).copied()
     }
 
-    /// Updates the device's lists after a change of a queue pair: ready queue pairs, deadlines and waiters.
+    /// Updates the device's lists of ready queue pairs, deadlines and waiting queue pairs after a change of a queue
+    /// pair.
     #[inline]
     fn settle(&mut self, slot: u32) {
         let qp = &mut self.qps[slot as usize];
@@ -311,8 +321,9 @@ impl Rnic {
             && !qp.ack_held
         {
             qp.ack_held = true;
-            // Nearly always the place is the end. Otherwise the entry of an older acknowledgement was answered and is
-            // due again.
+            // Nearly always, the new entry is the last. There is an exception after the device has removed an outdated
+            // entry of this queue pair, whose acknowledgement had left. Then another acknowledgement may have been due
+            // for some time.
             let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
             self.held_acks.insert(place, (since, slot, qp.qpn));
         }
@@ -337,7 +348,7 @@ impl Rnic {
         }
     }
 
-    /// Wakes the next queue pair that waits for room in the windows of this one.
+    /// Wakes the next queue pair that waits for room in the windows that this queue pair uses.
     #[inline]
     fn wake_waiters_of(&mut self, slot: u32) {
         if let Some(destination) = self.qps[slot as usize].destination {
@@ -358,8 +369,8 @@ impl Rnic {
         }
     }
 
-    /// Moves completions to their queues. Puts each queue pair whose completions are lost into the error state (IBTA
-    /// Vol 1, 11.6.3.1).
+    /// Moves completions to their queues. If a queue overruns, puts the queue pairs that use it into the error state
+    /// (IBTA Vol 1, 11.6.3.1).
     #[inline]
     fn publish(&mut self) {
         while let Some((port, id)) = self.core.publish() {

@@ -1,6 +1,6 @@
 //! An RDMA NIC as a state machine: no socket, no clock, no thread.
 //!
-//! Two devices, and a loop that carries their packets in place of a link:
+//! An example with two devices. A loop carries their packets in place of a link:
 //!
 //! ```
 //! use std::net::IpAddr;
@@ -73,12 +73,13 @@
 //! # }
 //! ```
 //!
-//! [`Rnic`] is one device. A driver feeds it packets, time and the programs' work requests, and takes packets from it
-//! in runs; the order in which to call it is documented on the type. The driver carries the packets, and computes and
-//! checks their ICRC.
+//! [`Rnic`] is one device. A driver gives the device packets, the time and the work requests of programs, and takes
+//! runs of packets from the device. The documentation of [`Rnic`] states the order of the calls. The driver carries the
+//! packets, and computes and checks their ICRC.
 //!
-//! The device enforces exactly the limits asked for at creation. Bytes from the network cause NAKs, error completions
-//! or silent drops, each counted. They cause neither a panic nor growth.
+//! The device enforces exactly the limits that were requested at the creation of each object. Bytes from the network
+//! can cause NAKs, error completions or silent drops, and the device counts each of them. Such bytes cause neither a
+//! panic nor memory growth.
 #![deny(unsafe_code)]
 
 mod commons;
@@ -92,7 +93,8 @@ mod memory;
 mod policy;
 mod qp;
 mod shared;
-/// Atomics, locks and the queue of [`completion`] and [`shared`], which a model checker replaces by its own.
+/// Atomics, locks and the queue that [`completion`] and [`shared`] use. In model checking, the types of the model
+/// checker replace them.
 mod sync {
     pub(super) use crossbeam_queue::ArrayQueue;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -1,9 +1,9 @@
-//! Registered memory: regions, their keys, and every access an RNIC makes to them.
+//! Registered memory: regions, their keys, and all accesses of an RNIC to regions.
 //!
-//! Beside the registration in `engine/objects.rs`, which passes on the promise of its caller, this is the only module
-//! of the crate with `unsafe` code. The program and its peers may access a region at any time. So this module never
-//! creates a Rust reference to its bytes: `guarded.rs` copies bytes through raw pointers, and stores with release
-//! ordering the bytes that programs poll.
+//! This module is the only module of the crate with `unsafe` code, apart from the registration in `engine/objects.rs`,
+//! whose callers promise that the memory stays valid. The program and its peers may access a region at any time. This
+//! module therefore never creates a Rust reference to the bytes of a region. `guarded.rs` copies bytes through raw
+//! pointers, and stores the bytes that programs poll with release ordering.
 
 mod guarded;
 mod payload;
@@ -27,7 +27,7 @@ pub(crate) use self::view::Memory;
 use self::window::{Bound, Window};
 use crate::engine::LIMITS;
 
-/// The queue pair through which memory is reached, and its protection domain.
+/// Queue pair through which a work request or a peer reaches memory, and the protection domain of the queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Through {
     /// The protection domain.
@@ -36,14 +36,14 @@ pub struct Through {
     pub qpn: Qpn,
 }
 
-/// Provider of memory that is paged on demand. A region calls its pager before each access, so the pager sees all of
-/// them.
+/// Provider of memory that is paged on demand. A region calls its pager before each access, so the pager sees all
+/// accesses.
 pub trait Pager: Send + Sync {
-    /// Brings memory in for reading, or also for writing. Returns false if that is not possible.
+    /// Maps the memory for reading, and also for writing if `written`. Returns false if that is impossible.
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
-/// A registered region, or the part of one that a bound memory window stands for.
+/// A registered region, or the part of a region that a bound memory window covers.
 pub struct Region {
     pd: PdId,
     key: u32,
@@ -52,22 +52,23 @@ pub struct Region {
     length: usize,
     access: Access,
     valid: AtomicBool,
-    /// Number of memory windows bound to it.
+    /// Number of memory windows that are bound to the region.
     windows: AtomicUsize,
-    /// The bound window that the region represents, if any.
+    /// The bound window, if the region is the part that a window covers.
     bound: Option<Bound>,
-    /// Called before each access, if the region is paged on demand.
+    /// Pager that the region calls before each access, if the region is paged on demand.
     pager: Option<Arc<dyn Pager>>,
     /// Whether the region has no memory: reads return zeros, and writes are lost.
     is_null: bool,
-    /// Keeps memory that the provider allocated alive while an engine may touch it.
+    /// Owner of the memory, if the provider allocated it. The owner keeps the memory alive while an engine may access
+    /// the region.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-// SAFETY: `base` is only used for guarded accesses, and the registrant promised that the memory stays mapped while the
-// region is valid, or that faults are landed (`RegionTable::insert`).
+// SAFETY: only guarded accesses use `base`. The registrant promised that the memory stays mapped while the region is
+// valid, or that a fault handler lands faults (`RegionTable::insert`).
 unsafe impl Send for Region {}
-// SAFETY: as above: no method hands out a reference to the bytes.
+// SAFETY: as for `Send`. No method returns a reference to the bytes.
 unsafe impl Sync for Region {}
 
 impl std::fmt::Debug for Region {
@@ -83,7 +84,7 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Creates a region without windows, pager and owner, whose registrant keeps the memory alive.
+    /// Creates a region without windows, pager and owner. The registrant keeps the memory alive.
     fn new(pd: PdId, key: u32, address: u64, base: *mut u8, length: usize, access: Access) -> Self {
         Self {
             pd,
@@ -106,12 +107,12 @@ impl Region {
         LKey(self.key)
     }
 
-    /// Returns the remote key. It is the same number as the local key.
+    /// Returns the remote key, which is the same number as the local key.
     pub fn rkey(&self) -> RKey {
         RKey::new(self.key)
     }
 
-    /// Returns the address of the first byte, as work requests and peers name it.
+    /// Returns the address of the first byte, as work requests and peers specify it.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -136,7 +137,7 @@ impl Region {
         self.valid.load(Ordering::Acquire)
     }
 
-    /// Returns whether peers reach it through this queue pair.
+    /// Returns whether peers reach the region through this queue pair.
     #[inline]
     fn serves(&self, qpn: Qpn) -> bool {
         self.bound.as_ref().is_none_or(|bound| bound.serves(qpn))
@@ -149,7 +150,7 @@ impl Region {
         }
     }
 
-    /// Checks an access and returns the offset at which it starts.
+    /// Checks an access and returns the offset of its first byte in the region.
     #[inline]
     fn check(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
         if self.pd != pd {
@@ -171,7 +172,8 @@ impl Region {
         Ok(offset as usize)
     }
 
-    /// Checks an access that happens now, and brings its memory in.
+    /// Checks an access that follows at once, and maps its memory if the region is paged on demand. Returns the offset
+    /// of the first byte in the region.
     #[inline]
     fn reach(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
         let offset = self.check(pd, address, length, needed)?;
@@ -184,20 +186,20 @@ impl Region {
         Ok(offset)
     }
 
-    /// Brings memory in before a local access to it, if the region is paged on demand.
+    /// Maps memory before a local access to it, if the region is paged on demand.
     ///
     /// # Errors
     ///
-    /// The region belongs to another protection domain, does not allow the access or does not reach that far, or the
-    /// memory is gone.
+    /// The region belongs to another protection domain, does not allow the access or is too short, or the memory is
+    /// gone.
     pub fn prefetch(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<(), MemoryError> {
         let offset = self.reach(pd, address, length, needed)?;
         if self.pager.is_some() || !self.access.contains(Access::ON_DEMAND) {
             return Ok(());
         }
         let (base, written) = (self.base.wrapping_add(offset), needed.contains(Access::LOCAL_WRITE));
-        // SAFETY: the range lies inside the region (checked), and its registrant promised that the access is guarded or
-        // the memory mapped.
+        // SAFETY: the range lies inside the region (checked). The registrant of the region promised that accesses are
+        // guarded or that the memory is mapped.
         let there = unsafe { guarded::bring_in(base, length as usize, written) };
         there.map_err(|_| self.not_there(offset, length as usize))
     }
@@ -223,19 +225,19 @@ impl Region {
         let length = out.len();
         let copied = match <&mut [u8; 8]>::try_from(&mut *out) {
             Ok(out) if let Some(word) = self.word(offset) => {
-                // SAFETY: eight aligned bytes inside the region.
+                // SAFETY: `word` points to eight aligned bytes inside the region.
                 unsafe { guarded::load(word) }.map(|value| *out = value.to_ne_bytes())
             }
-            // SAFETY: the range lies inside the region (asserted); `out` is exclusive. A concurrent local writer tears
-            // the bytes, as it does on hardware.
+            // SAFETY: the range lies inside the region (asserted), and no other thread uses `out`. If local code writes
+            // the range at the same time, the copy has torn bytes, as on hardware.
             _ => unsafe { guarded::copy_out(self.base.wrapping_add(offset), out) },
         };
         copied.map_err(|_| self.not_there(offset, length))
     }
 
     /// Copies bytes into the region. Stores the last byte last, with release ordering, because programs wait for a
-    /// message by reading its last byte. Stores an aligned u64 at once, as RNICs do, because programs keep counters
-    /// in such words.
+    /// message by reading its last byte. Stores an aligned u64 with one store, as RNICs do, because programs keep
+    /// counters in such words.
     #[inline(always)]
     fn copy_in(&self, offset: usize, data: Payload<'_>) -> Result<(), MemoryError> {
         assert!(offset <= self.length && data.len() <= self.length - offset);
@@ -245,13 +247,13 @@ impl Region {
         let copied = if data.len() == 8
             && let Some(word) = self.word(offset)
         {
-            // SAFETY: the payload has eight bytes, which are mapped; any eight bytes are a value. The word lies
-            // inside the region.
+            // SAFETY: the payload has eight mapped bytes, and any eight bytes are a valid u64. The word lies inside the
+            // region.
             unsafe { guarded::store(word, data.start().cast::<u64>().read_unaligned()) }
         } else {
-            // SAFETY: the range lies inside the region (asserted), and the payload is mapped. A program that reads the
-            // range at the same time sees torn bytes, as on hardware. The copy has torn bytes if the payload's sender
-            // writes the payload at the same time.
+            // SAFETY: the range lies inside the region (asserted), and the payload is mapped. If a program reads the
+            // range at the same time, it sees torn bytes, as on hardware. If the sender of the payload writes the
+            // payload at the same time, the copy has torn bytes.
             unsafe { guarded::copy_in(data, self.base.wrapping_add(offset)) }
         };
         copied.map_err(|_| self.not_there(offset, data.len()))
@@ -259,11 +261,11 @@ impl Region {
 
     /// Runs an atomic operation on the u64 at `offset`. The caller has checked the range.
     fn atomic(&self, offset: usize, operation: WordOperation) -> Result<u64, MemoryError> {
-        // The word is misaligned if the region is registered under an address that differs in its low bits.
+        // The word is misaligned if the region is registered under an address with other low bits than the memory has.
         let address = self.address.wrapping_add(offset as u64);
         let word = self.word(offset).ok_or(MemoryError::Misaligned { address })?;
-        // SAFETY: eight aligned bytes inside the region; local code is documented to use atomics on words that peers
-        // operate on.
+        // SAFETY: the word is eight aligned bytes inside the region. The documentation requires that local code uses
+        // atomics on words that peers operate on.
         unsafe { guarded::operate(word, operation) }.map_err(|_| self.not_there(offset, 8))
     }
 
@@ -276,7 +278,7 @@ impl Region {
     }
 }
 
-/// Index of regions by key. Engines look here when their own cache does not know a key.
+/// Index of regions by key. An engine calls it if the cache of the engine does not have a key.
 pub trait RegionDirectory: Send + Sync {
     /// Returns the region, or the bound window, with exactly this key.
     fn find(&self, key: u32) -> Option<Arc<Region>>;
@@ -285,16 +287,16 @@ pub trait RegionDirectory: Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no such memory window or region, or one of them belongs to another protection domain. The region is
-    /// too short, or its rights do not allow the binding. Windows of this type do not allow such a binding.
+    /// There is no such memory window or region, or one of them belongs to another protection domain. Or the region is
+    /// too short, its rights do not allow the binding, or windows of this type do not allow the binding.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
-    /// Invalidates the key of a bound memory window of type 2, for the owner of the window or for its peer.
+    /// Invalidates the key of a bound memory window of type 2, on behalf of the owner of the window or of its peer.
     ///
     /// # Errors
     ///
     /// No bound memory window has this key, or the window belongs to another protection domain, is of type 1, or was
-    /// bound through another queue pair. The key of a region is not the key of a window.
+    /// bound through another queue pair. A key of a region is not accepted.
     fn invalidate(&self, through: Through, rkey: RKey) -> Result<(), MemoryError>;
 }
 
@@ -311,7 +313,7 @@ impl std::fmt::Debug for RegionTable {
     }
 }
 
-/// Regions and windows by the upper 24 bits of their keys; the consumer may change the lower 8. No key is in both
+/// Regions and windows by the upper 24 bits of their keys. The program may change the lower 8 bits. No key is in both
 /// maps.
 #[derive(Debug, Default)]
 struct Keys {
@@ -324,7 +326,7 @@ impl Keys {
         loop {
             let key = random();
             let name = key >> 8;
-            // Never use keys below 256: buggy programs send key 0 and similar ones.
+            // Never use keys below 256, because programs with errors often send key 0 or other small keys.
             if name != 0 && !self.regions.contains_key(&name) && !self.windows.contains_key(&name) {
                 return key;
             }
@@ -338,8 +340,8 @@ fn is_possible(address: u64, length: usize, access: Access) -> bool {
 }
 
 impl RegionTable {
-    /// Sets the pager of regions registered with [`Access::ON_DEMAND`] from now on. Without a pager they behave like
-    /// all other regions. Only the first call has an effect.
+    /// Sets the pager of regions that are registered with [`Access::ON_DEMAND`] from now on. Without a pager, such
+    /// regions behave like all other regions. Only the first call has an effect.
     pub fn page_with(&self, pager: Arc<dyn Pager>) {
         let _ = self.pager.set(pager);
     }
@@ -348,16 +350,19 @@ impl RegionTable {
         self.pager.get().filter(|_| access.contains(Access::ON_DEMAND)).cloned()
     }
 
-    /// Registers `length` bytes at `base` under the address `address`, with a key that `random` supplies. Returns
-    /// `None` if the device is full or the range is impossible.
+    /// Registers `length` bytes at `base` under the address `address`. The function `random` supplies candidates for
+    /// the key. Returns `None` if the device already has its maximum number of regions or the range is invalid.
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, and writable if `access` allows writing, until [`remove`](Self::remove) has
-    /// returned *and* every engine has forgotten the key. If `owner` owns the memory, it must instead stay so as long
-    /// as `owner` lives. Memory that is paged on demand must stay only from the pager's answer to the end of the
-    /// access. If the process lands faults in [`GuardedCode`], or has a [`Copier`], the memory may go at any time. No
-    /// Rust reference to bytes of the memory may exist while a work request or a peer may write them.
+    /// The memory must stay mapped until [`remove`](Self::remove) has returned *and* every engine has forgotten the
+    /// key. If `access` allows writing, the memory must also stay writable. There are three exceptions:
+    ///
+    /// - If `owner` owns the memory, the memory must stay so as long as `owner` lives.
+    /// - Memory that is paged on demand must stay so only from the answer of the pager to the end of the access.
+    /// - If the process lands faults in [`GuardedCode`] or has a [`Copier`], the memory may disappear at any time.
+    ///
+    /// No Rust reference to bytes of the memory may exist while a work request or a peer may write these bytes.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]
     pub unsafe fn insert(
         &self,
@@ -380,8 +385,8 @@ impl RegionTable {
         })
     }
 
-    /// Enters a region without memory, for local use. Reads return zeros, and writes are lost. It accepts every
-    /// address. Returns `None` if the device is full.
+    /// Registers a region without memory, for local use. Reads return zeros, and writes are lost. The region accepts
+    /// every address. Returns `None` if the device already has its maximum number of regions.
     pub fn insert_null(&self, pd: PdId, random: impl FnMut() -> u32) -> Option<Arc<Region>> {
         self.enter(random, |key| Region {
             is_null: true,
@@ -400,17 +405,17 @@ impl RegionTable {
         Some(region)
     }
 
-    /// Puts other memory under the key of a region, so that its keys stay valid. Engines that cached the old region
-    /// reject it from now on.
+    /// Replaces the memory of a region and keeps its keys valid. Engines that cached the old region reject the old
+    /// region from now on.
     ///
     /// # Errors
     ///
-    /// The range is impossible or too long, no region has this key, or a memory window is bound to the region. Then
-    /// the region stays unchanged.
+    /// The range is invalid or too long, no region has this key, or a memory window is bound to the region. The region
+    /// then stays unchanged.
     ///
     /// # Safety
     ///
-    /// As for [`insert`](Self::insert). The old memory may go once every engine has forgotten the key.
+    /// As for [`insert`](Self::insert). The old memory may be unmapped after every engine has forgotten the key.
     pub unsafe fn replace(
         &self,
         key: u32,
@@ -434,7 +439,7 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// Removes a region. Engines that cached it reject it from now on.
+    /// Removes a region. Engines that cached the region reject its key from now on.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! A queue pair: its attributes, its queues, and its two halves.
+//! A queue pair: its attributes, its queues, its requester and its responder.
 //!
-//! The requester (`requester`) sends requests and takes responses; the responder (`responder`) takes requests and
-//! sends responses. `post` takes work requests from programs.
+//! The requester (`requester`) sends requests and handles responses. The responder (`responder`) handles requests and
+//! sends responses. `post` accepts work requests of programs.
 
 mod post;
 mod receives;
@@ -27,13 +27,13 @@ pub(crate) use receives::ReceiveRing;
 pub(crate) use requester::{Requester, Stop};
 pub(crate) use responder::{Acknowledgement, Responder};
 
-/// Source of receives.
+/// Queue from which messages take receives.
 pub(crate) enum ReceiveQueue {
     Own { ring: ReceiveRing, depth: usize, max_sges: usize },
     Shared(Arc<dyn ReceiveSource>),
 }
 
-/// Attributes that modify sets and query returns.
+/// Attributes that `modify_qp` sets and `query_qp` returns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: Access,
@@ -66,29 +66,30 @@ pub(crate) struct Qp {
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
     pub(crate) counters: QpCounters,
-    /// Index of the peer's window, from RTR on (RC).
+    /// Index of the destination with the window towards the peer. An RC queue pair has one from RTR on.
     pub(crate) destination: Option<usize>,
     pub(crate) path: Path,
-    /// Bytes of a frame outside the packet: Ethernet, IP and UDP headers and ICRC.
+    /// Bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.
     pub(crate) frame_overhead: u64,
-    /// Whether it is in the engine's ready list.
+    /// Whether the queue pair is in the ready list of the engine.
     pub(crate) queued: bool,
-    /// Whether answers went first the last time that only one packet could be sent.
+    /// Whether answers had the turn the last time that only one packet could be sent.
     pub(crate) answers_turn: bool,
-    /// Whether it waits for room in a window.
+    /// Whether the queue pair waits for room in a window.
     pub(crate) blocked: bool,
-    /// Whether it is in the engine's list of held acknowledgements.
+    /// Whether the queue pair is in the list of held acknowledgements of the engine.
     pub(crate) ack_held: bool,
-    /// Time of its current entry in the engine's timer list.
+    /// Deadline in the current entry of the queue pair in the timer list of the engine.
     pub(crate) timer_queued_ns: u64,
     /// Whether the communication-established event was raised.
     pub(crate) established: bool,
-    /// Options of its creation.
+    /// Options with which the queue pair was created.
     pub(crate) init: QpInit,
 }
 
 impl Qp {
-    /// Records why the requester stopped sending.
+    /// If the requester stopped for lack of room in a window, adds the queue pair to the waiting queue pairs of this
+    /// window.
     #[inline]
     pub(crate) fn note_stop(&mut self, core: &mut Commons, slot: u32, stop: Stop) {
         match stop {
@@ -106,7 +107,7 @@ impl Qp {
         }
     }
 
-    /// Takes the oldest receive and counts it as used by a message.
+    /// Removes and returns the oldest receive, and counts it as used by a message.
     #[inline]
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
         let wqe = self.try_receive()?;
@@ -114,7 +115,7 @@ impl Qp {
         Some(wqe)
     }
 
-    /// Takes the oldest receive for a message that may not fit into it.
+    /// Removes and returns the oldest receive for a message that may not fit into the receive.
     #[inline]
     pub(crate) fn try_receive(&mut self) -> Option<RecvWqe> {
         match &mut self.rq {
@@ -123,16 +124,16 @@ impl Qp {
         }
     }
 
-    /// Counts the receive of [`try_receive`](Self::try_receive) as used by its message.
+    /// Counts the receive that [`try_receive`](Self::try_receive) returned as used by its message.
     pub(crate) fn used_receive(&self) {
         if let ReceiveQueue::Shared(source) = &self.rq {
             source.used();
         }
     }
 
-    /// Returns a receive to its queue for the next message, since the message that took it is dropped (IBTA Vol 1,
-    /// 9.9.3, class D). This includes receives of a shared receive queue. Class E would complete them with an error,
-    /// but then any sender that knows a Q_Key could use up the receives of all queue pairs.
+    /// Returns a receive to its queue for the next message, since the message that took the receive is dropped (IBTA
+    /// Vol 1, 9.9.3, class D). Receives of a shared receive queue are returned too. Class E of IBTA would complete them
+    /// with an error. But then any sender that knows a Q_Key could use up the receives of all queue pairs.
     pub(crate) fn give_back_receive(&mut self, wqe: RecvWqe) {
         match &mut self.rq {
             ReceiveQueue::Own { ring, .. } => ring.give_back(wqe),
@@ -140,20 +141,20 @@ impl Qp {
         }
     }
 
-    /// Abandons the message that is being received and returns its receive. So a shared receive queue loses no
-    /// receive when a queue pair is destroyed or reset.
+    /// Abandons the message that is being received and returns its receive to the queue. A shared receive queue
+    /// therefore loses no receive when a queue pair is destroyed or reset.
     pub(crate) fn return_receive(&mut self) {
         if let Some(wqe) = self.resp.abandon_receive() {
             self.give_back_receive(wqe);
         }
     }
 
-    /// Returns whether this state accepts requests from the peer.
+    /// Returns whether the queue pair accepts requests of the peer in its current state.
     pub(crate) fn responds(&self) -> bool {
         matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SqDrain | QpState::SqError)
     }
 
-    /// Returns whether this state sends requests and takes responses.
+    /// Returns whether the queue pair sends requests and handles responses in its current state.
     pub(crate) fn requests(&self) -> bool {
         matches!(self.state, QpState::ReadyToSend | QpState::SqDrain)
     }
@@ -217,7 +218,8 @@ impl Qp {
     }
 
     pub(crate) fn flush_sends(&mut self, core: &mut Commons) {
-        // Unacknowledged sends are done once they are sent, even if the driver has not reported their departure.
+        // Sends without acknowledgements (UC, UD) are done after their transmission, even if the driver has not
+        // reported their departure.
         self.sends_departed(core, u64::MAX);
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.pop();
@@ -234,7 +236,8 @@ impl Qp {
         }
     }
 
-    /// Returns to the state after creation. Posted work requests vanish without completions.
+    /// Puts the queue pair into the state that it had after its creation. Posted work requests disappear without
+    /// completions.
     pub(crate) fn reset(&mut self, core: &mut Commons) {
         self.release_in_flight(core);
         self.say_farewell(core);
@@ -270,7 +273,7 @@ impl Qp {
         s.min_rnr_timer = set.min_rnr_timer.unwrap_or(s.min_rnr_timer);
         s.receive_psn = set.receive_psn.unwrap_or(s.receive_psn);
         s.send_psn = set.send_psn.unwrap_or(s.send_psn);
-        // Each move to SQD requests the event anew.
+        // A move to another state without `sqd_notify` clears an earlier request for the event.
         s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify && to == from);
         if set.address.is_some() {
             self.path.destination = s.peer.destination;
@@ -296,7 +299,7 @@ impl Qp {
         }
     }
 
-    /// Raises the drained event once all started requests are done (IBTA Vol 1, 10.3.1.5).
+    /// Raises the event `SqDrained` once all started requests are done (IBTA Vol 1, 10.3.1.5).
     pub(crate) fn report_drained(&mut self, core: &mut Commons) {
         if self.state == QpState::SqDrain
             && self.settings.sqd_notify
@@ -309,7 +312,7 @@ impl Qp {
     }
 }
 
-/// Returns a base transport header with common values: the default partition, the primary path, no congestion marks.
+/// Returns a BTH with common values: default partition, primary path, and no congestion marks.
 #[inline]
 fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
     BthRepr {

@@ -1,6 +1,6 @@
 //! Shared receive queues.
 //!
-//! In `tests/shared.rs` a model checker explores all interleavings of the threads that use a queue.
+//! In `tests/shared.rs`, a model checker explores all interleavings of the threads that use a shared receive queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use super::sync::{ArrayQueue, AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::work::RecvWqe;
 use doorbell_verbs_core::{AsyncEvent, EventQueue, PdId, PostErrorKind};
 
-/// Source of the receives that queue pairs share.
+/// Queue from which several queue pairs take receives.
 pub trait ReceiveSource: Send + Sync {
-    /// Takes the oldest receive.
+    /// Removes and returns the oldest receive.
     fn take(&self) -> Option<RecvWqe>;
 
-    /// Returns a receive that a message took and did not use.
+    /// Returns a receive to the queue after a message has taken and not used it.
     fn give_back(&self, wqe: RecvWqe);
 
-    /// Stops counting a receive that was taken, since a message uses it.
+    /// Removes a taken receive from the count of the queue, since a message uses the receive.
     fn used(&self);
 }
 
-/// A shared receive queue. Several threads fill it, and every engine takes from it.
+/// A shared receive queue. Several threads post to it, and every engine takes receives from it.
 pub struct SharedReceiveQueue {
     id: u32,
     pd: PdId,
     max_sges: usize,
     posted: ArrayQueue<RecvWqe>,
-    /// Number of the newest receives whose doorbell was not rung.
+    /// Number of receives whose doorbell was not rung. They are the newest receives.
     unrung: AtomicUsize,
-    /// Receives of dropped messages, which precede the posted ones: at most one per queue pair. The lock is taken
-    /// only if there are any.
+    /// Receives of dropped messages, at most one per queue pair. Messages take them before the posted receives. A
+    /// thread takes the lock only if there are such receives.
     returned: Mutex<VecDeque<RecvWqe>>,
     returned_len: AtomicUsize,
-    /// Number of remaining receives below which the limit event is raised; 0 means disarmed. A program writes the
-    /// limit and then reads the length; an engine lowers the length and then reads the limit. One of the two must see
-    /// the change of the other, so these accesses have one order (`SeqCst`).
+    /// Number of remaining receives below which the device raises the limit event; 0 means disarmed. A program writes
+    /// the limit and then reads the length. An engine lowers the length and then reads the limit. At least one of the
+    /// two threads must see the change of the other, so all these accesses are `SeqCst`.
     limit: AtomicUsize,
-    /// Whether the queue was destroyed. Its number may be reused, so it raises no more events.
+    /// Whether the queue was destroyed. A destroyed queue raises no event, since another queue may have its number.
     retired: AtomicBool,
     events: Arc<EventQueue>,
 }
@@ -66,7 +66,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Returns the number that the queue's events carry.
+    /// Returns the number of the queue, which its events carry.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -81,13 +81,13 @@ impl SharedReceiveQueue {
         self.posted.capacity()
     }
 
-    /// Returns the number of receives that wait for messages. It exceeds the depth only if the program posted into
-    /// the room of receives that were returned later.
+    /// Returns the number of receives that no message has taken. The number exceeds the depth only if a taken receive
+    /// was returned after the program had posted another receive in its room.
     pub fn len(&self) -> usize {
         self.posted.len() + self.returned_len.load(Ordering::SeqCst)
     }
 
-    /// Returns whether no receive waits.
+    /// Returns whether the queue holds no receive.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -108,7 +108,7 @@ impl SharedReceiveQueue {
         self.check_limit();
     }
 
-    /// Posts one receive; the caller has checked its memory.
+    /// Posts one receive, whose memory the caller has checked.
     pub(crate) fn push(&self, wqe: RecvWqe, unrung: bool) -> Result<(), PostErrorKind> {
         let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: self.depth() };
         if self.len() >= self.depth() {
@@ -120,7 +120,7 @@ impl SharedReceiveQueue {
         self.posted.push(wqe).map_err(|_| full)
     }
 
-    /// Makes the given number of posted receives visible to the device.
+    /// Makes the oldest `receives` hidden receives visible to the device.
     pub(crate) fn ring(&self, receives: usize) {
         let rung = |unrung: usize| Some(unrung.saturating_sub(receives));
         let _ = self.unrung.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rung);

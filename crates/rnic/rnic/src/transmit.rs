@@ -1,7 +1,8 @@
 //! Packets that an RNIC hands to its driver, laid out as *runs*.
 //!
-//! A run is a row of equal-sized packets to one destination, of which only the last may be shorter. A UDP driver
-//! hands a run to the kernel as one segmented send. Only so can it send millions of small packets a second.
+//! A run is a sequence of packets to one destination. All packets have the same size, but the last may be shorter. A
+//! UDP driver passes a run to the kernel as one segmented send, which lets it send millions of small packets per
+//! second.
 
 use core::net::IpAddr;
 
@@ -9,16 +10,16 @@ use doorbell_wire::{Opcode, Qpn};
 
 use crate::engine::EngineId;
 
-/// Maximum packets in one run: the limit of Linux for one segmented send (`UDP_MAX_SEGMENTS`).
+/// Maximum number of packets in a run: the limit of Linux for one segmented send (`UDP_MAX_SEGMENTS`).
 pub const MAX_RUN_PACKETS: usize = 64;
 
-/// Maximum bytes in one run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
+/// Maximum bytes of a run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
 pub const MAX_RUN_BYTES: usize = 65_507;
 
 /// Destination of a packet and values of its outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The engine that sends.
+    /// Engine that sends the packet.
     pub engine: EngineId,
     /// The address of the destination device.
     pub destination: IpAddr,
@@ -28,37 +29,37 @@ pub struct Path {
     pub hop_limit: u8,
 }
 
-/// Facts about a packet beside its bytes. A simulator derives the times of its events from them.
+/// Properties of a packet apart from its bytes. A simulator derives the times of its events from these properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransmitInfo {
-    /// The queue pair that sends.
+    /// Queue pair that sends the packet.
     pub qpn: Qpn,
     /// The opcode.
     pub opcode: Opcode,
-    /// The work request that the packet belongs to; `None` for packets of a responder.
+    /// Index of the work request that the packet belongs to; `None` for packets of a responder.
     pub work_request: Option<u64>,
-    /// First packet of its message.
+    /// Whether the packet is the first of its message.
     pub first: bool,
-    /// Last packet of its message.
+    /// Whether the packet is the last of its message.
     pub last: bool,
-    /// The payload came from the work request itself, not from registered memory.
+    /// Whether the payload is inline data of the work request, not registered memory.
     pub inline: bool,
-    /// The packet was sent before.
+    /// Whether the packet is a retransmission.
     pub retransmission: bool,
     /// Payload bytes, without padding.
     pub payload_bytes: u32,
 }
 
-/// A row of equal-sized packets to one destination; the last may be shorter.
+/// Sequence of packets to one destination. All packets have the same size, but the last may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Path of all packets.
     pub path: Path,
     /// Offset of the first packet in the batch's bytes.
     pub start: usize,
-    /// Bytes of each packet but the last, trailer included.
+    /// Bytes of each packet except the last, with trailer.
     pub segment_bytes: usize,
-    /// Bytes of all packets, trailers included.
+    /// Bytes of all packets, with trailers.
     pub total_bytes: usize,
     /// Index of the first packet in [`TransmitBatch::infos`].
     pub first_packet: usize,
@@ -68,17 +69,17 @@ pub struct Run {
 }
 
 impl Run {
-    /// Returns the byte ranges of the packets, in order, relative to the batch's bytes.
+    /// Returns the range of each packet in the bytes of the batch, in order.
     pub fn segments(&self) -> impl Iterator<Item = core::ops::Range<usize>> + use<> {
         let (start, end, segment) = (self.start, self.start + self.total_bytes, self.segment_bytes);
         (start..end).step_by(segment).map(move |at| at..(at + segment).min(end))
     }
 }
 
-/// Outgoing packets, in one buffer that is reused.
+/// Outgoing packets, in one buffer that [`clear`](Self::clear) keeps for the next packets.
 ///
-/// After each packet lie [`trailer_bytes`](Self::trailer_bytes) that belong to the encapsulation: over UDP the driver
-/// seals the ICRC into them in place.
+/// After each packet, the buffer has [`trailer_bytes`](Self::trailer_bytes) for the driver. Over UDP, the driver writes
+/// the ICRC there.
 #[derive(Debug)]
 pub struct TransmitBatch {
     bytes: Box<[u8]>,
@@ -120,7 +121,7 @@ impl TransmitBatch {
         &self.runs
     }
 
-    /// Returns the facts about each packet, in order.
+    /// Returns the properties of each packet, in order.
     pub fn infos(&self) -> &[TransmitInfo] {
         &self.infos
     }
@@ -130,22 +131,22 @@ impl TransmitBatch {
         &self.bytes[..self.used]
     }
 
-    /// Returns the bytes of all packets with their trailers, for sealing in place.
+    /// Returns the bytes of all packets with their trailers, so that the driver can write the trailers.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.used]
     }
 
-    /// Returns the runs and the bytes that they describe, for sealing in place.
+    /// Returns the runs and the bytes that the runs describe, so that the driver can write the trailers.
     pub fn runs_and_bytes_mut(&mut self) -> (&[Run], &mut [u8]) {
         (&self.runs, &mut self.bytes[..self.used])
     }
 
-    /// Returns the number of bytes after each packet that belong to the encapsulation.
+    /// Returns the number of bytes after each packet that are for the driver.
     pub fn trailer_bytes(&self) -> usize {
         self.trailer_bytes
     }
 
-    /// Returns whether a packet of `len` bytes fits.
+    /// Returns whether the batch has room for a packet of `len` bytes.
     pub fn has_room(&self, len: usize) -> bool {
         self.used + len + self.trailer_bytes <= self.limit
     }
@@ -155,23 +156,23 @@ impl TransmitBatch {
         self.limit = self.used.saturating_add(bytes).min(self.bytes.len());
     }
 
-    /// Adds a packet of `len` bytes (BTH to padding) and returns its place in the buffer. The place holds arbitrary
-    /// old bytes: the caller must write all of it.
+    /// Adds a packet of `len` bytes (BTH to padding) and returns its place in the buffer. The place holds arbitrary old
+    /// bytes, so the caller must write all of them.
     ///
     /// # Panics
     ///
-    /// If there is no room: check [`has_room`](Self::has_room) first.
+    /// If the batch has no room for the packet: check [`has_room`](Self::has_room) first.
     #[inline(always)]
     pub fn push(&mut self, path: &Path, len: usize, info: TransmitInfo) -> &mut [u8] {
         let start = self.used;
         self.extend_runs(path, len + self.trailer_bytes);
-        // Push the value here, where it stays. A copy of a value that was just written in pieces would wait for these
-        // writes.
+        // Write the value directly into its final place. The CPU would delay a copy of a value that was just written in
+        // pieces, until the writes are done.
         self.infos.push(info);
         &mut self.bytes[start..start + len]
     }
 
-    /// Adds a packet of `segment` bytes, trailer included, to the last run, or to a new one.
+    /// Adds a packet of `segment` bytes, with trailer, to the last run or to a new run.
     #[inline]
     fn extend_runs(&mut self, path: &Path, segment: usize) {
         let start = self.used;
@@ -204,12 +205,12 @@ impl TransmitBatch {
         }
     }
 
-    /// Removes the packet that was pushed last, because it could not be filled.
+    /// Removes the packet that was added last, because the caller could not write its payload.
     pub(crate) fn retract(&mut self, len: usize) {
         let segment = len + self.trailer_bytes;
         self.used -= segment;
         self.infos.pop();
-        let run = self.runs.last_mut().expect("a packet was pushed");
+        let run = self.runs.last_mut().expect("the batch must hold a packet");
         run.packets -= 1;
         run.total_bytes -= segment;
         run.open = true;
@@ -222,14 +223,14 @@ impl TransmitBatch {
 /// Limits of one call of `poll_transmit`.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Maximum packets.
+    /// Maximum number of packets.
     pub packets: usize,
-    /// Maximum bytes, trailers included.
+    /// Maximum bytes, with trailers.
     pub bytes: usize,
 }
 
 impl Budget {
-    /// Limited only by the room of the batch.
+    /// Budget without limits. Only the room in the batch limits the call.
     pub const UNLIMITED: Budget = Budget { packets: usize::MAX, bytes: usize::MAX };
 }
 

@@ -1,4 +1,4 @@
-//! The queues that hold work requests.
+//! Work requests in queues, and the send queue.
 
 use doorbell_verbs_core::{
     MAX_MESSAGE_BYTES, Payload, PdId, RecvRequest, SendFlags, SendOperation, Sge, UdDestination,
@@ -6,7 +6,7 @@ use doorbell_verbs_core::{
 use doorbell_wire::Psn;
 use smallvec::SmallVec;
 
-/// A send work request as the queue holds it.
+/// A send work request in the send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWqe {
     pub(crate) wr_id: u64,
@@ -15,11 +15,12 @@ pub(crate) struct SendWqe {
     pub(crate) inline: bool,
     pub(crate) sges: u8,
     pub(crate) length: u32,
-    /// Sequence numbers of the request: request packets, or response packets of a READ; 0 for a local operation.
+    /// Number of packet sequence numbers that the request takes: its packets, or for a READ the packets of the
+    /// response; 0 for a local operation.
     pub(crate) packets: u32,
-    /// Valid once the first packet was sent.
+    /// Sequence number of the first packet. The field is valid once the first packet was sent.
     pub(crate) first_psn: Psn,
-    /// READ: response packets that arrived.
+    /// Number of response packets of a READ that have arrived.
     pub(crate) received: u32,
 }
 
@@ -38,10 +39,10 @@ impl SendWqe {
     };
 }
 
-/// The send queue: a ring with exactly the requested number of places.
+/// The send queue: a ring with exactly as many places as the program has requested.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// Only entries between `head` and `tail` are valid.
+    /// Places of the ring. Only the places from `head` to before `tail` hold requests.
     wqes: Box<[SendWqe]>,
     mask: usize,
     depth: usize,
@@ -50,11 +51,11 @@ pub(crate) struct SendQueue {
     inline: Box<[u8]>,
     pub(crate) max_inline: usize,
     destinations: Box<[Option<UdDestination>]>,
-    /// The oldest request that is not done.
+    /// Index of the oldest request that is not done.
     pub(crate) head: u64,
     /// Index of the next request to be posted.
     pub(crate) tail: u64,
-    /// The doorbell index: the device knows of the requests below.
+    /// Doorbell index: the device sees only the requests below this index.
     pub(crate) rung: u64,
 }
 
@@ -112,7 +113,7 @@ impl SendQueue {
         self.tail += 1;
     }
 
-    /// Removes the requests that were pushed last.
+    /// Removes the `count` newest requests.
     pub(crate) fn take_back(&mut self, count: usize) {
         debug_assert!(count <= self.len());
         self.tail -= count as u64;
@@ -148,20 +149,20 @@ impl SendQueue {
         self.destinations.get(self.slot(index)).copied().flatten()
     }
 
-    /// Takes the oldest request.
+    /// Removes and returns the oldest request.
     #[inline]
     pub(crate) fn pop(&mut self) -> SendWqe {
-        assert!(self.head < self.tail, "there is a request");
+        assert!(self.head < self.tail, "the send queue must hold a request");
         let slot = self.slot(self.head);
         self.head += 1;
         self.wqes[slot]
     }
 }
 
-/// Scatter-gather elements of a receive. More than two are kept on the heap.
+/// Scatter-gather elements of a receive. More than two elements are stored on the heap.
 pub(crate) type SgeList = SmallVec<[Sge; 2]>;
 
-/// A receive work request as a queue holds it.
+/// A receive work request in a receive queue.
 #[derive(Clone, Debug)]
 pub struct RecvWqe {
     pub(crate) wr_id: u64,
@@ -189,7 +190,7 @@ impl RecvWqe {
     pub(crate) fn fill(&mut self, pd: PdId, request: &RecvRequest<'_>) {
         self.wr_id = request.wr_id;
         self.pd = pd;
-        // No message is longer, even if the receive has more room (IBTA Vol 1, 9.4.1).
+        // Limit the length to that of the longest message, even if the receive has more room (IBTA Vol 1, 9.4.1).
         self.length = request.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>().min(MAX_MESSAGE_BYTES);
         self.sges.clear();
         match request.sges {

@@ -9,24 +9,27 @@ use super::LIMITS;
 use super::Rnic;
 use crate::memory::Packet;
 
-/// Destination queue pair number of datagrams to a group (IBTA Vol 1, 9.2.6).
+/// Destination QPN of datagrams to a multicast group (IBTA Vol 1, 9.2.6).
 pub(super) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
 
 impl Rnic {
-    /// Attaches a UD queue pair to a multicast group. Repeated calls attach it once. Returns true for the first queue
-    /// pair of the group: then the link must join the group.
+    /// Attaches a UD queue pair to a multicast group. Attaching a queue pair again changes nothing. Returns true if the
+    /// queue pair is the first of the group: then the link must join the group.
     ///
     /// # Errors
     ///
-    /// There is no such queue pair, it is not UD, `group` is no multicast address of the device's address family, or
-    /// the device has no more groups.
+    /// There is no such queue pair, or the queue pair is not UD. Or `group` is no multicast address of the device's
+    /// address family, or the device already has its maximum number of groups.
     pub fn attach(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, ObjectError> {
         let slot = self.slot(qpn).ok_or(ObjectError::Unknown("queue pair"))?;
         if self.qps[slot as usize].kind != QpKind::Ud {
-            return Err(ObjectError::Group { group, why: "only UD queue pairs are attached to groups" });
+            return Err(ObjectError::Group { group, why: "only UD queue pairs can be attached" });
         }
         if !group.is_multicast() || group.is_ipv4() != self.config.address.is_ipv4() {
-            return Err(ObjectError::Group { group, why: "it is no multicast address of the device's family" });
+            return Err(ObjectError::Group {
+                group,
+                why: "it must be a multicast address of the device's address family",
+            });
         }
         let is_first = !self.groups.contains_key(&group);
         if is_first && self.groups.len() >= LIMITS.max_groups {
@@ -39,14 +42,15 @@ impl Rnic {
         Ok(is_first)
     }
 
-    /// Detaches a queue pair from a group. Returns true for the last queue pair: then the link may leave the group.
+    /// Detaches a queue pair from a multicast group. Returns true if the group has no queue pair left: then the link
+    /// may leave the group.
     ///
     /// # Errors
     ///
-    /// There is no such queue pair, or it is not attached to the group.
+    /// There is no such queue pair, or the queue pair is not attached to the group.
     pub fn detach(&mut self, qpn: Qpn, group: IpAddr) -> Result<bool, ObjectError> {
         let slot = self.slot(qpn).ok_or(ObjectError::Unknown("queue pair"))?;
-        let unknown = ObjectError::Group { group, why: "the queue pair is not attached to it" };
+        let unknown = ObjectError::Group { group, why: "the queue pair is not attached to this group" };
         let attached = self.groups.get_mut(&group).ok_or(unknown)?;
         let index = attached.iter().position(|&other| other == slot).ok_or(unknown)?;
         attached.swap_remove(index);
@@ -65,7 +69,8 @@ impl Rnic {
         });
     }
 
-    /// Takes a packet to a group: each attached queue pair gets it, including the one that sent it.
+    /// Handles a packet to a multicast group. Each attached queue pair gets the packet, including the queue pair that
+    /// sent it.
     pub(super) fn handle_multicast(&mut self, outer: &Outer, bth: BthRepr, rest: Packet<'_>) {
         let attached = match self.groups.get(&outer.dst) {
             Some(attached) if bth.dest_qpn == MULTICAST_QPN => attached.clone(),

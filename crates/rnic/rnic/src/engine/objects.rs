@@ -21,12 +21,12 @@ use crate::shared::{ReceiveSource, SharedReceiveQueue};
 use crate::transmit::Path;
 use crate::work::SendQueue;
 
-/// Rejects a region without bytes, as the kernel does for every RNIC: it has no page to pin.
+/// Rejects a region without bytes, as the kernel does for every RNIC, since such a region has no page to pin.
 fn expect_bytes(length: usize) -> Result<(), ObjectError> {
     check_range("the length of a memory region", length, 1, usize::MAX)
 }
 
-/// Objects.
+/// Creation, modification and destruction of objects.
 impl Rnic {
     /// Creates a protection domain.
     pub fn create_pd(&mut self) -> PdId {
@@ -37,8 +37,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, or it is still used by a queue pair, a shared receive queue, a memory region
-    /// or a memory window.
+    /// There is no such protection domain, or a queue pair, a shared receive queue, a memory region or a memory window
+    /// still uses the protection domain.
     pub fn destroy_pd(&mut self, pd: PdId) -> Result<(), ObjectError> {
         self.check_pd(pd)?;
         let users = if self.qps.iter().any(|(_, qp)| qp.pd == pd) {
@@ -67,14 +67,14 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, the region has no bytes, is longer than the device allows or goes beyond the
-    /// last address, or the device has no more regions.
+    /// There is no such protection domain, or the device already has its maximum number of regions. Or the region has
+    /// no bytes, is longer than the device allows, or goes beyond the last address.
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, and writable if `access` allows writing, until [`deregister`](Self::deregister)
-    /// returns. If `owner` owns the memory, it must instead stay so as long as `owner` lives. No Rust reference may
-    /// exist to bytes of it that a work request or a peer may write.
+    /// The memory must stay mapped until [`deregister`](Self::deregister) returns, and also writable if `access` allows
+    /// writing. If `owner` owns the memory, the memory must instead stay so as long as `owner` lives. No Rust reference
+    /// may exist to bytes of the memory that a work request or a peer may write.
     pub unsafe fn register(
         &mut self,
         pd: PdId,
@@ -84,11 +84,11 @@ impl Rnic {
         access: Access,
         owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
     ) -> Result<Arc<Region>, ObjectError> {
-        // SAFETY: passed on to our caller.
+        // SAFETY: the caller of this function keeps the promise.
         unsafe { self.register_paged(pd, base, length, address, access, owner, None) }
     }
 
-    /// Registers memory with its own pager, which the device calls before each access to it.
+    /// Registers memory with its own pager, which the device calls before each access to the memory.
     ///
     /// # Errors
     ///
@@ -111,30 +111,30 @@ impl Rnic {
         self.check_pd(pd)?;
         expect_bytes(length)?;
         let rng = &mut self.key_rng;
-        // SAFETY: passed on to our caller.
+        // SAFETY: the caller of this function keeps the promise.
         unsafe { self.regions.insert(pd, base, length, address, access, owner, pager, || rng.next_u32()) }
             .ok_or(ObjectError::Region { address, length })
     }
 
-    /// Registers a region without memory, for local use. Reads return zeros, and writes are lost. It accepts every
-    /// address.
+    /// Registers a region without memory, for local use. Reads return zeros, and writes are lost. The region accepts
+    /// every address.
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, or the device has no more regions.
+    /// There is no such protection domain, or the device already has its maximum number of regions.
     pub fn register_null(&mut self, pd: PdId) -> Result<Arc<Region>, ObjectError> {
         self.check_pd(pd)?;
         let rng = &mut self.key_rng;
         self.regions.insert_null(pd, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory regions"))
     }
 
-    /// Registers a region anew, with other memory, rights or protection domain. Its keys stay valid. IBTA Vol 1,
-    /// 11.2.8.5 leaves that open, but programs expect it.
+    /// Registers a region anew, with other memory, rights or protection domain. The keys of the region stay valid. IBTA
+    /// Vol 1, 11.2.8.5 leaves open whether the keys change, but programs expect that they do not.
     ///
     /// # Errors
     ///
     /// There is no such protection domain or region, or a memory window is bound to the region. Or the new region has
-    /// no bytes, is longer than the device allows or goes beyond the last address. Then the old region stays
+    /// no bytes, is longer than the device allows, or goes beyond the last address. The old region then stays
     /// unchanged.
     ///
     /// # Safety
@@ -152,26 +152,29 @@ impl Rnic {
         self.check_pd(pd)?;
         expect_bytes(length)?;
         let key = region.lkey().0;
-        // SAFETY: passed on to our caller; the engine forgets the old region before this returns.
+        // SAFETY: the caller of this function keeps the promise. The engine forgets the old region before this function
+        // returns.
         let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
         self.core.memory.forget_gone();
         renewed
     }
 
-    /// Sets whether the acknowledgement of a receive may wait for the program's answer after the program has answered
-    /// enough receives (the default). Otherwise it always leaves before the completion is visible.
+    /// Sets whether the acknowledgement of a receive may wait for the answer of the program. By default it may, after
+    /// the program has answered enough earlier receives. Otherwise the acknowledgement always leaves before the
+    /// completion is visible.
     pub fn let_acks_wait(&mut self, may_wait: bool) {
         self.core.acks_may_wait = may_wait;
     }
 
-    /// Makes the device check scatter-gather elements when it uses them. Bad ones then end their work request with an
-    /// error completion, as on other RNICs. By default posting rejects them.
+    /// Makes the device check scatter-gather elements when it uses them. An invalid element then ends its work request
+    /// with an error completion, as on other RNICs. By default, the device checks elements and rejects invalid ones
+    /// when a work request is posted.
     pub fn check_elements_late(&mut self) {
         self.core.memory.checks_late = true;
     }
 
-    /// Sets the pager of regions registered with [`Access::ON_DEMAND`] from now on. Without a pager they behave like
-    /// all other regions.
+    /// Sets the pager of regions that are registered with [`Access::ON_DEMAND`] from now on. Without a pager, such
+    /// regions behave like all other regions.
     pub fn page_with(&mut self, pager: Arc<dyn Pager>) {
         self.regions.page_with(pager);
     }
@@ -191,19 +194,19 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, or the device has no more memory windows.
+    /// There is no such protection domain, or the device already has its maximum number of memory windows.
     pub fn create_window(&mut self, pd: PdId, kind: WindowKind) -> Result<RKey, ObjectError> {
         self.check_pd(pd)?;
         let rng = &mut self.key_rng;
         self.regions.insert_window(pd, kind, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory windows"))
     }
 
-    /// Destroys a memory window, given any key that it had. No peer reaches memory through it after this call
-    /// returns.
+    /// Destroys a memory window. `rkey` is the current key of the window or an earlier one. After this call returns, no
+    /// peer reaches memory through the window.
     ///
     /// # Errors
     ///
-    /// No memory window has such a key.
+    /// No memory window has or had this key.
     pub fn destroy_window(&mut self, rkey: RKey) -> Result<(), ObjectError> {
         self.regions.remove_window(rkey)?;
         self.core.memory.forget_gone();
@@ -214,7 +217,7 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// `depth` is 0 or more than [`LIMITS`] allow, or the device has no more completion queues.
+    /// `depth` is 0 or more than [`LIMITS`] allow, or the device already has its maximum number of completion queues.
     pub fn create_cq(
         &mut self,
         depth: usize,
@@ -223,7 +226,7 @@ impl Rnic {
         self.enter_cq(depth, |depth| CompletionQueue::new(depth, notifier))
     }
 
-    /// Creates a completion queue with an `observer` that is called for all new completions.
+    /// Creates a completion queue that calls `observer` for all new completions.
     ///
     /// # Errors
     ///
@@ -254,7 +257,7 @@ impl Rnic {
         Ok((CqId(id), queue))
     }
 
-    /// Returns the queue itself, for reaping without the RNIC.
+    /// Returns the completion queue itself, from which a program reaps without access to the RNIC.
     pub fn completion_queue(&self, cq: CqId) -> Option<&Arc<CompletionQueue>> {
         self.cqs.get(cq.0 as usize).map(|cq| &cq.queue)
     }
@@ -263,8 +266,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such completion queue, `depth` is 0 or more than [`LIMITS`] allow, or more completions wait to be
-    /// reaped. Then nothing changes.
+    /// There is no such completion queue, `depth` is 0 or more than [`LIMITS`] allow, or the queue holds more than
+    /// `depth` completions. The queue then stays unchanged.
     pub fn resize_cq(&mut self, cq: CqId, depth: usize) -> Result<(), ObjectError> {
         let queue = self.completion_queue(cq).ok_or(ObjectError::Unknown("completion queue"))?;
         check_range("the completion queue's depth", depth, 1, LIMITS.max_cq_depth)?;
@@ -299,7 +302,7 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// The errors of [`CompletionQueue::poll`]. A nonexistent queue is no error: the call reaps nothing.
+    /// The errors of [`CompletionQueue::poll`]. If there is no such queue, the call reaps nothing and returns no error.
     pub fn poll_cq(&self, cq: CqId, out: &mut [Completion]) -> Result<usize, Overrun> {
         self.cqs.get(cq.0 as usize).map_or(Ok(0), |cq| cq.queue.poll(out))
     }
@@ -308,8 +311,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain; `depth` or `max_sges` is 0 or more than [`LIMITS`] allow; or the device has
-    /// no more shared receive queues.
+    /// There is no such protection domain, `depth` or `max_sges` is 0 or more than [`LIMITS`] allow, or the device
+    /// already has its maximum number of shared receive queues.
     pub fn create_srq(
         &mut self,
         pd: PdId,
@@ -348,8 +351,9 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, completion queue or shared receive queue. The shared receive queue belongs
-    /// to another protection domain. A capacity is more than [`LIMITS`] allow. The device has no more queue pairs.
+    /// There is no such protection domain, completion queue or shared receive queue. Or the shared receive queue
+    /// belongs to another protection domain, a capacity is more than [`LIMITS`] allow, or the device already has its
+    /// maximum number of queue pairs.
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, ObjectError> {
         let c = init.capacities;
         self.check_pd(init.pd)?;
@@ -437,7 +441,7 @@ impl Rnic {
         Ok(qpn)
     }
 
-    /// Destroys a queue pair, and with it its completions that were not reaped.
+    /// Destroys a queue pair and its completions that the program has not reaped.
     ///
     /// # Errors
     ///
@@ -460,7 +464,7 @@ impl Rnic {
         self.wake(next);
         self.core.events.purge(EventSource::Qp(qpn));
         self.core.purge(qpn);
-        self.regions.unbind_windows_of(qpn); // a queue pair that gets the number has other peers
+        self.regions.unbind_windows_of(qpn); // a later queue pair may get the same number, but has other peers
         let init = qp.init;
         for cq in [init.send_cq, init.recv_cq] {
             let cq = &mut self.cqs[cq.0 as usize];
@@ -473,7 +477,7 @@ impl Rnic {
         Ok(())
     }
 
-    /// Removes the old completions of a queue pair that is reset.
+    /// Removes the completions of a queue pair that is reset.
     fn purge_completions(&mut self, slot: u32) {
         let qp = &self.qps[slot as usize];
         self.core.purge(qp.qpn);
@@ -482,7 +486,7 @@ impl Rnic {
         }
     }
 
-    /// Removes a queue pair without packets in flight from the users of a destination.
+    /// Removes a queue pair from the users of a destination. The queue pair has no packets in flight.
     fn leave_destination(&mut self, index: usize, slot: u32) {
         let destination = &mut self.core.destinations[index];
         destination.window.forget(slot);
@@ -510,8 +514,9 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such queue pair, or [`check_transition`] rejects the modification. The path MTU is larger than the
-    /// device's active MTU. The peer's address is of another family than the device's. Then nothing changes.
+    /// There is no such queue pair, or [`check_transition`] rejects the modification. Or the path MTU is larger than
+    /// the active MTU of the device, or the address of the peer is of another family than the address of the device.
+    /// The queue pair then stays unchanged.
     pub fn modify_qp(&mut self, qpn: Qpn, attributes: &QpAttributes) -> Result<(), ModifyError> {
         let slot = *self.by_number.get(&qpn.get()).ok_or(ModifyError::UnknownQp(qpn))?;
         let qp = &self.qps[slot as usize];
@@ -533,7 +538,7 @@ impl Rnic {
         };
         let qp = &mut self.qps[slot as usize];
         if joins.is_some() || to == QpState::Reset {
-            // Refund the bytes in flight to the window that they were charged to.
+            // Remove the bytes in flight from the window to which they were charged.
             qp.rewind(&mut self.core);
             qp.blocked = false;
             self.core.inbound.forget(slot);

@@ -1,4 +1,5 @@
-//! Packets of single queue pairs, and doorbells of posts: for a driver that decides when each happens.
+//! Sending of packets per queue pair, and doorbells of posts, for a driver that decides when each packet leaves and
+//! when the device learns of each post.
 
 use doorbell_verbs_core::SrqId;
 use doorbell_wire::Qpn;
@@ -7,7 +8,7 @@ use super::Rnic;
 use crate::qp::{ReceiveQueue, Stop};
 use crate::transmit::{Budget, Filter, TransmitBatch};
 
-/// One of the two streams of packets of a queue pair.
+/// Stream of packets of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Packets of the queue pair's own work requests.
@@ -16,28 +17,28 @@ pub enum Part {
     Answers,
 }
 
-/// A queue pair with something to send.
+/// Queue pair that has packets to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// Number of the queue pair.
     pub qpn: Qpn,
-    /// Whether it has requests.
+    /// Whether the queue pair has requests to send.
     pub requests: bool,
-    /// Whether it has answers.
+    /// Whether the queue pair has answers to send.
     pub answers: bool,
 }
 
-/// Result of one pull.
+/// Result of [`Rnic::pull`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Packets that were added to the batch.
+    /// Number of packets that the call added to the batch.
     pub packets: usize,
-    /// Whether more of this part could be sent now.
+    /// Whether the queue pair could send more packets of this part now.
     pub more: bool,
 }
 
-/// Doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and packets of one queue
-/// pair at a time, in place of [`poll_transmit`](Rnic::poll_transmit).
+/// Doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and sending per queue pair
+/// in place of [`poll_transmit`](Rnic::poll_transmit).
 impl Rnic {
     /// Returns the doorbell index that covers every posted send: the number of sends posted since the creation of the
     /// queue pair.
@@ -45,13 +46,14 @@ impl Rnic {
         self.slot(qpn).map_or(0, |slot| self.qps[slot as usize].sq.tail)
     }
 
-    /// Returns the index of the work request that a queue pair sends from next, and the packet within it.
+    /// Returns the index of the work request that the queue pair sends next, and the index of the next packet within
+    /// this work request.
     pub fn next_send(&self, qpn: Qpn) -> Option<(u64, u32)> {
         self.slot(qpn).map(|slot| self.qps[slot as usize].send_cursor())
     }
 
-    /// Makes the sends up to a [doorbell index](Self::posted_sends) visible to the device. An index that was rung
-    /// already, or a queue pair that was destroyed, has no effect.
+    /// Makes the sends up to a [doorbell index](Self::posted_sends) visible to the device. The call has no effect if
+    /// the index was rung before or the queue pair was destroyed.
     pub fn ring_sends(&mut self, now_ns: u64, qpn: Qpn, index: u64) {
         self.core.now_ns = now_ns;
         let Some(slot) = self.slot(qpn) else { return };
@@ -60,10 +62,10 @@ impl Rnic {
         self.settle(slot);
     }
 
-    /// Reports to the device that the pulled sends up to a [doorbell index](Self::posted_sends) have left. Sends of
-    /// UC and UD then complete if the policy makes them wait for it
-    /// ([`Policy::waits_for_departures`](crate::Policy::waits_for_departures)). A queue pair that was destroyed has
-    /// no effect.
+    /// Reports to the device that the pulled sends up to a [doorbell index](Self::posted_sends) have left. If the
+    /// policy makes sends of UC and UD wait for their departure
+    /// ([`Policy::waits_for_departures`](crate::Policy::waits_for_departures)), these sends now complete. The call has
+    /// no effect if the queue pair was destroyed.
     pub fn sends_departed(&mut self, now_ns: u64, qpn: Qpn, index: u64) {
         self.core.now_ns = now_ns;
         let Some(slot) = self.slot(qpn) else { return };
@@ -87,7 +89,7 @@ impl Rnic {
         }
     }
 
-    /// Returns the next queue pair with something to send. The device returns it once, until the driver
+    /// Returns the next queue pair that has packets to send. Does not return the queue pair again until the driver
     /// [pulls](Self::pull) from it or its state changes.
     pub fn take_ready(&mut self) -> Option<Ready> {
         let slot = self.core.ready.pop_front()?;
@@ -96,7 +98,7 @@ impl Rnic {
         Some(Ready { qpn: qp.qpn, requests: qp.has_request_to_send(), answers: qp.resp.has_answers() })
     }
 
-    /// Adds packets of one part of one queue pair to `batch`, within `budget`.
+    /// Adds packets of one stream of one queue pair to `batch`, within `budget`.
     pub fn pull(&mut self, now_ns: u64, qpn: Qpn, part: Part, budget: Budget, batch: &mut TransmitBatch) -> Pulled {
         self.core.now_ns = now_ns;
         let Some(slot) = self.slot(qpn) else { return Pulled::default() };

@@ -14,27 +14,27 @@ use crate::qp::{Acknowledgement, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::RecvWqe;
 
-/// Work, packets and time.
+/// Posting of work requests, and handling of packets and timeouts.
 impl Rnic {
-    /// Posts a list of send work requests, up to the first that is rejected.
+    /// Posts a list of send work requests, up to the first request that the device rejects.
     ///
     /// # Errors
     ///
     /// - There is no such queue pair, its state does not allow the request, or its send queue is full.
     /// - [`SendRules::check`](doorbell_verbs_core::SendRules::check) rejects the request.
-    /// - The queue pair may not use the memory of a scatter-gather element in this way. The check happens now unless
-    ///   [`check_elements_late`](Self::check_elements_late) was called.
+    /// - The queue pair may not access the memory of a scatter-gather element as the request requires. If
+    ///   [`check_elements_late`](Self::check_elements_late) was called, the device makes this check later.
     ///
-    /// The error names the request. The requests before it were accepted.
+    /// The error holds the index of the rejected request. The device accepted the requests before that index.
     pub fn post_send(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.post_sends(now_ns, qpn, list, false)
     }
 
-    /// Posts a list of send work requests, or none of them.
+    /// Posts all send work requests of a list, or none if the device rejects one of them.
     ///
     /// # Errors
     ///
-    /// The errors of [`post_send`](Self::post_send), but then no request of the list was accepted.
+    /// The errors of [`post_send`](Self::post_send). After an error, the device has accepted no request of the list.
     pub fn post_all_sends(&mut self, now_ns: u64, qpn: Qpn, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.post_sends(now_ns, qpn, list, true)
     }
@@ -72,15 +72,16 @@ impl Rnic {
         result
     }
 
-    /// Posts a list of receive work requests, up to the first that is rejected.
+    /// Posts a list of receive work requests, up to the first request that the device rejects.
     ///
     /// # Errors
     ///
-    /// - There is no such queue pair, or it is in the reset state or takes its receives from a shared receive queue.
-    /// - Its receive queue is full.
-    /// - A request has too many scatter-gather elements, or one outside writable memory.
+    /// - There is no such queue pair, the queue pair is in the reset state, or it takes its receives from a shared
+    ///   receive queue.
+    /// - The receive queue is full.
+    /// - A request has too many scatter-gather elements, or an element outside of writable memory.
     ///
-    /// The error names the request. The requests before it were accepted.
+    /// The error holds the index of the rejected request. The device accepted the requests before that index.
     pub fn post_recv(&mut self, qpn: Qpn, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError { index: 0, kind: PostErrorKind::UnknownQp(qpn) })?;
         let qp = &mut self.qps[slot as usize];
@@ -99,8 +100,9 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such shared receive queue, it is full, or a request has too many scatter-gather elements or one
-    /// outside writable memory. The error names the request. The requests before it were accepted.
+    /// There is no such shared receive queue, the queue is full, or a request has too many scatter-gather elements or
+    /// an element outside of writable memory. The error holds the index of the rejected request. The device accepted
+    /// the requests before that index.
     pub fn post_srq_recv(&mut self, srq: SrqId, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let Some(srq) = self.srqs.get(srq.0 as usize) else {
             return Err(PostError { index: 0, kind: PostErrorKind::UnknownSrq(srq) });
@@ -115,8 +117,8 @@ impl Rnic {
         Ok(())
     }
 
-    /// Takes packets that arrived together from one sender. Each reaches from the BTH to the padding, as bytes or as
-    /// a [`Packet`].
+    /// Handles packets that arrived together from one sender. Each packet extends from the BTH to the padding and is
+    /// given as bytes or as a [`Packet`].
     pub fn handle_packets<'a, P: Into<Packet<'a>>>(
         &mut self,
         now_ns: u64,
@@ -161,7 +163,7 @@ impl Rnic {
         self.publish();
     }
 
-    /// Takes one packet: see [`handle_packets`](Self::handle_packets).
+    /// Handles one packet: see [`handle_packets`](Self::handle_packets).
     pub fn handle_packet(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) {
         self.handle_packets(now_ns, outer, [packet]);
     }
@@ -178,7 +180,7 @@ impl Rnic {
     pub(super) fn dispatch(&mut self, slot: u32, outer: &Outer, bth: BthRepr, rest: Packet<'_>) {
         let (core, qp) = (&mut self.core, &mut self.qps[slot as usize]);
         qp.counters.rx_packets += 1;
-        // IBTA Vol 1, 9.6: the checks of the base transport header, in this order.
+        // The following checks of the BTH come in the order of IBTA Vol 1, 9.6.
         let Some(operation) = bth.opcode.operation().filter(|_| bth.version == 0) else {
             core.counters.rx_malformed += 1;
             return;
@@ -223,12 +225,12 @@ impl Rnic {
         qp.handle_response(core, &bth, operation, rest);
     }
 
-    /// Counts packets that the encapsulation dropped because their ICRC was wrong.
+    /// Counts packets that the driver dropped because their ICRC was wrong.
     pub fn count_icrc_errors(&mut self, packets: u64) {
         self.core.counters.rx_icrc_encapsulated += packets;
     }
 
-    /// Counts malformed packets that the encapsulation dropped.
+    /// Counts malformed packets that the driver dropped.
     pub fn count_malformed(&mut self, packets: u64) {
         self.core.counters.rx_malformed += packets;
     }
@@ -242,7 +244,7 @@ impl Rnic {
             self.timers.pop();
             let Some(qp) = self.qps.get_mut(slot as usize).filter(|qp| qp.qpn == qpn) else { continue };
             if qp.timer_queued_ns != at {
-                continue; // an earlier entry took its place
+                continue; // the queue pair has a newer entry with an earlier deadline
             }
             qp.timer_queued_ns = u64::MAX;
             if qp.requester_deadline_ns().is_some_and(|deadline| deadline <= now_ns) {
@@ -254,7 +256,7 @@ impl Rnic {
         self.publish();
     }
 
-    /// Returns the latest time for the next call of [`handle_timeout`](Self::handle_timeout), followed by
+    /// Returns the time by which the driver must call [`handle_timeout`](Self::handle_timeout), followed by
     /// [`poll_transmit`](Self::poll_transmit).
     pub fn poll_timeout(&self) -> Option<u64> {
         let timer = self.timers.peek().map(|&Reverse((at, ..))| at);
@@ -262,12 +264,13 @@ impl Rnic {
         [timer, ack].into_iter().flatten().min()
     }
 
-    /// Lets due acknowledgements leave with the next [`poll_transmit`](Self::poll_transmit).
+    /// Makes the next [`poll_transmit`](Self::poll_transmit) send all due acknowledgements that are held back.
     pub fn release_acks(&mut self) {
         self.release_held_acks(u64::MAX);
     }
 
-    /// Returns the time since which the oldest held acknowledgement has been held back, if there is one.
+    /// Returns the time since which the oldest held acknowledgement has been due; `None` if no acknowledgement is held
+    /// back.
     pub fn held_ack_since_ns(&self) -> Option<u64> {
         self.held_acks.front().map(|&(since, ..)| since)
     }
@@ -286,8 +289,8 @@ impl Rnic {
         }
     }
 
-    /// Adds packets to `batch` within `budget`, from the queue pairs that `filter` selects, in turn. Returns the
-    /// number of packets.
+    /// Adds packets of the queue pairs that `filter` selects to `batch`, within `budget`. The queue pairs take turns.
+    /// Returns the number of added packets.
     pub fn poll_transmit(&mut self, now_ns: u64, budget: Budget, filter: Filter, batch: &mut TransmitBatch) -> usize {
         self.core.now_ns = now_ns;
         self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
@@ -305,12 +308,12 @@ impl Rnic {
                 continue;
             }
             qp.queued = false;
-            // Requests come first, so that an acknowledgement leaves after the reply and both in one run. Answers
-            // keep their share.
+            // Requests come before answers. A reply of the program and the acknowledgement after it can then leave in
+            // one run. Answers still get at least half of the quantum.
             let quantum = left.min(MAX_RUN_PACKETS);
             let share = match qp.resp.has_answers() {
                 false => quantum,
-                // With one packet at a time, requests and answers take turns.
+                // If only one packet may be sent, requests and answers take turns.
                 true if quantum == 1 => {
                     qp.answers_turn = !qp.answers_turn;
                     usize::from(!qp.answers_turn)
@@ -356,28 +359,28 @@ impl Rnic {
         }
     }
 
-    /// Publishes the completions that waited for the link. The driver calls it when
-    /// [`poll_transmit`](Self::poll_transmit) adds nothing more and everything it added has been handed to the link,
-    /// or when the link is broken for good.
+    /// Publishes the completions that waited for packets to leave. The driver calls this function after
+    /// [`poll_transmit`](Self::poll_transmit) has added no more packets and the driver has handed all added packets to
+    /// the link. If the link is broken for good, the driver calls it as well.
     pub fn transmitted(&mut self) {
         self.core.transmitted();
         self.publish();
     }
 
-    /// Returns whether there is anything to send.
+    /// Returns whether the device has packets to send.
     pub fn wants_transmit(&self) -> bool {
         !self.core.ready.is_empty() || !self.core.farewells.is_empty()
     }
 
-    /// Returns whether there is anything to send to another device than this one. For a UD queue pair only its next
-    /// packet counts.
+    /// Returns whether the device has packets to send to another device than `destination`. For a UD queue pair, only
+    /// the destination of its next packet counts.
     pub fn wants_transmit_beside(&self, destination: IpAddr) -> bool {
         let queue_pairs = self.core.ready.iter().filter_map(|&slot| self.qps[slot as usize].next_destination());
         let farewells = self.core.farewells.iter().map(|farewell| farewell.path.destination);
         queue_pairs.chain(farewells).any(|next| next != destination)
     }
 
-    /// Returns the bytes in flight as a number of packets without payload.
+    /// Returns the bytes in flight, divided by the cost of a packet without payload.
     pub fn in_flight_packets(&self) -> usize {
         (self.core.in_flight() / in_flight_cost(1, 0)) as usize
     }

@@ -1,10 +1,10 @@
-//! Accesses to memory of programs. If the memory is gone, an access ends with an error.
+//! Accesses to memory of programs. If the memory is gone, an access returns an error.
 //!
-//! A program may unmap, protect or truncate memory while it is registered. An adapter holds the pages, so its
-//! accesses still succeed. This RNIC has only the program's own mapping, and an access to it may fault. On x86-64 the
-//! routines below make every access. They are leaf functions without a stack frame. So a handler of SIGSEGV and
-//! SIGBUS can check whether the program counter is inside [`GuardedCode`] and continue at its landing; the routine
-//! then returns an error. Without such a handler a fault ends the process, like any other fault.
+//! A program may unmap, protect or truncate memory while the memory is registered. An adapter holds the pages, so its
+//! accesses still succeed. This software RNIC has only the mapping of the program, so its access may fault. On x86-64,
+//! the routines below make every access. The routines are leaf functions without a stack frame. A handler of SIGSEGV
+//! and SIGBUS can therefore check whether the program counter is inside [`GuardedCode`] and continue at its landing.
+//! The routine then returns an error. Without such a handler, a fault ends the process, like any other fault.
 //!
 //! A process that cannot install the handler uses [`copy_through`] instead of the routines.
 
@@ -17,46 +17,46 @@ use super::Payload;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gone;
 
-/// Another way to reach memory of this process, for processes without a fault handler.
+/// Alternative access to memory of this process, for processes without a fault handler.
 pub trait Copier: Send + Sync {
     /// Copies bytes in the order of their addresses. Returns false if one of the ranges is not mapped.
     fn copy(&self, from: *const u8, to: *mut u8, length: usize) -> bool;
 
-    /// Brings memory in for reading, or also for writing. Returns false if that is not possible.
+    /// Maps the memory for reading, and also for writing if `written`. Returns false if that is impossible.
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
-/// Machine code that touches memory of programs.
+/// Address range of the machine code that accesses memory of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedCode {
     /// Address of the first instruction.
     pub start: usize,
     /// Address after the last instruction.
     pub end: usize,
-    /// Address at which a faulting routine continues.
+    /// Address at which a routine continues after a fault.
     pub landing: usize,
 }
 
 static COPIER: OnceLock<&'static dyn Copier> = OnceLock::new();
 static USES_COPIER: AtomicBool = AtomicBool::new(false);
 
-/// Makes all RNICs of this process reach memory through `copier` from now on. Only the first call has an effect.
+/// Makes all RNICs of this process access memory through `copier` from now on. Only the first call has an effect.
 pub fn copy_through(copier: &'static dyn Copier) {
     let _ = COPIER.set(copier);
     USES_COPIER.store(true, Ordering::Release);
 }
 
-/// Returns whether accesses go through a [`Copier`]. The functions for that are outlined, so that the usual path of an
-/// access is short and saves no registers.
+/// Returns whether accesses go through a [`Copier`]. The functions that use the copier are not inlined, so that the
+/// usual path of an access is short and saves no registers.
 #[inline]
 fn uses_copier() -> bool {
-    USES_COPIER.load(Ordering::Acquire) // so the copier is there
+    USES_COPIER.load(Ordering::Acquire) // so this thread sees the copier
 }
 
 /// An atomic operation on a word of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WordOperation {
-    /// Stores `swap` if the word is `compare`.
+    /// Stores `swap` if the word equals `compare`.
     CompareSwap { compare: u64, swap: u64 },
     /// Adds to the word.
     FetchAdd(u64),
@@ -66,8 +66,8 @@ pub(crate) enum WordOperation {
 ///
 /// # Safety
 ///
-/// `from` is memory of a program, which other threads may write. It may be unmapped if a handler lands faults or a
-/// [`Copier`] is set. `out` is private.
+/// `from` is memory of a program, which other threads may write. The memory may be unmapped if a handler lands faults
+/// or a [`Copier`] is set. No other thread uses `out`.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
     if uses_copier() {
@@ -80,7 +80,7 @@ pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gon
 ///
 /// # Safety
 ///
-/// The contract of [`copy_out`], for `to`.
+/// As for [`copy_out`], with `to` in place of `from`.
 #[inline]
 pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone> {
     if data.is_empty() {
@@ -96,7 +96,7 @@ pub(super) unsafe fn copy_in(data: Payload<'_>, to: *mut u8) -> Result<(), Gone>
 ///
 /// # Safety
 ///
-/// The contract of [`copy_out`], for `word`.
+/// As for [`copy_out`], with `word` in place of `from`.
 #[inline]
 pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
     let mut value = 0;
@@ -112,7 +112,7 @@ pub(super) unsafe fn load(word: *const u64) -> Result<u64, Gone> {
 ///
 /// # Safety
 ///
-/// The contract of [`copy_out`], for `word`.
+/// As for [`copy_out`], with `word` in place of `from`.
 #[inline]
 pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
     if uses_copier() {
@@ -123,12 +123,12 @@ pub(super) unsafe fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
 
 /// Runs an atomic operation on an aligned word and returns the previous value.
 ///
-/// A [`Copier`] has no atomic operations. With a copier, the function brings the word in and then operates on it
-/// directly.
+/// A [`Copier`] has no atomic operations. With a copier, the function therefore asks the copier to map the word and
+/// then operates on the word directly.
 ///
 /// # Safety
 ///
-/// The contract of [`copy_out`], for `word`.
+/// As for [`copy_out`], with `word` in place of `from`.
 pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
     if uses_copier() {
         copier::bring_in(word.cast(), 8, true)?;
@@ -136,11 +136,11 @@ pub(super) unsafe fn operate(word: *mut u64, operation: WordOperation) -> Result
     code::operate(word, operation)
 }
 
-/// Brings in the pages of a program's memory for reading, or also for writing.
+/// Maps the pages of a program's memory for reading, and also for writing if `written`.
 ///
 /// # Safety
 ///
-/// The contract of [`copy_out`], for the range.
+/// As for [`copy_out`], with the range in place of `from`.
 pub(super) unsafe fn bring_in(base: *mut u8, length: usize, written: bool) -> Result<(), Gone> {
     /// Minimum page size of all supported machines.
     const PAGE_BYTES: usize = 4096;
@@ -192,18 +192,18 @@ mod copier {
     }
 }
 
-/// Routines in machine code. Each returns 0, or 1 if it faulted.
+/// Routines in machine code. Each routine returns 0, or 1 if it faulted.
 ///
-/// Registers `r8` and `r9` hold the start and the length of the program's memory while a routine runs, so that
-/// a handler lands only faults of that memory.
+/// While a routine runs, the registers `r8` and `r9` hold the start and the length of the memory of the program. A
+/// handler can therefore land only faults of that memory.
 #[cfg(target_arch = "x86_64")]
 mod code {
     use super::{Gone, GuardedCode, WordOperation};
 
-    // The labels are hidden: another library of the process may have the same code.
+    // The labels are hidden, since another library of the process may contain the same code.
     core::arch::global_asm!(
         ".pushsection .text.doorbell_guarded, \"ax\", @progbits",
-        // The end of a copy. Into a program's memory the last byte goes last: it is in r10b.
+        // End of a copy. In a copy into memory of a program, the last byte is in r10b and is stored last.
         ".macro doorbell_end is_in",
         ".if \\is_in",
         "mov byte ptr [r8 + r9 - 1], r10b",
@@ -211,7 +211,7 @@ mod code {
         "xor eax, eax",
         "ret",
         ".endm",
-        // Copies rdx bytes from rsi to rdi. Loads come before stores if ranges may overlap.
+        // Copies rdx bytes from rsi to rdi. If the ranges may overlap, all loads come before the stores.
         ".macro doorbell_copy is_in",
         "cmp rdx, 16",
         "jb 2f",
@@ -261,7 +261,7 @@ mod code {
         "movups [rdi + rdx - 32], xmm2",
         "movups [rdi + rdx - 16], xmm3",
         "doorbell_end \\is_in",
-        // More than 64 bytes: forwards, unless the destination lies in the midst of the source.
+        // More than 64 bytes: copies forwards, unless the destination starts inside the source.
         "4: mov rax, rdi",
         "sub rax, rsi",
         "cmp rax, rdx",
@@ -301,7 +301,7 @@ mod code {
         "cld",
         "doorbell_end \\is_in",
         ".endm",
-        // Debuggers and valgrind know a routine by its type and size.
+        // Debuggers and valgrind find a routine by its type and size.
         ".macro doorbell_routine name",
         ".hidden doorbell_guarded_\\name",
         ".globl doorbell_guarded_\\name",
@@ -380,7 +380,7 @@ mod code {
         "lock or byte ptr [rdi], 0",
         "1: xor eax, eax",
         "ret",
-        // A routine that faulted ends here: it has pushed no value.
+        // A routine that faulted continues here. It has pushed nothing on the stack.
         "doorbell_guarded_landing:",
         "cld",
         "mov eax, 1",
@@ -413,32 +413,32 @@ mod code {
 
     #[inline]
     pub(super) fn copy_out(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         result(unsafe { doorbell_guarded_copy_out(to, from, length) })
     }
 
     /// Copies at least one byte.
     #[inline]
     pub(super) fn copy_in(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         result(unsafe { doorbell_guarded_copy_in(to, from, length) })
     }
 
     #[inline]
     pub(super) fn load(word: *const u64, value: &mut u64) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         result(unsafe { doorbell_guarded_load(word, value) })
     }
 
     #[inline]
     pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         result(unsafe { doorbell_guarded_store(word, value) })
     }
 
     pub(super) fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
         let mut before = 0;
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         result(unsafe {
             match operation {
                 WordOperation::CompareSwap { compare, swap } => {
@@ -451,12 +451,12 @@ mod code {
     }
 
     pub(super) fn touch(byte: *mut u8, written: bool) -> Result<(), Gone> {
-        // SAFETY: the contract of `bring_in`.
+        // SAFETY: the caller keeps the contract of `bring_in`.
         result(unsafe { doorbell_guarded_touch(byte, written.into()) })
     }
 
     impl GuardedCode {
-        /// Returns the routines of this crate; `None` if the machine has none, so that a fault cannot be landed.
+        /// Returns the code of this crate; `None` on a machine without routines, where no handler can land a fault.
         pub fn own() -> Option<Self> {
             Some(Self {
                 start: (&raw const doorbell_guarded_start).addr(),
@@ -476,21 +476,21 @@ mod code {
     use super::{Gone, GuardedCode, WordOperation};
 
     impl GuardedCode {
-        /// Returns the routines of this crate; `None` if the machine has none, so that a fault cannot be landed.
+        /// Returns the code of this crate; `None` on a machine without routines, where no handler can land a fault.
         pub fn own() -> Option<Self> {
             None
         }
     }
 
     pub(super) fn copy_out(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         unsafe { ptr::copy(from, to, length) };
         Ok(())
     }
 
     pub(super) fn copy_in(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
         let body = length - 1;
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         unsafe {
             let last = from.add(body).read();
             ptr::copy(from, to, body);
@@ -500,19 +500,19 @@ mod code {
     }
 
     pub(super) fn load(word: *const u64, value: &mut u64) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         *value = unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire);
         Ok(())
     }
 
     pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
         Ok(())
     }
 
     pub(super) fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
-        // SAFETY: the contract of the public function of this name.
+        // SAFETY: the caller keeps the contract of the function of this name outside this module.
         let word = unsafe { AtomicU64::from_ptr(word) };
         Ok(match operation {
             WordOperation::CompareSwap { compare, swap } => word
@@ -523,7 +523,7 @@ mod code {
     }
 
     pub(super) fn touch(byte: *mut u8, written: bool) -> Result<(), Gone> {
-        // SAFETY: the contract of `bring_in`.
+        // SAFETY: the caller keeps the contract of `bring_in`.
         let byte = unsafe { AtomicU8::from_ptr(byte) };
         if written {
             byte.fetch_or(0, Ordering::Relaxed);
@@ -554,7 +554,7 @@ mod tests {
                 let source = pattern(length + shift);
                 let from = &source[shift..];
                 let mut out = vec![0xee; length + 2];
-                // SAFETY: private memory of this length.
+                // SAFETY: both ranges are private memory of this length.
                 unsafe { copy_out(from.as_ptr(), &mut out[1..=length]) }.unwrap();
                 assert_eq!((&out[1..=length], out[0], out[length + 1]), (from, 0xee, 0xee), "{length} B out");
                 let mut memory = vec![0xee; length + 2];
@@ -590,7 +590,7 @@ mod tests {
     fn words_are_loaded_stored_and_operated_on() {
         let mut word = 5_u64;
         let place = &raw mut word;
-        // SAFETY: a word of this function.
+        // SAFETY: `place` points to a word of this function.
         unsafe {
             store(place, 9).unwrap();
             assert_eq!(load(place), Ok(9));

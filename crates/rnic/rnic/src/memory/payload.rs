@@ -1,9 +1,9 @@
-//! Packets that arrived, in memory of this process or in memory that their sender may write concurrently.
+//! Received packets, in memory of this process or in memory that the sender of the packets may write at the same time.
 
 use std::marker::PhantomData;
 use std::ptr;
 
-/// Bytes that are only copied and never inspected, since their sender may change them concurrently.
+/// Bytes that the RNIC copies and never inspects, since their sender may change them at any time.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     start: *const u8,
@@ -23,7 +23,7 @@ impl Payload<'_> {
     ///
     /// # Safety
     ///
-    /// All of them must be mapped for as long as this value and its copies live.
+    /// All bytes must stay mapped as long as this value and its copies live.
     #[inline]
     pub unsafe fn shared(start: *const u8, length: usize) -> Self {
         Self { start, length, lives: PhantomData }
@@ -35,7 +35,7 @@ impl Payload<'_> {
         self.length
     }
 
-    /// Returns whether there are no bytes.
+    /// Returns whether the payload has no bytes.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.length == 0
@@ -45,7 +45,7 @@ impl Payload<'_> {
     ///
     /// # Panics
     ///
-    /// If there are fewer bytes.
+    /// If the payload has fewer than `at` bytes.
     #[inline]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         assert!(at <= self.length);
@@ -53,7 +53,7 @@ impl Payload<'_> {
         (Self { length: at, ..self }, rest)
     }
 
-    /// Copies the bytes.
+    /// Copies the bytes to `out`.
     ///
     /// # Panics
     ///
@@ -71,13 +71,13 @@ impl Payload<'_> {
     }
 }
 
-/// Bytes of a packet that hold all headers that an RNIC reads, with some to spare: BTH and AtomicETH take 40.
+/// Maximum bytes of a packet that an RNIC reads as headers. BTH and AtomicETH, the longest headers, take 40 bytes.
 pub const HEADERS_BYTES_MAX: usize = 64;
 
-/// A packet, or the rest of it after headers that were read.
+/// A packet, or the rest of a packet after the headers that were already read.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Its first bytes in private memory.
+    /// First remaining bytes, in private memory.
     headers: &'a [u8],
     /// All remaining bytes.
     bytes: Payload<'a>,
@@ -91,12 +91,13 @@ impl<'a> From<&'a [u8]> for Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Creates a packet from memory that its sender may write concurrently. `headers` is a copy of its first
-    /// [`HEADERS_BYTES_MAX`] bytes, or of all bytes if there are fewer. Headers are read from the copy alone.
+    /// Creates a packet from memory that the sender of the packet may write at the same time. `headers` is a copy of
+    /// the first [`HEADERS_BYTES_MAX`] bytes, or of all bytes of a shorter packet. The RNIC reads headers only from
+    /// this copy.
     ///
     /// # Panics
     ///
-    /// If the length of `headers` is neither [`HEADERS_BYTES_MAX`] nor that of a shorter packet.
+    /// If the length of `headers` is not the smaller of [`HEADERS_BYTES_MAX`] and the length of the packet.
     #[inline]
     pub fn with_headers(headers: &'a [u8], bytes: Payload<'a>) -> Self {
         assert_eq!(headers.len(), bytes.len().min(HEADERS_BYTES_MAX));
@@ -115,7 +116,7 @@ impl<'a> Packet<'a> {
         self.bytes.len()
     }
 
-    /// Takes a header off.
+    /// Removes a header of `N` bytes from the front and returns it; `None` if fewer bytes remain.
     #[inline]
     pub(crate) fn split<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let (header, rest) = self.headers.split_first_chunk::<N>()?;
@@ -123,7 +124,7 @@ impl<'a> Packet<'a> {
         Some(header)
     }
 
-    /// Returns the remaining bytes without padding of this length, or `None` if there are fewer.
+    /// Returns the remaining bytes without `padding` bytes at the end, or `None` if fewer bytes remain.
     #[inline]
     pub(crate) fn payload(self, padding: u8) -> Option<Payload<'a>> {
         let length = self.bytes.len().checked_sub(padding.into())?;

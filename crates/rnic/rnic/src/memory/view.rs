@@ -1,4 +1,4 @@
-//! One engine's view of the device's memory: a cache of keys, and the accesses of work requests and peers.
+//! Access of one engine to the memory of its device: a cache of keys, and the accesses of work requests and peers.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use doorbell_wire::RKey;
 
 use super::{Payload, Region, RegionDirectory, Through, WordOperation};
 
-/// Number of keys that an engine caches, so that the data path takes no lock.
+/// Number of places for keys in the cache of an engine, which lets the data path avoid locks.
 const CACHE_SLOTS: usize = 256;
 
-/// One engine's view of the device's memory.
+/// Access of one engine to the memory of its device.
 pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
-    /// Whether elements of work requests are checked when they are used, not when they are posted.
+    /// Whether the device checks scatter-gather elements when it uses them instead of when they are posted.
     pub(crate) checks_late: bool,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }
@@ -23,8 +23,8 @@ impl Memory {
         Self { directory, checks_late: false, cache: Box::new([const { None }; CACHE_SLOTS]) }
     }
 
-    /// Drops destroyed regions from the cache. After this call the engine neither accesses them nor keeps them alive.
-    /// A bound window keeps its region alive, so the cache drops it as well.
+    /// Removes destroyed regions and invalidated windows from the cache. After this call, the engine neither accesses
+    /// these regions nor keeps them alive. A cached window would keep its region alive.
     pub(crate) fn forget_gone(&mut self) {
         for slot in self.cache.iter_mut() {
             if slot.as_ref().is_some_and(|region| !region.is_valid()) {
@@ -52,14 +52,14 @@ impl Memory {
         self.cache[slot].as_deref()
     }
 
-    /// Looks a key up in the directory, which takes a lock.
+    /// Reads a key from the directory, which takes a lock, into the cache.
     #[cold]
     #[inline(never)]
     fn look_up(&mut self, key: u32) {
         self.cache[Self::slot(key)] = self.directory.find(key).filter(|region| region.is_valid());
     }
 
-    /// Returns a region by its local key. Bound windows have no local key.
+    /// Returns the region with this local key. A bound window has no local key.
     #[inline]
     fn local_region(&mut self, LKey(key): LKey) -> Result<&Region, MemoryError> {
         match self.region(key) {
@@ -80,13 +80,13 @@ impl Memory {
     #[inline]
     pub(crate) fn check_local(&mut self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
         if sge.length == 0 || self.checks_late {
-            return Ok(()); // IBTA Vol 1, 10.7.3.4: a zero-length element names no memory
+            return Ok(()); // an element without bytes refers to no memory (IBTA Vol 1, 10.7.3.4)
         }
         self.local_region(sge.lkey)?.check(pd, sge.address, sge.length.into(), needed)?;
         Ok(())
     }
 
-    /// Copies `out.len()` bytes of the message that `sges` describe, from byte `skip` on.
+    /// Copies `out.len()` bytes of the message in the memory of `sges` to `out`, from byte `skip` of the message on.
     #[inline]
     pub(crate) fn gather(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, out: &mut [u8]) -> Result<(), MemoryError> {
         let mut done = 0;
@@ -106,11 +106,11 @@ impl Memory {
             done += take as usize;
             skip = 0;
         }
-        debug_assert_eq!(done, out.len(), "the elements hold what the packet was sized for");
+        debug_assert_eq!(done, out.len(), "the elements must hold all bytes of the packet");
         Ok(())
     }
 
-    /// Copies `data` to the places in `sges` that hold the message from byte `skip` on.
+    /// Copies `data` into the memory of `sges`, where the message starts, from byte `skip` of the message on.
     #[inline]
     pub(crate) fn scatter(
         &mut self,
@@ -136,7 +136,7 @@ impl Memory {
             data = rest;
             skip = 0;
         }
-        debug_assert!(data.is_empty(), "the elements hold what was checked to fit");
+        debug_assert!(data.is_empty(), "the elements must have room for all bytes of the packet");
         Ok(())
     }
 
@@ -157,7 +157,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes a peer's bytes.
+    /// Writes bytes that a peer sent.
     #[inline]
     pub(crate) fn write_remote(
         &mut self,
@@ -207,12 +207,12 @@ impl Memory {
         region.atomic(offset, operation)
     }
 
-    /// Binds a window of this device.
+    /// Binds a memory window of this device.
     pub(crate) fn bind_window(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError> {
         self.directory.bind(through, binding)
     }
 
-    /// Invalidates the key of a window of this device, for its owner or for the peer's SEND with invalidate.
+    /// Invalidates the key of a memory window of this device, for its owner or for a SEND with invalidate of the peer.
     pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
         self.directory.invalidate(through, rkey)
     }

@@ -9,7 +9,7 @@ use doorbell_wire::{Qpn, RKey};
 use super::{Keys, Region, RegionTable, Through};
 use crate::engine::LIMITS;
 
-/// A window of the device.
+/// A memory window of the device.
 #[derive(Debug)]
 pub(super) struct Window {
     pd: PdId,
@@ -17,7 +17,7 @@ pub(super) struct Window {
     pub(super) bound: Option<Arc<Region>>,
 }
 
-/// The bound window that a region represents.
+/// Binding of a memory window, in the region that stands for the bound window.
 #[derive(Debug)]
 pub(super) struct Bound {
     region: Arc<Region>,
@@ -33,7 +33,7 @@ impl Bound {
 }
 
 impl Window {
-    /// Invalidates the key: engines that cached it reject it from now on.
+    /// Invalidates the key of the window. Engines that cached the key reject it from now on.
     fn unbind(&mut self) {
         let Some(old) = self.bound.take() else { return };
         old.valid.store(false, Ordering::Release);
@@ -44,7 +44,8 @@ impl Window {
 }
 
 impl RegionTable {
-    /// Creates an unbound window. Until the window is bound, its key only names it.
+    /// Creates an unbound window and returns its key. Until the window is bound, the key only identifies the window.
+    /// Returns `None` if the device already has its maximum number of windows.
     pub fn insert_window(&self, pd: PdId, kind: WindowKind, random: impl FnMut() -> u32) -> Option<RKey> {
         let mut keys = self.write();
         if keys.windows.len() >= LIMITS.max_windows {
@@ -55,11 +56,11 @@ impl RegionTable {
         Some(RKey::new(key))
     }
 
-    /// Removes a window, bound or unbound, given any of its keys.
+    /// Removes a bound or unbound window. `rkey` is the current key of the window or an earlier one.
     ///
     /// # Errors
     ///
-    /// No window has such a key.
+    /// No window has or had this key.
     pub fn remove_window(&self, rkey: RKey) -> Result<(), ObjectError> {
         let window = self.write().windows.remove(&(rkey.get() >> 8));
         window.ok_or(ObjectError::Unknown("memory window"))?.unbind();
@@ -93,30 +94,34 @@ impl RegionTable {
             return Err(MemoryError::ForeignPd { key });
         }
         match window.kind {
-            WindowKind::Type1 if binding.zero_based => return refused("type 1 keeps the region's addresses"),
+            WindowKind::Type1 if binding.zero_based => {
+                return refused("a window of type 1 must use the addresses of the region, not offsets");
+            }
             WindowKind::Type1 if binding.length == 0 => {
                 window.unbind();
                 return Ok(());
             }
             WindowKind::Type1 => {}
             WindowKind::Type2 if window.bound.is_some() => {
-                return refused("type 2 is invalidated before it is bound anew");
+                return refused("a bound window of type 2 must be invalidated before it is bound again");
             }
-            WindowKind::Type2 if binding.length == 0 => return refused("type 2 is bound to one byte at least"),
+            WindowKind::Type2 if binding.length == 0 => {
+                return refused("a window of type 2 must be bound to at least one byte");
+            }
             WindowKind::Type2 => {}
         }
         let lkey = binding.lkey.0;
         let region = regions.get(&(lkey >> 8)).filter(|region| region.key == lkey);
         let region = region.ok_or(MemoryError::UnknownKey { key: lkey })?;
         let mut needed = Access::WINDOW_BIND;
-        // IBTA Vol 1, 10.6.7.2.2: memory that peers write must be writable locally.
+        // A window through which peers write needs a region with local write access (IBTA Vol 1, 10.6.7.2.2).
         needed.set(Access::LOCAL_WRITE, binding.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC));
         let offset = region.check(pd, binding.address, binding.length, needed)?;
         window.unbind();
         region.windows.fetch_add(1, Ordering::AcqRel);
         let address = if binding.zero_based { 0 } else { binding.address };
         let base = region.base.wrapping_add(offset);
-        let length = binding.length as usize; // inside the region, whose length is a usize
+        let length = binding.length as usize; // fits, since the window lies inside the region
         let access = binding.access & (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         window.bound = Some(Arc::new(Region {
             bound: Some(Bound { region: Arc::clone(region), kind: window.kind, qpn }),
@@ -137,10 +142,13 @@ impl RegionTable {
             return Err(MemoryError::ForeignPd { key });
         }
         if window.kind == WindowKind::Type1 {
-            return Err(MemoryError::Window { key, why: "type 1 is not invalidated, but bound to no bytes" });
+            return Err(MemoryError::Window {
+                key,
+                why: "a window of type 1 must be bound to zero bytes instead of being invalidated",
+            });
         }
         if !region.serves(through.qpn) {
-            return Err(MemoryError::Window { key, why: "it was bound through another queue pair" });
+            return Err(MemoryError::Window { key, why: "the window was bound through another queue pair" });
         }
         window.unbind();
         Ok(())

@@ -1,4 +1,4 @@
-//! Acceptance of work requests. All limits are checked here, before anything is queued.
+//! Posting of work requests. The functions check all limits before they queue a request.
 
 use doorbell_verbs_core::{
     Access, Payload, PdId, PostErrorKind, QpState, RecvRequest, SendOperation, SendRequest, SendRules, Sge, check_sges,
@@ -9,7 +9,7 @@ use super::{Qp, ReceiveQueue};
 use crate::commons::Commons;
 use crate::work::SendWqe;
 
-/// Checks the elements of a receive.
+/// Checks the scatter-gather elements of a receive.
 pub(crate) fn check_receive(
     core: &mut Commons,
     pd: PdId,

@@ -4,16 +4,16 @@ use doorbell_verbs_core::{PdId, RecvRequest};
 
 use crate::work::RecvWqe;
 
-/// Receives in the order in which messages take them. A post fills a receive in its place. A message of one packet on
-/// a reliable connection uses its receive there, and a later post reuses the place and its allocation. Other messages
-/// take the receive out.
+/// Receives in the order in which messages take them, in a ring of places. A post writes the receive into a place. A
+/// message of one packet on a reliable connection uses the receive in this place, and a later post reuses the place and
+/// its allocation. All other messages take the receive out of the ring.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveRing {
-    /// The length is 0 or a power of two.
+    /// Places of the ring. Their number is 0 or a power of two.
     places: Vec<RecvWqe>,
     head: usize,
     len: usize,
-    /// Number of the newest receives whose doorbell was not rung.
+    /// Number of receives whose doorbell was not rung. They are the newest receives.
     unrung: usize,
 }
 
@@ -26,7 +26,7 @@ impl ReceiveRing {
         (self.head + index) & (self.places.len() - 1)
     }
 
-    /// Makes room for one more receive.
+    /// Grows the ring if it has no place for one more receive.
     #[inline]
     fn reserve(&mut self) {
         if self.len == self.places.len() {
@@ -41,7 +41,7 @@ impl ReceiveRing {
         self.places.resize_with((2 * self.len).max(1), RecvWqe::default);
     }
 
-    /// Adds a receive that the device sees now, or after a [doorbell](Self::ring) if hidden.
+    /// Adds a receive. If `is_hidden`, the device sees the receive only after its [doorbell](Self::ring).
     #[inline]
     pub(crate) fn push(&mut self, pd: PdId, request: &RecvRequest<'_>, is_hidden: bool) {
         self.reserve();
@@ -51,7 +51,7 @@ impl ReceiveRing {
         self.unrung += usize::from(is_hidden);
     }
 
-    /// Makes the given number of receives visible to the device.
+    /// Makes the oldest `receives` hidden receives visible to the device.
     pub(crate) fn ring(&mut self, receives: usize) {
         self.unrung = self.unrung.saturating_sub(receives);
     }
@@ -70,7 +70,7 @@ impl ReceiveRing {
         self.len -= 1;
     }
 
-    /// Takes the oldest visible receive.
+    /// Removes and returns the oldest visible receive.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<RecvWqe> {
         if self.len <= self.unrung {
@@ -81,8 +81,8 @@ impl ReceiveRing {
         Some(wqe)
     }
 
-    /// Returns a receive that its message has not used. The program may have posted another receive into its room
-    /// meanwhile.
+    /// Returns a receive to the front of the ring, since its message has not used it. The program may have posted
+    /// another receive in the meantime, so the ring may hold one receive more than its depth.
     pub(crate) fn give_back(&mut self, wqe: RecvWqe) {
         self.reserve();
         self.head = self.place(self.places.len() - 1);
@@ -113,7 +113,7 @@ mod tests {
         ring.push(PdId(1), &RecvRequest { wr_id, sges: &sges(wr_id) }, is_hidden);
     }
 
-    /// Compares random operations on the ring with a list.
+    /// Compares random operations on the ring with the same operations on a list.
     #[test]
     fn receives_are_taken_in_order_when_slots_are_reused() {
         let (mut ring, mut list) = (ReceiveRing::default(), VecDeque::new());
@@ -138,7 +138,7 @@ mod tests {
                 11..=13 => {
                     let taken = ring.pop();
                     assert_eq!(taken.as_ref().map(|wqe| wqe.wr_id), list.front().copied());
-                    // Some receives are returned.
+                    // Sometimes return the receive.
                     match taken {
                         Some(wqe) if random & 1 << 40 != 0 => ring.give_back(wqe),
                         _ => drop(list.pop_front()),
@@ -152,7 +152,7 @@ mod tests {
             }
             assert_eq!(ring.len(), list.len());
         }
-        assert!(next > 5_000, "{next} were posted");
+        assert!(next > 5_000, "only {next} receives were posted");
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(ring.front().map(|wqe| wqe.wr_id), Some(1));
         ring.drop_front();
         assert!(ring.pop().is_none());
-        assert_eq!(ring.drain().len(), 1, "the receive was not returned to the program");
+        assert_eq!(ring.drain().len(), 1, "drain must return the receive");
         assert_eq!(ring.len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The requester: sends requests, takes acknowledgements and responses, and retransmits lost packets (IBTA Vol 1,
+//! The requester: sends requests, handles acknowledgements and responses, and retransmits lost packets (IBTA Vol 1,
 //! 9.7.2, 9.7.3, 9.7.5).
 
 mod response;
@@ -15,25 +15,25 @@ use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
 use crate::policy::Policy;
 
-/// Maximum backoff of early retransmissions if the configured timeout is infinite.
+/// Maximum early timeout after backoff, if the configured timeout is unlimited.
 const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// The early timeout in measured round trips.
+/// Number of smoothed round trips in the early timeout.
 const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 
-/// Minimum time for which the longest round trip is remembered. RFC 6298 adds four times the variance for occasional
-/// longer round trips. But here a window is acknowledged thousands of times a second. Within ten samples a variance
-/// forgets that a peer's process had lost its CPU.
+/// Minimum time for which the requester remembers the longest round trip. RFC 6298 adds four times the variance to
+/// allow for occasional longer round trips. But here, acknowledgements of a window arrive thousands of times per
+/// second. After ten samples, the variance would have forgotten that the process of the peer had lost its CPU.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
 
-/// Maximum outstanding sequence numbers: below half the number space, so that old and new numbers stay distinct (IBTA
-/// Vol 1, 9.7.1).
+/// Maximum number of outstanding packet sequence numbers. The maximum is below half of the number space, so that old
+/// and new numbers stay distinct (IBTA Vol 1, 9.7.1).
 const MAX_OUTSTANDING_PSNS: u32 = 1 << 22;
 
 /// Reason why the requester stopped sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// There is nothing to send, or the requester waits for an answer or a timer.
+    /// The requester has nothing to send, or waits for an answer or a timer.
     Idle,
     /// The budget or the batch is exhausted.
     Budget,
@@ -43,64 +43,67 @@ pub(crate) enum Stop {
     Inbound { cost: u64 },
 }
 
-/// Packet to send when an answer is overdue and the configured timeout has not passed.
+/// Packet to send again when an answer is overdue and the configured timeout has not passed.
 ///
-/// The requester does not send everything again: usually the peer only has no CPU, or an acknowledgement was lost.
-/// The oldest and the newest request show which. A responder that has both acknowledges them (IBTA Vol 1, 9.7.5.1.3).
-/// A responder that lacks a packet between them answers the newest with a NAK "PSN sequence error", which starts
-/// go-back-N. TCP has the same idea in the tail loss probe of RFC 8985, section 7. The oldest is also needed, since a
-/// responder that has sent a NAK stays silent until the oldest arrives.
+/// The requester does not retransmit all packets, because usually the peer only has no CPU or an acknowledgement was
+/// lost. It sends the oldest and the newest request as probes. A responder that has received both requests acknowledges
+/// them (IBTA Vol 1, 9.7.5.1.3). A responder that lacks a packet between the two answers the newest request with a NAK
+/// "PSN sequence error", which starts go-back-N. The tail loss probe of TCP follows the same idea (RFC 8985, section
+/// 7). The oldest request is also needed, since a responder that has sent a NAK stays silent until the oldest request
+/// arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
-    /// The request packet with the oldest number that is not acknowledged, and then the newest.
+    /// The request packet with the oldest unacknowledged sequence number. [`Probe::Newest`] follows.
     Oldest,
     /// The request packet that was sent last.
     Newest,
 }
 
-/// Maximum unanswered probes in a row before everything is sent again.
+/// Maximum number of consecutive unanswered probes, after which the requester retransmits all packets.
 const MAX_PROBES: u8 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
-    /// Sequence number of the next request that gets one.
+    /// Sequence number for the first packet of the next request.
     next_psn: Psn,
     /// The oldest sequence number that is not acknowledged.
     una: Psn,
-    /// Sequence number at the cursor.
+    /// Sequence number of the packet at the cursor.
     cursor_psn: Psn,
-    /// One past the highest sequence number that was ever sent.
+    /// One past the highest sequence number sent so far.
     high_psn: Psn,
-    /// Requests below this index have their sequence numbers.
+    /// Index of the first request without sequence numbers.
     assigned: u64,
-    /// The request that is sent next; `cursor_packet` is the packet within it.
+    /// Index of the request that is sent next.
     cursor: u64,
+    /// Index of the packet that is sent next, within the request at the cursor.
     cursor_packet: u32,
-    /// READs (or pieces of a long READ) and atomics that are sent and not completely answered: one past the last
-    /// sequence number of each. At most `max_rd_atomic`.
+    /// READs (or pieces of a long READ) and atomics that are sent and not completely answered. Each entry is one past
+    /// the last sequence number of a READ, piece or atomic. At most `max_rd_atomic` entries.
     reads: VecDeque<Psn>,
     in_flight: u64,
     inbound_in_flight: u64,
     retry_left: u8,
     rnr_left: u8,
     rnr_until_ns: Option<u64>,
-    /// Start of the configured timeout.
+    /// Time at which the configured timeout started.
     progress_ns: u64,
-    /// Start of the early timeout.
+    /// Time at which the early timeout started.
     sent_ns: u64,
     early_timeout_ns: u64,
-    /// Smoothed round trip.
+    /// Smoothed round trip time.
     round_trip_ns: u64,
-    /// The longest recent round trip; `longest_seen_ns` is the time of its measurement.
+    /// Longest recent round trip time.
     longest_round_trip_ns: u64,
+    /// Time at which the longest recent round trip was measured.
     longest_seen_ns: u64,
-    /// The probe to send because an answer is overdue.
+    /// Probe that the requester must send because an answer is overdue.
     probe: Option<Probe>,
-    /// Probes since the last answer of the peer.
+    /// Number of probes since the last answer of the peer.
     probes: u8,
     timed: Option<(Psn, u64)>,
     since_ack_request: u32,
-    /// The sequence number from which a lost response was requested again.
+    /// Oldest outstanding sequence number when the requester last requested a lost response again.
     implied_nak: Option<Psn>,
     pub(super) drain_reported: bool,
 }
@@ -146,7 +149,7 @@ impl Requester {
         self.rnr_left = rnr_retries;
     }
 
-    /// Discards the positions of all posted requests, since the queue was flushed.
+    /// Discards the positions of all posted requests, after the queue was flushed.
     pub(crate) fn reset_cursor(&mut self, head: u64) {
         self.assigned = head;
         self.cursor = head;
@@ -165,7 +168,7 @@ impl Requester {
         self.assigned == head
     }
 
-    /// Returns the sequence number of the next request.
+    /// Returns the sequence number for the first packet of the next request.
     pub(crate) fn next_psn(&self) -> Psn {
         self.next_psn
     }
@@ -174,7 +177,7 @@ impl Requester {
         self.una != self.cursor_psn
     }
 
-    /// Returns the initial early timeout; [`u64::MAX`] if the policy has none.
+    /// Returns the early timeout before any backoff; [`u64::MAX`] if the policy turns off early retransmission.
     #[inline]
     fn base_early_timeout_ns(&self, policy: &Policy) -> u64 {
         let Some(least_ns) = policy.least_early_timeout_ns else { return u64::MAX };
@@ -215,7 +218,8 @@ fn is_answered(operation: SendOperation) -> bool {
 }
 
 impl Qp {
-    /// Returns whether a request could be sent now, as far as the queue pair knows the windows.
+    /// Returns whether the queue pair has a request that can be sent now. Does not look at the windows, apart from
+    /// whether the queue pair waits for one.
     #[inline]
     pub(crate) fn has_request_to_send(&self) -> bool {
         let req = &self.req;
@@ -232,7 +236,8 @@ impl Qp {
         self.state == QpState::ReadyToSend || req.cursor < req.assigned
     }
 
-    /// Returns the work request that is sent from next, and the packet within it.
+    /// Returns the index of the work request that is sent next, and the index of the next packet within this work
+    /// request.
     pub(crate) fn send_cursor(&self) -> (u64, u32) {
         (self.req.cursor, self.req.cursor_packet)
     }
@@ -282,7 +287,8 @@ impl Qp {
         }
     }
 
-    /// Rewinds to the oldest unacknowledged packet, so that it and all later packets are sent again (go-back-N).
+    /// Moves the cursor back to the oldest unacknowledged packet, so that the requester sends this packet and all later
+    /// packets again (go-back-N).
     pub(crate) fn rewind(&mut self, core: &mut Commons) {
         self.release_in_flight(core);
         let head = self.sq.head;
@@ -297,7 +303,7 @@ impl Qp {
         req.sent_ns = core.now_ns;
     }
 
-    /// Takes back the bytes that this queue pair has in flight.
+    /// Removes the bytes that this queue pair has in flight from the windows.
     pub(crate) fn release_in_flight(&mut self, core: &mut Commons) {
         if let Some(destination) = self.destination {
             core.refund(destination, std::mem::take(&mut self.req.in_flight));
@@ -305,7 +311,8 @@ impl Qp {
         core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
     }
 
-    /// Fails the oldest request and flushes all later ones (IBTA Vol 1, 10.3.1.7). UC and UD go to SQE instead.
+    /// Completes the oldest request with an error and flushes all later requests. An RC queue pair enters the error
+    /// state (IBTA Vol 1, 10.3.1.7), a UC or UD queue pair SQE.
     fn fail_oldest(&mut self, core: &mut Commons, status: Status) {
         if self.sq.head == self.sq.tail {
             return self.enter_error(core);
@@ -320,7 +327,8 @@ impl Qp {
         }
     }
 
-    /// Records that the sends before this index have left. Unacknowledged sends (UC and UD) then complete.
+    /// Records that the sends before `index` have left. These sends complete if the queue pair is UC or UD, which have
+    /// no acknowledgements.
     #[inline]
     pub(crate) fn sends_departed(&mut self, core: &mut Commons, index: u64) {
         if self.kind == QpKind::Rc {
@@ -349,15 +357,16 @@ impl Qp {
         Some(early.min(configured))
     }
 
-    /// Returns how long the peer may be silent before a retry is counted. This is the configured timeout first, then
-    /// twice, then four times that, which is the maximum allowed (IBTA Vol 1, 9.9.2.1.1). A peer whose processor is
-    /// busy must not count as dead, and lost packets are sent again early in any case.
+    /// Returns the silence of the peer after which the requester counts a retry. The first retry follows after the
+    /// configured timeout, the second after twice this time, all others after four times, the maximum that IBTA allows
+    /// (Vol 1, 9.9.2.1.1). The time grows because a peer with a busy processor must not count as dead. Early
+    /// retransmission replaces lost packets in any case.
     fn counted_timeout_ns(&self) -> Option<u64> {
         let counted = self.settings.retry_count.saturating_sub(self.req.retry_left);
         ack_timeout_ns(self.settings.timeout).map(|ns| ns << counted.min(2))
     }
 
-    /// Handles a deadline that may have passed.
+    /// Handles the deadlines of the requester that have passed.
     pub(crate) fn handle_requester_timeout(&mut self, core: &mut Commons) {
         if let Some(until) = self.req.rnr_until_ns {
             if until <= core.now_ns {
@@ -394,7 +403,8 @@ impl Qp {
         req.probes += 1;
         req.probe = Some(Probe::Oldest);
         req.sent_ns = core.now_ns;
-        // Packets that are sent twice are not measured (Karn, RFC 6298 section 3).
+        // The requester takes no round trip time from packets that are sent twice (algorithm of Karn, RFC 6298 section
+        // 3).
         let newest = req.cursor_psn.sub(1);
         req.timed = req.timed.filter(|&(psn, _)| psn != req.una && psn != newest);
     }

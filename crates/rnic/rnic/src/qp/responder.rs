@@ -19,18 +19,18 @@ use crate::work::RecvWqe;
 
 pub(crate) use answer::Acknowledgement;
 
-/// The message that is being received.
+/// Message that is being received.
 #[derive(Debug, Default)]
 enum Current {
     #[default]
     None,
-    /// A SEND into a receive.
+    /// A SEND, of which `done` bytes are in the memory of the receive `wqe`.
     Send { wqe: RecvWqe, done: u64 },
-    /// A WRITE.
+    /// A WRITE, of which `done` bytes are in memory.
     Write { address: u64, rkey: RKey, length: u64, done: u64 },
 }
 
-/// An answer that waits for its turn. Answers leave in the order of the requests.
+/// An answer that is not sent yet. Answers leave in the order of the requests.
 #[derive(Debug)]
 enum Answer {
     Read { psn: Psn, msn: Msn, address: u64, rkey: RKey, left: u64, started: bool, again: bool },
@@ -50,41 +50,44 @@ impl Answer {
 pub(crate) struct Responder {
     expected: Psn,
     msn: Msn,
-    /// Whether a NAK was sent. Later packets are then dropped until the expected packet arrives (IBTA Vol 1,
+    /// Whether a NAK was sent. The responder then drops later packets until the expected packet arrives (IBTA Vol 1,
     /// 9.7.5.2.1).
     nak_sent: bool,
     current: Current,
-    /// Whether the arriving UC message was counted as dropped.
+    /// Whether the UC message that is being received was counted as dropped.
     dropping: bool,
-    /// Results of the last atomics, for duplicates (IBTA Vol 1, 9.7.4.4).
+    /// Sequence numbers and results of the last atomics, from which the responder answers duplicates (IBTA Vol 1,
+    /// 9.7.4.4).
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<Answer>,
-    /// Time at which an acknowledgement became due.
+    /// Time at which the unsent acknowledgement became due.
     ack_due_ns: Option<u64>,
-    /// Whether the due acknowledgement must not be held back.
+    /// Whether the due acknowledgement must leave without delay.
     ack_urgent: bool,
-    /// Packet number of the last completed receive, if no packet has acknowledged it yet.
+    /// Sequence number of the last completed receive, if no packet has acknowledged this receive yet.
     unacknowledged_receive: Option<Psn>,
     answers_of: Answering,
 }
 
-/// Receives that the program must answer in a row before the acknowledgement of the next one may wait for its answer.
+/// Number of consecutive receives that the program must answer, before the acknowledgement of the next receive may wait
+/// for the answer of the program.
 const ANSWERED_RECEIVES: u8 = 8;
 
-/// Record of whether the program answers its receives: with a send on the same queue pair, before its next empty
-/// poll.
+/// Record of whether the program answers its receives. An answer is a send on the same queue pair before the next poll
+/// that finds the completion queue empty.
 #[derive(Debug, Default)]
 struct Answering {
-    /// Receives that the program answered in a row, up to [`ANSWERED_RECEIVES`].
+    /// Number of consecutive receives that the program answered, up to [`ANSWERED_RECEIVES`].
     answered: u8,
-    /// Receives that the program has not answered yet.
+    /// Number of receives that the program has not answered yet.
     open: u32,
-    /// Empty polls of the receive completion queue when the first unanswered receive completed.
+    /// Count of empty polls of the receive completion queue when the first unanswered receive completed.
     empty_polls: u64,
 }
 
 impl Answering {
-    /// Records a completed receive. Returns whether its acknowledgement may wait for the answer.
+    /// Records a completed receive. Returns whether the acknowledgement of this receive may wait for the answer of the
+    /// program.
     #[inline]
     fn receive(&mut self, empty_polls: impl Fn() -> u64) -> bool {
         let all_are_answered = self.open == 0;
@@ -95,7 +98,7 @@ impl Answering {
         all_are_answered && self.answered == ANSWERED_RECEIVES
     }
 
-    /// Records sends that the program posts.
+    /// Records sends that the program posts, as answers to receives.
     #[inline]
     fn post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         if self.open == 0 {
@@ -107,7 +110,7 @@ impl Answering {
         self.answered = (u32::from(self.answered) + answers).min(ANSWERED_RECEIVES.into()) as u8;
     }
 
-    /// Discards receives that were not answered before an empty poll.
+    /// Discards the unanswered receives if the program has polled an empty queue in the meantime.
     #[inline]
     fn look(&mut self, empty_polls: impl Fn() -> u64) {
         if self.empty_polls != empty_polls() {
@@ -126,7 +129,7 @@ impl Responder {
         self.expected
     }
 
-    /// Abandons the message that is being received, and returns its receive.
+    /// Abandons the message that is being received and returns the receive that the message used.
     pub(crate) fn abandon_receive(&mut self) -> Option<RecvWqe> {
         match std::mem::take(&mut self.current) {
             Current::Send { wqe, .. } => Some(wqe),
@@ -134,9 +137,9 @@ impl Responder {
         }
     }
 
-    /// Keeps only the answers up to the NAK, since the error state sends nothing else. Without a NAK, a completed
-    /// receive is still acknowledged, after the answers to earlier READs and atomics; without these answers the peer
-    /// accepts no ACK for the receive.
+    /// Keeps only the answers up to the NAK, since a queue pair in the error state sends nothing else. If there is no
+    /// NAK, an unacknowledged receive still gets its acknowledgement. The answers to earlier READs and atomics leave
+    /// before this acknowledgement, since the peer accepts no ACK for the receive without these answers.
     pub(crate) fn keep_up_to_nak(&mut self) {
         let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { again: false, .. }));
         if let Some(at) = nak {
@@ -144,7 +147,8 @@ impl Responder {
             self.ack_due_ns = None;
         } else if let Some(receive) = self.unacknowledged_receive {
             self.answers.retain(|answer| answer.psn().is_before(receive));
-            // The answer to a later READ would have acknowledged the receive.
+            // The acknowledgement may not be due, because the answer to a later READ would have acknowledged the
+            // receive.
             self.ack_due_ns.get_or_insert(0);
         } else {
             self.answers.clear();
@@ -162,12 +166,12 @@ impl Responder {
         self.ack_due_ns.filter(|_| !self.ack_urgent)
     }
 
-    /// Returns the number of waiting answers and stored results.
+    /// Returns the number of unsent answers and stored results.
     pub(crate) fn backlog(&self) -> usize {
         self.answers.len() + self.atomics.len()
     }
 
-    /// Ends the holding back of the due acknowledgement.
+    /// Lets the due acknowledgement leave without further delay.
     pub(crate) fn release_ack(&mut self) {
         self.ack_urgent = self.ack_due_ns.is_some();
     }
@@ -177,7 +181,7 @@ impl Responder {
         self.ack_due_ns.get_or_insert(now_ns);
     }
 
-    /// Records that a packet leaves that acknowledges everything up to `psn`.
+    /// Records that a packet has left that acknowledges all requests up to `psn`.
     #[inline]
     fn acknowledged(&mut self, psn: Psn) {
         if self.unacknowledged_receive.is_some_and(|receive| !psn.is_before(receive)) {
@@ -185,25 +189,25 @@ impl Responder {
         }
     }
 
-    /// Records sends that the program posts on this queue pair.
+    /// Records sends that the program posts on this queue pair, as answers to receives.
     #[inline]
     pub(crate) fn note_post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         self.answers_of.post(sends, empty_polls);
     }
 
-    /// Drops waiting answers with numbers from `psn` up to `end`. The peer requests them again, so they would be sent
-    /// twice.
+    /// Drops unsent answers with sequence numbers from `psn` to before `end`. The peer has requested these answers
+    /// again, so the responder would send them twice.
     fn drop_answer(&mut self, psn: Psn, end: Psn) {
         self.answers.retain(|answer| answer.psn().is_before(psn) || !answer.psn().is_before(end));
     }
 
-    /// Queues a repeated answer before those to later requests.
+    /// Inserts a repeated answer before the answers to later requests.
     fn insert_answer(&mut self, answer: Answer) {
         let place = self.answers.partition_point(|other| other.psn().is_before(answer.psn()));
         self.answers.insert(place, answer);
     }
 
-    /// Queues a NAK and replaces a waiting one.
+    /// Adds a NAK to the unsent answers, in place of an unsent NAK.
     fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
         self.drop_naks();
         self.answers.push_back(Answer::Nak { psn, msn: self.msn, syndrome, again: false });
@@ -214,7 +218,7 @@ impl Responder {
     }
 }
 
-/// Contents of the headers of a request, beside the BTH.
+/// Contents of a request packet: its headers and its payload.
 struct Request<'a> {
     bth: BthRepr,
     operation: PacketOperation,
@@ -225,7 +229,7 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Returns `None` if the packet is too short for its headers or its padding.
+    /// Reads the headers after the BTH. Returns `None` if the packet is too short for its headers or its padding.
     #[inline]
     fn parse(bth: BthRepr, operation: PacketOperation, mut rest: Packet<'a>) -> Option<Self> {
         let opcode = bth.opcode;
@@ -243,8 +247,8 @@ impl<'a> Request<'a> {
         Some(Self { bth, operation, reth, atomic, attachment, payload })
     }
 
-    /// Returns whether the length is valid: first and middle packets are full, last ones are not empty (IBTA Vol 1,
-    /// 9.7.4.1.6).
+    /// Returns whether the payload length is valid: full in first and middle packets, not zero in last packets (IBTA
+    /// Vol 1, 9.7.4.1.6).
     #[inline]
     fn has_valid_length(&self, mtu: usize) -> bool {
         let (length, opcode) = (self.payload.len(), self.bth.opcode);
@@ -256,14 +260,14 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Reason for the NAK to a request; it ends the queue pair.
+/// Reason for a NAK that puts the queue pair into the error state.
 struct Refusal(NakCode);
 
 impl Qp {
-    /// Completes a receive of a reliable connection, so that the peer learns of it first. The completion stays staged
-    /// until the acknowledgement has been handed to the link. So no later action of the program can lose the
-    /// acknowledgement. If the program has recently answered its receives, the acknowledgement waits for the next
-    /// answer instead.
+    /// Completes a receive of a reliable connection, after the peer learns of it. The completion stays staged until the
+    /// driver has handed the acknowledgement to the link. No later action of the program can therefore prevent the
+    /// acknowledgement. If the program has recently answered its receives, the completion is not staged, and the
+    /// acknowledgement waits for the next answer of the program.
     #[inline(always)]
     fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
         let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
@@ -276,7 +280,7 @@ impl Qp {
         self.complete_receive(core, completion);
     }
 
-    /// Hands the due acknowledgement to the engine, since this queue pair is being reset or destroyed.
+    /// Passes the due acknowledgement to the engine, because this queue pair is being reset or destroyed.
     pub(crate) fn say_farewell(&mut self, core: &mut Commons) {
         let is_due = self.resp.ack_due_ns.take().is_some();
         if self.resp.unacknowledged_receive.take().is_some() || is_due {
@@ -289,7 +293,7 @@ impl Qp {
         }
     }
 
-    /// Takes a request on a connected queue pair.
+    /// Handles a request on a connected queue pair.
     #[inline]
     pub(crate) fn handle_request(
         &mut self,
@@ -315,7 +319,7 @@ impl Qp {
             return self.handle_out_of_order(core, &request);
         }
         if std::mem::take(&mut self.resp.nak_sent) {
-            self.resp.drop_naks(); // waiting NAKs ask for the packet that has arrived
+            self.resp.drop_naks(); // the unsent NAKs request the packet that has just arrived
         }
         match self.execute(core, &request) {
             Ok(()) => {}
@@ -340,12 +344,13 @@ impl Qp {
             }
         };
         self.resp.push_nak(psn, Syndrome::nak(code));
-        core.await_link(); // the program may end once it sees flushed completions
+        core.await_link(); // the NAK must leave before the program sees flushed completions and perhaps ends
         core.events.push(event);
         self.enter_error(core);
     }
 
-    /// Handles a request that is not the expected one: an earlier packet was lost, or it is a duplicate.
+    /// Handles a request without the expected sequence number: an earlier packet was lost, or the request is a
+    /// duplicate.
     fn handle_out_of_order(&mut self, core: &mut Commons, request: &Request<'_>) {
         let psn = request.bth.psn;
         if !psn.is_before(self.resp.expected) {
@@ -375,8 +380,8 @@ impl Qp {
                             Access::REMOTE_READ,
                         )
                         .is_ok();
-                // IBTA Vol 1, 9.7.4.4: a repeated READ is executed again. A READ that was never executed in this form
-                // is not a repetition and is dropped.
+                // The responder executes a repeated READ again (IBTA Vol 1, 9.7.4.4). A READ that extends beyond the
+                // executed requests is no repetition, and the responder drops it.
                 if packets > behind {
                     return;
                 }
@@ -385,7 +390,7 @@ impl Qp {
                 }
                 self.resp.drop_answer(psn, psn.add(packets as u32));
                 if !self.make_answer_slot() {
-                    return; // more than the peer may have outstanding
+                    return; // the peer has more requests outstanding than it may
                 }
                 self.resp.insert_answer(Answer::Read {
                     psn,
@@ -414,11 +419,11 @@ impl Qp {
         }
     }
 
-    /// Sends a NAK for a repeated READ whose memory is no longer accessible. Its first answer may have been lost;
-    /// without the NAK the peer repeats the READ until its retries are spent. But the packet may also be a late copy,
-    /// long after the answer arrived. Then the peer ignores the NAK, and so this queue pair continues.
+    /// Sends a NAK for a repeated READ whose memory is no longer accessible. If the first answer was lost, the peer
+    /// would repeat the READ without the NAK until its retries are spent. The request may also be a late copy that
+    /// arrives long after the peer got the answer. The peer then ignores the NAK. This queue pair therefore continues.
     fn refuse_repetition(&mut self, core: &mut Commons, psn: Psn) {
-        // A waiting NAK already makes the peer repeat its requests.
+        // An unsent NAK will make the peer repeat its requests.
         if self.resp.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. })) {
             return;
         }
@@ -427,21 +432,21 @@ impl Qp {
         self.resp.insert_answer(Answer::Nak { psn, msn: self.resp.msn, syndrome, again: true });
     }
 
-    /// Takes the receive that a message needs, or sends an RNR NAK.
+    /// Returns the receive for a message. If there is no receive, queues an RNR NAK.
     #[inline]
     fn need_receive(&mut self, core: &mut Commons, psn: Psn) -> Option<RecvWqe> {
         let wqe = self.take_receive();
         if wqe.is_none() {
             core.counters.rnr_nak_sent += 1;
             self.counters.rnr_nak_sent += 1;
-            // Later packets are silently dropped until this one arrives again (IBTA Vol 1, 9.7.5.2.8).
+            // The responder silently drops later packets until the peer repeats this packet (IBTA Vol 1, 9.7.5.2.8).
             self.resp.nak_sent = true;
             self.resp.push_nak(psn, Syndrome::rnr_nak(self.settings.min_rnr_timer));
         }
         wqe
     }
 
-    /// Records that one request packet was executed.
+    /// Records that the responder has executed one request packet.
     #[inline]
     fn accepted(&mut self, core: &mut Commons, request: &Request<'_>) {
         self.resp.expected = self.resp.expected.next();
@@ -453,8 +458,8 @@ impl Qp {
         }
     }
 
-    /// Returns whether the peer may WRITE all bytes that the RETH announces. Zero bytes need no key (IBTA Vol 1,
-    /// 9.7.4.1.4), but they need the access right of the queue pair.
+    /// Returns whether the peer may WRITE all bytes that the RETH announces. A WRITE of zero bytes needs no valid key
+    /// (IBTA Vol 1, 9.7.4.1.4), but the queue pair must permit WRITEs.
     #[inline]
     fn may_write(&self, core: &mut Commons, reth: &RethRepr) -> bool {
         let length = u64::from(reth.dma_length);
@@ -463,9 +468,9 @@ impl Qp {
             && core.memory.check_remote(self.through(), reth.rkey, reth.virtual_address, length, needed).is_ok()
     }
 
-    /// Makes room for one more answer. The peer counts the answers that it waits for, and an answer that was sent
-    /// once may have arrived. If too many wait, the peer no longer waits for the oldest repeated answer, so the
-    /// responder drops it.
+    /// Makes room for one more answer. Returns false if there is no room. A peer that obeys `max_dest_rd_atomic` waits
+    /// for no more answers than that. So if too many answers are unsent, the peer has already received the oldest
+    /// repeated answer. The responder drops this answer.
     fn make_answer_slot(&mut self) -> bool {
         let answers = &mut self.resp.answers;
         let taken = answers.iter().filter(|answer| !matches!(answer, Answer::Nak { .. })).count();

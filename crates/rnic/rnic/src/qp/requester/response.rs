@@ -1,4 +1,4 @@
-//! Processing of answers by the requester (IBTA Vol 1, 9.7.5).
+//! Handling of ACKs, NAKs and responses by the requester (IBTA Vol 1, 9.7.5).
 
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{
@@ -13,7 +13,7 @@ use crate::qp::Qp;
 use crate::work::SendWqe;
 
 impl Qp {
-    /// Takes a response.
+    /// Handles a response packet.
     #[inline]
     pub(crate) fn handle_response(
         &mut self,
@@ -44,21 +44,21 @@ impl Qp {
         }
     }
 
-    /// Returns whether this sequence number is outstanding.
+    /// Returns whether this sequence number is outstanding. Counts an unexpected response if the number was never sent.
     #[inline]
     fn is_outstanding(&mut self, core: &mut Commons, psn: Psn) -> bool {
         let outstanding = self.req.high_psn.distance_from(self.req.una);
         if psn.distance_from(self.req.una) < outstanding {
             return true;
         }
-        // An older number is a harmless duplicate. A newer number is an error.
+        // An older number belongs to a harmless duplicate. A newer number is an error of the peer.
         if !psn.is_before(self.req.una) {
             core.counters.rx_unexpected_response += 1;
         }
         false
     }
 
-    /// Takes an ACK or NAK.
+    /// Handles an ACK or NAK.
     fn handle_acknowledge(&mut self, core: &mut Commons, bth: &BthRepr, aeth: AethRepr) {
         if !self.is_outstanding(core, bth.psn) {
             return;
@@ -76,7 +76,7 @@ impl Qp {
                     return self.ask_again(core);
                 }
                 if self.req.rnr_until_ns.is_some() {
-                    return; // the same one again: nothing was sent since
+                    return; // a copy of the same RNR NAK, since no packet was sent after it
                 }
                 if self.settings.rnr_retry < 7 {
                     if self.req.rnr_left == 0 {
@@ -87,7 +87,7 @@ impl Qp {
                 }
                 self.rewind(core);
                 self.req.rnr_until_ns = Some(core.now_ns + rnr_timer_ns(timer));
-                self.req.progress_ns = core.now_ns; // the peer lives
+                self.req.progress_ns = core.now_ns; // the RNR NAK shows that the peer is alive
             }
             SyndromeKind::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
                 core.counters.packet_seq_err += 1;
@@ -115,12 +115,12 @@ impl Qp {
         }
     }
 
-    /// Takes a READ response packet.
+    /// Handles a READ response packet.
     fn handle_read_response(&mut self, core: &mut Commons, bth: &BthRepr, payload: Payload<'_>) {
         if !self.is_outstanding(core, bth.psn) {
             return;
         }
-        // A response acknowledges everything before it (IBTA Vol 1, 9.7.5.1.2).
+        // A response acknowledges all requests before its own (IBTA Vol 1, 9.7.5.1.2).
         self.advance(core, bth.psn);
         let head = self.sq.head;
         if head >= self.req.assigned {
@@ -146,7 +146,7 @@ impl Qp {
         self.answered(core, &wqe, cost_of(wqe.length, mtu, index, index + 1));
     }
 
-    /// Takes an atomic response.
+    /// Handles an atomic response.
     fn handle_atomic_response(&mut self, core: &mut Commons, bth: &BthRepr, response: AtomicAckEthRepr) {
         if !self.is_outstanding(core, bth.psn) {
             return;
@@ -161,7 +161,7 @@ impl Qp {
         if !is_atomic || bth.psn != wqe.first_psn {
             return self.ask_again(core);
         }
-        // The old value arrives in host order, as programs expect it.
+        // Store the old value in host byte order, as programs expect it.
         if core.memory.scatter(self.pd, self.sq.sges_of(head), 0, response.original.to_ne_bytes()[..].into()).is_err() {
             return self.fail_oldest(core, Status::LocalProtection);
         }
@@ -170,7 +170,7 @@ impl Qp {
         self.answered(core, &SendWqe { received: 1, ..wqe }, cost);
     }
 
-    /// Counts one response packet of the request at the head of the queue.
+    /// Counts one received response packet of the request at the head of the queue.
     fn answered(&mut self, core: &mut Commons, wqe: &SendWqe, cost: u64) {
         let cost = cost.min(self.req.inbound_in_flight);
         core.delivered_inbound(cost);
@@ -183,14 +183,14 @@ impl Qp {
         }
         self.pull_cursor();
         if !self.req.has_outstanding() {
-            // Responses that crossed a repeated request may leave a charge behind.
+            // If a response and the repetition of its request were on the way at the same time, a charge may be left.
             core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
         }
         self.report_drained(core);
     }
 
-    /// Acknowledges everything before `to`. Returns true if a READ or atomic before it was answered but the answer
-    /// has not arrived: it is lost (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
+    /// Marks all requests before `to` as acknowledged. Returns true if an outstanding READ or atomic is before `to`.
+    /// Its response is lost, since the peer has answered a later request (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
     #[inline]
     fn advance(&mut self, core: &mut Commons, to: Psn) -> bool {
         let before = self.req.una;
@@ -206,7 +206,7 @@ impl Qp {
             }
             let from = self.req.una.distance_from(wqe.first_psn);
             let upto = to.distance_from(wqe.first_psn).min(wqe.packets);
-            // Charges of packets behind the cursor were already taken back by the rewind.
+            // The last rewind has already refunded the charges of packets from the cursor on.
             let charged = if head < self.req.cursor {
                 upto
             } else if head == self.req.cursor {
@@ -237,7 +237,8 @@ impl Qp {
         lost
     }
 
-    /// Moves the cursor over packets that were acknowledged after a rewind, so that they are not sent again.
+    /// Moves the cursor past packets that were acknowledged after a rewind, so that the requester does not send them
+    /// again.
     #[inline]
     fn pull_cursor(&mut self) {
         let req = &mut self.req;
@@ -249,7 +250,7 @@ impl Qp {
         }
     }
 
-    /// Requests a missing response again, once until the oldest outstanding number changes.
+    /// Requests a missing response again, but only once for the same oldest outstanding sequence number.
     fn ask_again(&mut self, core: &mut Commons) {
         if self.req.implied_nak == Some(self.req.una) {
             return;

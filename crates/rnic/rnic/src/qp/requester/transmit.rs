@@ -17,7 +17,7 @@ use crate::work::SendWqe;
 #[inline]
 fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: bool) -> Opcode {
     use SendOperation as Op;
-    // First, middle, last, only: the columns of IBTA's opcode table. They are equal for RC and UC apart from the
+    // Columns of the opcode table of IBTA: first, middle, last, only. RC and UC have the same opcodes, apart from the
     // transport bits.
     let row = match operation {
         Op::Send => [0x00, 0x01, 0x02, 0x04],
@@ -28,7 +28,7 @@ fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: boo
         Op::Read { .. } => [0x0c; 4],
         Op::CompareSwap { .. } => [0x13; 4],
         Op::FetchAdd { .. } => [0x14; 4],
-        Op::BindWindow(_) | Op::LocalInvalidate(_) => unreachable!("nothing is sent for a memory window"),
+        Op::BindWindow(_) | Op::LocalInvalidate(_) => unreachable!("an operation on a memory window sends no packet"),
     };
     let column = match (first, last) {
         (true, false) => 0,
@@ -41,42 +41,43 @@ fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: boo
         QpKind::Uc => 0x20,
         QpKind::Ud => 0x60,
     };
-    // Select the byte in a register: a load from memory would wait for the store of the whole word.
+    // Shift the byte out of a register. To load it from memory, the CPU would wait for the store of the whole word.
     Opcode(transport | (u32::from_le_bytes(row) >> (8 * column)) as u8)
 }
 
-/// Takes the next `N` bytes of a packet that is being written.
+/// Splits the next `N` bytes off a packet that is being written.
 #[inline]
 fn take<'a, const N: usize>(out: &mut &'a mut [u8]) -> &'a mut [u8; N] {
-    let (head, rest) = std::mem::take(out).split_first_chunk_mut().expect("the packet was sized for its headers");
+    let (head, rest) = std::mem::take(out).split_first_chunk_mut().expect("the packet must have room for its headers");
     *out = rest;
     head
 }
 
-/// Packet to write, and its parameters.
+/// Position and parameters of a packet to write.
 #[derive(Clone, Copy)]
 struct PacketPosition {
-    /// The work request.
+    /// Index of the work request.
     index: u64,
-    /// The packet within it, and the number of packets that it represents (for a READ, those of the response).
+    /// Index of the packet within the work request.
     packet: u32,
+    /// Sequence numbers that the packet takes: for a READ, the number of its response packets.
     packets: u32,
     psn: Psn,
     retransmission: bool,
     ack_request: bool,
 }
 
-/// The header of the middle packets of a message, which differ only in their sequence numbers and acknowledgement
-/// requests.
+/// Prepared header of the middle packets of a message. Their headers differ only in sequence number and acknowledgement
+/// request.
 #[derive(Clone, Copy)]
 struct MiddleHeader {
-    /// The work request.
+    /// Index of the work request.
     index: u64,
     header: [u8; BTH_LEN],
 }
 
 impl Qp {
-    /// Sends requests until the budget, the windows or the work is exhausted.
+    /// Sends requests until the budget, the room in the windows or the requests run out.
     pub(crate) fn transmit_requests(
         &mut self,
         core: &mut Commons,
@@ -134,8 +135,8 @@ impl Qp {
         Stop::Idle
     }
 
-    /// Binds or invalidates a window, once all earlier requests are done. Packets that used the window may have to be
-    /// sent again, and no later request starts earlier (IBTA Vol 1, 10.8.3.3).
+    /// Binds or invalidates a memory window, once all earlier requests are done. The requester may have to send packets
+    /// of earlier requests again, which use the window. No later request starts before (IBTA Vol 1, 10.8.3.3).
     fn manage_window(&mut self, core: &mut Commons, index: u64) -> Result<(), Stop> {
         if index != self.sq.head {
             return Err(Stop::Idle);
@@ -144,7 +145,7 @@ impl Qp {
         let done = match self.sq.get(index).operation {
             SendOperation::BindWindow(binding) => core.memory.bind_window(through, &binding),
             SendOperation::LocalInvalidate(rkey) => core.memory.invalidate_window(through, rkey),
-            _ => unreachable!("all other requests take sequence numbers"),
+            _ => unreachable!("only operations on memory windows take no sequence number"),
         };
         if done.is_err() {
             self.fail_oldest(core, Status::MemoryWindowBind);
@@ -157,25 +158,25 @@ impl Qp {
         Ok(())
     }
 
-    /// Starts the timers when the first packet becomes outstanding.
+    /// Records the transmission of a packet. If no other packet is outstanding, starts the timers.
     #[inline]
     fn sent(&mut self, core: &mut Commons, was_outstanding: bool, psn: Psn, retransmission: bool) {
         let req = &mut self.req;
         if !was_outstanding {
-            // Time spent waiting for a window does not count against the peer.
+            // The time that the requester waited for a window does not count as silence of the peer.
             let waited_ns = core.now_ns.saturating_sub(req.sent_ns);
             req.progress_ns = if retransmission { req.progress_ns + waited_ns } else { core.now_ns };
             req.sent_ns = core.now_ns;
         }
         if req.timed.is_none() && !retransmission {
-            req.timed = Some((psn, core.now_ns)); // never a packet sent twice (Karn, RFC 6298 section 3)
+            req.timed = Some((psn, core.now_ns)); // never time a packet that was sent twice (Karn, RFC 6298 section 3)
         }
         if req.high_psn.is_before(req.cursor_psn) {
             req.high_psn = req.cursor_psn;
         }
     }
 
-    /// Sends a request packet again, to find out whether a packet was lost.
+    /// Sends a request packet again as a probe, to find out whether a packet was lost.
     fn transmit_probe(&mut self, core: &mut Commons, probe: Probe, batch: &mut TransmitBatch) -> Result<(), Stop> {
         let req = &self.req;
         let index = match probe {
@@ -230,8 +231,8 @@ impl Qp {
                 return Err(Stop::Idle);
             }
         }
-        // Request an acknowledgement at the end of a message, now and then within a message, and with the packet that
-        // fills the window. Otherwise nothing would open the window again.
+        // Request an acknowledgement at the end of a message, every `ack_request_packets` packets within a message, and
+        // with the packet that fills the window. Without the last request, nothing would open the window again.
         let since_ack_request = self.req.since_ack_request + 1;
         let ack_request = rc
             && (last
@@ -261,7 +262,7 @@ impl Qp {
             }
             self.sent(core, was_outstanding, psn, retransmission);
         } else {
-            // Unreliable: a packet is done once it is sent.
+            // On UC and UD, a packet is done once it is sent.
             self.req.una = self.req.cursor_psn;
             self.req.high_psn = self.req.cursor_psn;
             if last && !core.policy.waits_for_departures {
@@ -271,8 +272,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Writes one packet of a SEND or WRITE. All middle packets of a message that leave together share one prepared
-    /// header.
+    /// Writes one packet of a SEND or WRITE. All middle packets of a message within one call of `transmit_requests`
+    /// share one prepared header.
     #[inline]
     fn write_packet(
         &mut self,
@@ -356,9 +357,10 @@ impl Qp {
         } else if payload > 0 {
             let skip = u64::from(packet) * mtu as u64;
             if core.memory.gather(self.pd, self.sq.sges_of(index), skip, body).is_err() {
-                // The region went away between posting and sending. The peer may have earlier packets, so the request
-                // fails only after all of them are acknowledged: work requests complete in order (IBTA Vol 1,
-                // 10.8.5). Until then no later packet is sent, and each acknowledgement leads here again.
+                // The region was deregistered after the post. The peer may have received earlier packets, and work
+                // requests complete in order (IBTA Vol 1, 10.8.5). The request therefore fails only after all earlier
+                // packets are acknowledged. Until then, the requester sends no later packet, and each acknowledgement
+                // leads to this place again.
                 batch.retract(len);
                 if index == self.sq.head {
                     self.fail_oldest(core, Status::LocalProtection);
@@ -419,14 +421,15 @@ impl Qp {
         Ok(())
     }
 
-    /// Returns the packets per piece of a READ. The response flows into the receive buffer of this device, so the
-    /// window of this device bounds it.
+    /// Returns the number of response packets per piece of a READ. The response arrives in the receive buffer of this
+    /// device, so the window of this device limits the piece.
     fn packets_per_piece(&self, core: &Commons) -> u32 {
         (core.read_piece_cost / in_flight_cost(1, self.mtu() as u64)).max(1).min(u32::MAX.into()) as u32
     }
 
-    /// Returns the number of packets to request together, starting at `packet`. Pieces end at the same places each
-    /// time: a repeated request must be part of one request that the responder knows (IBTA Vol 1, 9.7.4.4).
+    /// Returns the number of response packets to request together, starting at `packet`. Pieces always end at the same
+    /// packets, because a repeated request must be part of one request that the responder has executed (IBTA Vol 1,
+    /// 9.7.4.4).
     fn piece_from(&self, core: &Commons, wqe: &SendWqe, packet: u32) -> u32 {
         let most = self.packets_per_piece(core);
         (wqe.packets - packet).min(most - packet % most)
@@ -476,7 +479,7 @@ impl Qp {
                 AtomicEthRepr { virtual_address, rkey, swap_or_add: add, compare: 0 }
                     .write(take::<ATOMIC_ETH_LEN>(&mut out));
             }
-            _ => unreachable!("only READs and atomics are answered"),
+            _ => unreachable!("the operation must be a READ or an atomic operation"),
         }
         let sent = if retransmission { Sent::Again } else { Sent::Request };
         core.count_sent(&mut self.counters, sent, len as u64 + self.frame_overhead);

@@ -1,4 +1,4 @@
-//! Outgoing answers: READ and atomic responses, NAKs, and due acknowledgements.
+//! Transmission of answers: READ and atomic responses, NAKs, and due acknowledgements.
 
 use doorbell_wire::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, Msn, NakCode, Opcode, Psn, Qpn, Syndrome,
@@ -10,7 +10,7 @@ use crate::qp::{Qp, plain_bth};
 use crate::transmit::{Path, TransmitBatch, TransmitInfo};
 
 impl Qp {
-    /// Sends answers, then the due acknowledgement. Returns true if the budget left some unsent.
+    /// Sends answers, and then the due acknowledgement. Returns true if answers are left that the budget did not allow.
     pub(crate) fn transmit_answers(
         &mut self,
         core: &mut Commons,
@@ -55,14 +55,15 @@ impl Qp {
                 payload_bytes: payload as u32,
             };
             let out = batch.push(&self.path, len, info);
-            let (bth, mut out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
+            let (bth, mut out) = out.split_first_chunk_mut::<BTH_LEN>().expect("the packet must have room for the BTH");
             plain_bth(opcode, self.settings.dest_qpn, psn, pad).write(bth);
             if opcode.has_aeth() {
-                let (aeth, rest) = out.split_first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
+                let (aeth, rest) =
+                    out.split_first_chunk_mut::<AETH_LEN>().expect("the packet must have room for the AETH");
                 AethRepr { syndrome, msn }.write(aeth);
                 out = rest;
             }
-            // A NAK names the packet in question and acknowledges all packets before it.
+            // The PSN of a NAK is that of the rejected packet. The NAK acknowledges all packets before it.
             let acknowledges = if matches!(answer, Answer::Nak { .. }) { psn.sub(1) } else { psn };
             let frame = len as u64 + self.frame_overhead;
             let mut refused = None;
@@ -72,7 +73,9 @@ impl Qp {
                     self.resp.answers.pop_front();
                 }
                 Answer::Atomic { original, .. } => {
-                    let header = out.first_chunk_mut::<ATOMIC_ACK_ETH_LEN>().expect("sized for the AtomicAckETH");
+                    let header = out
+                        .first_chunk_mut::<ATOMIC_ACK_ETH_LEN>()
+                        .expect("the packet must have room for the AtomicAckETH");
                     AtomicAckEthRepr { original: *original }.write(header);
                     core.count_sent(&mut self.counters, Sent::Response, frame);
                     self.resp.answers.pop_front();
@@ -96,7 +99,7 @@ impl Qp {
             }
             match refused {
                 None => self.resp.acknowledged(acknowledges),
-                // The region went away while it was being read.
+                // The region was deregistered while the responder was answering the READ.
                 Some(is_repetition) => {
                     batch.retract(len);
                     if is_repetition {
@@ -112,7 +115,7 @@ impl Qp {
         self.transmit_ack(core, budget, batch)
     }
 
-    /// Sends the due acknowledgement, which covers everything received so far.
+    /// Sends the due acknowledgement, which acknowledges all packets received so far.
     #[inline]
     pub(crate) fn transmit_ack(&mut self, core: &mut Commons, budget: &mut usize, batch: &mut TransmitBatch) -> bool {
         if self.resp.ack_due_ns.is_none() {
@@ -131,13 +134,13 @@ impl Qp {
         false
     }
 
-    /// Returns the acknowledgement of everything received so far.
+    /// Returns an acknowledgement of all packets received so far.
     pub(super) fn acknowledgement(&self) -> Acknowledgement {
         Acknowledgement { dest_qpn: self.settings.dest_qpn, psn: self.resp.expected.sub(1), msn: self.resp.msn }
     }
 }
 
-/// An ACK that acknowledges everything up to `psn`.
+/// ACK for all packets up to `psn`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acknowledgement {
     dest_qpn: Qpn,
@@ -149,7 +152,7 @@ impl Acknowledgement {
     /// Bytes of the packet.
     pub(crate) const LEN: usize = BTH_LEN + AETH_LEN;
 
-    /// Adds it to a batch that has room.
+    /// Adds the ACK to a batch, which must have room for it.
     #[inline]
     pub(crate) fn write(&self, path: &Path, qpn: Qpn, batch: &mut TransmitBatch) {
         let opcode = Opcode::RC_ACKNOWLEDGE;
@@ -164,9 +167,9 @@ impl Acknowledgement {
             payload_bytes: 0,
         };
         let out = batch.push(path, Self::LEN, info);
-        let (bth, out) = out.split_first_chunk_mut::<BTH_LEN>().expect("sized for the BTH");
+        let (bth, out) = out.split_first_chunk_mut::<BTH_LEN>().expect("the packet must have room for the BTH");
         plain_bth(opcode, self.dest_qpn, self.psn, 0).write(bth);
-        let aeth = out.first_chunk_mut::<AETH_LEN>().expect("sized for the AETH");
+        let aeth = out.first_chunk_mut::<AETH_LEN>().expect("the packet must have room for the AETH");
         AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: self.msn }.write(aeth);
     }
 }

@@ -12,7 +12,8 @@ use crate::work::RecvWqe;
 /// Status of a failed receive, and the NAK code for the peer.
 struct Failure(Status, NakCode);
 
-/// Places a packet of a SEND after `done` bytes of the message. Returns the number of bytes placed so far.
+/// Copies the payload of a SEND packet into the receive, after the `done` bytes of the message that are already there.
+/// Returns the bytes of the message that are now in the receive.
 #[inline]
 fn place(core: &mut Commons, wqe: &RecvWqe, done: u64, request: &Request<'_>) -> Result<u64, Failure> {
     let total = done + request.payload.len() as u64;
@@ -25,12 +26,12 @@ fn place(core: &mut Commons, wqe: &RecvWqe, done: u64, request: &Request<'_>) ->
 }
 
 impl Qp {
-    /// Executes the expected request.
+    /// Executes a request packet with the expected sequence number.
     #[inline]
     pub(super) fn execute(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
         let invalid = Refusal(NakCode::INVALID_REQUEST);
-        // IBTA Vol 1, 9.7.4.1.3: valid sequences of packets.
+        // The table of valid packet sequences is in IBTA Vol 1, 9.7.4.1.3.
         let in_sequence = match (&self.resp.current, request.operation) {
             (Current::None, _) => opcode.is_first(),
             (Current::Send { .. }, PacketOperation::Send) | (Current::Write { .. }, PacketOperation::Write) => {
@@ -54,7 +55,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Completes a receive with an error and returns the refusal of the peer's request.
+    /// Completes a receive with an error and returns the reason for the NAK.
     fn fail_receive(&mut self, core: &mut Commons, wr_id: u64, Failure(status, code): Failure) -> Refusal {
         let opcode = CompletionOpcode::Receive;
         self.complete_receive(core, Completion { wr_id, status, opcode, ..Completion::default() });
@@ -64,7 +65,7 @@ impl Qp {
     #[inline]
     fn execute_send(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
-        // The receive of a message of one packet is used in its place.
+        // A message of one packet uses its receive without taking it out of the ring.
         if opcode.is_first()
             && opcode.is_last()
             && let ReceiveQueue::Own { ring, .. } = &mut self.rq
@@ -81,7 +82,7 @@ impl Qp {
             }
         } else {
             let Current::Send { wqe, done } = std::mem::take(&mut self.resp.current) else {
-                return Err(Refusal(NakCode::INVALID_REQUEST)); // not in sequence, which was checked before
+                return Err(Refusal(NakCode::INVALID_REQUEST)); // unreachable: `execute` has checked the sequence
             };
             (wqe, done)
         };
@@ -96,8 +97,8 @@ impl Qp {
         }
     }
 
-    /// Ends a message after its last packet was placed, with its number of bytes, or after a packet could not be
-    /// placed.
+    /// Ends a SEND message, either after its last packet was copied, with the number of its bytes, or after a packet
+    /// could not be copied.
     #[inline]
     fn end_send(
         &mut self,
@@ -111,10 +112,10 @@ impl Qp {
             Err(failure) => return Err(self.fail_receive(core, wr_id, failure)),
         };
         // A peer may invalidate only the key of a type 2 window that was bound through this queue pair (IBTA Vol 1,
-        // 9.4.1.1.3, 10.6.7.2.6). Any other key is an R_Key violation, a class C error (9.9.3). The NAK is "remote
-        // access error", the used receive completes with an error, and both queue pairs go to the error state.
-        // Linux's rdma_rxe rejects regions and type 1 windows as well, but it acknowledges the message and fails the
-        // receive with "remote invalid request".
+        // 9.4.1.1.3, 10.6.7.2.6). Any other key is an R_Key violation, a class C error (9.9.3). The responder sends the
+        // NAK "remote access error" and completes the used receive with an error. Both queue pairs enter the error
+        // state. Linux's `rdma_rxe` also rejects keys of regions and of type 1 windows, but acknowledges the message
+        // and fails the receive with "remote invalid request".
         if let Attachment::Invalidated(rkey) = request.attachment
             && core.memory.invalidate_window(self.through(), rkey).is_err()
         {
@@ -154,7 +155,7 @@ impl Qp {
             _ => return Err(Refusal(NakCode::INVALID_REQUEST)),
         };
         let total = done + request.payload.len() as u64;
-        // The last packet, and no other, completes the length of the RETH.
+        // The last packet must complete the length in the RETH, and no earlier packet may complete it.
         if total > length || opcode.is_last() != (total == length) {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }

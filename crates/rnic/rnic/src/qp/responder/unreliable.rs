@@ -1,4 +1,4 @@
-//! UC and UD requests, which get no answers (IBTA Vol 1, 9.8.2, 9.8.3).
+//! UC and UD requests, which the responder does not answer (IBTA Vol 1, 9.8.2, 9.8.3).
 
 use std::net::IpAddr;
 
@@ -12,7 +12,8 @@ use crate::qp::Qp;
 use crate::work::RecvWqe;
 
 impl Qp {
-    /// Takes a UC request. It gets no answer, and a message with a gap is dropped completely (IBTA Vol 1, 9.8.2.2).
+    /// Handles a UC request packet. The responder sends no answer, and drops the whole message if one of its packets is
+    /// missing (IBTA Vol 1, 9.8.2.2).
     pub(super) fn handle_unreliable(&mut self, core: &mut Commons, request: &Request<'_>) {
         let opcode = request.bth.opcode;
         let in_order = request.bth.psn == self.resp.expected;
@@ -39,7 +40,7 @@ impl Qp {
         self.resp.dropping &= !opcode.is_last();
     }
 
-    /// Abandons the arriving UC message, and counts it once.
+    /// Abandons the UC message that is being received. Counts each message once.
     fn drop_unreliable(&mut self, core: &mut Commons) {
         if !std::mem::replace(&mut self.resp.dropping, true) {
             core.counters.rx_dropped_messages += 1;
@@ -47,8 +48,9 @@ impl Qp {
         self.return_receive();
     }
 
-    /// Fails a receive whose memory is gone or is not the queue pair's. The receive completes with an error, which
-    /// ends the queue pair (IBTA Vol 1, 9.9.3, class A). A receive that was returned would drop every later message.
+    /// Completes a receive with an error, because its memory is gone or does not belong to the protection domain of the
+    /// queue pair. The error puts the queue pair into the error state (IBTA Vol 1, 9.9.3, class A). If the receive were
+    /// returned to the queue instead, the queue pair would drop every later message.
     fn fail_local_receive(&mut self, core: &mut Commons, wqe: &RecvWqe) {
         let (status, opcode) = (Status::LocalProtection, CompletionOpcode::Receive);
         self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });
@@ -56,7 +58,7 @@ impl Qp {
         self.enter_error(core);
     }
 
-    /// Places a packet. Returns false if the message cannot be placed and must be dropped.
+    /// Copies a UC packet into memory. Returns false if that is impossible and the message must be dropped.
     fn place_unreliable(&mut self, core: &mut Commons, request: &Request<'_>) -> bool {
         let (opcode, payload) = (request.bth.opcode, request.payload);
         let completion = |wqe: &RecvWqe, opcode, byte_len| Completion {
@@ -123,7 +125,7 @@ impl Qp {
         true
     }
 
-    /// Takes a UD datagram.
+    /// Handles a UD datagram.
     pub(crate) fn handle_datagram(&mut self, core: &mut Commons, outer: &Outer, bth: BthRepr, mut rest: Packet<'_>) {
         let packet_bytes = BTH_LEN + rest.len();
         let Some(deth) = rest.split::<DETH_LEN>().map(DethRepr::read) else {
@@ -138,7 +140,8 @@ impl Qp {
             core.counters.rx_key_violation += 1;
             return;
         }
-        // A datagram that finds no receive, or one that is too short, is silently dropped (IBTA Vol 1, 9.8.3.2.2).
+        // The responder silently drops a datagram if there is no receive or the receive is too short (IBTA Vol 1,
+        // 9.8.3.2.2).
         let total = (GRH_LEN + request.payload.len()) as u64;
         let wqe = if request.payload.len() <= self.mtu() { self.try_receive() } else { None };
         let wqe = match wqe {
@@ -176,11 +179,11 @@ impl Qp {
     }
 }
 
-/// Returns the 40 bytes before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header, rebuilt from known
-/// values (RoCE v2 annex A17, A17.4.5.2).
+/// Returns the 40 bytes that the receive holds before a UD payload: the IPv6 header, or 20 zeros and the IPv4 header.
+/// The headers are rebuilt from the fields that the device knows (IBTA Vol 1, Annex A17, A17.4.5.2).
 fn routing_header(outer: &Outer, packet_bytes: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
-    // Content after the IP header: UDP, the packet from its BTH to its padding, ICRC.
+    // Bytes after the IP header: the UDP header, the packet from BTH to padding, and the ICRC.
     let payload = (UDP_LEN + packet_bytes + ICRC_LEN) as u16;
     match (outer.src, outer.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
