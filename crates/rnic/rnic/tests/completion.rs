@@ -1,5 +1,5 @@
-//! All interleavings of an engine that adds completions and of threads that reap them. Each completion is reaped
-//! once, and a program that sleeps until a notification wakes up.
+//! Model checks of all interleavings of an engine that adds completions and of threads that reap them. Each completion
+//! must be reaped once, and a program that sleeps until a notification must wake up.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
 #[path = "../src/completion.rs"]
@@ -18,14 +18,14 @@ fn numbered(wr_id: u64) -> Completion {
     Completion { wr_id, ..Completion::default() }
 }
 
-/// A completion channel: notifications stay until they are taken.
+/// A completion channel, which keeps each notification until a thread takes it.
 struct Channel {
     notifications: Mutex<usize>,
     changed: Condvar,
 }
 
 impl Channel {
-    /// Makes a channel, and a queue that notifies it.
+    /// Creates a channel, and a queue that notifies the channel.
     fn with_queue(depth: usize) -> (Arc<Self>, Arc<CompletionQueue>) {
         let channel = Arc::new(Self { notifications: Mutex::new(0), changed: Condvar::new() });
         let notified = Arc::clone(&channel);
@@ -36,7 +36,7 @@ impl Channel {
         (channel, Arc::new(CompletionQueue::new(depth, Some(notifier))))
     }
 
-    /// Sleeps until a notification arrives. The model checker fails a run in which none arrives.
+    /// Sleeps until a notification arrives. If none arrives, the model checker fails the run.
     fn wait(&self) {
         let mut notifications = self.notifications.lock().unwrap();
         while *notifications == 0 {
@@ -65,7 +65,7 @@ fn sleeps_until_notified(polls_again: bool) {
             move || (1..=COMPLETIONS).for_each(|number| queue.push_all(&[numbered(number)]).unwrap())
         });
         let mut reaped = 0;
-        // Returns whether all completions are reaped.
+        // The closure returns whether all completions are reaped.
         let mut reap_all = || {
             let mut out = [Completion::default()];
             while queue.poll(&mut out).unwrap() > 0 {

@@ -1,7 +1,7 @@
-//! Runs the fuzz bodies over a corpus and for a bounded time of mutation.
+//! Runs the fuzz bodies over a corpus, and over mutated inputs for a bounded time.
 //!
-//! The corpus in `tests/corpus/<body>/` comes from `cargo xtask fuzz`, which keeps the smallest set of inputs with the
-//! same code coverage. Inputs that once failed are also stored there, each under a name.
+//! `cargo xtask fuzz` writes the corpus in `tests/corpus/<body>/` and keeps the smallest set of inputs with the same
+//! code coverage. Each input that once failed is also there, under a name of its own.
 
 mod common;
 

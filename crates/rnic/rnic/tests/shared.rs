@@ -1,5 +1,5 @@
-//! All interleavings of engines that take receives from a shared receive queue and a program that fills it and arms its
-//! limit. No receive is lost or taken twice, and the limit raises one event.
+//! Model checks of all interleavings of engines that take receives from a shared receive queue, and of a program that
+//! fills the queue and arms its limit. No receive may be lost or taken twice, and the limit must raise one event.
 
 use doorbell_testing::model;
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
@@ -12,7 +12,7 @@ mod sync {
     pub(super) use loom::sync::atomic::AtomicBool;
 }
 
-/// Model of a receive in the queue.
+/// Replacement for the receives of the crate: a receive is only a number.
 mod work {
     #[derive(Debug)]
     pub(crate) struct RecvWqe(pub(crate) u64);
@@ -39,7 +39,7 @@ fn use_one(queue: &SharedReceiveQueue) -> Option<u64> {
     Some(number)
 }
 
-/// Arms the limit while an engine takes the only receive. `prepare` runs on the queue before.
+/// Arms the limit while an engine takes the only receive. `prepare` runs on the queue before both.
 fn arm_while_the_last_is_taken(prepare: fn(&SharedReceiveQueue)) {
     loom::model(move || {
         let (queue, events) = queue(2, 1);

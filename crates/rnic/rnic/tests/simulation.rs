@@ -10,7 +10,7 @@ use common::world::DEFAULT_BUFFER_BYTES;
 use common::{Acks, Link, Rng, Worst};
 use doorbell_testing::seeded_test;
 
-/// The faults, each alone and all together.
+/// Names of the faults: each fault alone, and "mixed" for all of them.
 const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "held-acks", "mixed"];
 
 const WORST: Worst = Worst { loss: 200, buffer_bytes: 40_000, full: 0 };
@@ -26,7 +26,7 @@ fn options(seed: u64) -> (&'static str, Options) {
     if name == "held-acks" {
         acks = Acks::Held;
     }
-    // Use two nodes, or up to eight with less work for each.
+    // Use two nodes, or up to eight nodes with less work each.
     let nodes = if rng.chance(600) { 2 } else { rng.within(3, 8) as usize };
     let connections = rng.within(1, nodes as u64 + 1) as usize;
     let messages = 40 / connections + 2;
@@ -48,7 +48,7 @@ fn for_seeds(test: seeds::Test, fixed: u64, body: impl Fn(u64) + Sync) {
     });
 }
 
-/// Runs a seed repeatedly; the peer vanishes before step 0, 1, 2, ...
+/// Repeats the run of a seed. In each repetition, one node vanishes one step later.
 fn vanish(seed: u64) {
     let mut rng = Rng::new(seed ^ 0x7661_6e69);
     let nodes = rng.within(2, 3) as usize;
@@ -80,7 +80,7 @@ fn a_peer_that_vanishes_is_reported_and_holds_no_resources() {
     for_seeds(seeded_test!("a_peer_that_vanishes"), 40, vanish);
 }
 
-/// Flips bytes in packets without an ICRC that would catch it.
+/// Flips bytes in packets. No ICRC protects these packets, so the RNICs process them.
 fn flips(seed: u64) {
     let (mut world, _secrets) = stage();
     world.rng = Rng::new(seed);

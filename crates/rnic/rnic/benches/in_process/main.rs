@@ -1,5 +1,5 @@
-//! CPU time per message of both sides together, from the post to both completions. Two RNICs run in one thread. The
-//! benchmark seals and checks the ICRC of each packet, and has no other part of a link.
+//! Benchmark of the CPU time per message of both sides together, from the post to both completions. Two RNICs run in
+//! one thread. The benchmark writes and checks the ICRC of each packet, but has no other part of a link.
 
 mod pair;
 mod words {
@@ -12,7 +12,7 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pair::{BURST, Pair};
 
-/// Clock of the CPU time of the thread, which excludes other load on the machine.
+/// Clock of the CPU time of this thread. Other load on the machine does not advance this clock.
 struct CpuTime(WallTime);
 
 impl Measurement for CpuTime {

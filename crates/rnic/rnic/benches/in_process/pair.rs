@@ -8,18 +8,18 @@ use std::sync::Arc;
 use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Rnic, TransmitBatch};
 use doorbell_wire::{Check, Flow, ICRC_LEN, Outer, PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 
-// The including program defines this module.
+// The program that includes this file defines the module `words`.
 use super::words::{
     Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
     SendFlags, SendOperation, SendRequest, Sge,
 };
 
 const WINDOW: usize = 64;
-/// Number of messages that the receiver takes at a time and acknowledges once.
+/// Number of messages that the receiver handles together and acknowledges with one packet.
 pub(crate) const BURST: usize = 16;
 
-/// Methods that an `Rnic` of older revisions lacks. `cargo xtask compare` also builds this file with those revisions.
-/// An inherent method takes precedence over one of a trait.
+/// Methods that `Rnic` lacks in older revisions. `cargo xtask compare` also builds this file with those revisions. If
+/// `Rnic` has an inherent method of the same name, this method takes precedence.
 #[allow(dead_code)]
 trait Later {
     fn transmitted(&mut self) {}
@@ -47,17 +47,18 @@ fn side(own: u8, peer: u8, bytes: usize) -> Side {
         Config { address: address(own), active_mtu: PathMtu::Mtu4096, receive_buffer_bytes: 8 << 20, seed: [own; 32] };
     let mut rnic = Rnic::new(config, None);
     let pd = rnic.create_pd();
-    let layout = Layout::from_size_align(bytes, 4096).expect("a small block");
+    let layout = Layout::from_size_align(bytes, 4096).expect("the block is small");
     // SAFETY: the layout is not empty; the block is never freed.
     let base = unsafe { alloc_zeroed(layout) };
     assert!(!base.is_null());
     // SAFETY: the block is never freed, and no reference to it is ever made.
-    let region = unsafe { rnic.register(pd, base, bytes, base as u64, Access::all(), None) }.expect("room");
-    let (cq, queue) = rnic.create_cq(4 * WINDOW, None).expect("room");
+    let region =
+        unsafe { rnic.register(pd, base, bytes, base as u64, Access::all(), None) }.expect("the device has room");
+    let (cq, queue) = rnic.create_cq(4 * WINDOW, None).expect("the device has room");
     let capacities =
         QpCapacities { max_send_wr: WINDOW, max_recv_wr: 2 * WINDOW, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
     let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
-    let qpn = rnic.create_qp(init).expect("room");
+    let qpn = rnic.create_qp(init).expect("the device has room");
     let sge = Sge { address: base as u64, length: bytes as u32, lkey: region.lkey() };
     let outer = Outer {
         src: address(own),
@@ -103,12 +104,13 @@ fn connect(own: &mut Side, peer: &Side) {
         },
     ];
     for step in steps {
-        own.rnic.modify_qp(own.qpn, &step).expect("the usual way up");
+        own.rnic.modify_qp(own.qpn, &step).expect("each queue pair can go from reset to RTS");
     }
 }
 
 impl Side {
-    /// Sends all waiting packets: seals them, and hands them to the peer in bursts. Returns the number of packets.
+    /// Sends all waiting packets: writes their ICRC and hands them to the peer in bursts. Returns the number of
+    /// packets.
     fn transmit(&mut self, peer: &mut Side, now_ns: u64, mut after: impl FnMut(&mut Side)) -> usize {
         self.batch.clear();
         let packets = self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch);
@@ -154,11 +156,11 @@ impl Side {
     fn receive(&mut self, count: usize) {
         let sges = [self.sge];
         let requests = [RecvRequest { wr_id: 1, sges: &sges }; BURST];
-        self.rnic.post_recv(self.qpn, &requests[..count]).expect("there is room");
+        self.rnic.post_recv(self.qpn, &requests[..count]).expect("the queue has room");
     }
 }
 
-/// Two connected queue pairs, of which the first sends.
+/// Two connected queue pairs. The first sends to the second.
 pub(crate) struct Pair {
     a: Side,
     b: Side,
@@ -182,7 +184,7 @@ impl Pair {
         if self.bytes > 4096 { 8 } else { WINDOW }
     }
 
-    /// Sends a window of messages, `per_post` with each post, and waits until both sides are done with them.
+    /// Sends a window of messages, `per_post` in each post, and runs both sides until all work requests are complete.
     pub(crate) fn round(&mut self, per_post: usize) {
         let window = self.window();
         let Self { a, b, now_ns, .. } = self;

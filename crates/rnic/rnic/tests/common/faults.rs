@@ -3,17 +3,17 @@
 use super::Rng;
 use super::world::Link;
 
-/// Maximum faults of a link: rates are per mille of packets.
+/// Maximum faults of a link. Rates are per mille of packets.
 pub struct Worst {
     pub loss: u64,
-    /// Size of the receive buffer that overflows.
+    /// Size of the receive buffer in runs with the fault "overflow".
     pub buffer_bytes: u64,
-    /// Rate at which the link is full. If 0, "mixed" does not include this fault.
+    /// Maximum rate at which the link is full. If 0, "mixed" does not include this fault.
     pub full: u64,
 }
 
 impl Link {
-    /// Gives the link the fault of this name, or all faults if the name is "mixed". Any other name gives none.
+    /// Adds the fault with this name to the link, or all faults if the name is "mixed". Any other name adds no fault.
     pub fn disturb(&mut self, fault: &str, worst: &Worst, rng: &mut Rng) {
         let all = fault == "mixed";
         if fault == "loss" || all {

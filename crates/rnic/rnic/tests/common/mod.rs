@@ -1,5 +1,11 @@
-//! A world of RNICs on a virtual clock, shared by the tests and the fuzz targets.
-#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
+//! RNICs on a virtual clock, which the tests and the fuzz targets share.
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    missing_docs,
+    reason = "each test uses only a part of this module"
+)]
 
 pub mod connect;
 pub mod faults;

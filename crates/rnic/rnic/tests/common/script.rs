@@ -1,4 +1,4 @@
-//! One RNIC against a scripted peer, packet by packet.
+//! One RNIC under test and a peer whose packets the test writes.
 
 use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Completion, Counters, Payload, PostError, QpKind, QpState, RecvRequest,
@@ -12,15 +12,15 @@ use doorbell_wire::{
 use super::world::{Acks, Sent};
 use super::{End, Link, World};
 
-/// The RNIC under test.
+/// Index of the node with the RNIC under test.
 pub const OWN: usize = 0;
-/// The peer, whose own RNIC is silent.
+/// Index of the node of the peer, whose own RNIC sends nothing.
 pub const PEER: usize = 1;
-/// Number of the peer's queue pair.
+/// Queue pair number of the peer.
 pub const PEER_QPN: Qpn = Qpn::new(0x777);
-/// First sequence number of the peer's requests.
+/// Sequence number of the first request of the peer.
 pub const PEER_PSN: Psn = Psn::new(5000);
-/// First sequence number of the requests of the RNIC under test, unless an `End` sets another.
+/// Sequence number of the first request of the RNIC under test, unless an `End` sets another number.
 pub const OWN_PSN: Psn = Psn::new(100);
 
 /// Returns a packet built from its headers and payload, padded.
@@ -31,7 +31,7 @@ pub fn packet(bth: BthRepr, extension: &[u8], payload: &[u8]) -> Vec<u8> {
     [&header[..], extension, payload, &[0; 3][..pad]].concat()
 }
 
-/// A request of the peer, or a response.
+/// A packet of the peer: a request or a response.
 #[derive(Clone, Debug)]
 pub struct Say {
     pub bth: BthRepr,
@@ -152,16 +152,17 @@ impl Script {
         self.world.state_of(OWN, self.qpn)
     }
 
-    /// Registers a part of the node's memory with other rights.
+    /// Registers a part of the memory of the node again, with other rights.
     pub fn region(&mut self, offset: usize, length: usize, access: Access) -> std::sync::Arc<doorbell_rnic::Region> {
         let node = &mut self.world.nodes[OWN];
         assert!(offset + length <= node.memory.len());
         let (base, address) = (node.memory.base().wrapping_add(offset), node.memory.address() + offset as u64);
         // SAFETY: the block lives as long as the node's RNIC.
-        unsafe { node.rnic.register(node.pd, base, length, address, access, None) }.expect("room for a region")
+        unsafe { node.rnic.register(node.pd, base, length, address, access, None) }
+            .expect("the device has room for a region")
     }
 
-    /// Returns a packet of the peer, with PSN 5000 and with an acknowledgement request, for the test to fill in.
+    /// Returns a packet of the peer with PSN 5000 and an acknowledgement request. The test changes its other fields.
     pub fn say(&self, opcode: Opcode) -> Say {
         let bth = BthRepr {
             opcode,
@@ -230,16 +231,17 @@ impl Script {
         self.sent().iter().map(|sent| (sent.opcode(), sent.psn())).collect()
     }
 
-    /// Advances the time, and lets the RNIC handle the deadlines in between.
+    /// Advances the time by `ns`. The RNIC handles all deadlines in between.
     pub fn pass(&mut self, ns: u64) {
         let until_ns = self.world.now_ns + ns;
         self.world.run_until(until_ns);
     }
 
-    /// Posts a request with `length` bytes at the start of memory as source or destination, and returns its number.
+    /// Posts a request whose source or destination is the first `length` bytes of memory. Returns the number of the
+    /// work request.
     pub fn post_flagged(&mut self, operation: SendOperation, length: usize, flags: SendFlags) -> u64 {
         let wr_id = self.next_send;
-        self.try_post(operation, length, flags).expect("there is room in the queue");
+        self.try_post(operation, length, flags).expect("the queue has room");
         wr_id
     }
 
@@ -264,28 +266,28 @@ impl Script {
         self.post(SendOperation::Read { remote_address: 0x10_0000, rkey: RKey::new(0x1234) }, length)
     }
 
-    /// Posts a receive of `length` bytes at `offset`; its number is the offset.
+    /// Posts a receive of `length` bytes at `offset`. The number of the work request is the offset.
     pub fn receive(&mut self, offset: usize, length: usize) {
         let sges = [self.world.nodes[OWN].sge(offset, length)];
         let qpn = self.qpn;
         let request = RecvRequest { wr_id: offset as u64, sges: &sges };
-        self.rnic().post_recv(qpn, &[request]).expect("there is room in the queue");
+        self.rnic().post_recv(qpn, &[request]).expect("the queue has room");
     }
 
-    /// Returns the new completions. The RNIC sends its packets first, since a receive is visible only after its
-    /// acknowledgement.
+    /// Returns the new completions. The RNIC first sends its packets, since the completion of a receive is visible only
+    /// after its acknowledgement.
     pub fn reap(&mut self) -> Vec<Completion> {
         self.world.transmit();
         self.world.nodes[OWN].reap()
     }
 
-    /// Returns the numbers and statuses of the new completions.
+    /// Returns the work request numbers and statuses of the new completions.
     pub fn ends(&mut self) -> Vec<(u64, Status)> {
         self.reap().iter().map(|completion| (completion.wr_id, completion.status)).collect()
     }
 
-    /// Answers enough messages that the acknowledgement of the next one may wait for its answer. Returns the number
-    /// of the next request. The receives lie at the end of memory.
+    /// Answers messages until the acknowledgement of the next message may wait for its answer. Returns the sequence
+    /// number of the next request. The receives lie at the end of memory.
     pub fn answer_often(&mut self) -> Psn {
         for index in 0..8 {
             let offset = self.world.nodes[OWN].memory.len() - 8;

@@ -1,10 +1,10 @@
-//! Counts of the events in runs. A simulation does not test an event that never happens.
+//! Counts of the events in simulated runs. The simulation does not test an event that never happens.
 
 use doorbell_verbs_core::{Access, AsyncEvent, Counters, Status};
 
 macro_rules! hits {
     ($($name:ident = $text:literal,)*) => {
-        /// Event that must happen in a run of all seeds.
+        /// Event that must happen at least once in the runs of all seeds.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Hit {
             $($name,)*
@@ -154,12 +154,12 @@ impl Tally {
             Status::RemoteOperation => Hit::RemoteOperation,
             Status::RetryExceeded => Hit::RetryExceeded,
             Status::RnrRetryExceeded => Hit::RnrRetryExceeded,
-            // Only a peer that breaks the protocol, or a faulty RNIC, causes these statuses.
+            // Only a peer that breaks the protocol, or a defective RNIC, causes these statuses.
             other => panic!("no RNIC of this world causes the status {other:?}"),
         });
     }
 
-    /// Adds the counters of a device's whole life.
+    /// Adds the counters of a device at the end of its life.
     pub fn counters(&mut self, counters: &Counters) {
         let c = counters;
         for (hit, count) in [

@@ -1,8 +1,8 @@
-//! Random work over RC between the RNICs of a world, and a model of its effects.
+//! Random work over RC between the RNICs of a world, and a model of the effects of this work.
 //!
 //! Each SEND has different bytes, and atomics count. WRITEs overlap in an area that the model writes in the same order.
-//! READs fetch constant bytes, or a snapshot that a fence protects. So the checks detect a lost, repeated, reordered or
-//! torn message. `post.rs` creates the work, and `check.rs` compares its results with the model.
+//! READs fetch constant bytes, or a snapshot that a fence protects. The checks therefore detect a lost, repeated,
+//! reordered or torn message. `post.rs` creates the work, and `check.rs` compares its results with the model.
 
 mod check;
 mod post;
@@ -18,7 +18,7 @@ use super::{Acks, End, Link, Rng, World};
 const MEMORY_BYTES: usize = 8 << 20;
 const AREA_BYTES: usize = 8 << 10;
 const CQ_DEPTH: usize = 1 << 14;
-/// Windows on each side of a connection that the peer may invalidate.
+/// Maximum number of windows on each side of a connection, which the peer may invalidate.
 const WINDOWS: usize = 6;
 
 /// Options of one seed.
@@ -33,7 +33,7 @@ pub struct Options {
     pub retry_count: u8,
 }
 
-/// Returns the message with this number. All messages differ.
+/// Returns the bytes of the message with number `tag`. All messages differ.
 pub fn pattern(tag: u64, length: usize) -> Vec<u8> {
     let mut rng = Rng::new(tag);
     let mut bytes = vec![0; length];
@@ -46,7 +46,7 @@ pub fn pattern(tag: u64, length: usize) -> Vec<u8> {
 #[derive(Clone, Debug)]
 enum Check {
     Nothing,
-    /// A READ of these bytes.
+    /// A READ that must return `expected`.
     Read {
         offset: usize,
         expected: Vec<u8>,
@@ -68,7 +68,7 @@ struct Posted {
     check: Check,
 }
 
-/// Expected contents of the peer's next receive completion.
+/// Expected contents of a receive completion of the peer.
 struct Expected {
     tag: u64,
     length: usize,
@@ -88,13 +88,13 @@ pub struct Side {
     pub to_post: usize,
     posted: VecDeque<Posted>,
     expected: VecDeque<Expected>,
-    /// Posted receives of its own queue, in order: number and offset.
+    /// Posted receives of the own receive queue, in order: number and offset in memory.
     receives: VecDeque<(u64, usize)>,
     slots: Vec<usize>,
     write_area: usize,
     write_model: Vec<u8>,
     source_area: usize,
-    /// Windows of the peer that SENDs invalidate.
+    /// Keys of windows of the peer that SENDs have not invalidated yet.
     peer_windows: Vec<RKey>,
     cas_offset: usize,
     cas_value: u64,
@@ -145,7 +145,8 @@ impl Workload {
             shared.push(rng.chance(300).then(|| {
                 let depth = rng.within(1, 8) as usize;
                 let pd = world.nodes[node].pd;
-                let (srq, _) = world.nodes[node].rnic.create_srq(pd, depth, 3).expect("room for a queue");
+                let (srq, _) =
+                    world.nodes[node].rnic.create_srq(pd, depth, 3).expect("the device has room for a queue");
                 let slots = (0..depth).map(|_| take(used, slot_bytes)).collect();
                 SharedReceives { srq, slots, posted: 0 }
             }));
@@ -238,7 +239,7 @@ impl Workload {
         self.world.nodes[side.node].rnic.query_qp(side.qpn).expect("the queue pair exists").outstanding_sends
     }
 
-    /// Performs random actions of the programs. With `eager`, performs all possible ones.
+    /// Performs random actions of the programs. With `eager`, performs all possible actions.
     pub fn act(&mut self, eager: bool) {
         for node in 0..self.world.nodes.len() {
             if self.world.nodes[node].alive && (eager || self.rng.chance(700)) {
@@ -289,7 +290,7 @@ impl Workload {
         }
     }
 
-    /// Runs until all work is done. After each step, checks facts that the programs cannot see.
+    /// Runs until all work is done. After each step, checks state that the programs cannot see.
     pub fn finish(&mut self) {
         let mut steps = 0;
         while !self.is_done() {

@@ -15,13 +15,13 @@ use super::tally::{Hit, Tally};
 use super::trace::trace;
 use super::{Block, Rng};
 
-/// Linux's default socket receive buffer.
+/// Size of the default socket receive buffer of Linux.
 pub const DEFAULT_BUFFER_BYTES: u64 = 212_992;
 
-/// Bytes that the kernel charges for a datagram beside its contents.
+/// Bytes that the kernel charges for a datagram in addition to its contents.
 pub const DATAGRAM_COST_BYTES: u64 = 832;
 
-/// Faults and delays of the link. Rates are per mille of packets, times in nanoseconds.
+/// Faults and delays of the link. Rates are per mille of packets, times are in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub latency_ns: u64,
@@ -29,16 +29,17 @@ pub struct Link {
     pub jitter_ns: u64,
     pub loss: u64,
     pub duplicate: u64,
-    /// Rate of packets that take `delay` longer.
+    /// Rate of packets that arrive `delay_ns` later.
     pub delay: u64,
     pub delay_ns: u64,
-    /// Rate of packets with flipped bytes that no ICRC catches.
+    /// Rate of packets with flipped bytes, which no ICRC detects.
     pub flip: u64,
     /// Maximum time that packets wait in the receive buffer.
     pub service_ns: u64,
     pub buffer_bytes: u64,
-    /// Rate at which a link that took a batch is full afterwards, and the maximum time.
+    /// Rate at which the link is full after it has accepted a batch.
     pub full: u64,
+    /// Maximum time for which the link is full.
     pub full_ns: u64,
 }
 
@@ -60,7 +61,7 @@ impl Default for Link {
     }
 }
 
-/// Time at which due acknowledgements are released early.
+/// Release of due acknowledgements before their hold time ends: always, never or at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
     Released,
@@ -68,7 +69,7 @@ pub enum Acks {
     AtRandom,
 }
 
-/// A packet in flight, or a recorded one.
+/// A packet in flight, or a packet in the log.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub at_ns: u64,
@@ -101,7 +102,7 @@ pub struct Node {
     pub cq: CqId,
     pub queue: Arc<CompletionQueue>,
     pub alive: bool,
-    /// Time until which the node's link takes no packets.
+    /// Time until which the link of the node accepts no packets.
     full_until_ns: u64,
     received: VecDeque<(usize, Vec<u8>)>,
     received_cost: u64,
@@ -133,8 +134,8 @@ impl Node {
         }
     }
 
-    /// Kills the device and creates a new one with its address. Only the memory and the packets in the network
-    /// remain.
+    /// Kills the device and creates another device with the same address. Only the memory and the packets in the
+    /// network remain.
     pub fn restart(&mut self, seed: [u8; 32]) {
         let index = match self.address {
             IpAddr::V4(address) => usize::from(address.octets()[3]) - 1,
@@ -142,7 +143,7 @@ impl Node {
         };
         let (depth, buffer_bytes) = (self.queue.depth(), self.rnic.config().receive_buffer_bytes);
         let memory = std::mem::replace(&mut self.memory, Block::new(1));
-        // The packets in the receive buffer belong to the address, not to the device.
+        // The packets in the receive buffer remain, since they belong to the address and not to the device.
         let received = std::mem::take(&mut self.received);
         let (cost, due) = (self.received_cost, self.service_due);
         *self = Self::new(index, memory, depth, buffer_bytes, seed);
@@ -150,7 +151,7 @@ impl Node {
     }
 
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
-        assert!(offset + length <= self.memory.len(), "the element lies inside the node's memory");
+        assert!(offset + length <= self.memory.len(), "the element must lie inside the memory of the node");
         Sge { address: self.memory.address() + offset as u64, length: length as u32, lkey: self.region.lkey() }
     }
 
@@ -158,7 +159,7 @@ impl Node {
         let mut out = [Completion::default(); 64];
         let mut all = Vec::new();
         loop {
-            let count = self.queue.poll(&mut out).expect("the queue was made deep enough");
+            let count = self.queue.poll(&mut out).expect("the queue is deep enough");
             if count == 0 {
                 return all;
             }
@@ -178,19 +179,20 @@ enum What {
         bytes: Vec<u8>,
     },
     Serve(usize),
-    /// The link takes packets again.
+    /// The link accepts packets again.
     Drained,
 }
 
-/// Facts about packets that a test of promises needs.
+/// State of packets that the check of promises needs.
 #[derive(Default)]
 pub struct Watch {
-    /// Sequence numbers of the first and the last sent packet of each work request.
+    /// Sequence number of the first sent packet of each work request.
     pub first_psns: HashMap<u64, Psn>,
+    /// Sequence number of the last sent packet of each work request.
     pub last_psns: HashMap<u64, Psn>,
-    /// Responses that the network lost, or that overtook others, by the node and the queue pair of their destination.
+    /// Responses that the network lost, or that overtook other responses, by node and queue pair of their destination.
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
-    /// Requests that the network lost or that were overtaken. A copy may still arrive.
+    /// Requests that the network lost or that other requests overtook. A copy of such a request may still arrive.
     pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
     /// Number of times that each packet of a work request was sent, including copies that the network made.
     pub tries: HashMap<(u64, Psn), u32>,
@@ -213,11 +215,11 @@ pub struct World {
     /// All packets that were sent, if `recording`.
     pub log: Vec<Sent>,
     pub recording: bool,
-    /// Called for each packet; returns whether the packet arrives.
+    /// Function that the world calls for each packet. Returns whether the packet arrives.
     pub gate: Option<Gate>,
     pub tally: Tally,
     pub watch: Option<Watch>,
-    /// Arrival time of the last packet sent from each node to each other.
+    /// Arrival time of the last packet from one node to another, by their indices.
     latest_ns: HashMap<(usize, usize), u64>,
     agenda: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,
@@ -278,7 +280,7 @@ impl World {
         }
     }
 
-    /// Makes the node's link take no packets for this long.
+    /// Makes the link of the node accept no packets for `for_ns`.
     pub fn fill_link(&mut self, index: usize, for_ns: u64) {
         let until_ns = self.now_ns + for_ns;
         let node = &mut self.nodes[index];
@@ -326,15 +328,15 @@ impl World {
                 run.packets <= MAX_RUN_PACKETS && run.total_bytes <= MAX_RUN_BYTES,
                 "a run exceeds one segmented send"
             );
-            assert_eq!(run.first_packet, count, "runs follow each other");
-            assert_eq!(run.segments().count(), run.packets, "a run has as many segments as packets");
+            assert_eq!(run.first_packet, count, "a run does not begin where the run before ended");
+            assert_eq!(run.segments().count(), run.packets, "a run has another number of segments than packets");
             let to = self.nodes.iter().position(|node| node.address == run.path.destination);
             for (segment, info) in run.segments().zip(&batch.infos()[run.first_packet..]) {
                 let bytes = batch.bytes()[segment.start..segment.end - ICRC_LEN].to_vec();
                 count += 1;
                 let Some(to) = to else { continue };
                 let sent = Sent { at_ns: self.now_ns, from, to, info: *info, bytes };
-                assert_eq!(sent.opcode(), info.opcode, "the packet's description has another opcode");
+                assert_eq!(sent.opcode(), info.opcode, "the properties of the packet have another opcode");
                 assert_eq!(sent.bytes.len() % 4, 0, "a packet is not padded");
                 trace(|| {
                     let (psn, dest) = (sent.psn().get(), sent.bth().dest_qpn().get());
@@ -392,7 +394,8 @@ impl World {
             *latest_ns = at_ns.max(*latest_ns);
             if overtakes {
                 self.tally.hit(Hit::Reordered);
-                // The requester ignores READ responses that arrive early, so these count as lost.
+                // The requester ignores a READ response that arrives before an earlier one, so this response counts as
+                // lost.
                 self.note_lost(sent.to, &sent.bytes);
             }
             self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });
@@ -422,7 +425,7 @@ impl World {
         }
     }
 
-    /// Puts a packet on the link, which delivers it at once.
+    /// Sends a packet over the link, which delivers the packet at once.
     pub fn inject(&mut self, from: usize, to: usize, bytes: &[u8]) {
         let outer = self.outer(from, to);
         self.nodes[to].rnic.handle_packet(self.now_ns, &outer, bytes);
@@ -469,7 +472,7 @@ impl World {
         timeouts.chain(self.agenda.peek().map(|Reverse((at_ns, ..))| *at_ns)).min()
     }
 
-    /// Sends all waiting packets, and jumps to the next event. Returns false if there is none.
+    /// Sends all waiting packets and advances the clock to the next event. Returns false if there is no event.
     pub fn step(&mut self) -> bool {
         self.transmit();
         let Some(next_ns) = self.next_event_ns() else { return false };

@@ -22,7 +22,7 @@ impl Life {
                 }
                 match entry.queue.poll(&mut out) {
                     Ok(0) => {
-                        // A program that found a completion works, and polls again later.
+                        // After it has found a completion, the program works and polls again later.
                         if !found {
                             entry.queue.note_empty_poll();
                         }
@@ -60,16 +60,16 @@ impl Life {
         let index = *self
             .by_number
             .get(&(node, completion.qpn))
-            .unwrap_or_else(|| panic!("a completion names the dead queue pair {:#x}", completion.qpn.get()));
+            .unwrap_or_else(|| panic!("a completion names the destroyed queue pair {:#x}", completion.qpn.get()));
         let work = &self.wrs[completion.wr_id as usize];
         assert_eq!(work.fate, Fate::Open, "work request {} has a second completion", completion.wr_id);
         assert_eq!(work.node, node, "a completion came to another node than its work request");
         let qp = &self.qps[index];
         if work.send.is_some() {
-            assert_eq!(cq, qp.send_cq, "a send completes in the send queue's CQ");
+            assert_eq!(cq, qp.send_cq, "a send completed in another CQ than that of the send queue");
             self.sent(index, completion);
         } else {
-            assert_eq!(cq, qp.recv_cq, "a receive completes in the receive queue's CQ");
+            assert_eq!(cq, qp.recv_cq, "a receive completed in another CQ than that of the receive queue");
             self.received(index, completion);
         }
     }
@@ -92,14 +92,14 @@ impl Life {
         if completion.status == Status::Success {
             let send = self.wrs[completion.wr_id as usize].send.as_ref().expect("a send");
             assert!(send.signaled, "unsignalled work request {} has a completion", completion.wr_id);
-            assert_eq!(completion.opcode, send.opcode, "the completion names the operation");
+            assert_eq!(completion.opcode, send.opcode, "the completion names another operation");
             assert_eq!(completion.byte_len as usize, send.length, "the completion has another length");
             self.succeeded(completion.wr_id);
         } else {
             self.check_reason(index, completion);
             let cause = completion.status != Status::WorkRequestFlushed && self.qps[index].kind == QpKind::Rc;
             let first = *self.qps[index].first_failure.get_or_insert(completion.wr_id);
-            // If the memory of a send is gone, earlier sends complete first.
+            // If the memory of a send is gone, the send fails only after all earlier sends have completed.
             assert!(!cause || first == completion.wr_id, "work request {first} was flushed before the failed one");
             self.end_work(completion.wr_id, Fate::Done(completion.status));
             self.check_promise(completion.wr_id);
@@ -143,7 +143,7 @@ impl Life {
                 let keys = &self.conns[conn].directions[end].window_keys;
                 assert!(
                     keys.contains(&key.get()),
-                    "message {wr} took the key {:#x} back, which no window had",
+                    "message {wr} invalidated the key {:#x}, which no window had",
                     key.get()
                 );
             }
@@ -162,14 +162,14 @@ impl Life {
         c.alive[1 - end] && self.is_alive(peer.node) && self.state(c.ends[1 - end]) != QpState::Error
     }
 
-    /// Checks that an error has a cause known to the run.
+    /// Checks that the run contains a cause of the error.
     fn check_reason(&mut self, index: usize, completion: &Completion) {
         let (status, wr) = (completion.status, completion.wr_id);
         let qp = &self.qps[index];
         let in_error = matches!(self.state(index), QpState::Error | QpState::SqError) || qp.was_sq_error;
         assert!(in_error, "work request {wr} failed with {status:?}, and its queue pair is not in error");
         let Some((conn, end)) = qp.conn else {
-            // A UD send fails only because its local memory is gone.
+            // A UD send fails only if its local memory is gone.
             assert!(
                 matches!(status, Status::LocalProtection | Status::WorkRequestFlushed),
                 "work request {wr} of a UD queue pair failed with {status:?}"
@@ -193,19 +193,20 @@ impl Life {
         assert!(known, "work request {wr} failed with {status:?}, for no reason: {reasons:?}");
     }
 
-    /// Checks that the send of a completed receive succeeds. The responder hands its ACK to the link before the
-    /// program sees the completion. So the requester knows, unless the network loses the ACK.
+    /// Checks that a send succeeds if its receive has completed. The responder hands its ACK to the link before the
+    /// program sees the completion of the receive. The requester therefore gets the ACK, unless the network loses it.
     ///
     /// There are four exceptions:
     ///
-    /// - The requester's queue pair ends before the ACK arrives. The program may end it, or deregister the memory of
-    ///   outstanding sends. A rejected request of the peer also ends it.
-    /// - A device dies suddenly while its acknowledgements wait.
-    /// - A request found no receive, and more copies of it were in flight than it has tries. The responder answers each
-    ///   copy with an RNR NAK, and the requester counts each NAK (IBTA Vol 1, 9.7.5.2.8). The requester cannot tell
-    ///   which copy a NAK answers, so it may give up while its last try is about to find a receive.
-    /// - A READ or atomic was executed in order, but its answer finds no memory at either end. Then later requests also
-    ///   fail, although they were executed.
+    /// - The queue pair of the requester ends before the ACK arrives, because its program resets or destroys it, or
+    ///   deregisters the memory of outstanding sends. A rejected request of the peer also ends the queue pair.
+    /// - The device of the responder dies while acknowledgements wait in it.
+    /// - A request found no receive, and the network held more copies of the request than the requester has tries. The
+    ///   responder answers each copy with an RNR NAK, and the requester counts each NAK (IBTA Vol 1, 9.7.5.2.8). The
+    ///   requester cannot tell which copy a NAK answers. It may therefore give up before its last try, which finds a
+    ///   receive.
+    /// - A READ or atomic was executed in order, but the memory of its answer is gone at one end. Later requests then
+    ///   also fail, although the responder has executed them.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let send = work.send.as_ref().expect("a send");
@@ -217,7 +218,7 @@ impl Life {
             return;
         }
         let watch = self.world.watch.as_ref().expect("a run watches its packets");
-        // A READ or atomic without its answer holds up all later requests.
+        // A READ or atomic without its answer delays the completion of all later requests.
         let is_answered = |wr: &u64| {
             let send = self.wrs[*wr as usize].send.as_ref();
             send.is_some_and(|send| matches!(send.check, Check::Read { .. } | Check::FetchAdd))
@@ -228,7 +229,7 @@ impl Life {
         };
         let Some(&needed) = needed else { panic!("work request {wr} was received but never sent") };
         let lost = watch.lost_responses.get(&(qp.node, qp.qpn));
-        // An ACK counts only once the READs and atomics before it are answered.
+        // The requester accepts an ACK only after the answers to all earlier READs and atomics.
         let matters = |&(psn, opcode): &(Psn, Opcode)| opcode != Opcode::RC_ACKNOWLEDGE || !psn.is_before(needed);
         let is_known = lost.is_some_and(|lost| lost.iter().any(matters));
         assert!(
@@ -238,7 +239,7 @@ impl Life {
         );
     }
 
-    /// Returns whether the requester gave up since the peer had no receive, after copies of one packet may have counted
+    /// Returns whether the requester gave up because the peer had no receive, and copies of one packet may have counted
     /// as retries.
     fn gave_up_early(&self, requester: usize, responder: usize) -> bool {
         let (qp, peer) = (&self.qps[requester], &self.qps[responder]);
@@ -249,7 +250,8 @@ impl Life {
             return false;
         };
         let is_of_it = |psn: &Psn| !psn.is_before(from) && !upto.is_before(*psn);
-        // Tries that answer no RNR NAK are copies. A timeout or another NAK may have caused them.
+        // If the requester sent a packet more often than it has RNR tries, some of these transmissions are copies. A
+        // timeout or another NAK may have caused them.
         let tries = 1 + u32::from(qp.end.rnr_retry);
         if watch.tries.iter().any(|((wr, _), &count)| *wr == first && count > tries) {
             return true;
@@ -260,14 +262,14 @@ impl Life {
         requests.chain(copied).chain(late).any(is_of_it)
     }
 
-    /// Returns whether the queue pair ended for another reason, although later requests had been executed. Its
-    /// responder half ended it, its local memory was gone, or a READ or atomic failed.
+    /// Returns whether the queue pair failed for another reason, although later requests had been executed. Possible
+    /// reasons: its responder entered the error state, its local memory was gone, or a READ or atomic failed.
     fn ended_otherwise(&self, index: usize) -> bool {
         let Some(first) = self.qps[index].first_failure.map(|wr| &self.wrs[wr as usize]) else { return false };
         let answered = |send: &SendWork| matches!(send.check, Check::Read { .. } | Check::FetchAdd);
         match first.fate {
             Fate::Done(Status::RemoteAccess | Status::RemoteOperation) => first.send.as_ref().is_some_and(answered),
-            // The memory was deregistered, perhaps before a retransmission needed it.
+            // The memory of the send was deregistered, perhaps before a retransmission needed it.
             Fate::Done(Status::LocalProtection | Status::WorkRequestFlushed) => true,
             _ => false,
         }
@@ -321,8 +323,8 @@ impl Life {
         }
     }
 
-    /// Returns the next message of a reliable connection; `None` if completions are lost, since the message is then
-    /// unknown.
+    /// Returns the next message of a reliable connection. Returns `None` if completions were lost, since the test then
+    /// does not know the message.
     fn reliable_message(&mut self, index: usize) -> Option<u64> {
         let (conn, end) = self.qps[index].conn.expect("a queue pair that receives is connected");
         let expected = &mut self.conns[conn].directions[1 - end].expected;
@@ -336,7 +338,7 @@ impl Life {
         let sender = self.wrs[message as usize].qp.expect("a message has a queue pair");
         let now = self.world.now_ns;
         let send = self.wrs[message as usize].send.as_mut().expect("a message was sent");
-        assert!(send.message, "work request {message} takes a receive");
+        assert!(send.message, "work request {message} used a receive, but is no message");
         send.received = true;
         assert_eq!(completion.attachment, send.attachment, "message {message} has another attachment");
         let written = send.opcode == CompletionOpcode::Write;
@@ -353,7 +355,7 @@ impl Life {
         }
     }
 
-    /// Takes the events of a node, and checks that each names a live object that may have caused it.
+    /// Takes the events of a node. Checks that the object of each event exists and may have caused the event.
     pub(crate) fn take_events(&mut self, node: usize) {
         while let Some(event) = self.world.nodes[node].rnic.poll_event() {
             trace(|| format!("{:>10} node {node}: {event:x?}", self.world.now_ns));
@@ -369,12 +371,12 @@ impl Life {
         match event {
             E::CqError(id) => {
                 let cq = program.cqs.iter().find(|cq| cq.live && cq.id.0 == id);
-                let cq = cq.unwrap_or_else(|| panic!("{event:?} names a dead completion queue"));
+                let cq = cq.unwrap_or_else(|| panic!("{event:?} names a destroyed completion queue"));
                 return assert!(cq.tiny, "{event:?} names a completion queue that cannot overrun");
             }
             E::SrqLimitReached(id) => {
                 let srq = program.srq.as_mut().filter(|srq| srq.id.0 == id);
-                let srq = srq.unwrap_or_else(|| panic!("{event:?} names a dead shared receive queue"));
+                let srq = srq.unwrap_or_else(|| panic!("{event:?} names a destroyed shared receive queue"));
                 assert!(srq.may_reach_limit > 0, "{event:?} came without an armed limit");
                 srq.may_reach_limit -= 1;
                 return;
@@ -391,7 +393,7 @@ impl Life {
             panic!("an event that the simulation does not know: {event:?}");
         };
         let index = self.by_number.get(&(node, qpn)).copied();
-        let index = index.unwrap_or_else(|| panic!("{event:?} names a dead queue pair"));
+        let index = index.unwrap_or_else(|| panic!("{event:?} names a destroyed queue pair"));
         let in_error = self.state(index) == QpState::Error;
         let sent = self.sent_packets(index);
         let qp = &mut self.qps[index];
@@ -426,7 +428,7 @@ impl Life {
     /// Returns the number of request packets that a queue pair sent.
     pub(crate) fn sent_packets(&self, index: usize) -> u64 {
         let qp = &self.qps[index];
-        let info = self.world.nodes[qp.node].rnic.query_qp(qp.qpn).expect("a live queue pair");
+        let info = self.world.nodes[qp.node].rnic.query_qp(qp.qpn).expect("the queue pair exists");
         info.counters.tx_data_packets + info.counters.tx_retransmitted_packets
     }
 

@@ -1,4 +1,4 @@
-//! The run and its end. All work finishes, and no destroyed object leaves a remainder.
+//! The run of a seed and its end. All work must finish, and a destroyed object must leave nothing behind.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::common::fuzz::check_bounds;
 use crate::common::tally::{Hit, Tally};
 use doorbell_verbs_core::{QpKind, QpState, Status};
 
-/// Number of steps after which the programs start no new work.
+/// Number of steps after which the programs start no more work.
 const STEPS: usize = 3_000;
 
 /// Runs one seed, from the first object to the last.
@@ -48,14 +48,14 @@ impl Life {
         (0..self.qps.len()).filter(|&at| self.qps[at].live && self.is_alive(self.qps[at].node)).all(|at| {
             match self.state(at) {
                 QpState::ReadyToSend => self.outstanding(at) == 0,
-                // A drained queue pair continues later.
+                // A queue pair in SQD or SQE can continue later.
                 QpState::SqDrain | QpState::SqError => false,
                 _ => true,
             }
         })
     }
 
-    /// Starts no new work, and finishes all started work.
+    /// Finishes all started work and starts no other work.
     fn come_to_rest(&mut self) {
         (self.posts_left, self.operations_left) = (0, 0);
         let mut steps = 0;
@@ -72,7 +72,7 @@ impl Life {
         self.world.assert_at_rest();
     }
 
-    /// Checks a run at rest.
+    /// Checks the state after all work has finished.
     fn check_rest(&mut self) {
         for index in 0..self.qps.len() {
             let qp = &self.qps[index];
@@ -112,7 +112,8 @@ impl Life {
         }
     }
 
-    /// Checks that nothing is outstanding on a queue pair. Work without a completion was unsignalled and succeeded.
+    /// Checks that a queue pair has no outstanding work. A work request without a completion must be unsignalled and
+    /// have succeeded.
     fn expect_done(&mut self, index: usize) {
         for wr in self.qps[index].sends.drain(..).collect::<Vec<_>>() {
             let signaled = self.wrs[wr as usize].send.as_ref().is_some_and(|send| send.signaled);
@@ -131,7 +132,7 @@ impl Life {
             }
         }
         for _ in 0..2 {
-            // The first round closes windows, and the second round the objects that they held.
+            // The first round destroys windows, and the second round the objects that the windows kept in use.
             (0..self.conns.len()).for_each(|conn| self.close_connection(conn));
         }
         for &node in &alive {
@@ -162,7 +163,7 @@ impl Life {
             assert_eq!(open, None, "a work request of node {node} has not ended");
             assert_eq!(program.free_slots.len(), super::model::SLOTS, "buffers of node {node} are missing");
         }
-        // A vanished device takes its objects with it.
+        // The objects of a vanished device are gone with the device.
         for node in 0..self.programs.len() {
             if !self.is_alive(node) {
                 self.programs[node].buffers = None;
@@ -175,7 +176,7 @@ impl Life {
         assert_eq!(Arc::strong_count(&self.owner), 1, "an object keeps deregistered memory");
     }
 
-    /// Ends a queue pair in one of the possible ways.
+    /// Ends a queue pair in a randomly chosen way.
     fn end_qp(&mut self, node: usize, index: usize) {
         let state = self.state(index);
         match self.rng.below(3) {

@@ -1,4 +1,4 @@
-//! One run: nodes, their programs, and the life of connections.
+//! State of one run: nodes, their programs, and the life of connections.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,21 +25,23 @@ pub(crate) struct Options {
     pub(crate) reliable: usize,
     pub(crate) unreliable: bool,
     pub(crate) posts: usize,
-    /// Number of lifecycle operations.
+    /// Number of random operations on objects.
     pub(crate) operations: usize,
     pub(crate) link: Link,
     pub(crate) acks: Acks,
     /// Whether acknowledgements of receives leave at once, without waiting for an answer of the program.
     pub(crate) strict: bool,
-    /// Whether programs send messages that ask to invalidate the keys of regions, which no device may do.
+    /// Whether programs send messages that ask the peer to invalidate the key of a region, which every device must
+    /// reject.
     pub(crate) takes_regions_back: bool,
 }
 
-/// Distance between the sequence numbers of connections, so that no connection accepts a late packet of another. This
-/// replaces IBTA's TIMEWAIT (Vol 1, 12.9.8.4) in a world that reuses numbers at once.
+/// Distance between the first sequence numbers of connections. No connection then accepts a late packet of another
+/// connection. The distance replaces the TIMEWAIT of IBTA (Vol 1, 12.9.8.4), since this world reuses queue pair numbers
+/// at once.
 const PSN_RANGE: u32 = 1 << 16;
 const PSN_RANGES: u32 = 254;
-/// Stride between the ranges of successive connections, so that later ranges lie on either side of earlier ones.
+/// Stride between the number ranges of successive connections, so that later ranges lie on either side of earlier ones.
 const PSN_STRIDE: u32 = 101;
 
 pub(crate) struct Life {
@@ -49,7 +51,7 @@ pub(crate) struct Life {
     pub(crate) qps: Vec<Qp>,
     pub(crate) conns: Vec<Conn>,
     pub(crate) wrs: Vec<Wr>,
-    /// Live queue pairs by node and number.
+    /// Indices of the live queue pairs, by node and queue pair number.
     pub(crate) by_number: HashMap<(usize, Qpn), usize>,
     pub(crate) posts_left: usize,
     pub(crate) operations_left: usize,
@@ -57,11 +59,11 @@ pub(crate) struct Life {
     psn_ranges_left: u32,
     strict: bool,
     pub(crate) takes_regions_back: bool,
-    /// Objects and backlog of each device when its program began.
+    /// Objects and backlog of each device when the program of its node began.
     pub(crate) at_start: Vec<(Objects, Backlog)>,
     /// Digest of all results that programs saw.
     pub(crate) print: u64,
-    /// Owner that each region of peers holds. If it has no other holders, all these regions are gone.
+    /// Owner of all regions that peers access. If the run is the only holder of the owner, all these regions are gone.
     pub(crate) owner: Arc<()>,
 }
 
@@ -124,7 +126,7 @@ impl Life {
         self.world.nodes[node].alive
     }
 
-    /// Registers all memory a second time.
+    /// Registers all memory of the node a second time.
     pub(crate) fn make_buffers(&mut self, node: usize) {
         let at = &mut self.world.nodes[node];
         // SAFETY: the block lives as long as the node, and no reference to it is made.
@@ -138,7 +140,7 @@ impl Life {
                 Some(Arc::clone(&self.owner) as _),
             )
         }
-        .expect("room for a region");
+        .expect("the device has room for a region");
         self.note_key(node, region.rkey());
         self.programs[node].buffers = Some(region);
     }
@@ -152,7 +154,7 @@ impl Life {
     pub(crate) fn make_srq(&mut self, node: usize) {
         let depth = self.rng.within(1, 24) as usize;
         let at = &mut self.world.nodes[node];
-        let (id, queue) = at.rnic.create_srq(at.pd, depth, 3).expect("room for a shared receive queue");
+        let (id, queue) = at.rnic.create_srq(at.pd, depth, 3).expect("the device has room for a shared receive queue");
         let program = &mut self.programs[node];
         if program.dead_srqs.remove(&id.0) {
             self.world.tally.hit(Hit::SrqReused);
@@ -163,7 +165,8 @@ impl Life {
 
     pub(crate) fn make_cq(&mut self, node: usize, tiny: bool) -> usize {
         let depth = if tiny { 1 } else { 300 };
-        let (id, queue) = self.world.nodes[node].rnic.create_cq(depth, None).expect("room for a completion queue");
+        let (id, queue) =
+            self.world.nodes[node].rnic.create_cq(depth, None).expect("the device has room for a completion queue");
         let program = &mut self.programs[node];
         if program.dead_cqs.remove(&id.0) {
             self.world.tally.hit(Hit::CqReused);
@@ -173,7 +176,7 @@ impl Life {
         program.cqs.len() - 1
     }
 
-    /// Returns a completion queue with this much room, and creates one if necessary.
+    /// Returns the index of a completion queue with room for `room` work requests. Creates the queue if necessary.
     fn pick_cq(&mut self, node: usize, room: usize) -> usize {
         let cqs = &self.programs[node].cqs;
         let fits: Vec<usize> =
@@ -184,7 +187,7 @@ impl Life {
         *self.rng.pick(&fits)
     }
 
-    /// Creates a queue pair with its own receives or shared ones.
+    /// Creates a queue pair with a receive queue of its own or with a shared receive queue.
     pub(crate) fn make_qp(&mut self, node: usize, kind: QpKind) -> usize {
         let rng = &mut self.rng;
         let capacities = QpCapacities {
@@ -201,7 +204,7 @@ impl Life {
             let cq = self.make_cq(node, true);
             (cq, cq)
         } else {
-            // All receives of a shared queue may complete here.
+            // All receives of the shared receive queue may complete in this completion queue.
             let room = own + 24;
             let send = self.pick_cq(node, room);
             self.programs[node].cqs[send].reserved += room;
@@ -278,7 +281,7 @@ impl Life {
         self.world.state_of(self.qps[index].node, self.qps[index].qpn)
     }
 
-    /// Returns a range of numbers that no connection of this run has used.
+    /// Returns the start of a range of sequence numbers that no connection of this run has used.
     fn next_psn(&mut self) -> Option<Psn> {
         if self.psn_ranges_left == 0 {
             return None;
@@ -303,7 +306,7 @@ impl Life {
             && nodes.iter().all(|&node| self.is_alive(node) && self.programs[node].next_area + 2 <= AREAS)
     }
 
-    /// Connects two queue pairs in RESET. The second goes to RTS only later.
+    /// Connects two queue pairs in RESET. The second queue pair moves to RTS only later.
     pub(crate) fn connect(&mut self, kind: QpKind, ends: [usize; 2]) {
         let mtu = *self.rng.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu512]);
         let Some(first_psns) = self.next_psn().zip(self.next_psn()).map(<[Psn; 2]>::from) else { return };
@@ -371,7 +374,7 @@ impl Life {
         }
     }
 
-    /// Opens an area of a node to one peer.
+    /// Registers an area of a node for one peer.
     fn open_area(&mut self, node: usize) -> Direction {
         let area = SLOTS * SLOT_BYTES + self.programs[node].next_area * AREA_BYTES;
         self.programs[node].next_area += 1;
@@ -388,12 +391,14 @@ impl Life {
                 Some(Arc::clone(&self.owner) as _),
             )
         }
-        .expect("room for a region");
+        .expect("the device has room for a region");
         let rkey = region.rkey();
         self.note_key(node, rkey);
         let window = self.rng.chance(400).then(|| {
             let at = &mut self.world.nodes[node];
-            at.rnic.create_window(at.pd, doorbell_verbs_core::WindowKind::Type2).expect("room for a window")
+            at.rnic
+                .create_window(at.pd, doorbell_verbs_core::WindowKind::Type2)
+                .expect("the device has room for a window")
         });
         if let Some(name) = window {
             self.note_key(node, name);
@@ -412,7 +417,7 @@ impl Life {
         }
     }
 
-    /// Drops the outstanding work of a queue pair that leaves its connection. This work gets no completion.
+    /// Marks the outstanding work of a queue pair that leaves its connection as dropped. Such work gets no completion.
     pub(crate) fn forget_work(&mut self, index: usize) {
         let qp = &mut self.qps[index];
         let open: Vec<u64> = qp.sends.drain(..).chain(qp.receives.drain(..)).collect();
@@ -442,7 +447,7 @@ impl Life {
         !self.qps[index].sends.is_empty() || !self.qps[index].receives.is_empty()
     }
 
-    /// Counts the work that a reset or a destruction interrupts, and the events that may still come.
+    /// Counts the work that a reset or destruction interrupts, and limits the events that may still come.
     fn note_end(&mut self, index: usize, destroyed: bool) {
         let busy = self.has_work(index);
         let peer_busy = self.qps[index].conn.is_some_and(|(conn, end)| {
@@ -482,7 +487,7 @@ impl Life {
     /// Resets or destroys a queue pair.
     fn end_life(&mut self, index: usize, destroyed: bool) {
         let (node, qpn, _) = self.named(index);
-        // Waiting completions vanish with the queue pair, so some programs poll first.
+        // Unreaped completions vanish with the queue pair, so some programs poll first.
         if self.rng.chance(500) {
             self.reap(node);
         }
@@ -495,7 +500,7 @@ impl Life {
         let staged = |life: &Self| life.world.nodes[node].rnic.backlog().staged;
         let (shared, waiting) = (self.shared_length(node), cq.len() + staged(self));
         match destroyed {
-            true => self.world.nodes[node].rnic.destroy_qp(qpn).expect("a live queue pair is destroyed"),
+            true => self.world.nodes[node].rnic.destroy_qp(qpn).expect("the queue pair exists"),
             false => self.world.bring_to(node, qpn, QpState::Reset),
         }
         self.world.tally.add(Hit::SrqHeldAtReset, (self.shared_length(node) > shared).into());
@@ -506,7 +511,7 @@ impl Life {
         self.forget_work(index);
     }
 
-    /// Records that a device dies suddenly, with acknowledgements that waited for answers of its program.
+    /// Records that a device dies while acknowledgements in it wait for answers of the program.
     pub(crate) fn note_death(&mut self, node: usize) {
         for conn in 0..self.conns.len() {
             if self.conns[conn].ends.iter().any(|&end| self.qps[end].node == node) {
@@ -516,7 +521,7 @@ impl Life {
         }
     }
 
-    /// Removes a queue pair from its program's records.
+    /// Removes a queue pair from the records of its program.
     pub(crate) fn bury_qp(&mut self, index: usize) {
         let room = self.qps[index].end.capacities.max_send_wr + self.qps[index].end.capacities.max_recv_wr + 24;
         let qp = &mut self.qps[index];
@@ -534,7 +539,7 @@ impl Life {
         }
     }
 
-    /// Stores the contents of an area whose region or key is removed. No peer may change the area after that.
+    /// Stores the contents of an area when its region or key is removed. No peer may change the area after that.
     pub(crate) fn freeze(&mut self, conn: usize, from: usize) {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let direction = &mut self.conns[conn].directions[from];

@@ -25,7 +25,7 @@ use doorbell_testing::seeded_test;
 use finish::run;
 use life::Options;
 
-/// The faults, each alone and all together.
+/// Names of the faults: each fault alone, and "mixed" for all of them.
 const FAULTS: [&str; 8] = ["none", "loss", "duplicate", "reorder", "delay", "overflow", "full", "mixed"];
 
 const WORST: Worst = Worst { loss: 150, buffer_bytes: 20_000, full: 300 };
@@ -52,7 +52,7 @@ fn options(seed: u64) -> Options {
 
 /// Seeds that failed in the past.
 ///
-/// - 953419300848: a peer invalidated the key of a deregistered region, which another region had meanwhile.
+/// - 953419300848: a peer invalidated the key of a deregistered region. Another region had the key by then.
 /// - 700000152160: late copies of one RNR NAK were counted as retries.
 const STORED: &[u64] = &[953_419_300_848, 700_000_152_160];
 
@@ -60,7 +60,7 @@ fn one(seed: u64) -> Tally {
     run(seed, &options(seed)).0
 }
 
-/// Runs 10,000 fixed seeds, and 2,000 that change with each commit.
+/// Runs 10,000 fixed seeds, and 2,000 seeds that change with each commit.
 #[test]
 fn completions_stay_true_under_any_object_lifecycle() {
     let test = seeded_test!("completions_stay_true");

@@ -1,4 +1,4 @@
-//! State that the programs of a run know: their objects, their work, and the possible outcomes.
+//! State that the programs of a run know: their objects, their work, and the possible outcomes of this work.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,32 +12,33 @@ use crate::common::End;
 /// Size of the buffer of a message or receive.
 pub(crate) const SLOT_BYTES: usize = 2048;
 pub(crate) const SLOTS: usize = 320;
-/// Size of the area that one direction of a connection opens to its peer: bytes to WRITE, bytes to READ, a counter.
+/// Size of the area that one end of a connection opens to its peer: bytes to WRITE, bytes to READ, and a counter.
 pub(crate) const AREA_BYTES: usize = 2048;
 pub(crate) const WRITE_BYTES: usize = 1024;
 pub(crate) const READ_AT: usize = WRITE_BYTES;
 pub(crate) const READ_BYTES: usize = AREA_BYTES - WRITE_BYTES - 8;
 pub(crate) const COUNTER_AT: usize = AREA_BYTES - 8;
 pub(crate) const AREAS: usize = 128;
-/// Offset of the destination of UC WRITEs, which no program reads.
+/// Offset of the destination of UC WRITEs. No program reads these bytes.
 pub(crate) const SCRATCH_AT: usize = SLOTS * SLOT_BYTES + AREAS * AREA_BYTES;
 pub(crate) const MEMORY_BYTES: usize = SCRATCH_AT + SLOT_BYTES;
 
-/// Outcome of a work request, as far as its program knows.
+/// Outcome of a work request, as far as the program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Open,
     Done(Status),
-    /// Its queue pair was reset or destroyed, or its device died, so it has no completion (IBTA Vol 1, 10.3.1.1).
+    /// The queue pair was reset or destroyed, or the device died. The work request therefore has no completion (IBTA
+    /// Vol 1, 10.3.1.1).
     Dropped,
-    /// Its completion queue overran, and the program saw the error.
+    /// The completion queue overran, and the program saw the error.
     Lost,
 }
 
-/// A work request. Its number is its index.
+/// A work request. The number of the work request is its index.
 #[derive(Debug)]
 pub(crate) struct Wr {
-    /// The queue pair; none for a receive of a shared queue.
+    /// Index of the queue pair; `None` for a receive of a shared receive queue.
     pub(crate) qp: Option<usize>,
     pub(crate) node: usize,
     pub(crate) fate: Fate,
@@ -50,22 +51,22 @@ pub(crate) struct SendWork {
     pub(crate) opcode: CompletionOpcode,
     pub(crate) length: usize,
     pub(crate) signaled: bool,
-    /// Whether it uses a receive of the peer.
+    /// Whether the work request uses a receive of the peer.
     pub(crate) message: bool,
     pub(crate) attachment: Attachment,
-    /// Whether the peer's program saw the completion of its receive.
+    /// Whether the program of the peer saw the completion of the receive.
     pub(crate) received: bool,
     pub(crate) check: Check,
-    /// The connection, and the end that posted.
+    /// Index of the connection, and the end that posted the work request.
     pub(crate) conn: Option<(usize, usize)>,
-    /// Whether its key was already dead when it was posted. Then it must fail.
+    /// Whether the remote key was already invalid at the time of the post. The work request must then fail.
     pub(crate) dead_key: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     Nothing,
-    /// A READ of the area from this offset on.
+    /// A READ of the area, from offset `at` on.
     Read {
         at: usize,
     },
@@ -87,23 +88,25 @@ pub(crate) struct Qp {
     pub(crate) live: bool,
     pub(crate) end: End,
     pub(crate) shares: bool,
-    /// Indices into the node's list of completion queues.
+    /// Index of the completion queue of sends, in the list of the node.
     pub(crate) send_cq: usize,
+    /// Index of the completion queue of receives, in the list of the node.
     pub(crate) recv_cq: usize,
     pub(crate) sends: VecDeque<u64>,
     pub(crate) receives: VecDeque<u64>,
     pub(crate) conn: Option<(usize, usize)>,
-    /// Events that may still come. An earlier action of the run caused each.
+    /// Number of `CommunicationEstablished` events that may still come, because an earlier action caused them.
     pub(crate) may_establish: u32,
+    /// Number of `SqDrained` events that may still come, because an earlier action caused them.
     pub(crate) may_drain: u32,
     pub(crate) errors: u32,
     /// Number of request packets sent when the drained event came, until the next move to RTS.
     pub(crate) drained_at: Option<u64>,
     /// Whether a UC or UD queue pair was in SQE in this life.
     pub(crate) was_sq_error: bool,
-    /// Whether its program moved it to error in this life.
+    /// Whether the program moved the queue pair to the error state in this life.
     pub(crate) moved_to_error: bool,
-    /// The send that ended this life of the queue pair.
+    /// Number of the send that ended this life of the queue pair.
     pub(crate) first_failure: Option<u64>,
     /// Whether completions get lost because the completion queue is too small.
     pub(crate) overruns: bool,
@@ -116,18 +119,18 @@ pub(crate) struct Cq {
     /// Whether the queue is too small on purpose, so that it overruns.
     pub(crate) tiny: bool,
     pub(crate) overran: bool,
-    /// Number of work requests that may complete here.
+    /// Number of work requests that may complete in this queue.
     pub(crate) reserved: usize,
 }
 
 pub(crate) struct Srq {
     pub(crate) id: SrqId,
     pub(crate) queue: Arc<SharedReceiveQueue>,
-    /// Posted receives without a completion.
+    /// Numbers of the posted receives without a completion.
     pub(crate) open: BTreeSet<u64>,
     pub(crate) may_reach_limit: u32,
-    /// Completions that vanished with their queue pair before their program saw them. Each may belong to one of these
-    /// receives.
+    /// Number of completions that vanished with their queue pair before the program saw them. Each of them may belong
+    /// to a receive in `open`.
     pub(crate) unseen: usize,
 }
 
@@ -137,19 +140,19 @@ pub(crate) struct Window {
     pub(crate) bound: Option<RKey>,
 }
 
-/// One direction of a connection: the messages of one end, and the area that the other end opens to it.
+/// One direction of a connection: the messages of one end, and the area that the other end opens to the first end.
 pub(crate) struct Direction {
-    /// Messages that the peer has not seen yet, in order.
+    /// Numbers of the messages that the program of the peer has not seen yet, in order.
     pub(crate) expected: VecDeque<u64>,
     pub(crate) area: usize,
     pub(crate) region: Option<Arc<Region>>,
     pub(crate) rkey: RKey,
     pub(crate) window: Option<Window>,
-    /// Keys of requested bindings of a window to the area.
+    /// Keys of all bindings of a window to the area that were posted.
     pub(crate) window_keys: BTreeSet<u32>,
-    /// Contents of the area when its region was deregistered. They must not change after that.
+    /// Contents of the area when its region was deregistered. The contents must not change after that.
     pub(crate) frozen: Option<Vec<u8>>,
-    /// Posted WRITEs, in order.
+    /// Expected contents of the area after all posted WRITEs, in order.
     pub(crate) written: Vec<u8>,
     pub(crate) counted: Option<u64>,
     pub(crate) adds: u64,
@@ -175,15 +178,15 @@ impl Reasons {
     }
 }
 
-/// Two queue pairs that were connected once. A reconnection is another `Conn`.
+/// Connection of two queue pairs. A reconnection of the same queue pairs is another `Conn`.
 pub(crate) struct Conn {
     pub(crate) kind: QpKind,
     pub(crate) mtu: PathMtu,
     pub(crate) ends: [usize; 2],
-    /// Whether the end is still part of this connection, without a reset, destruction or restart.
+    /// Whether each end is still part of this connection: not reset, destroyed or restarted.
     pub(crate) alive: [bool; 2],
     pub(crate) ready: [bool; 2],
-    /// Whether the areas are closed, since both ends have left the connection.
+    /// Whether the areas are closed because both ends have left the connection.
     pub(crate) closed: bool,
     /// Whether the device of an end died, in a run in which acknowledgements may wait.
     pub(crate) died: bool,
@@ -204,12 +207,12 @@ pub(crate) struct Program {
     pub(crate) next_area: usize,
     pub(crate) cqs: Vec<Cq>,
     pub(crate) srq: Option<Srq>,
-    /// Second region over all memory, which is deregistered under traffic.
+    /// Second region over all memory. The run deregisters this region under traffic.
     pub(crate) buffers: Option<Arc<Region>>,
-    /// Whether such a region was deregistered. Receives of a shared queue may still name it.
+    /// Whether an earlier second region was deregistered. Receives of a shared receive queue may still name it.
     pub(crate) lost_buffers: bool,
     pub(crate) datagram_qp: Option<usize>,
-    /// Numbers of destroyed objects.
+    /// Numbers of destroyed queue pairs.
     pub(crate) dead_qpns: BTreeSet<u32>,
     pub(crate) dead_keys: BTreeSet<u32>,
     pub(crate) dead_cqs: BTreeSet<u32>,

@@ -7,8 +7,8 @@ use crate::common::trace::trace;
 use doorbell_verbs_core::{ObjectError, QpAttributes, QpKind, QpState};
 
 impl Life {
-    /// Performs random actions of the programs. With `eager`, performs all possible ones. At the end of a run, starts
-    /// no new work.
+    /// Performs random actions of the programs. With `eager`, performs all possible actions. At the end of a run,
+    /// starts no more work.
     pub(crate) fn act(&mut self, eager: bool) {
         for node in 0..self.programs.len() {
             if !self.is_alive(node) {
@@ -188,7 +188,8 @@ impl Life {
         self.deregister_area(conn, from, false);
     }
 
-    /// Deregisters the region of one direction, and its window first if necessary.
+    /// Deregisters the region of one direction of a connection. If `with_window`, destroys the window of this direction
+    /// first.
     pub(crate) fn deregister_area(&mut self, conn: usize, from: usize, with_window: bool) {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let Some(region) = self.conns[conn].directions[from].region.clone() else { return };
@@ -210,7 +211,8 @@ impl Life {
                     matches!(error, ObjectError::Busy { .. }),
                     "the region was kept for another reason than a window: {error}"
                 );
-                // A binding that was posted before its window was destroyed may bind a later window with the same key.
+                // A binding may have been posted before its window was destroyed. Such a binding may bind a later
+                // window with the same key.
                 let c = &self.conns[conn];
                 let may_be_bound = c.directions[from].window.is_some() || c.reasons.window;
                 assert!(may_be_bound, "the region {:#x} was kept without a window", region.rkey().get());
@@ -223,7 +225,7 @@ impl Life {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let Some(window) = self.conns[conn].directions[from].window.take() else { return };
         trace(|| format!("{:>10} node {node}: window {:#x} goes", self.world.now_ns, window.name.get()));
-        self.world.nodes[node].rnic.destroy_window(window.name).expect("the window lives");
+        self.world.nodes[node].rnic.destroy_window(window.name).expect("the window exists");
         self.programs[node].dead_keys.insert(window.name.get() >> 8);
         let reasons = &mut self.conns[conn].reasons;
         (reasons.key_dead, reasons.window) = (true, true);
@@ -240,7 +242,8 @@ impl Life {
         self.drop_window(conn, from);
     }
 
-    /// Deregisters the region that some elements name, and registers another in its place.
+    /// Deregisters the second region, which some scatter-gather elements name, and registers another region in its
+    /// place.
     fn lose_buffers(&mut self) {
         let Some(node) = self.pick_node() else { return };
         let Some(region) = self.programs[node].buffers.take() else { return };
@@ -313,13 +316,15 @@ impl Life {
         let Some(node) = self.pick_node() else { return };
         let Some(srq) = &mut self.programs[node].srq else { return self.make_srq(node) };
         if self.rng.chance(600) {
-            // The event comes at once, or when receives are taken. A limit that is armed again adds at most one event.
+            // The limit event comes at once, or when messages take receives. Arming the limit again adds at most one
+            // event.
             let limit = self.rng.within(1, srq.queue.depth() as u64) as usize;
             srq.may_reach_limit += 1;
             srq.queue.arm_limit(limit);
             return;
         }
-        // Destroy the queue pairs first in most cases. Otherwise the queue cannot be destroyed.
+        // In most cases, destroy the queue pairs that use the shared receive queue first. Otherwise the queue cannot be
+        // destroyed.
         if self.rng.chance(700) {
             for index in self.live_qps(|life, at| life.qps[at].node == node && life.qps[at].shares) {
                 self.destroy_qp(index);
@@ -347,7 +352,7 @@ impl Life {
                 return false;
             }
         }
-        let srq = self.programs[node].srq.take().expect("looked at above");
+        let srq = self.programs[node].srq.take().expect("checked above");
         self.world.tally.add(Hit::SrqDestroyed, (!srq.open.is_empty()).into());
         self.programs[node].dead_srqs.insert(srq.id.0);
         for wr in srq.open {
@@ -356,7 +361,7 @@ impl Life {
         true
     }
 
-    /// Replaces a dying device by another one, with the same numbers or with others.
+    /// Replaces a dying device by another device, which has the same numbers if `alike`.
     fn restart(&mut self, node: usize, alike: bool) {
         trace(|| format!("{:>10} node {node} restarts, alike: {alike}", self.world.now_ns));
         self.world.tally.hit(if alike { Hit::RestartedAlike } else { Hit::Restarted });
@@ -439,7 +444,7 @@ impl Life {
         self.close_connection(conn);
         for (end, &index) in ends.iter().enumerate() {
             // Use the same queue pair again, if it exists and has no other connection. After an overrun of its
-            // completion queue it is unusable, because the lost receives are unknown.
+            // completion queue, the queue pair is unusable, because the test does not know the lost receives.
             let qp = &self.qps[index];
             let usable = qp.live && qp.conn.is_none() && !qp.overruns;
             if !usable || self.state(index) != QpState::Reset || (end == 1 && again[0] == index) {

@@ -17,7 +17,7 @@ use crate::common::workload::pattern;
 use crate::common::world::address_of;
 
 impl Life {
-    /// Splits a slot into one to three elements, under one of the two keys of all memory.
+    /// Splits a slot into one to three scatter-gather elements. The elements use one of the two keys of all memory.
     fn elements(&mut self, node: usize, slot: usize, length: usize) -> (Vec<Sge>, bool) {
         let offset = slot * SLOT_BYTES;
         let buffers = self.programs[node].buffers.clone().filter(|_| self.rng.chance(200));
@@ -32,7 +32,7 @@ impl Life {
         (sges, buffers.is_some())
     }
 
-    /// Posts receives to a queue pair's own queue.
+    /// Posts receives to the own receive queue of a queue pair.
     pub(crate) fn post_receives(&mut self, index: usize, most: usize) {
         let (node, qpn, end) = self.named(index);
         for _ in 0..most {
@@ -44,7 +44,7 @@ impl Life {
             let wr_id = self.wrs.len() as u64;
             trace(|| format!("{:>10} node {node}: QP {:#x}: receive {wr_id}", self.world.now_ns, qpn.get()));
             let request = RecvRequest { wr_id, sges: &sges };
-            self.world.nodes[node].rnic.post_recv(qpn, &[request]).expect("there is room in the receive queue");
+            self.world.nodes[node].rnic.post_recv(qpn, &[request]).expect("the receive queue has room");
             self.wrs.push(Wr { qp: Some(index), node, fate: Fate::Open, slot: Some(slot), send: None });
             self.qps[index].receives.push_back(wr_id);
         }
@@ -66,11 +66,11 @@ impl Life {
             posted.expect("the elements are valid");
             trace(|| format!("{:>10} node {node}: SRQ: receive {wr_id}", self.world.now_ns));
             self.wrs.push(Wr { qp: None, node, fate: Fate::Open, slot: Some(slot), send: None });
-            self.programs[node].srq.as_mut().expect("looked at above").open.insert(wr_id);
+            self.programs[node].srq.as_mut().expect("checked above").open.insert(wr_id);
         }
     }
 
-    /// Posts one send work request, if the queue pair accepts any and has room.
+    /// Posts one send work request, if the queue pair accepts send work requests and has room.
     pub(crate) fn post_send(&mut self, index: usize) {
         let state = self.state(index);
         if !matches!(state, QpState::ReadyToSend | QpState::SqDrain)
@@ -88,7 +88,7 @@ impl Life {
 
     pub(crate) fn outstanding(&self, index: usize) -> usize {
         let qp = &self.qps[index];
-        self.world.nodes[qp.node].rnic.query_qp(qp.qpn).expect("a live queue pair").outstanding_sends
+        self.world.nodes[qp.node].rnic.query_qp(qp.qpn).expect("the queue pair exists").outstanding_sends
     }
 
     fn length(&mut self, mtu: usize, most: usize) -> usize {
@@ -112,14 +112,15 @@ impl Life {
         let window = d.window.as_ref().and_then(|window| window.bound);
         let region_gone = d.region.is_none();
         let (area, rkey) = (d.area, d.rkey);
-        // The first area belongs to the other end and is open to this one. The second one is the reverse.
+        // The direction of this end has the area of the other end, which is open to this end. The opposite direction
+        // has the area of this end.
         let own_window = self.conns[conn].directions[1 - end].window.as_ref().map(|window| (window.name, window.bound));
         let choice = self.rng.below(100);
         let (dead_key, rkey) = match window {
             Some(key) if self.rng.chance(500) => (false, key),
             _ => (region_gone, rkey),
         };
-        // Programs seldom use a key that they know to be dead.
+        // Programs seldom use a key that they know to be invalid.
         let remote = !dead_key || self.rng.chance(100);
         let reach = area as u64 + base;
         let length = self.length(mtu, SLOT_BYTES);
@@ -134,14 +135,15 @@ impl Life {
             31..33 if region_gone && self.rng.chance(100) => {
                 self.take_back(index, rkey, length);
             }
-            // Choose a region of this connection, of another one, or the one that all work of the node uses.
+            // Choose the key of a region of this connection, of another connection, or of the region for all work of
+            // the node.
             31..33 if self.takes_regions_back && self.rng.chance(200) => {
                 let key = self.some_region(peer_node, rkey);
                 self.world.tally.hit(Hit::RegionTakenByPeer);
                 self.take_back(index, key, length);
             }
             31..36 if window.is_some() => {
-                let key = window.expect("looked at above");
+                let key = window.expect("checked above");
                 if let Some(window) = &mut self.conns[conn].directions[end].window {
                     window.bound = None;
                 }
@@ -190,7 +192,7 @@ impl Life {
                         access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
                         zero_based: false,
                     };
-                    // A second binding fails if it is posted before the first one completes.
+                    // If a second binding is posted before the first binding completes, the second binding fails.
                     self.conns[conn].reasons.window = true;
                     self.conns[conn].directions[1 - end].window_keys.insert(key.get());
                     let check = Check::Bind { key };
@@ -213,9 +215,9 @@ impl Life {
         }
     }
 
-    /// Posts a SEND that asks to invalidate a key of the peer. The peer invalidates a window that it bound for this
-    /// connection, and rejects any other key. A rejection ends the connection, and has no other effect (IBTA Vol 1,
-    /// 9.9.3).
+    /// Posts a SEND that asks the peer to invalidate a key. The peer invalidates the key of a window that it bound for
+    /// this connection, and rejects any other key. A rejection ends the connection, and has no other effect (IBTA Vol
+    /// 1, 9.9.3).
     fn take_back(&mut self, index: usize, key: RKey, length: usize) {
         let (conn, _) = self.qps[index].conn.expect("a queue pair in RTS is connected");
         // Later requests that use the key fail too.
@@ -224,7 +226,8 @@ impl Life {
         self.post(index, SendOperation::SendInvalidate(key), sizes);
     }
 
-    /// Returns the key of a region of a node: of this connection, of another one, or the one that its own work uses.
+    /// Returns the key of a region of a node: the region of this connection, of another connection, or for all work of
+    /// the node.
     fn some_region(&mut self, node: usize, own: RKey) -> RKey {
         let of_work = [Some(&self.world.nodes[node].region), self.programs[node].buffers.as_ref()];
         let mut keys: Vec<RKey> = of_work.into_iter().flatten().map(|region| region.rkey()).collect();
@@ -242,7 +245,8 @@ impl Life {
         let (conn, end) = self.qps[index].conn.expect("a queue pair in RTS is connected");
         let peer_node = self.qps[self.conns[conn].ends[1 - end]].node;
         let (mtu, tag) = (self.conns[conn].mtu.bytes(), self.wrs.len() as u32);
-        // Sometimes the message exceeds the receive. It is then dropped, and must not use the receive up.
+        // Sometimes the message is longer than the receive. The responder must then drop the message and keep the
+        // receive.
         let most = if self.rng.chance(100) { SLOT_BYTES + 600 } else { SLOT_BYTES };
         let length = if most > SLOT_BYTES { most } else { self.length(mtu, most) };
         let operation = if self.rng.chance(200) && length <= SLOT_BYTES {
@@ -315,7 +319,7 @@ impl Life {
         });
         let request = SendRequest { wr_id, operation, flags, payload, destination };
         let now_ns = self.world.now_ns;
-        self.world.nodes[node].rnic.post_send(now_ns, qpn, &[request]).expect("there is room in the send queue");
+        self.world.nodes[node].rnic.post_send(now_ns, qpn, &[request]).expect("the send queue has room");
         let conn = self.qps[index].conn;
         let signaled = end.signal_all || flags.contains(SendFlags::SIGNALED);
         let send = SendWork { opcode, length, signaled, message, attachment, received: false, check, conn, dead_key };
@@ -328,7 +332,7 @@ impl Life {
     }
 }
 
-/// Size of a work request, and the check of its effects.
+/// Length of a work request, and the check of its effects.
 struct Sizes {
     length: usize,
     message: bool,

@@ -76,8 +76,8 @@ fn an_acknowledgement_follows_the_reply() {
     assert_eq!(shapes, [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]);
 }
 
-/// Receives one more message whose completion the program would see now. Returns the packets that the RNIC sent
-/// before that, without a call that releases acknowledgements.
+/// Receives one more message, whose completion the program sees only after all packets have left. Returns the packets
+/// that the RNIC sends before the completion, without a call that releases acknowledgements.
 fn heard_alone(script: &mut Script, psn: Psn) -> Vec<(Opcode, Psn)> {
     script.receive(0, 8);
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
@@ -95,7 +95,7 @@ fn a_receive_completes_after_its_acknowledgement_left() {
         let psn = PEER_PSN.add(index);
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
     }
-    // Even without an acknowledgement request of the peer, the completion requires that the acknowledgement leaves.
+    // Even without an acknowledgement request of the peer, the completion waits until the acknowledgement has left.
     script.receive(0, 8);
     script.hear(
         &script.say(Opcode::RC_WRITE_ONLY_IMM).psn(PEER_PSN.add(20)).reth(1, RKey::new(0), 0).immediate(4).quiet(),
@@ -110,13 +110,13 @@ fn an_acknowledgement_waits_after_eight_answers() {
     let psn = script.answer_often();
     script.receive(0, 8);
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
-    assert_eq!(script.world.nodes[OWN].reap().len(), 1, "the completion is not visible at once");
-    assert_eq!(script.shapes(), [], "the acknowledgement did not wait");
+    assert_eq!(script.world.nodes[OWN].reap().len(), 1, "the completion must be visible at once");
+    assert_eq!(script.shapes(), [], "the acknowledgement must wait for an answer");
     // An empty poll shows that the program is not going to answer.
     script.world.nodes[OWN].queue.note_empty_poll();
     assert_eq!(heard_alone(&mut script, psn.next()), [(Opcode::RC_ACKNOWLEDGE, psn.next())]);
 
-    // Seven more answers are not enough, since the count restarted.
+    // Seven more answers are too few, since the RNIC counts from zero again.
     let mut psn = psn.add(2);
     for _ in 0..7 {
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
@@ -137,7 +137,8 @@ fn an_acknowledgement_does_not_wait_after_unanswered_receives() {
         script.receive(0, 8);
         script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
         let sent = script.shapes();
-        // All requests before the first message are answered. After it, at least one is not.
+        // The program has answered all messages before the first message of this test. Afterwards, at least one message
+        // is unanswered.
         assert_eq!(sent.contains(&(Opcode::RC_ACKNOWLEDGE, psn)), round > 0, "message {round}: {sent:?}");
         if round % 4 == 3 {
             script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
@@ -175,7 +176,7 @@ fn an_acknowledgement_that_waits_outlives_its_queue_pair() {
     }
     let (mut script, expected) = held();
     let qpn = script.qpn;
-    script.rnic().destroy_qp(qpn).expect("it exists");
+    script.rnic().destroy_qp(qpn).expect("the queue pair exists");
     assert!(script.rnic().wants_transmit());
     assert_eq!(script.shapes(), expected);
     assert_eq!(script.rnic().backlog().farewells, 0);
@@ -190,7 +191,7 @@ fn reset_and_destroy_remove_unseen_completions() {
         script.hear(&script.say(Opcode::RC_SEND_ONLY));
         let qpn = script.qpn;
         if destroys {
-            script.rnic().destroy_qp(qpn).expect("it exists");
+            script.rnic().destroy_qp(qpn).expect("the queue pair exists");
         } else {
             script.world.bring_to(OWN, qpn, QpState::Reset);
         }
@@ -206,7 +207,7 @@ fn in_error_a_receive_is_acknowledged_after_earlier_answers() {
     let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);
     script.hear(&read(&script));
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)).payload(&[7; 8]));
-    // The answer would also acknowledge the SEND, but it no longer leaves.
+    // The answer to this READ would also acknowledge the SEND, but the RNIC no longer sends this answer.
     script.hear(&read(&script).psn(PEER_PSN.add(2)));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

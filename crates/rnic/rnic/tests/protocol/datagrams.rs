@@ -12,10 +12,10 @@ fn post(script: &mut Script, to: Qpn, qkey: QKey) {
     let (operation, flags, payload) = (SendOperation::Send, SendFlags::SIGNALED, Payload::Inline(b"datagram"));
     let (now_ns, qpn) = (script.world.now_ns, script.qpn);
     let request = SendRequest { wr_id: 1, operation, flags, payload, destination };
-    script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
+    script.rnic().post_send(now_ns, qpn, &[request]).expect("the device has room");
 }
 
-/// Returns the Q_Key of the one datagram that is sent now.
+/// Returns the Q_Key of the datagram that the RNIC sends now.
 fn sent_qkey(script: &mut Script) -> QKey {
     let sent = script.sent();
     assert_eq!(sent.len(), 1);
@@ -33,7 +33,7 @@ fn a_qkey_with_the_high_bit_selects_the_queue_pairs_qkey() {
         post(&mut script, PEER_QPN, given);
         assert_eq!(sent_qkey(&mut script), QKEY, "{given}");
     }
-    // The Q_Key at the time of transmission counts.
+    // The Q_Key of the queue pair at the time of transmission is the one that is sent.
     post(&mut script, PEER_QPN, QKey::new(0x8000_0000));
     let (qpn, renewed) = (script.qpn, QKey::new(77));
     let state = Some(QpState::ReadyToSend);
@@ -46,8 +46,8 @@ fn a_receiver_compares_the_whole_qkey() {
     let mut script = Script::with(QpKind::Ud, PathMtu::Mtu256, &End::default());
     let sges = [script.world.nodes[OWN].sge(0, 64)];
     let qpn = script.qpn;
-    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
-    // On the wire the top bit has no special meaning.
+    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("the device has room");
+    // In a received packet, the highest bit of the Q_Key has no special meaning.
     for wrong in [0x8000_0000, 0x8000_0000 | QKEY.get()].map(QKey::new) {
         let said = script.say(doorbell_wire::Opcode::UD_SEND_ONLY).quiet().deth(wrong, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);

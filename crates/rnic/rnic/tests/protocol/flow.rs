@@ -1,4 +1,4 @@
-//! Windows, turns, runs and counters.
+//! Windows, turns of queue pairs, runs of packets, and counters.
 
 use super::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::tally::Hit;
@@ -7,7 +7,7 @@ use doorbell_rnic::{Budget, EngineId, Filter, MAX_RUN_BYTES, TransmitBatch};
 use doorbell_verbs_core::{Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};
 
-/// Cost of a packet without much payload.
+/// Cost of a packet with little payload.
 const PACKET_COST: u64 = 832 + 32;
 
 fn psn(index: u32) -> Psn {
@@ -76,7 +76,7 @@ fn one_queue_pair_leaves_room_for_another() {
     );
     assert!(first[first.len() - 1].bth().ack_request());
     post_each(&mut script, &qpns[1..], 1);
-    assert_eq!(script.sent().len(), 1, "the other queue pair finds no room");
+    assert_eq!(script.sent().len(), 1, "the other queue pair found no room");
     script.qpn = qpns[0];
     script.ack(psn(9));
     let more = script.sent();
@@ -105,7 +105,7 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     // Remove queue pairs with packets in flight and queue pairs that wait, in one of several ways.
     for (index, &qpn) in qpns.iter().enumerate() {
         match index % 4 {
-            0 => script.rnic().destroy_qp(qpn).expect("it exists"),
+            0 => script.rnic().destroy_qp(qpn).expect("the queue pair exists"),
             1 => script.world.bring_to(OWN, qpn, QpState::Error),
             2 => script.world.bring_to(OWN, qpn, QpState::Reset),
             _ => {}
@@ -124,7 +124,7 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     }
     assert_eq!(script.reap().len(), 40, "the ten remaining queue pairs did not send four messages each");
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // A queue pair that waited when it was reset works again.
+    // A queue pair that waited for the window when it was reset works again.
     let again = qpns[38];
     let end = End::default();
     script.world.bring_to_init(OWN, again, QpKind::Rc, &end);
@@ -160,13 +160,14 @@ fn a_queue_pair_that_is_reset_while_it_waits_works_again() {
     script.world.bring_to_rtr(OWN, qpns[2], QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
     script.world.bring_to_rts(OWN, qpns[2], QpKind::Rc, &end);
     for &gone in &qpns[..2] {
-        script.rnic().destroy_qp(gone).expect("it exists");
+        script.rnic().destroy_qp(gone).expect("the queue pair exists");
     }
     post_each(&mut script, &qpns[2..], 1);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
 }
 
-/// Creates queue pairs of which the first two fill the window for READ responses, and all but the first wait for it.
+/// Creates queue pairs that post READs. The first two fill the window for READ responses. All except the first wait for
+/// room in this window.
 fn crowd_of_readers(count: usize) -> (Script, Vec<Qpn>) {
     let (mut script, qpns) = crowd(count);
     for &qpn in &qpns {
@@ -186,18 +187,18 @@ fn crowd_of_readers(count: usize) -> (Script, Vec<Qpn>) {
 #[test]
 fn removed_queue_pairs_no_longer_wait_to_read() {
     let (mut script, qpns) = crowd_of_readers(5);
-    let [first, second, third, fourth, fifth] = qpns[..] else { unreachable!("five were made") };
-    script.rnic().destroy_qp(third).expect("it exists");
+    let [first, second, third, fourth, fifth] = qpns[..] else { unreachable!("the test created five queue pairs") };
+    script.rnic().destroy_qp(third).expect("the queue pair exists");
     assert_eq!(script.rnic().backlog().waiting, 3);
     script.world.bring_to(OWN, fourth, QpState::Reset);
     assert_eq!(script.rnic().backlog().waiting, 2);
-    // This queue pair is destroyed in the error state.
+    // Destroy the second queue pair in the error state.
     script.world.bring_to(OWN, second, QpState::Error);
-    script.rnic().destroy_qp(second).expect("it exists");
+    script.rnic().destroy_qp(second).expect("the queue pair exists");
     assert_eq!(script.rnic().backlog().waiting, 0, "the freed room woke no other queue pair");
     assert_eq!(script.sent().first().map(|sent| sent.info.qpn), Some(fifth));
     for gone in [first, fifth, fourth] {
-        script.rnic().destroy_qp(gone).expect("it exists");
+        script.rnic().destroy_qp(gone).expect("the queue pair exists");
     }
     assert_eq!(script.rnic().in_flight_packets(), 0);
     assert_eq!(
@@ -217,7 +218,7 @@ fn a_queue_pair_that_is_reset_while_it_waits_to_read_reads_again() {
     script.world.bring_to_rtr(OWN, third, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
     script.world.bring_to_rts(OWN, third, QpKind::Rc, &end);
     for &gone in &qpns[..2] {
-        script.rnic().destroy_qp(gone).expect("it exists");
+        script.rnic().destroy_qp(gone).expect("the queue pair exists");
     }
     script.qpn = third;
     let read = script.post_read(256);
@@ -243,7 +244,7 @@ fn responses_are_bounded_by_the_receive_buffer_too() {
             payload: Payload::Sges(&sge),
             destination: None,
         };
-        world.nodes[0].rnic.post_send(1, qpn, &[request]).expect("room");
+        world.nodes[0].rnic.post_send(1, qpn, &[request]).expect("the device has room");
     }
     world.settle();
     assert_eq!(world.nodes[0].reap().len(), 20);
@@ -268,7 +269,7 @@ fn many_senders_to_one_receiver_settle() {
                 payload: Payload::Sges(&sge),
                 destination: None,
             };
-            world.nodes[node].rnic.post_send(1, qpn, &[request]).expect("room");
+            world.nodes[node].rnic.post_send(1, qpn, &[request]).expect("the device has room");
         }
     }
     world.settle();
@@ -319,7 +320,8 @@ fn a_batch_may_be_of_one_engine_only() {
         assert!(batch.runs().iter().all(|run| run.path.engine == EngineId(engine)));
         batch.infos().iter().map(|info| info.qpn).collect::<Vec<_>>()
     };
-    // No queue pair belongs to these engines. The polls send no packet, and no queue pair loses a packet or its turn.
+    // No queue pair belongs to these engines. The calls of `poll_transmit` send no packet, and no queue pair loses a
+    // packet or its turn.
     for engine in [1, 7, u8::MAX] {
         assert_eq!(poll(&mut script, Budget::UNLIMITED, engine), []);
         assert!(script.rnic().wants_transmit() && script.rnic().in_flight_packets() == 0);
@@ -348,7 +350,7 @@ fn answers_get_their_turn_packet_by_packet() {
         script.rnic().poll_transmit(now_ns, budget, Filter::All, &mut batch);
     }
     let answers = batch.infos().iter().filter(|info| info.work_request.is_none()).count();
-    assert_eq!((batch.infos().len(), answers), (8, 4), "requests or answers starve");
+    assert_eq!((batch.infos().len(), answers), (8, 4), "requests and answers must each get half of the packets");
 }
 
 #[test]
@@ -359,7 +361,7 @@ fn small_messages_leave_as_one_run() {
         for _ in 0..if round < 10 { 40 } else { 60 } {
             script.post(Op::Send, 16);
         }
-        let last = script.sent().last().expect("something was sent").psn();
+        let last = script.sent().last().expect("the RNIC sent a packet").psn();
         script.ack(last);
         script.reap();
     }
@@ -381,7 +383,7 @@ fn a_long_message_leaves_in_runs_of_full_packets() {
     let mut batch = TransmitBatch::new(1 << 18, 4);
     let now_ns = script.world.now_ns;
     let added = script.rnic().poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut batch);
-    assert_eq!(added, 8, "one queue pair gets three quarters of the window of 53,248 B");
+    assert_eq!(added, 8, "one queue pair must get three quarters of the window of 53,248 B");
     let shapes: Vec<_> = batch.runs().iter().map(|run| (run.packets, run.segment_bytes)).collect();
     assert_eq!(shapes, [(8, 4112)]);
     assert!(batch.runs()[0].total_bytes <= MAX_RUN_BYTES);
@@ -398,7 +400,7 @@ fn a_budget_of_bytes_is_kept() {
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, Filter::All, &mut batch), 5);
     assert_eq!(batch.bytes().len(), 5 * packet);
     assert!(script.rnic().wants_transmit());
-    // The next call has its own budget, after the packets already in the batch.
+    // The next call has the full budget again, in addition to the packets that are already in the batch.
     assert_eq!(script.rnic().poll_transmit(now_ns, budget, Filter::All, &mut batch), 5);
     batch.clear();
     assert_eq!(script.rnic().poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut batch), 10);
@@ -412,7 +414,10 @@ fn kinds_of_packets_are_counted_separately() {
     world.acks = Acks::Released;
     for _ in 0..8 {
         let sge = [world.nodes[1].sge(0, 1024)];
-        world.nodes[1].rnic.post_recv(b, &[doorbell_verbs_core::RecvRequest { wr_id: 0, sges: &sge }]).expect("room");
+        world.nodes[1]
+            .rnic
+            .post_recv(b, &[doorbell_verbs_core::RecvRequest { wr_id: 0, sges: &sge }])
+            .expect("the device has room");
     }
     let (remote_address, rkey) = (world.nodes[1].memory.address(), world.nodes[1].region.rkey());
     let operations = [
@@ -433,15 +438,16 @@ fn kinds_of_packets_are_counted_separately() {
         let (payload, flags) = (Payload::Sges(&sge), SendFlags::SIGNALED);
         let request = SendRequest { wr_id: 0, operation, flags, payload, destination: None };
         let now_ns = world.now_ns;
-        world.nodes[0].rnic.post_send(now_ns, a, &[request]).expect("room");
+        world.nodes[0].rnic.post_send(now_ns, a, &[request]).expect("the device has room");
     }
     world.settle();
     let (tx, rx) = (*world.nodes[0].rnic.counters(), *world.nodes[1].rnic.counters());
-    assert_eq!((tx.tx_word_packets, tx.tx_word_bytes), (1, 62), "a zero-length SEND with immediate");
+    assert_eq!((tx.tx_word_packets, tx.tx_word_bytes), (1, 62), "the zero-length SEND with immediate must be counted");
     assert_eq!(tx.tx_data_packets, 5);
-    // 62 for the credit, 58 + 16 for the SEND, 74 for the WRITE and the READ request, 86 for the atomic.
+    // 62 B for the zero-length SEND, 58 + 16 B for the other SEND, 74 B each for the WRITE and the READ request, 86 B
+    // for the atomic.
     assert_eq!(tx.tx_data_bytes, 62 + 74 + 74 + 74 + 86);
-    assert_eq!(tx.tx_retransmitted_packets, 4, "all packets from the lost SEND on are retransmitted");
+    assert_eq!(tx.tx_retransmitted_packets, 4, "all packets from the lost SEND on must be retransmitted");
     assert_eq!(tx.tx_retransmitted_bytes, 74 + 74 + 74 + 86);
     assert_eq!(tx.tx_ack_packets, 0);
     assert_eq!((tx.packet_seq_err, rx.out_of_sequence), (1, 3));

@@ -1,11 +1,11 @@
-//! Bad input: silent drops, each with its counter.
+//! Invalid packets, which the device silently drops and counts.
 
 use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
 use super::common::{End, QKEY};
 use doorbell_verbs_core::{Counters, QpKind, QpState};
 use doorbell_wire::{Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
-/// Returns the counters that changed, without the count of all packets.
+/// Returns the names and increments of the counters that changed, without the count of all packets.
 fn counted(script: &Script, before: &Counters) -> Vec<(&'static str, u64)> {
     let since = script.counters().since(before);
     let all = Counters::NAMES.iter().copied().zip(since.values());
@@ -78,7 +78,7 @@ fn states_that_do_not_receive_drop() {
     dropped(&mut script, &send, "rx_foreign_source");
     script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
     script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, (PEER, PEER_QPN, PEER_PSN));
-    // In RTR, responses are invalid.
+    // In RTR, the queue pair accepts no responses.
     let mut ack = script.say(Opcode::RC_ACKNOWLEDGE);
     ack.extension = vec![0; 4];
     dropped(&mut script, &ack.bytes(), "rx_wrong_state");
@@ -140,7 +140,7 @@ fn unexpected_answers_are_counted() {
     unknown.extension = vec![0xff, 0, 0, 0];
     let before = script.counters();
     script.hear(&unknown);
-    assert_eq!(counted(&script, &before), [("rx_malformed", 1)], "a syndrome that IBTA reserves");
+    assert_eq!(counted(&script, &before), [("rx_malformed", 1)], "a syndrome that IBTA reserves must be counted");
     // A READ response to a SEND is invalid.
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, Psn::new(100), &[0; 8]);
     script.respond_atomic(Psn::new(100), 1);
@@ -184,8 +184,8 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
     // SAFETY: the block outlives the device's use of it.
     let region =
         unsafe { rnic.register(pd, block.base(), 4096, block.address(), doorbell_verbs_core::Access::all(), None) };
-    let region = region.expect("room for a region");
-    let (cq, queue) = rnic.create_cq(4, None).expect("room for a queue");
+    let region = region.expect("the device has room for a region");
+    let (cq, queue) = rnic.create_cq(4, None).expect("the device has room for a queue");
     let init = doorbell_verbs_core::QpInit {
         kind: QpKind::Ud,
         pd,
@@ -195,14 +195,14 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
         capacities: End::default().capacities,
         signal_all: true,
     };
-    let qpn = rnic.create_qp(init).expect("room for a queue pair");
+    let qpn = rnic.create_qp(init).expect("the device has room for a queue pair");
     let to = |state| doorbell_verbs_core::QpAttributes { state: Some(state), ..Default::default() };
     let init =
         doorbell_verbs_core::QpAttributes { pkey_index: Some(0), port: Some(1), qkey: Some(QKEY), ..to(QpState::Init) };
-    rnic.modify_qp(qpn, &init).expect("in the table");
-    rnic.modify_qp(qpn, &to(QpState::ReadyToReceive)).expect("in the table");
+    rnic.modify_qp(qpn, &init).expect("the transition is in the table");
+    rnic.modify_qp(qpn, &to(QpState::ReadyToReceive)).expect("the transition is in the table");
     let sges = [doorbell_verbs_core::Sge { address: block.address(), length: 100, lkey: region.lkey() }];
-    rnic.post_recv(qpn, &[doorbell_verbs_core::RecvRequest { wr_id: 1, sges: &sges }]).expect("room");
+    rnic.post_recv(qpn, &[doorbell_verbs_core::RecvRequest { wr_id: 1, sges: &sges }]).expect("the device has room");
     let mut said = Script::silent(PathMtu::Mtu1024).say(Opcode::UD_SEND_ONLY).deth(QKEY, Qpn::new(9)).payload(&[7; 5]);
     said.bth.dest_qpn = qpn;
     let outer = doorbell_wire::Outer {
@@ -218,11 +218,11 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
     assert_eq!(queue.poll(&mut out), Ok(1));
     assert_eq!((out[0].byte_len, out[0].has_grh), (45, true));
     let header = block.read(0, 40);
-    // UDP, BTH, DETH, payload and padding, ICRC.
+    // The payload length covers UDP, BTH, DETH, payload with padding, and ICRC.
     assert_eq!(header[..8], [0x6a, 0x50, 0, 0, 0, 8 + 12 + 8 + 8 + 4, 17, 61]);
     let octets = |address: std::net::IpAddr| match address {
         std::net::IpAddr::V6(address) => address.octets(),
-        std::net::IpAddr::V4(_) => unreachable!("both are IPv6"),
+        std::net::IpAddr::V4(_) => unreachable!("both addresses are IPv6"),
     };
     assert_eq!(header[8..24], octets(addresses[1]));
     assert_eq!(header[24..], octets(addresses[0]));
@@ -238,18 +238,18 @@ fn uc_silently_drops_messages_that_it_cannot_place() {
     script.receive(300, 300);
     let middle = script.say(Opcode::UC_SEND_MIDDLE).payload(&[1; 256]).psn(Psn::new(9)).bytes();
     dropped(&mut script, &middle, "rx_dropped_messages");
-    // The remaining packets of the same message are not counted again.
+    // The device does not count the remaining packets of the same message again.
     let before = script.counters();
     script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(10)).payload(&[1; 8]));
     assert_eq!(counted(&script, &before), []);
-    // A gap within a message drops the message. The next message uses its receive.
+    // A missing packet drops the whole message. The next message uses the receive of the dropped message.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(20)).payload(&[1; 256]));
     let before = script.counters();
     script.hear(&script.say(Opcode::UC_SEND_LAST).psn(Psn::new(22)).payload(&[1; 8]));
     assert_eq!(counted(&script, &before), [("rx_dropped_messages", 1)]);
     script.hear(&script.say(Opcode::UC_SEND_ONLY).psn(Psn::new(23)).payload(&[2; 8]));
     assert_eq!(script.reap()[0].wr_id, 0);
-    // A WRITE that exceeds its region writes no byte.
+    // A WRITE that exceeds its region must write no byte.
     let end = script.base() + script.world.nodes[OWN].memory.len() as u64;
     let write = script.say(Opcode::UC_WRITE_FIRST).psn(Psn::new(24)).reth(end - 256, script.rkey(), 300);
     let bytes = write.payload(&[7; 256]).bytes();
@@ -257,7 +257,7 @@ fn uc_silently_drops_messages_that_it_cannot_place() {
     let length = script.world.nodes[OWN].memory.len();
     assert_eq!(script.world.nodes[OWN].memory.read(length - 256, 256), [0; 256]);
     assert_eq!(script.state(), QpState::ReadyToSend);
-    // In the error state, the taken receive is returned once.
+    // When the queue pair enters the error state, it returns the receive of the unfinished message once.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

@@ -9,7 +9,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 
-/// Function that creates the key which the peer sends.
+/// Function that creates the key for the message of the peer.
 type Key = fn(&mut Windows) -> RKey;
 
 /// Binds the window for the queue pair that receives from the peer, and returns its key.
@@ -19,7 +19,7 @@ fn bound(own: &mut Windows) -> RKey {
     binding.rkey
 }
 
-/// Makes another queue pair of the same domain receive from the peer.
+/// Replaces the queue pair that receives from the peer by another queue pair of the same protection domain.
 fn hear_elsewhere(own: &mut Windows) {
     let end = End { srq: own.shared.as_ref().map(|(id, _)| *id), ..End::default() };
     own.script.qpn = own.script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
@@ -36,7 +36,7 @@ const REFUSED: [(WindowKind, &str, Key); 10] = [
         let (base, address) = (own.script.world.nodes[OWN].memory.base(), own.script.base());
         // SAFETY: the block lives as long as the node's RNIC.
         let region = unsafe { own.script.rnic().register(pd, base, 64, address, Access::all(), None) };
-        region.expect("room for a region").rkey()
+        region.expect("the device has room for a region").rkey()
     }),
     (WindowKind::Type2, "no key at all", |_| RKey::new(0x5555_5555)),
     (WindowKind::Type1, "a window of type 1", bound),
@@ -54,22 +54,25 @@ const REFUSED: [(WindowKind, &str, Key); 10] = [
     }),
     (WindowKind::Type2, "a window of another domain", |own| {
         let pd = own.script.rnic().create_pd();
-        own.script.rnic().create_window(pd, WindowKind::Type2).expect("room for a window")
+        own.script.rnic().create_window(pd, WindowKind::Type2).expect("the device has room for a window")
     }),
 ];
 
-/// Posts a receive of 300 B. Its number is its offset.
+/// Posts a receive of 300 B. The number of the work request is the offset.
 fn receive(own: &mut Windows, offset: usize) {
     match &own.shared {
         None => own.script.receive(offset, 300),
         Some((id, _)) => {
             let (id, sges) = (*id, [own.script.world.nodes[OWN].sge(offset, 300)]);
-            own.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: offset as u64, sges: &sges }]).expect("room");
+            own.script
+                .rnic()
+                .post_srq_recv(id, &[RecvRequest { wr_id: offset as u64, sges: &sges }])
+                .expect("the device has room");
         }
     }
 }
 
-/// Sends a message from the peer that invalidates a key. Returns the only packet that answers it.
+/// Sends a message from the peer that invalidates a key. Returns the answer of the RNIC, which must be one packet.
 fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sent {
     let say = |opcode| own.script.say(opcode);
     let (first, last) = match packets {
@@ -82,8 +85,8 @@ fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sen
     own.script.hear(&last.psn(PEER_PSN.add(packets - 1)).invalidate(key).payload(&[6; 8]));
     own.heard = packets;
     let mut sent = own.script.sent();
-    assert_eq!(sent.len(), 1, "expected one answer");
-    assert_eq!(sent[0].psn(), PEER_PSN.add(packets - 1), "another packet than the one with the key was answered");
+    assert_eq!(sent.len(), 1, "the RNIC must send one answer");
+    assert_eq!(sent[0].psn(), PEER_PSN.add(packets - 1), "the answer must be to the packet with the key");
     sent.remove(0)
 }
 
@@ -105,7 +108,7 @@ fn only_windows_of_the_queue_pair_can_be_invalidated() {
             receive(&mut own, 0);
             receive(&mut own, 512);
             let qpn = own.script.qpn;
-            // The NAK gives the requester the status remote access error.
+            // At the requester, this NAK causes the status "remote access error".
             assert_eq!(nak_of(&send(&mut own, key, packets)), Some(NakCode::REMOTE_ACCESS_ERROR), "{what}");
             assert_eq!(own.script.state(), QpState::Error, "{what}");
             assert_eq!(own.script.counters().resp_remote_access_errors, 1, "{what}");
@@ -113,7 +116,7 @@ fn only_windows_of_the_queue_pair_can_be_invalidated() {
             let events = own.script.events();
             if let Some((_, queue)) = &own.shared {
                 assert_eq!(ends, [(0, Status::LocalAccess)], "{what}");
-                assert_eq!(queue.len(), 1, "{what}: the other receive did not stay for other queue pairs");
+                assert_eq!(queue.len(), 1, "{what}: the unused receive must stay in the shared receive queue");
                 assert_eq!(events, [AsyncEvent::QpAccessError(qpn), AsyncEvent::QpLastWqeReached(qpn)], "{what}");
             } else {
                 assert_eq!(ends, [(0, Status::LocalAccess), (512, Status::WorkRequestFlushed)], "{what}");
@@ -163,11 +166,11 @@ fn a_peer_invalidates_a_window_only_once() {
             assert_eq!((wr_id, status), (0, Status::Success));
             assert_eq!(attachment, doorbell_verbs_core::Attachment::Invalidated(key));
             assert_eq!(own.script.state(), QpState::ReadyToSend);
-            // A duplicate of the message is acknowledged, and has no other effect.
+            // The responder acknowledges a duplicate of the message, and the duplicate has no other effect.
             own.script.hear(&own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets - 1)).invalidate(key));
             assert_eq!(nak_of(&own.script.sent()[0]), None);
             assert_eq!(own.script.state(), QpState::ReadyToSend);
-            // Another message with the key is rejected.
+            // The responder rejects another message with the same key.
             let again = own.script.say(Opcode::RC_SEND_ONLY_INV).psn(PEER_PSN.add(packets)).invalidate(key);
             own.script.hear(&again);
             assert_eq!(nak_of(&own.script.sent()[0]), Some(NakCode::REMOTE_ACCESS_ERROR));
@@ -187,7 +190,7 @@ fn a_refused_message_ends_the_requester_with_a_remote_access_error() {
     assert_eq!(script.counters().req_remote_access_errors, 1);
 }
 
-/// UC and UD have no SEND with invalidate (IBTA Vol 1, 9.4.1, the table of opcodes): the packet is malformed and
+/// UC and UD have no SEND with invalidate (IBTA Vol 1, 9.4.1, the table of opcodes), so the packet is malformed and
 /// dropped.
 #[test]
 fn unreliable_transports_invalidate_nothing() {
@@ -211,13 +214,17 @@ fn unreliable_transports_invalidate_nothing() {
             // The window is still bound, so a second binding is rejected.
             own.script.qpn = bound_on;
             let binding = own.binding();
-            assert_eq!(own.bind(binding), Status::MemoryWindowBind, "{kind:?} {opcode:?}: the window is still bound");
+            assert_eq!(
+                own.bind(binding),
+                Status::MemoryWindowBind,
+                "{kind:?} {opcode:?}: the window must still be bound"
+            );
             own.script.qpn = binder;
         }
     }
 }
 
-/// The next queue pair gets the number of a destroyed one, but has other peers.
+/// A later queue pair may get the number of a destroyed queue pair, but it has other peers.
 #[test]
 fn destroying_a_queue_pair_unbinds_its_type_2_windows() {
     for kind in [WindowKind::Type1, WindowKind::Type2] {
@@ -226,7 +233,7 @@ fn destroying_a_queue_pair_unbinds_its_type_2_windows() {
         let (qpn, region) = (own.script.qpn, own.region.clone());
         own.script.rnic().destroy_qp(qpn).expect("it lives");
         let address = region.address();
-        // A window of type 1 belongs to the domain.
+        // A window of type 1 does not depend on a queue pair.
         assert_eq!(is_open(&mut own, key, address), kind == WindowKind::Type1, "{kind:?}");
         assert_eq!(
             own.script.rnic().deregister(&region).is_ok(),

@@ -8,13 +8,14 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{BTH_LEN, NakCode, Opcode, Outer, PathMtu, RKey, RethPacket};
 
-/// Creates a queue pair with a path MTU of 4096, and two elements of `bytes` in total, without memory.
+/// Creates a queue pair with a path MTU of 4096, and two scatter-gather elements of `bytes` in total. The elements have
+/// no memory.
 fn with_room(kind: QpKind, bytes: u64) -> (Script, [Sge; 2]) {
     let mut script = Script::with(kind, PathMtu::Mtu4096, &End::default());
     let pd = script.world.nodes[OWN].pd;
-    let lkey = script.rnic().register_null(pd).expect("room").lkey();
-    let half = u32::try_from(bytes / 2).expect("an element holds it");
-    let rest = u32::try_from(bytes - u64::from(half)).expect("an element holds it");
+    let lkey = script.rnic().register_null(pd).expect("the device has room").lkey();
+    let half = u32::try_from(bytes / 2).expect("the length fits into an element");
+    let rest = u32::try_from(bytes - u64::from(half)).expect("the length fits into an element");
     (script, [Sge { address: 0, length: half, lkey }, Sge { address: 0, length: rest, lkey }])
 }
 
@@ -26,11 +27,11 @@ fn requests_beyond_the_maximum_message_length_are_refused() {
         let (mut script, sges) = with_room(QpKind::Rc, MAX_MESSAGE_BYTES + 1);
         let (flags, now_ns, qpn) = (SendFlags::SIGNALED, script.world.now_ns, script.qpn);
         let request = SendRequest { wr_id: 1, operation, flags, payload: Payload::Sges(&sges), destination: None };
-        let error = script.rnic().post_send(now_ns, qpn, &[request]).expect_err("it is too long");
+        let error = script.rnic().post_send(now_ns, qpn, &[request]).expect_err("the message is too long");
         let (given, allowed) = (MAX_MESSAGE_BYTES + 1, MAX_MESSAGE_BYTES);
         assert_eq!(error.kind, PostErrorKind::MessageTooLong { given, allowed });
         assert!(error.to_string().contains("2147483649") && error.to_string().contains("2147483648"), "{error}");
-        // The longest message is accepted, and its first packet is correct.
+        // The device accepts a message of the maximum length, and its first packet is correct.
         let (mut script, sges) = with_room(QpKind::Rc, MAX_MESSAGE_BYTES);
         let qpn = script.qpn;
         let request = SendRequest { payload: Payload::Sges(&sges), ..request };
@@ -40,13 +41,13 @@ fn requests_beyond_the_maximum_message_length_are_refused() {
         match operation {
             Op::Send => assert_eq!(sent[0].opcode(), Opcode::RC_SEND_FIRST),
             Op::Write { .. } => assert_eq!((sent[0].opcode(), length()), (Opcode::RC_WRITE_FIRST, 1 << 31)),
-            // The READ asks for a piece that fits into the window.
+            // The READ requests a piece that fits into the window.
             _ => assert!(sent[0].opcode() == Opcode::RC_READ_REQUEST && (4096..1 << 20).contains(&length())),
         }
     }
 }
 
-/// Sends `packets` full packets of one message from the peer, and then one more.
+/// Sends `packets` full packets of one message from the peer, and then the packet after them.
 fn hear_message(script: &mut Script, opcodes: [Opcode; 3], packets: u64) {
     let outer = Outer {
         src: script.world.nodes[PEER].address,
@@ -76,7 +77,7 @@ fn a_message_that_exceeds_the_maximum_ends_the_connection() {
     for (packets, status) in [(whole - 1, Status::Success), (whole, Status::LocalLength)] {
         let (mut script, sges) = with_room(QpKind::Rc, 6 << 30);
         let qpn = script.qpn;
-        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
+        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("the device has room");
         hear_message(&mut script, opcodes, packets);
         let completions = script.reap();
         assert_eq!(completions.iter().map(|end| (end.wr_id, end.status)).collect::<Vec<_>>(), [(5, status)]);
@@ -90,7 +91,7 @@ fn a_message_that_exceeds_the_maximum_ends_the_connection() {
     // UC drops the message.
     let (mut script, sges) = with_room(QpKind::Uc, 6 << 30);
     let qpn = script.qpn;
-    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
+    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("the device has room");
     hear_message(&mut script, [Opcode::UC_SEND_FIRST, Opcode::UC_SEND_MIDDLE, Opcode::UC_SEND_LAST], whole);
     assert_eq!((script.reap().len(), script.counters().rx_dropped_messages), (0, 1));
 }

@@ -1,4 +1,4 @@
-//! Directed tests, packet by packet, against a scripted peer.
+//! Tests of single packets between the RNIC and a scripted peer.
 
 #[path = "../common/mod.rs"]
 mod common;

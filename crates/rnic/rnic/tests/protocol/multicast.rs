@@ -14,7 +14,7 @@ fn group(number: u8) -> IpAddr {
     Ipv4Addr::new(239, 1, 2, number).into()
 }
 
-/// Two UD queue pairs that wait for datagrams. Completions carry the number of their queue pair.
+/// Two UD queue pairs with posted receives. Each completion carries the number of its queue pair.
 struct Two {
     script: Script,
     qpns: [Qpn; 2],
@@ -27,7 +27,7 @@ impl Two {
         for qpn in qpns {
             for place in 0..4 {
                 let sges = [script.world.nodes[OWN].sge(place * 64, 64)];
-                script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 0, sges: &sges }]).expect("there is room");
+                script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 0, sges: &sges }]).expect("the queue has room");
             }
         }
         Self { script, qpns }
@@ -43,7 +43,7 @@ impl Two {
         self.script.rnic().detach(qpn, group(number))
     }
 
-    /// Returns which of the two queue pairs get a datagram to this address and queue pair number.
+    /// Returns for each of the two queue pairs whether it gets a datagram to this address and queue pair number.
     fn hear(&mut self, to: IpAddr, qpn: Qpn, qkey: QKey) -> [bool; 2] {
         let mut said = self.script.say(Opcode::UD_SEND_ONLY).quiet().deth(qkey, PEER_QPN).payload(&[5; 8]);
         said.bth.dest_qpn = qpn;
@@ -120,6 +120,6 @@ fn invalid_attach_and_detach_requests_are_refused() {
         assert_eq!(rnic.attach(first, group(number)), Ok(true));
     }
     assert_eq!(rnic.attach(first, group(LIMITS.max_groups as u8)), Err(ObjectError::Exhausted("multicast groups")));
-    rnic.destroy_qp(first).expect("it exists");
+    rnic.destroy_qp(first).expect("the queue pair exists");
     assert_eq!(two.attach(1, LIMITS.max_groups as u8), Ok(true), "the destroyed queue pair kept its groups");
 }

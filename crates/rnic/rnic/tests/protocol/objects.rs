@@ -16,7 +16,7 @@ fn request<'a>(operation: Op, payload: Payload<'a>) -> SendRequest<'a> {
 
 fn refused(script: &mut Script, request: SendRequest<'_>) -> PostErrorKind {
     let (now_ns, qpn) = (script.world.now_ns, script.qpn);
-    let error = script.rnic().post_send(now_ns, qpn, &[request]).expect_err("it is refused");
+    let error = script.rnic().post_send(now_ns, qpn, &[request]).expect_err("the request must be rejected");
     assert_eq!(error.index, 0);
     assert!(!error.to_string().is_empty());
     error.kind
@@ -47,7 +47,7 @@ fn queues_of_one_hold_exactly_one() {
     }
     script.receive(0, 8);
     let qpn = script.qpn;
-    let error = script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 0, sges: &sge }]).expect_err("it is full");
+    let error = script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 0, sges: &sge }]).expect_err("the queue is full");
     assert_eq!(error.kind, PostErrorKind::QueueFull { queue: "receive queue", depth: 1 });
     for index in 0..5 {
         script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(index)));
@@ -81,11 +81,11 @@ fn post_all_sends_accepts_the_whole_list_or_nothing() {
     }
     script.rnic().post_all_sends(now_ns, qpn, &list[..3]).expect("three fit");
     assert_eq!(script.sent().len(), 3);
-    // In the error state, only accepted requests are flushed.
+    // When the queue pair enters the error state, it flushes only the accepted requests.
     script.world.bring_to(OWN, qpn, QpState::Error);
     assert_eq!(script.ends().len(), 3);
     list[1].payload = Payload::Inline(&[0; 9]);
-    let error = script.rnic().post_all_sends(now_ns, qpn, &list[..3]).expect_err("one has too many bytes");
+    let error = script.rnic().post_all_sends(now_ns, qpn, &list[..3]).expect_err("one request has too many bytes");
     assert_eq!(error.index, 1);
     assert!(script.ends().is_empty());
     script.rnic().post_all_sends(now_ns, qpn, &list[..1]).expect("it fits");
@@ -121,7 +121,8 @@ fn work_requests_are_refused_for_the_right_reason() {
     let pd = script.rnic().create_pd();
     let (base, address) = (script.world.nodes[OWN].memory.base(), script.base());
     // SAFETY: the block lives as long as the node's RNIC.
-    let foreign = unsafe { script.rnic().register(pd, base, 64, address, Access::all(), None) }.expect("room");
+    let foreign =
+        unsafe { script.rnic().register(pd, base, 64, address, Access::all(), None) }.expect("the device has room");
     let foreign = [Sge { lkey: foreign.lkey(), ..sge }];
     let kind = refused(&mut script, request(Op::Send, Payload::Sges(&foreign)));
     assert!(matches!(memory(kind), MemoryError::ForeignPd { .. }));
@@ -133,12 +134,12 @@ fn work_requests_are_refused_for_the_right_reason() {
         .post_send(now_ns, qpn, &[request(Op::Send, Payload::Sges(&empty))])
         .expect("an element without bytes refers to no memory");
 
-    // The elements together are longer than any message.
+    // Together, the elements are longer than the maximum message.
     let mut script = Script::new();
     let pd = script.world.nodes[OWN].pd;
     // SAFETY: the memory is never accessed, since the request is rejected.
     let huge = unsafe { script.rnic().register(pd, std::ptr::null_mut(), 1 << 31, 0, Access::all(), None) };
-    let huge = huge.expect("room for a region");
+    let huge = huge.expect("the device has room for a region");
     let sges =
         [Sge { address: 0, length: 1 << 31, lkey: huge.lkey() }, Sge { address: 0, length: 1, lkey: huge.lkey() }];
     let refusal = refused(&mut script, request(Op::Send, Payload::Sges(&sges)));
@@ -221,7 +222,8 @@ fn each_state_accepts_only_its_allowed_work() {
 fn modifications_are_refused_for_the_right_reason() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let qpn = script.world.create_qp(OWN, QpKind::Rc, &End::default());
-    let mut modify = |qpn, attributes| script.rnic().modify_qp(qpn, &attributes).expect_err("it is refused");
+    let mut modify =
+        |qpn, attributes| script.rnic().modify_qp(qpn, &attributes).expect_err("the modification must be rejected");
     let to = |state| QpAttributes { state: Some(state), ..QpAttributes::default() };
     assert_eq!(modify(Qpn::new(9), to(QpState::Init)), ModifyError::UnknownQp(Qpn::new(9)));
     assert!(matches!(modify(qpn, to(QpState::ReadyToSend)), ModifyError::NoTransition { .. }));
@@ -242,7 +244,8 @@ fn modifications_are_refused_for_the_right_reason() {
         min_rnr_timer: Some(1),
         ..to(QpState::ReadyToReceive)
     };
-    let mut modify = |attributes| script.rnic().modify_qp(qpn, &attributes).expect_err("it is refused");
+    let mut modify =
+        |attributes| script.rnic().modify_qp(qpn, &attributes).expect_err("the modification must be rejected");
     for wrong in [QpAttributes { max_dest_rd_atomic: Some(17), ..rtr }, QpAttributes { min_rnr_timer: Some(32), ..rtr }]
     {
         assert!(matches!(modify(wrong), ModifyError::Value { .. }), "{wrong:?}");
@@ -258,7 +261,7 @@ fn modifications_are_refused_for_the_right_reason() {
     };
     let mut narrow = doorbell_rnic::Rnic::new(config, None);
     let pd = narrow.create_pd();
-    let (cq, _) = narrow.create_cq(4, None).expect("room");
+    let (cq, _) = narrow.create_cq(4, None).expect("the device has room");
     let init_with = QpInit {
         kind: QpKind::Rc,
         pd,
@@ -268,7 +271,7 @@ fn modifications_are_refused_for_the_right_reason() {
         capacities: End::default().capacities,
         signal_all: true,
     };
-    let qpn = narrow.create_qp(init_with).expect("room");
+    let qpn = narrow.create_qp(init_with).expect("the device has room");
     narrow.modify_qp(qpn, &init).expect("as above");
     let error =
         narrow.modify_qp(qpn, &QpAttributes { path_mtu: Some(PathMtu::Mtu2048), ..rtr }).expect_err("too large");
@@ -307,52 +310,55 @@ fn objects_have_limits_and_owners() {
         QpCapacities { max_recv_sge: LIMITS.max_sges + 1, ..c },
         QpCapacities { max_inline: LIMITS.max_inline + 1, ..c },
     ] {
-        let error = rnic.create_qp(QpInit { capacities, ..init }).expect_err("beyond the device");
+        let error =
+            rnic.create_qp(QpInit { capacities, ..init }).expect_err("the capacity exceeds the limit of the device");
         assert!(out_of_range(error), "{error}");
     }
     let none = QpCapacities { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
     let empty = rnic.create_qp(QpInit { capacities: none, ..init }).expect("a queue pair that only answers");
-    rnic.destroy_qp(empty).expect("it exists");
+    rnic.destroy_qp(empty).expect("the queue pair exists");
     let unknown = |error| matches!(error, ObjectError::Unknown(_));
-    assert!(unknown(rnic.create_qp(QpInit { send_cq: CqId(99), ..init }).expect_err("no such queue")));
-    assert!(unknown(rnic.create_qp(QpInit { pd: PdId(99), ..init }).expect_err("no such domain")));
-    assert!(unknown(rnic.create_qp(QpInit { srq: Some(SrqId(99)), ..init }).expect_err("no such queue")));
-    assert!(unknown(rnic.create_srq(PdId(99), 1, 1).expect_err("no such domain")));
-    assert!(unknown(rnic.destroy_qp(Qpn::new(3)).expect_err("no such queue pair")));
-    assert!(unknown(rnic.destroy_cq(CqId(99)).expect_err("no such queue")));
-    assert!(unknown(rnic.destroy_srq(SrqId(99)).expect_err("no such queue")));
-    assert!(unknown(rnic.destroy_pd(PdId(99)).expect_err("no such domain")));
+    assert!(unknown(rnic.create_qp(QpInit { send_cq: CqId(99), ..init }).expect_err("there is no such queue")));
+    assert!(unknown(rnic.create_qp(QpInit { pd: PdId(99), ..init }).expect_err("there is no such protection domain")));
+    assert!(unknown(rnic.create_qp(QpInit { srq: Some(SrqId(99)), ..init }).expect_err("there is no such queue")));
+    assert!(unknown(rnic.create_srq(PdId(99), 1, 1).expect_err("there is no such protection domain")));
+    assert!(unknown(rnic.destroy_qp(Qpn::new(3)).expect_err("there is no such queue pair")));
+    assert!(unknown(rnic.destroy_cq(CqId(99)).expect_err("there is no such queue")));
+    assert!(unknown(rnic.destroy_srq(SrqId(99)).expect_err("there is no such queue")));
+    assert!(unknown(rnic.destroy_pd(PdId(99)).expect_err("there is no such protection domain")));
 
     let other = rnic.create_pd();
-    let (foreign, _) = rnic.create_srq(other, 4, 1).expect("room");
-    let error = rnic.create_qp(QpInit { srq: Some(foreign), ..init }).expect_err("of another domain");
+    let (foreign, _) = rnic.create_srq(other, 4, 1).expect("the device has room");
+    let error = rnic
+        .create_qp(QpInit { srq: Some(foreign), ..init })
+        .expect_err("the shared receive queue belongs to another protection domain");
     assert!(matches!(error, ObjectError::ForeignPd(_)));
     let busy = |error| matches!(error, ObjectError::Busy { .. });
-    assert!(busy(rnic.destroy_pd(other).expect_err("the queue uses it")));
-    rnic.destroy_srq(foreign).expect("nothing uses it");
-    rnic.destroy_pd(other).expect("nothing uses it");
+    assert!(busy(rnic.destroy_pd(other).expect_err("the shared receive queue uses the protection domain")));
+    rnic.destroy_srq(foreign).expect("no queue pair uses the shared receive queue");
+    rnic.destroy_pd(other).expect("no object uses the protection domain");
 
-    let (srq, _) = rnic.create_srq(pd, 4, 1).expect("room");
-    let qpn = rnic.create_qp(QpInit { srq: Some(srq), ..init }).expect("room");
-    assert!(busy(rnic.destroy_srq(srq).expect_err("the queue pair uses it")));
-    assert!(busy(rnic.destroy_cq(cq).expect_err("the queue pair uses it")));
-    assert!(busy(rnic.destroy_pd(pd).expect_err("the queue pair uses it")));
-    rnic.destroy_qp(qpn).expect("it exists");
-    rnic.destroy_srq(srq).expect("nothing uses it");
-    rnic.destroy_cq(cq).expect("nothing uses it");
-    assert!(busy(rnic.destroy_pd(pd).expect_err("the region uses it")));
+    let (srq, _) = rnic.create_srq(pd, 4, 1).expect("the device has room");
+    let qpn = rnic.create_qp(QpInit { srq: Some(srq), ..init }).expect("the device has room");
+    assert!(busy(rnic.destroy_srq(srq).expect_err("the queue pair uses the shared receive queue")));
+    assert!(busy(rnic.destroy_cq(cq).expect_err("the queue pair uses the completion queue")));
+    assert!(busy(rnic.destroy_pd(pd).expect_err("the queue pair uses the protection domain")));
+    rnic.destroy_qp(qpn).expect("the queue pair exists");
+    rnic.destroy_srq(srq).expect("no queue pair uses the shared receive queue");
+    rnic.destroy_cq(cq).expect("no queue pair uses the completion queue");
+    assert!(busy(rnic.destroy_pd(pd).expect_err("the region uses the protection domain")));
     let region = node.region.clone();
-    rnic.deregister(&region).expect("it was registered");
+    rnic.deregister(&region).expect("the region was registered");
     assert!(unknown(rnic.deregister(&region).expect_err("the region was deregistered before")));
-    rnic.destroy_pd(pd).expect("nothing uses it");
+    rnic.destroy_pd(pd).expect("no object uses the protection domain");
     // SAFETY: the call is rejected before the pointer is used.
     let error = unsafe { rnic.register(other, std::ptr::null_mut(), 1, 0, Access::all(), None) };
-    assert!(unknown(error.expect_err("the domain is gone")));
+    assert!(unknown(error.expect_err("the protection domain was destroyed")));
     let pd = rnic.create_pd();
     // SAFETY: the call is rejected before the pointer is used.
     let error = unsafe { rnic.register(pd, std::ptr::null_mut(), 9, u64::MAX - 8, Access::all(), None) };
     assert!(matches!(error, Err(ObjectError::Region { .. }) | Ok(_)));
-    // SAFETY: as above.
+    // SAFETY: as for the call before.
     let error = unsafe { rnic.register(pd, std::ptr::null_mut(), 10, u64::MAX - 8, Access::all(), None) };
     assert!(matches!(error, Err(ObjectError::Region { .. })), "a region that wraps around was accepted");
 }
@@ -381,8 +387,9 @@ fn a_reregistered_region_keeps_its_keys() {
     let (first, second) = (Block::new(64), Block::new(32));
     let pd = script.world.nodes[OWN].pd;
     // SAFETY: the memory outlives the device.
-    let region =
-        unsafe { script.rnic().register(pd, first.base(), 64, first.address(), Access::all(), None).expect("room") };
+    let region = unsafe {
+        script.rnic().register(pd, first.base(), 64, first.address(), Access::all(), None).expect("the device has room")
+    };
     let write = |script: &mut Script, address: u64, number: u8| {
         let psn = Psn::new(PEER_PSN.get() + u32::from(number) - 1);
         let said = script.say(Opcode::RC_WRITE_ONLY).psn(psn).reth(address, region.rkey(), 8);
@@ -391,9 +398,12 @@ fn a_reregistered_region_keeps_its_keys() {
     write(&mut script, first.address(), 1);
     assert_eq!(first.read(0, 8), [1; 8]);
 
-    // SAFETY: as above.
+    // SAFETY: as for the call before.
     let renewed = unsafe {
-        script.rnic().reregister(&region, pd, second.base(), 32, second.address(), Access::all()).expect("it exists")
+        script
+            .rnic()
+            .reregister(&region, pd, second.base(), 32, second.address(), Access::all())
+            .expect("the region exists")
     };
     assert_eq!((renewed.lkey(), renewed.rkey(), renewed.length()), (region.lkey(), region.rkey(), 32));
     write(&mut script, second.address(), 2);
@@ -424,7 +434,7 @@ fn elements_that_are_checked_late_end_their_request() {
 fn a_reset_takes_back_completions() {
     let mut script = Script::new();
     let (now_ns, qpn) = (script.world.now_ns, script.qpn);
-    script.rnic().post_send(now_ns, qpn, &[request(Op::Send, Payload::Inline(&[1]))]).expect("room");
+    script.rnic().post_send(now_ns, qpn, &[request(Op::Send, Payload::Inline(&[1]))]).expect("the device has room");
     script.world.bring_to(OWN, qpn, QpState::Error);
     script.world.bring_to(OWN, qpn, QpState::Reset);
     assert_eq!(script.ends(), []);

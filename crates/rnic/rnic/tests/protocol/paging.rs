@@ -1,4 +1,4 @@
-//! Memory that is paged on demand and may be missing when it is needed.
+//! Memory that is paged on demand and may be absent when the device accesses it.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{NakCode, Opcode, PathMtu};
 
-/// Number of present bytes at the start of a node's memory, and whether they are writable.
+/// Number of present bytes at the start of the memory of a node: `readable` for reading, `writable` for writing.
 #[derive(Default)]
 struct Present {
     base: usize,
@@ -32,7 +32,7 @@ impl Pager for Pages {
 
 const LENGTH: usize = 1024;
 
-/// Creates a queue pair and a region of which the first half is readable and the first quarter writable.
+/// Creates a queue pair and a region. The first half of the region is readable, the first quarter is writable.
 fn start() -> (Script, Arc<doorbell_rnic::Region>, Arc<Mutex<Present>>) {
     let mut script = Script::new();
     let base = script.world.nodes[OWN].memory.base() as usize;
@@ -65,7 +65,7 @@ fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
         let (mut script, region, _) = start();
         let sges = [Sge { address: region.address() + offset, length: 128, lkey: region.lkey() }];
         let qpn = script.qpn;
-        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 3, sges: &sges }]).expect("there is room");
+        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 3, sges: &sges }]).expect("the queue has room");
         let said = script.say(Opcode::RC_SEND_ONLY).payload(&[1; 128]);
         script.hear(&said);
         assert_eq!(script.ends(), [(3, status)], "{offset}");
@@ -74,7 +74,7 @@ fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
 
 #[test]
 fn remote_access_to_missing_memory_is_refused() {
-    // The READ is accepted. The device notices the unreadable memory only when it builds the answer.
+    // The responder accepts the READ. It notices the unreadable memory only when it builds the answer.
     let cases = [
         (Opcode::RC_WRITE_ONLY, 248, None),
         (Opcode::RC_WRITE_ONLY, 256, Some(NakCode::REMOTE_ACCESS_ERROR)),
@@ -123,8 +123,9 @@ fn an_on_demand_region_may_span_the_address_space() {
         // SAFETY: the device calls the pager before each access.
         unsafe { script.rnic().register(pd, nowhere, usize::MAX, 0, access, None) }
     };
-    register(Access::LOCAL_WRITE).expect_err("longer than any memory");
-    let all = register(Access::LOCAL_WRITE | Access::ON_DEMAND).expect("it is paged");
+    register(Access::LOCAL_WRITE).expect_err("the region is longer than any memory");
+    let all = register(Access::LOCAL_WRITE | Access::ON_DEMAND)
+        .expect("a region that is paged on demand may have any length");
     let address = script.base();
     assert!(all.prefetch(pd, address, 512, Access::empty()).is_ok());
     assert!(all.prefetch(pd, address + 1, 512, Access::empty()).is_err());
@@ -134,18 +135,18 @@ fn an_on_demand_region_may_span_the_address_space() {
 fn a_null_region_reads_zeros_and_discards_writes() {
     let mut script = Script::new();
     let pd = script.world.nodes[OWN].pd;
-    let null = script.rnic().register_null(pd).expect("room for a region");
+    let null = script.rnic().register_null(pd).expect("the device has room for a region");
     let own = script.world.nodes[OWN].sge(0, 8);
     let sges = [Sge { address: u64::MAX - 20, length: 8, lkey: null.lkey() }, own];
     script.world.nodes[OWN].memory.write(0, &[9; 8]);
     let (now_ns, qpn) = (script.world.now_ns, script.qpn);
     let payload = Payload::Sges(&sges);
     let send = SendRequest { wr_id: 3, operation: Op::Send, flags: SendFlags::empty(), payload, destination: None };
-    script.rnic().post_send(now_ns, qpn, &[send]).expect("there is room");
+    script.rnic().post_send(now_ns, qpn, &[send]).expect("the queue has room");
     let sent = script.sent();
     assert_eq!(sent[0].bytes[12..28], [[0; 8], [9; 8]].concat());
 
-    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 4, sges: &sges }]).expect("there is room");
+    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 4, sges: &sges }]).expect("the queue has room");
     let said = script.say(Opcode::RC_SEND_ONLY).payload(&[[1; 8], [2; 8]].concat());
     script.hear(&said);
     assert_eq!(script.ends(), [(4, Status::Success)]);
@@ -180,8 +181,8 @@ fn a_datagram_for_memory_that_is_gone_ends_its_receive_with_an_error() {
         let region = script.region(0, LENGTH, Access::LOCAL_WRITE | Access::ON_DEMAND);
         let sges = [Sge { address: region.address() + offset, length: 64, lkey: region.lkey() }];
         let qpn = script.qpn;
-        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("room");
-        // With the routing header of 40 bytes, the datagram fills 48 bytes.
+        script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("the device has room");
+        // Together with the routing header of 40 bytes, the datagram takes 48 bytes of the receive.
         let said = script.say(Opcode::UD_SEND_ONLY).quiet().deth(QKEY, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);
         assert_eq!(script.ends(), [(5, status)], "{offset}");

@@ -1,5 +1,5 @@
-//! Choices of a driver that the specification leaves open: doorbells, pulls from one part of a queue pair, and a
-//! device without the policies for UDP.
+//! Policies for drivers that decide on times: doorbells, pulls of packets from one part of a queue pair, and a device
+//! without the mechanisms for UDP.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl End {
                 ..QpAttributes::default()
             },
         ];
-        steps.iter().for_each(|step| self.rnic.modify_qp(self.qpn, step).expect("a valid transition"));
+        steps.iter().for_each(|step| self.rnic.modify_qp(self.qpn, step).expect("the transition is valid"));
     }
 
     fn post(&mut self, operation: SendOperation, length: u32) {
@@ -173,12 +173,12 @@ fn unreliable_sends_complete_when_they_have_left() {
     assert_eq!(a.reap(), [(1, Status::Success)]);
     a.rnic.sends_departed(0, a.qpn, 1);
     assert_eq!(a.reap(), [], "the request completed twice");
-    // The pulled sends are complete. Only the others are flushed.
+    // The pulled sends are complete. The error state flushes only the other sends.
     a.rnic
         .modify_qp(a.qpn, &QpAttributes { state: Some(QpState::Error), ..QpAttributes::default() })
         .expect("a transition");
     assert_eq!(a.reap(), [(1, Status::Success), (1, Status::WorkRequestFlushed)]);
-    // With acknowledgements, no send waits for its departure.
+    // On RC, no send waits for its departure.
     let (mut a, mut b) = pair(Policy { waits_for_departures: true, ..Policy::UNBOUNDED });
     b.post_receive();
     a.post(SendOperation::Send, 16);
@@ -248,7 +248,10 @@ fn without_bounds_long_requests_are_not_split_and_do_not_wait() {
         a.post(SendOperation::Read { remote_address, rkey }, LENGTH as u32);
         let packets = a.pull(Part::Requests, 1000).0.len();
         assert!(requests.is_none_or(|requests| packets == requests), "{packets} requests");
-        assert!(requests.is_some() || a.rnic.pending_work(a.qpn) > 0, "the window for responses bounds the READ");
+        assert!(
+            requests.is_some() || a.rnic.pending_work(a.qpn) > 0,
+            "the window for responses must not limit the READ"
+        );
     }
     let (mut a, b) = pair(Policy::UNBOUNDED);
     let (remote_address, rkey) = remote(&b);
@@ -273,7 +276,7 @@ fn without_early_retransmission_only_the_configured_timeout_counts() {
         let counters = *a.rnic.counters();
         let expected = if policy == Policy::DATAGRAMS { (1, 0) } else { (0, 1) };
         assert_eq!((counters.early_retransmit, counters.local_ack_timeout_err), expected);
-        assert_eq!(a.pull(Part::Requests, 8).0.len(), 1, "the request is not retransmitted");
+        assert_eq!(a.pull(Part::Requests, 8).0.len(), 1, "the request must be retransmitted");
     }
 }
 

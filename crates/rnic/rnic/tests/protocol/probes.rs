@@ -1,4 +1,4 @@
-//! Probes for an overdue answer that leave before the configured timeout.
+//! Probes that the requester sends before the configured timeout when an answer is overdue.
 
 use super::common::End;
 use super::common::script::{OWN_PSN, Script};
@@ -11,12 +11,12 @@ fn psn(index: u32) -> Psn {
     OWN_PSN.add(index)
 }
 
-/// Returns the numbers of the packets that left, counted from the first one of the test.
+/// Returns the sequence numbers of the sent packets, relative to the first sequence number of the test.
 fn numbers(script: &mut Script) -> Vec<u32> {
     script.sent().iter().map(|packet| packet.psn().distance_from(OWN_PSN)).collect()
 }
 
-/// Posts one more packet, and returns whether it left.
+/// Posts one more SEND of one packet, and returns whether the packet has left.
 fn is_window_open(script: &mut Script) -> bool {
     script.post(Op::Send, 256);
     script.world.transmit();
@@ -38,11 +38,11 @@ fn a_probe_resends_only_the_oldest_and_newest_packets() {
     assert_eq!(probes[0].opcode(), Opcode::RC_SEND_FIRST);
     assert_eq!(probes[1].opcode(), Opcode::RC_SEND_LAST);
     assert_eq!(script.counters().tx_retransmitted_packets, 2);
-    // The peer only had no CPU time. All sent messages are complete.
+    // Case: the peer had received all messages, but its program had no CPU time. All sent messages complete.
     script.ack(psn(23));
     assert_eq!(script.ends().len(), 8);
     script.world.settle();
-    assert_eq!(numbers(&mut script), [0; 0], "a packet remained to send");
+    assert_eq!(numbers(&mut script), [0; 0], "no packet may be left to send");
     script.world.assert_at_rest();
 }
 
@@ -55,7 +55,8 @@ fn a_gap_that_a_probe_finds_is_filled() {
     script.sent();
     script.pass(EARLIEST_NS);
     assert_eq!(numbers(&mut script), [0, 11]);
-    // The peer had lost all packets. It expects the oldest one, so the newest is ahead of it.
+    // Case: the network had lost all packets. The peer expects the oldest packet, so the newest packet is out of
+    // sequence.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(numbers(&mut script), (1..12).collect::<Vec<_>>());
     script.ack(psn(11));
@@ -145,7 +146,7 @@ fn a_probe_asks_only_for_missing_read_responses() {
     script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(3), &payload);
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(4), &payload);
     script.respond(Opcode::RC_READ_RESPONSE_LAST, psn(5), &payload);
-    // The answers to the probes have no effect.
+    // The answers to the probes must have no effect.
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(1), &payload);
     script.respond(Opcode::RC_READ_RESPONSE_FIRST, psn(4), &payload);
     assert_eq!(script.ends(), [(0, Status::Success), (1, Status::Success)]);

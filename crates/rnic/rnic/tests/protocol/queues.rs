@@ -23,7 +23,7 @@ fn counting() -> (Notifier, Arc<AtomicUsize>) {
 #[test]
 fn a_completion_queue_of_one_works_and_overruns_at_two() {
     let mut script = Script::silent(PathMtu::Mtu256);
-    let (cq, queue) = script.rnic().create_cq(1, None).expect("room");
+    let (cq, queue) = script.rnic().create_cq(1, None).expect("the device has room");
     let end = End { send_cq: Some(cq), ..End::default() };
     script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
     let other = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { recv_cq: Some(cq), ..End::default() });
@@ -52,10 +52,10 @@ fn a_completion_queue_of_one_works_and_overruns_at_two() {
     assert_eq!(
         script.ends(),
         [(0, Status::WorkRequestFlushed)],
-        "receives that complete to the other queue are not flushed"
+        "receives that complete to the other queue must be flushed"
     );
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // Further overruns are silent and bounded.
+    // Further overruns raise no event.
     script.post(Op::Send, 8);
     assert_eq!(script.events(), []);
     assert!(queue.len() <= 1);
@@ -67,7 +67,7 @@ fn destroying_a_queue_pair_removes_completions_and_events() {
     let qpn = script.qpn;
     script.receive(0, 8);
     script.world.bring_to(OWN, qpn, QpState::Error);
-    script.rnic().destroy_qp(qpn).expect("it exists");
+    script.rnic().destroy_qp(qpn).expect("the queue pair exists");
     assert_eq!(script.reap().len(), 0);
     assert_eq!(script.events(), []);
 }
@@ -75,7 +75,7 @@ fn destroying_a_queue_pair_removes_completions_and_events() {
 #[test]
 fn events_of_a_destroyed_completion_queue_do_not_name_its_successor() {
     let mut script = Script::silent(PathMtu::Mtu256);
-    let (cq, _) = script.rnic().create_cq(1, None).expect("room");
+    let (cq, _) = script.rnic().create_cq(1, None).expect("the device has room");
     script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { recv_cq: Some(cq), ..End::default() });
     let qpn = script.qpn;
     script.receive(0, 8);
@@ -85,10 +85,10 @@ fn events_of_a_destroyed_completion_queue_do_not_name_its_successor() {
     script.qpn = other;
     let said = script.say(Opcode::RC_WRITE_ONLY).reth(0, doorbell_wire::RKey::new(1), 8).payload(&[0; 8]);
     script.hear(&said);
-    // The program has not read the overrun's event when its queue is destroyed and the number is reused.
-    script.rnic().destroy_qp(qpn).expect("it exists");
-    script.rnic().destroy_cq(cq).expect("nothing uses it");
-    let (successor, _) = script.rnic().create_cq(1, None).expect("room");
+    // The queue is destroyed and its number is reused before the program has read the event of the overrun.
+    script.rnic().destroy_qp(qpn).expect("the queue pair exists");
+    script.rnic().destroy_cq(cq).expect("no queue pair uses the completion queue");
+    let (successor, _) = script.rnic().create_cq(1, None).expect("the device has room");
     assert_eq!(successor, cq, "the number was not reused at once");
     assert_eq!(script.events(), [AsyncEvent::QpAccessError(other)], "events of other objects are missing");
 }
@@ -97,15 +97,15 @@ fn events_of_a_destroyed_completion_queue_do_not_name_its_successor() {
 fn events_of_a_destroyed_shared_receive_queue_do_not_name_its_successor() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let pd = script.world.nodes[OWN].pd;
-    let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("room");
-    let (kept, of_kept) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("the device has room");
+    let (kept, of_kept) = script.rnic().create_srq(pd, 4, 1).expect("the device has room");
     queue.arm_limit(1);
     of_kept.arm_limit(1);
-    script.rnic().destroy_srq(srq).expect("nothing uses it");
-    let (successor, _) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    script.rnic().destroy_srq(srq).expect("no queue pair uses the shared receive queue");
+    let (successor, _) = script.rnic().create_srq(pd, 4, 1).expect("the device has room");
     assert_eq!(successor, srq, "the number was not reused at once");
     assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(kept.0)], "events of other objects are missing");
-    // A holder of the destroyed queue must raise no event for the next owner of its number.
+    // A thread may still hold the destroyed queue. It must raise no event for the queue that has the number now.
     queue.arm_limit(1);
     assert_eq!(script.events(), []);
 }
@@ -114,7 +114,7 @@ fn events_of_a_destroyed_shared_receive_queue_do_not_name_its_successor() {
 fn solicited_and_other_notifications() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let (notifier, count) = counting();
-    let (cq, queue) = script.rnic().create_cq(16, Some(notifier)).expect("room");
+    let (cq, queue) = script.rnic().create_cq(16, Some(notifier)).expect("the device has room");
     script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { recv_cq: Some(cq), ..End::default() });
     for slot in 0..5 {
         script.receive(slot * 8, 8);
@@ -123,7 +123,7 @@ fn solicited_and_other_notifications() {
         let mut said = script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(index));
         said.bth.solicited = solicited;
         script.hear(&said);
-        script.sent(); // a completion is visible only after its acknowledgement
+        script.sent(); // a completion is visible only after the acknowledgement has left
     };
     let mut out = [Completion::default(); 8];
     send(&mut script, 0, true);
@@ -142,7 +142,7 @@ fn solicited_and_other_notifications() {
     queue.request_notification(Notify::Solicited);
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);
-    assert_eq!(count.load(Ordering::Relaxed), 2, "an error counts as solicited");
+    assert_eq!(count.load(Ordering::Relaxed), 2, "a completion with an error must raise a notification");
     assert_eq!(queue.poll(&mut out), Ok(1));
 }
 
@@ -150,7 +150,7 @@ fn solicited_and_other_notifications() {
 fn a_shared_receive_queue_serves_all_and_reports_its_limit() {
     let mut script = Script::silent(PathMtu::Mtu256);
     let pd = script.world.nodes[OWN].pd;
-    let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("room");
+    let (srq, queue) = script.rnic().create_srq(pd, 4, 1).expect("the device has room");
     let end = End { srq: Some(srq), ..End::default() };
     let a = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
     let b = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &end);
@@ -167,7 +167,10 @@ fn a_shared_receive_queue_serves_all_and_reports_its_limit() {
             }
         }
     }
-    let error = script.rnic().post_recv(a, &[RecvRequest { wr_id: 0, sges: &[] }]).expect_err("it has no own queue");
+    let error = script
+        .rnic()
+        .post_recv(a, &[RecvRequest { wr_id: 0, sges: &[] }])
+        .expect_err("the queue pair has no receive queue of its own");
     assert_eq!(error.kind, PostErrorKind::UsesSharedReceiveQueue);
     queue.arm_limit(3);
     assert_eq!(script.events(), []);
@@ -189,16 +192,21 @@ fn a_shared_receive_queue_serves_all_and_reports_its_limit() {
         "no event although the queue is already below the limit"
     );
 
-    // If a queue pair fails while it receives a message, it returns the message's receive.
+    // If a queue pair fails while it receives a message, it must return the receive of the message to the shared
+    // receive queue.
     script.hear(&script.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(2)).payload(&[0; 256]));
-    assert_eq!(script.state(), QpState::Error, "the receive is too short");
+    assert_eq!(script.state(), QpState::Error, "the queue pair must fail, since the receive is too short");
     assert_eq!(script.ends(), [(3, Status::LocalLength)]);
     let events = script.events();
     assert!(events.contains(&AsyncEvent::QpLastWqeReached(b)), "{events:?}");
     script.sent();
     script.qpn = a;
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)));
-    assert_eq!(script.sent().iter().filter(|sent| sent.info.qpn == a).count(), 1, "RNR: the queue is empty");
+    assert_eq!(
+        script.sent().iter().filter(|sent| sent.info.qpn == a).count(),
+        1,
+        "the responder must send one RNR NAK, since the queue is empty"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Timers, retries and RNR (IBTA Vol 1, 9.7.5.1.3, 9.7.5.2.8, 9.7.6).
+//! Timers, retries and RNR NAKs (IBTA Vol 1, 9.7.5.1.3, 9.7.5.2.8, 9.7.6).
 
 use super::common::End;
 use super::common::script::{OWN, OWN_PSN, Script};
@@ -12,7 +12,7 @@ fn psn(index: u32) -> Psn {
     OWN_PSN.add(index)
 }
 
-/// Returns the times at which packets left, relative to the first.
+/// Returns the times at which packets left, relative to the time of the first packet.
 fn times(script: &mut Script) -> Vec<u64> {
     let sent = script.sent();
     sent.iter().map(|packet| packet.at_ns - sent[0].at_ns).collect()
@@ -40,13 +40,14 @@ fn early_retransmissions_back_off_and_use_no_retries() {
 
 #[test]
 fn a_short_configured_timeout_is_kept() {
-    // 4.096 us * 2^4 is below the minimum early timeout, and takes precedence.
-    let timeout_ns = ack_timeout_ns(4).expect("finite");
+    // The timeout of 4.096 us * 2^4 is below the minimum early timeout. The requester must use this timeout
+    // nevertheless.
+    let timeout_ns = ack_timeout_ns(4).expect("the timeout is finite");
     let mut script = Script::rc(&End { timeout: 4, retry_count: 3, ..End::default() });
     let start_ns = script.world.now_ns;
     script.post(Op::Send, 8);
     script.world.settle();
-    // The waits are one timeout, then two, and from then on four.
+    // The first wait is one timeout, the second is two, and all others are four.
     assert_eq!(times(&mut script), [0, timeout_ns, 3 * timeout_ns, 7 * timeout_ns]);
     assert_eq!(script.world.now_ns, start_ns + 11 * timeout_ns);
     assert_eq!(script.ends(), [(0, Status::RetryExceeded)]);
@@ -55,7 +56,7 @@ fn a_short_configured_timeout_is_kept() {
 
 #[test]
 fn the_configured_timeout_counts_and_ends_the_connection() {
-    let timeout_ns = ack_timeout_ns(14).expect("finite");
+    let timeout_ns = ack_timeout_ns(14).expect("the timeout is finite");
     let mut script = Script::rc(&End { timeout: 14, retry_count: 2, ..End::default() });
     script.receive(64, 8);
     for _ in 0..3 {
@@ -64,7 +65,7 @@ fn the_configured_timeout_counts_and_ends_the_connection() {
     let start_ns = script.world.now_ns;
     script.world.settle();
     let took_ns = script.world.now_ns - start_ns;
-    assert_eq!(took_ns, (1 + 2 + 4) * timeout_ns, "the first wait and two retries");
+    assert_eq!(took_ns, (1 + 2 + 4) * timeout_ns, "the queue pair must fail after the first wait and two retries");
     assert_eq!(script.counters().local_ack_timeout_err, 3);
     let flushed = Status::WorkRequestFlushed;
     assert_eq!(script.ends(), [(0, Status::RetryExceeded), (1, flushed), (2, flushed), (64, flushed)]);
@@ -75,7 +76,7 @@ fn the_configured_timeout_counts_and_ends_the_connection() {
 
 #[test]
 fn an_answer_gives_all_retries_back() {
-    let timeout_ns = ack_timeout_ns(10).expect("finite");
+    let timeout_ns = ack_timeout_ns(10).expect("the timeout is finite");
     let mut script = Script::rc(&End { timeout: 10, retry_count: 1, ..End::default() });
     for round in 0..5 {
         script.post(Op::Send, 8);
@@ -138,7 +139,7 @@ fn a_late_acknowledgement_shortens_the_retransmission() {
     }
     script.sent();
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
-    script.ack(psn(6)); // the first packet of the third message: the first two messages had arrived
+    script.ack(psn(6)); // the ACK is for the first packet of the third message, so the first two messages had arrived
     let again: Vec<_> = script.shapes().iter().map(|shape| shape.1).collect();
     assert_eq!(again, (7..12).map(psn).collect::<Vec<_>>());
     assert_eq!(script.ends().len(), 2);
@@ -193,7 +194,8 @@ fn rnr_retries_are_counted_and_progress_gives_them_back() {
 fn seven_rnr_retries_are_unlimited_and_timers_are_bounded() {
     let mut script = Script::rc(&End { rnr_retry: 7, timeout: 0, ..End::default() });
     script.post(Op::Send, 8);
-    // The peer is silent until tries are a second apart. Then an earlier deadline replaces each deadline.
+    // The peer is silent until the time between two tries is a second. From then on, each new deadline is earlier than
+    // the deadline before.
     script.pass(1_200_000_000);
     for _ in 0..10_000 {
         script.sent();
@@ -211,7 +213,7 @@ fn seven_rnr_retries_are_unlimited_and_timers_are_bounded() {
 
 #[test]
 fn waiting_for_a_window_does_not_use_up_the_timeout() {
-    let timeout_ns = ack_timeout_ns(8).expect("finite");
+    let timeout_ns = ack_timeout_ns(8).expect("the timeout is finite");
     let mut script = Script::rc(&End { timeout: 8, retry_count: 0, ..End::default() });
     let patient = script.qpn;
     let end = End { timeout: 0, ..End::default() };
@@ -219,7 +221,7 @@ fn waiting_for_a_window_does_not_use_up_the_timeout() {
     script.post(Op::Send, 8);
     script.sent();
     script.pass(300_000);
-    // Other queue pairs fill the window, so a retransmission has to wait.
+    // Other queue pairs fill the window, so the retransmission must wait.
     for qpn in busy {
         script.qpn = qpn;
         for _ in 0..64 {
@@ -233,7 +235,7 @@ fn waiting_for_a_window_does_not_use_up_the_timeout() {
     script.pass(390_000);
     assert_eq!(script.shapes(), [], "a packet left although the window is full");
     for qpn in busy {
-        script.rnic().destroy_qp(qpn).expect("it exists");
+        script.rnic().destroy_qp(qpn).expect("the queue pair exists");
     }
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(0))]);
     script.pass(timeout_ns - 400_000 - 1);

@@ -1,11 +1,11 @@
-//! Requests that the responder rejects with a NAK that ends the connection (IBTA Vol 1, 9.7.5.2, 9.9.3).
+//! Invalid requests, which the responder rejects with a NAK. The NAK ends the connection (IBTA Vol 1, 9.7.5.2, 9.9.3).
 
 use super::common::End;
 use super::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
 use doorbell_verbs_core::{Access, AsyncEvent, QpState, RecvRequest, Sge, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey};
 
-/// Sends packets to a new queue pair with one receive of 300 B, and returns the NAK.
+/// Creates a queue pair with one receive of 300 B, lets `play` send packets to it, and returns the NAK.
 fn refused(end: &End, play: impl Fn(&mut Script)) -> (Option<NakCode>, Psn, Vec<AsyncEvent>, Script) {
     let mut script = Script::rc(end);
     script.receive(0, 300);
@@ -108,7 +108,8 @@ fn more_reads_than_agreed_are_an_invalid_request() {
     assert_eq!(script.counters().tx_response_packets, 2, "an earlier request was not answered");
     assert_eq!(script.state(), QpState::Error);
     script.ends();
-    // A new request replaces a waiting repeated answer, since the peer waits for at most two answers.
+    // If too many answers are unsent, a new request replaces an unsent repeated answer, since the peer waits for at
+    // most two answers.
     let mut script = Script::rc(&end);
     let (base, rkey) = (script.base(), script.rkey());
     let read =
@@ -147,7 +148,7 @@ fn every_remote_access_is_checked() {
                 let (base, address) = (s.world.nodes[OWN].memory.base(), s.base());
                 // SAFETY: the block lives as long as the node's RNIC.
                 let region = unsafe { s.rnic().register(pd, base, 4096, address, Access::all(), None) };
-                (address, region.expect("room for a region").rkey())
+                (address, region.expect("the device has room for a region").rkey())
             }),
         ),
         ("a region without the right", Box::new(|s, _| (s.base(), s.region(0, 4096, Access::LOCAL_WRITE).rkey()))),
@@ -155,7 +156,7 @@ fn every_remote_access_is_checked() {
             "a deregistered region",
             Box::new(|s, _| {
                 let region = s.region(0, 4096, Access::all());
-                s.rnic().deregister(&region).expect("it was registered");
+                s.rnic().deregister(&region).expect("the region was registered");
                 (s.base(), region.rkey())
             }),
         ),
@@ -173,7 +174,7 @@ fn every_remote_access_is_checked() {
             assert_eq!(script.world.nodes[OWN].memory.read(0, 8), [0; 8], "{operation}: {fault}: memory was written");
             assert_eq!(script.ends(), [(0, Status::WorkRequestFlushed)], "{operation}: {fault}");
         }
-        // The queue pair must allow the access, too.
+        // The queue pair must allow the access as well.
         let end = End { access: Access::LOCAL_WRITE, ..End::default() };
         let (code, ..) = refused(&end, |script| {
             let (address, key) = (script.base(), script.rkey());
@@ -190,24 +191,24 @@ fn every_remote_access_is_checked() {
 
 #[test]
 fn memory_that_goes_away_meanwhile_is_an_operational_error() {
-    // The region of a receive is gone when the message arrives.
+    // The region of a receive is deregistered before the message arrives.
     let mut script = Script::new();
     let region = script.region(0, 64, Access::LOCAL_WRITE);
     let sge = Sge { address: region.address(), length: 64, lkey: region.lkey() };
     let qpn = script.qpn;
-    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 4, sges: &[sge] }]).expect("room");
-    script.rnic().deregister(&region).expect("it was registered");
+    script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 4, sges: &[sge] }]).expect("the device has room");
+    script.rnic().deregister(&region).expect("the region was registered");
     script.hear(&script.say(Opcode::RC_SEND_ONLY).payload(&[1; 8]));
     assert_eq!(nak_of(&script.sent()[0]), Some(NakCode::REMOTE_OPERATIONAL_ERROR));
     assert_eq!(script.ends(), [(4, Status::LocalProtection)]);
     assert_eq!(script.counters().resp_remote_operational_errors, 1);
     assert_eq!(script.events(), [AsyncEvent::QpFatal(qpn)]);
 
-    // The region of a READ goes away before the answer leaves.
+    // The region of a READ is deregistered before the answer leaves.
     let mut script = Script::new();
     let region = script.region(0, 600, Access::REMOTE_READ);
     script.hear(&script.say(Opcode::RC_READ_REQUEST).reth(region.address(), region.rkey(), 600));
-    script.rnic().deregister(&region).expect("it was registered");
+    script.rnic().deregister(&region).expect("the region was registered");
     let sent = script.sent();
     assert_eq!(sent.len(), 1);
     assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_OPERATIONAL_ERROR), PEER_PSN));

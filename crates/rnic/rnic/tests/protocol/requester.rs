@@ -1,4 +1,4 @@
-//! Packets of the requester, and its processing of answers (IBTA Vol 1, 9.7.3, 9.7.5.1).
+//! Packets of the requester, and its handling of answers (IBTA Vol 1, 9.7.3, 9.7.5.1).
 
 use super::common::End;
 use super::common::script::{OWN, OWN_PSN, Script};
@@ -25,9 +25,9 @@ fn add() -> Op {
     Op::FetchAdd { remote_address: 0x10_0000, rkey: RKey::new(0x1234), add: 1 }
 }
 
-/// Returns the address and the length in the packet's RETH.
+/// Returns the address and the length in the RETH of the packet.
 fn reth(bytes: &[u8]) -> (u64, u32) {
-    let reth = RethPacket::new_checked(&bytes[BTH_LEN..]).expect("a whole header");
+    let reth = RethPacket::new_checked(&bytes[BTH_LEN..]).expect("the header is complete");
     (reth.virtual_address(), reth.dma_length())
 }
 
@@ -107,7 +107,7 @@ fn stale_and_premature_acknowledgements_have_no_effect() {
     assert_eq!(script.counters().rx_unexpected_response, 3);
     script.ack(psn(0));
     assert_eq!(script.ends().len(), 1);
-    // Late and duplicate answers have no effect, including overtaken NAKs.
+    // Late and duplicate answers must have no effect. This includes NAKs that a later answer has overtaken.
     script.ack(psn(0));
     script.nak(psn(0), NakCode::REMOTE_ACCESS_ERROR);
     script.ack(OWN_PSN.sub(1));
@@ -185,9 +185,13 @@ fn a_read_gathers_its_response_packets() {
     assert_eq!((completion.wr_id, completion.status, completion.byte_len), (1, Status::Success, 600));
     assert_eq!(completion.opcode, CompletionOpcode::Read);
     let bytes = script.world.nodes[OWN].memory.read(0, 600);
-    assert_eq!(bytes, [&[1; 256][..], &[2; 256], &[3; 88]].concat(), "a duplicate response packet was placed");
+    assert_eq!(
+        bytes,
+        [&[1; 256][..], &[2; 256], &[3; 88]].concat(),
+        "a duplicate response packet was copied into memory"
+    );
     assert_eq!(script.rnic().in_flight_packets(), 0);
-    // The sequence number of the next request follows that of the response.
+    // The sequence number of the next request must follow the last sequence number of the response.
     script.post(Op::Send, 0);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(4))]);
 }
@@ -240,7 +244,7 @@ fn answers_out_of_order_ask_for_the_oldest_again() {
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[1; 16]);
     script.respond_atomic(psn(1), 5);
     assert_eq!(script.ends(), [(0, Status::Success), (1, Status::Success)]);
-    assert_eq!(script.world.nodes[OWN].memory.word(0), 5, "the old value arrives in host order");
+    assert_eq!(script.world.nodes[OWN].memory.word(0), 5, "the old value must be stored in host byte order");
 }
 
 #[test]
@@ -255,7 +259,7 @@ fn a_response_of_the_wrong_length_is_a_bad_response() {
 
 #[test]
 fn a_long_read_is_split_and_repeated_within_its_pieces() {
-    // A buffer of 64 kB leads to a window of 16 kB, and to pieces that cost 4 kB, which are three packets.
+    // A buffer of 64 kB leads to a window of 16 kB. Pieces then cost up to 4 kB, which is three packets.
     let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
     let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
     let end = End { max_rd_atomic: 2, ..End::default() };
@@ -272,8 +276,8 @@ fn a_long_read_is_split_and_repeated_within_its_pieces() {
         payload: doorbell_verbs_core::Payload::Sges(&sge),
         destination: None,
     };
-    world.nodes[0].rnic.post_send(1, a, &[request]).expect("room");
-    // The second response packet is lost.
+    world.nodes[0].rnic.post_send(1, a, &[request]).expect("the device has room");
+    // The network loses the second response packet.
     let mut count = 0;
     world.gate = Some(Box::new(move |sent| {
         count += usize::from(sent.from == 1);
@@ -304,7 +308,7 @@ fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
     assert_eq!(script.shapes().len(), 2, "a request overtook a waiting one");
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[0; 16]);
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(2)), (Opcode::RC_SEND_ONLY, psn(3))]);
-    // The same holds after a retransmission, when answers to the first try arrive late.
+    // The same must hold after a retransmission, when the answers to the first transmission arrive late.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes().len(), 3);
     script.post_read(16);
@@ -312,7 +316,7 @@ fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(4))]);
     script.post_read(16);
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(1), &[0; 16]);
-    assert_eq!(script.shapes(), [], "a duplicate answer made room");
+    assert_eq!(script.shapes(), [], "a duplicate answer must make no room for a request");
 }
 
 #[test]
@@ -345,14 +349,14 @@ fn inline_data_is_copied_when_it_is_posted() {
         payload: doorbell_verbs_core::Payload::Inline(&bytes),
         destination: None,
     };
-    script.rnic().post_send(now_ns, qpn, &[request]).expect("room");
+    script.rnic().post_send(now_ns, qpn, &[request]).expect("the device has room");
     drop(bytes);
     let sent = script.sent();
     assert!(sent[0].info.inline);
     assert_eq!(sent[0].bytes[BTH_LEN..], [7; 64]);
 }
 
-/// Posts SEND 7, whose second packet lies in a separate region, and then SEND 8, and deregisters the region.
+/// Posts SEND 7, whose second packet lies in a separate region, and then SEND 8. Then deregisters the region.
 fn send_from_nowhere(script: &mut Script) {
     let length = 64;
     let region = script.region(0, length, doorbell_verbs_core::Access::empty());
@@ -368,8 +372,8 @@ fn send_from_nowhere(script: &mut Script) {
         destination: None,
     };
     let list = [request(7, &elements[..]), request(8, &elements[..1])];
-    script.rnic().post_send(now_ns, qpn, &list).expect("room");
-    script.rnic().deregister(&region).expect("it was registered");
+    script.rnic().post_send(now_ns, qpn, &list).expect("the device has room");
+    script.rnic().deregister(&region).expect("the region was registered");
 }
 
 #[test]
@@ -387,7 +391,7 @@ fn a_request_with_missing_memory_fails_after_earlier_ones() {
         (vec![], QpState::ReadyToSend),
         "the request failed before its earlier packets were acknowledged"
     );
-    // A lost packet is still retransmitted meanwhile.
+    // Meanwhile, the requester must still retransmit lost packets.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes(), expected);
     script.ack(psn(0));
@@ -435,8 +439,8 @@ fn draining_finishes_begun_requests_and_raises_an_event() {
     script.world.modify(OWN, qpn, drain);
     script.post(Op::Send, 8);
     assert_eq!(script.shapes(), [], "a draining queue pair started a new request");
-    // The acknowledgement arrives when all packets are about to be retransmitted. It completes only the first request,
-    // so the queue is not drained.
+    // The acknowledgement arrives when the requester is about to retransmit all packets. The acknowledgement completes
+    // only the first request, so the send queue is not drained.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     script.ack(psn(0));
     assert_eq!(script.events(), [], "the drained event came while a request is outstanding");
@@ -446,7 +450,7 @@ fn draining_finishes_begun_requests_and_raises_an_event() {
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the second request was not retransmitted");
     script.ack(psn(2));
-    // The queue is already drained, and the earlier move did not request the event.
+    // The send queue is already drained, and the earlier move to SQD has used up its request for the event.
     script.world.modify(OWN, qpn, drain);
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);

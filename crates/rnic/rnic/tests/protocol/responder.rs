@@ -72,7 +72,7 @@ fn a_duplicate_read_is_executed_again_from_its_address() {
     assert_eq!(script.counters().rx_read_requests, 1, "a duplicate READ was counted");
     assert_eq!(script.counters().duplicate_request, 1);
 
-    // A READ beyond the range of the earlier request is no duplicate.
+    // A READ that extends beyond the range of the earlier request is no duplicate.
     script.hear(&read(&script).psn(PEER_PSN.add(1)).reth(base + 256, rkey, 600));
     assert_eq!(script.shapes(), []);
     assert_eq!(script.state(), QpState::ReadyToSend);
@@ -90,13 +90,13 @@ fn a_duplicate_read_of_a_removed_region_ends_no_connection() {
         if is_gone {
             script.hear(&read);
         } else {
-            // The region goes away between the request and its answer.
-            script.rnic().deregister(&region).expect("no window is bound to it");
+            // The region is deregistered between the request and its answer.
+            script.rnic().deregister(&region).expect("no window is bound to the region");
         }
         let sent = script.sent();
         assert_eq!(sent.len(), 1, "expected one NAK");
         assert_eq!((nak_of(&sent[0]), sent[0].psn()), (Some(NakCode::REMOTE_ACCESS_ERROR), PEER_PSN));
-        // The request may be a late copy that the peer does not wait for, so the connection stays.
+        // The request may be a late copy, for which the peer does not wait. The connection must therefore stay.
         assert_eq!(script.state(), QpState::ReadyToSend);
         assert_eq!(script.events(), []);
     }
@@ -128,7 +128,7 @@ fn a_duplicate_atomic_gets_the_stored_result() {
     );
     assert_eq!(script.world.nodes[OWN].memory.word(0), 104, "an atomic was not executed exactly once");
     assert_eq!(script.counters().rx_atomic_requests, 3);
-    // The first atomic is older than the stored results. The responder sends no answer, since it could be wrong.
+    // The responder no longer stores the result of the first atomic, so it must send no answer.
     script.hear(&add);
     assert_eq!(script.shapes(), []);
 }
@@ -143,7 +143,7 @@ fn duplicates_do_not_reorder_waiting_answers() {
     script.hear(&add(&script, 0));
     script.hear(&read);
     script.hear(&add(&script, 4));
-    // The peer repeats some requests before any answer leaves.
+    // The peer repeats some requests before the responder sends an answer.
     for repeated in [&add(&script, 0), &read, &add(&script, 4), &read] {
         script.hear(repeated);
     }
@@ -243,7 +243,7 @@ fn messages_of_no_bytes_are_messages() {
     assert_eq!(completions.len(), 3);
     assert!(completions.iter().all(|completion| completion.byte_len == 0 && completion.status == Status::Success));
     let sent = script.sent();
-    assert_eq!(sent.len(), 1, "expected only the response, which acknowledges earlier requests");
+    assert_eq!(sent.len(), 1, "the responder must send only the response, which acknowledges earlier requests");
     assert_eq!((sent[0].opcode(), sent[0].psn()), (Opcode::RC_READ_RESPONSE_ONLY, psn(4)));
     assert_eq!(sent[0].bytes.len(), BTH_LEN + 4);
 }

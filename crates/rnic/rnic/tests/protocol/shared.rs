@@ -1,5 +1,5 @@
-//! Receives of a shared receive queue whose message did not use them fully. Each returns to the queue or completes.
-//! None is lost, and none is withheld from other queue pairs.
+//! Receives of a shared receive queue that a message took and did not use up. Each such receive must return to the
+//! queue or complete. None may be lost or withheld from other queue pairs.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use doorbell_rnic::SharedReceiveQueue;
 use doorbell_verbs_core::{Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SrqId, Status};
 use doorbell_wire::{Opcode, PathMtu, Qpn};
 
-/// Several queue pairs of one kind that share a receive queue. Receive number `n` has `LENGTH` bytes at
-/// `n * LENGTH`.
+/// Several queue pairs of one kind that share a receive queue. Receive number `n` has `LENGTH` bytes at offset `n *
+/// LENGTH`.
 struct SharingQueuePairs {
     script: Script,
     id: SrqId,
@@ -25,7 +25,7 @@ impl SharingQueuePairs {
     fn new(kind: QpKind, queue_pairs: usize) -> Self {
         let mut script = Script::silent(PathMtu::Mtu256);
         let pd = script.world.nodes[OWN].pd;
-        let (id, queue) = script.rnic().create_srq(pd, DEPTH, 1).expect("room");
+        let (id, queue) = script.rnic().create_srq(pd, DEPTH, 1).expect("the device has room");
         let end = End { srq: Some(id), ..End::default() };
         let qpns = (0..queue_pairs).map(|_| script.add_qp(kind, PathMtu::Mtu256, &end)).collect();
         Self { script, id, queue, qpns }
@@ -33,10 +33,13 @@ impl SharingQueuePairs {
 
     fn post(&mut self, number: u64) {
         let sges = [self.script.world.nodes[OWN].sge(number as usize * LENGTH, LENGTH)];
-        self.script.rnic().post_srq_recv(self.id, &[RecvRequest { wr_id: number, sges: &sges }]).expect("room");
+        self.script
+            .rnic()
+            .post_srq_recv(self.id, &[RecvRequest { wr_id: number, sges: &sges }])
+            .expect("the device has room");
     }
 
-    /// Sends a packet of the peer to one of the queue pairs.
+    /// Sends a packet of the peer to the queue pair with this index.
     fn hear(&mut self, index: usize, opcode: Opcode, psn: u32, length: usize) {
         self.script.qpn = self.qpns[index];
         let said = self.script.say(opcode).psn(PEER_PSN.add(psn)).quiet();
@@ -51,7 +54,7 @@ impl SharingQueuePairs {
     }
 }
 
-/// Ways in which a queue pair ends while a message arrives.
+/// Ways in which a queue pair ends while it receives a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gone {
     Reset,
@@ -62,7 +65,7 @@ enum Gone {
 fn an_oversized_datagram_leaves_the_receive_to_the_others() {
     let mut shared = SharingQueuePairs::new(QpKind::Ud, 3);
     shared.post(0);
-    // With the routing header the datagram is longer than the only receive.
+    // Together with the routing header, the datagram is longer than the only receive.
     for oversized in 0..3 {
         shared.hear(0, Opcode::UD_SEND_ONLY, oversized, LENGTH - 40 + 1);
         assert_eq!(shared.queue.len(), 1, "the receive left the queue");
@@ -115,7 +118,7 @@ fn a_uc_message_that_is_dropped_leaves_the_receive_to_the_others() {
         shared.hear(1, Opcode::UC_SEND_ONLY, 0, 8);
         assert_eq!(shared.ends(), [(0, shared.qpns[1], Status::Success)], "{what}");
     }
-    // The next message uses the receive of the unfinished one when it begins.
+    // When the next message begins, it uses the receive of the unfinished message.
     let mut shared = SharingQueuePairs::new(QpKind::Uc, 1);
     shared.post(0);
     shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
@@ -138,7 +141,7 @@ fn reset_and_destroy_return_receives_of_unfinished_messages() {
             let qpn = shared.qpns[0];
             match how {
                 Gone::Reset => shared.script.world.bring_to(OWN, qpn, QpState::Reset),
-                Gone::Destroy => shared.script.rnic().destroy_qp(qpn).expect("it exists"),
+                Gone::Destroy => shared.script.rnic().destroy_qp(qpn).expect("the queue pair exists"),
             }
             assert_eq!(shared.queue.len(), 1, "{kind:?}, {how:?}");
             shared.hear(1, only, 0, 8);
@@ -175,7 +178,7 @@ fn a_refused_write_with_immediate_flushes_no_shared_receive() {
     shared.script.qpn = shared.qpns[0];
     let first = shared.script.say(Opcode::RC_WRITE_FIRST).reth(region.address(), region.rkey(), 264);
     shared.script.hear(&first.payload(&[1; 256]).quiet());
-    shared.script.rnic().deregister(&region).expect("it was registered");
+    shared.script.rnic().deregister(&region).expect("the region was registered");
     let last = shared.script.say(Opcode::RC_WRITE_LAST_IMM).psn(PEER_PSN.add(1)).immediate(5);
     shared.script.hear(&last.payload(&[1; 8]));
     assert_eq!(shared.script.state(), QpState::Error);
@@ -191,8 +194,8 @@ fn a_receive_without_memory_fails_and_starves_no_others() {
         let region = shared.script.region(8192, LENGTH, Access::LOCAL_WRITE);
         let sges = [doorbell_verbs_core::Sge { address: region.address(), length: LENGTH as u32, lkey: region.lkey() }];
         let id = shared.id;
-        shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 77, sges: &sges }]).expect("room");
-        shared.script.rnic().deregister(&region).expect("it was registered");
+        shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 77, sges: &sges }]).expect("the device has room");
+        shared.script.rnic().deregister(&region).expect("the region was registered");
         shared.post(0);
         shared.hear(0, only, 0, 8);
         let (broken, whole) = (shared.qpns[0], shared.qpns[1]);
@@ -213,12 +216,12 @@ fn a_returned_receive_goes_back_into_a_refilled_queue() {
     shared.hear(0, Opcode::UC_SEND_FIRST, 0, 256);
     shared.post(DEPTH as u64);
     let qpn = shared.qpns[0];
-    shared.script.rnic().destroy_qp(qpn).expect("it exists");
+    shared.script.rnic().destroy_qp(qpn).expect("the queue pair exists");
     assert_eq!(shared.queue.len(), DEPTH + 1);
     // The queue stays full until messages take receives.
     let sges = [shared.script.world.nodes[OWN].sge(0, LENGTH)];
     let id = shared.id;
-    shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 9, sges: &sges }]).expect_err("it is full");
+    shared.script.rnic().post_srq_recv(id, &[RecvRequest { wr_id: 9, sges: &sges }]).expect_err("the queue is full");
     for psn in 0..=DEPTH as u32 {
         shared.hear(1, Opcode::UC_SEND_ONLY, psn, 8);
     }

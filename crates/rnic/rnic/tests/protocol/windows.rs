@@ -13,13 +13,13 @@ use doorbell_wire::{NakCode, Opcode, PathMtu, RKey};
 
 const LENGTH: usize = 256;
 
-/// A queue pair, a region that peers can access only through windows, and an unbound window.
+/// A queue pair, an unbound window, and a region that peers can access only through windows.
 pub(super) struct Windows {
     pub(super) script: Script,
     pub(super) region: Arc<Region>,
     pub(super) key: RKey,
     pub(super) heard: u32,
-    /// Shared queue from which the queue pair takes its receives, if it has none of its own.
+    /// Shared receive queue of the queue pair; `None` if the queue pair has a receive queue of its own.
     pub(super) shared: Option<(SrqId, Arc<SharedReceiveQueue>)>,
 }
 
@@ -32,11 +32,11 @@ impl Windows {
         Self::of(kind, Script::new(), None)
     }
 
-    /// Makes a queue pair that takes its receives from a shared queue.
+    /// Creates a queue pair that uses a shared receive queue, with region and window.
     pub(super) fn sharing(kind: WindowKind) -> Self {
         let mut script = Script::silent(PathMtu::Mtu256);
         let pd = script.world.nodes[OWN].pd;
-        let (id, queue) = script.rnic().create_srq(pd, 4, 1).expect("room for a queue");
+        let (id, queue) = script.rnic().create_srq(pd, 4, 1).expect("the device has room for a queue");
         script.qpn = script.add_qp(QpKind::Rc, PathMtu::Mtu256, &End { srq: Some(id), ..End::default() });
         Self::of(kind, script, Some((id, queue)))
     }
@@ -44,11 +44,11 @@ impl Windows {
     fn of(kind: WindowKind, mut script: Script, shared: Option<(SrqId, Arc<SharedReceiveQueue>)>) -> Self {
         let region = script.region(4096, LENGTH, Access::LOCAL_WRITE | Access::WINDOW_BIND);
         let pd = script.world.nodes[OWN].pd;
-        let key = script.rnic().create_window(pd, kind).expect("room for a window");
+        let key = script.rnic().create_window(pd, kind).expect("the device has room for a window");
         Self { script, region, key, heard: 0, shared }
     }
 
-    /// Returns a binding of the first half of the region with all rights.
+    /// Returns a binding of the window to the first half of the region, with all rights.
     pub(super) fn binding(&self) -> WindowBinding {
         WindowBinding {
             rkey: next(self.key),
@@ -117,7 +117,7 @@ fn a_bound_window_opens_its_bytes_and_no_others() {
         let (mut own, bound) = start(true);
         let rkey = own.region.rkey();
         assert!(!own.write(rkey, bound.address, 8), "a WRITE with the region's key was accepted");
-        // The window allows only the bound accesses.
+        // The window must allow only the accesses in its binding.
         let mut own = Windows::new(kind);
         let binding = WindowBinding { access: Access::REMOTE_READ, ..own.binding() };
         assert_eq!(own.bind(binding), Status::Success);
@@ -161,7 +161,7 @@ fn type_1_can_be_rebound_and_unbound_at_any_time() {
     assert_ne!(second.rkey, first.rkey);
     assert_eq!(own.bind(second), Status::Success);
     assert!(own.write(second.rkey, second.address, 8));
-    // The same key now names another range.
+    // The same key must now give access to another range.
     assert_eq!(own.bind(WindowBinding { address: first.address, ..second }), Status::Success);
     assert!(own.write(second.rkey, first.address, 8));
     let nothing = WindowBinding { length: 0, lkey: LKey(0), ..own.binding() };
@@ -227,7 +227,7 @@ fn invalid_bindings_fail_and_end_the_connection() {
         }),
         (Type2, "a window of another domain", |own, binding| {
             let pd = own.script.rnic().create_pd();
-            let rkey = own.script.rnic().create_window(pd, Type2).expect("room for a window");
+            let rkey = own.script.rnic().create_window(pd, Type2).expect("the device has room for a window");
             WindowBinding { rkey, ..binding }
         }),
         (Type1, "a region of another domain", |own, binding| {
@@ -235,7 +235,12 @@ fn invalid_bindings_fail_and_end_the_connection() {
             let base = own.script.world.nodes[OWN].memory.base();
             // SAFETY: the block lives as long as the node's RNIC.
             let region = unsafe { own.script.rnic().register(pd, base, 64, address, Access::all(), None) };
-            WindowBinding { lkey: region.expect("room for a region").lkey(), address, length: 64, ..binding }
+            WindowBinding {
+                lkey: region.expect("the device has room for a region").lkey(),
+                address,
+                length: 64,
+                ..binding
+            }
         }),
     ];
     for (kind, what, change) in cases {
@@ -245,7 +250,7 @@ fn invalid_bindings_fail_and_end_the_connection() {
         assert_eq!(own.bind(binding), Status::MemoryWindowBind, "{what}");
         assert_eq!(own.script.state(), QpState::Error, "{what}");
     }
-    // Keys that must not be invalidated.
+    // Functions that return keys that the device must not invalidate.
     type Key = fn(&Windows) -> RKey;
     let take: [(WindowKind, &str, Key); 4] = [
         (Type1, "type 1", |own| own.key),
@@ -288,7 +293,7 @@ fn window_operations_take_effect_in_order() {
     let bind = own.script.post(Op::BindWindow(bound), 0);
     let behind = own.script.post(Op::Send, 8);
     assert_eq!(own.script.sent().len(), 1);
-    // Earlier requests may still be retransmitted.
+    // The requester may still retransmit earlier requests.
     own.script.nak(super::common::script::OWN_PSN, NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
     assert!(own.script.reap().is_empty());
@@ -298,7 +303,7 @@ fn window_operations_take_effect_in_order() {
     assert_eq!((done[0].wr_id, done[0].status), (before, Status::Success));
     assert_eq!((done[1].wr_id, done[1].opcode), (bind, CompletionOpcode::BindWindow));
     assert!(own.write(bound.rkey, bound.address, 8));
-    // Go-back-N does not bind the window again.
+    // A retransmission must not bind the window again.
     own.script.nak(super::common::script::OWN_PSN.next(), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
     own.script.ack(super::common::script::OWN_PSN.next());
@@ -306,7 +311,7 @@ fn window_operations_take_effect_in_order() {
     let silent = own.script.post_flagged(Op::LocalInvalidate(bound.rkey), 0, SendFlags::empty());
     let last = own.script.post_flagged(Op::Send, 8, SendFlags::SIGNALED);
     assert_eq!((own.script.sent().len(), silent + 1), (1, last));
-    assert!(own.script.reap().is_empty(), "an unsignalled operation made a completion");
+    assert!(own.script.reap().is_empty(), "an unsignalled operation has a completion");
     assert!(!own.write(bound.rkey, bound.address, 8));
 }
 
@@ -358,20 +363,20 @@ fn objects_that_windows_use_cannot_be_destroyed() {
     assert_eq!(own.bind(bound), Status::Success);
     let region = Arc::clone(&own.region);
     let busy = |error| matches!(error, ObjectError::Busy { users: "a memory window", .. });
-    assert!(busy(own.script.rnic().deregister(&region).expect_err("a window is bound to it")));
+    assert!(busy(own.script.rnic().deregister(&region).expect_err("a window is bound to the region")));
     let (pd, base) = (own.script.world.nodes[OWN].pd, own.script.world.nodes[OWN].memory.base());
     // SAFETY: the block lives as long as the node's RNIC.
     let anew = unsafe { own.script.rnic().reregister(&region, pd, base, 8, 0, Access::all()) };
-    assert!(busy(anew.expect_err("a window is bound to it")));
+    assert!(busy(anew.expect_err("a window is bound to the region")));
     own.script.rnic().destroy_window(bound.rkey).expect("it exists");
     assert!(own.script.rnic().destroy_window(bound.rkey).is_err(), "the window was destroyed before");
     assert!(!own.write(bound.rkey, bound.address, 8));
-    own.script.rnic().deregister(&region).expect("no window is bound to it");
+    own.script.rnic().deregister(&region).expect("no window is bound to the region");
 
     let mut world = World::new(1, 1, 1 << 20, 1 << 12, Link::default());
     let rnic = &mut world.nodes[OWN].rnic;
     let pd = rnic.create_pd();
-    let key = rnic.create_window(pd, WindowKind::Type2).expect("room for a window");
+    let key = rnic.create_window(pd, WindowKind::Type2).expect("the device has room for a window");
     assert!(busy(rnic.destroy_pd(pd).expect_err("a window belongs to the domain")));
     rnic.destroy_window(key).expect("it exists");
     rnic.destroy_pd(pd).expect("no object belongs to the domain");
@@ -379,7 +384,7 @@ fn objects_that_windows_use_cannot_be_destroyed() {
 
 #[test]
 fn deregistration_releases_memory_after_window_use() {
-    // The window ends in one of two ways: its owner invalidates it, or destroys it.
+    // The owner either invalidates the window or destroys it.
     for is_destroyed in [false, true] {
         let mut own = Windows::new(WindowKind::Type2);
         let memory = Arc::new(());
@@ -388,17 +393,18 @@ fn deregistration_releases_memory_after_window_use() {
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let owner = Some(Arc::clone(&memory) as _);
         // SAFETY: the block lives as long as the node's RNIC.
-        own.region = unsafe { node.rnic.register(node.pd, base, LENGTH, address, access, owner) }.expect("room");
+        own.region =
+            unsafe { node.rnic.register(node.pd, base, LENGTH, address, access, owner) }.expect("the device has room");
         let binding = own.binding();
         assert_eq!(own.bind(binding), Status::Success);
         assert!(own.write(binding.rkey, binding.address, 8), "the engine knows the window now");
         if is_destroyed {
-            own.script.rnic().destroy_window(binding.rkey).expect("the window lives");
+            own.script.rnic().destroy_window(binding.rkey).expect("the window exists");
         } else {
             assert_eq!(own.run(Op::LocalInvalidate(binding.rkey)), Status::Success);
         }
         let region = Arc::clone(&own.region);
-        own.script.rnic().deregister(&region).expect("no window is bound to it");
+        own.script.rnic().deregister(&region).expect("no window is bound to the region");
         drop(own.region);
         drop(region);
         assert_eq!(Arc::strong_count(&memory), 1, "an object keeps the memory");

@@ -17,7 +17,7 @@ pub(crate) const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 /// One packet on the cable.
 #[derive(Clone)]
 pub(crate) struct Packet {
-    /// Time since the capture's first packet.
+    /// Time since the first packet of the capture.
     pub(crate) at_ns: u64,
     pub(crate) outer: Outer,
     pub(crate) bth: BthRepr,
@@ -37,7 +37,7 @@ impl Packet {
         &self.datagram[..self.datagram.len() - ICRC_LEN]
     }
 
-    /// Returns whether the packet passes the checks of a UDP socket's link.
+    /// Returns whether the packet passes the ICRC check of a link over UDP.
     pub(crate) fn is_intact(&self) -> bool {
         let flow = Flow::new(self.outer.src, self.outer.dst, self.source_port, self.destination_port);
         matches!(flow.check(0, &self.datagram), Check::Valid { .. })
@@ -48,10 +48,10 @@ impl Packet {
     }
 
     fn operation(&self) -> PacketOperation {
-        self.bth.opcode.operation().expect("an opcode of IBTA's")
+        self.bth.opcode.operation().expect("the opcode is defined by IBTA")
     }
 
-    /// Returns the first headers of its kind after the BTH; DETH comes before all others, RETH before immediate data.
+    /// Returns the first `N` bytes after the BTH. A DETH comes before all other headers, a RETH before immediate data.
     pub(crate) fn header<const N: usize>(&self) -> &[u8; N] {
         self.bytes()[BTH_LEN..].first_chunk().expect("the packet is long enough for its opcode")
     }
@@ -79,7 +79,7 @@ impl Packet {
         self.bth.opcode.has_deth().then(|| DethRepr::read(self.header::<DETH_LEN>()))
     }
 
-    /// Returns the syndrome of an acknowledgement or another answer.
+    /// Returns the syndrome of an ACK, a NAK, or a READ or atomic response.
     pub(crate) fn syndrome(&self) -> Option<doorbell_wire::Syndrome> {
         self.bth.opcode.has_aeth().then(|| doorbell_wire::AethRepr::read(self.header::<AETH_LEN>()).syndrome)
     }
@@ -89,7 +89,7 @@ impl Packet {
         matches!(self.operation(), PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge)
     }
 
-    /// Returns whether the packet is a request that a READ or atomic response answers.
+    /// Returns whether the packet is a READ or atomic request, which gets a response.
     pub(crate) fn is_answered(&self) -> bool {
         matches!(
             self.operation(),
@@ -102,7 +102,7 @@ impl Packet {
         self.operation() == PacketOperation::Acknowledge
     }
 
-    /// Returns whether the packet is an acknowledgement, but neither a NAK nor the answer to a READ or an atomic.
+    /// Returns whether the packet is an ACK, and no NAK or response.
     pub(crate) fn is_plain_ack(&self) -> bool {
         self.is_acknowledgement() && self.syndrome() == Some(doorbell_wire::Syndrome::ACK_UNLIMITED)
     }
@@ -113,7 +113,7 @@ impl Packet {
         by_reth.or_else(|| self.atomic().map(|atomic| (atomic.rkey, atomic.virtual_address, 8)))
     }
 
-    /// Returns the number of sequence numbers that the packet uses. A READ request uses those of its answer.
+    /// Returns how many sequence numbers the packet uses. A READ request uses those of its response packets.
     fn sequence_numbers(&self, mtu: PathMtu) -> u32 {
         match (self.operation(), self.reth()) {
             (PacketOperation::ReadRequest, Some(reth)) => {
@@ -126,12 +126,12 @@ impl Packet {
 
 /// Reads the packets of a capture file. Every packet must be complete and intact.
 pub(crate) fn read(file: &[u8]) -> Vec<Packet> {
-    let mut reader = PcapReader::new(file).expect("a capture file");
+    let mut reader = PcapReader::new(file).expect("the file is a capture");
     let (mut packets, mut start) = (Vec::new(), None);
     while let Some(captured) = reader.next_packet() {
-        let captured = captured.expect("a whole record");
-        assert_eq!(captured.data.len(), captured.orig_len as usize, "captured as a whole");
-        let frame = parse_frame(&captured.data).expect("a frame with UDP in it");
+        let captured = captured.expect("the record is complete");
+        assert_eq!(captured.data.len(), captured.orig_len as usize, "the capture must hold the whole packet");
+        let frame = parse_frame(&captured.data).expect("the frame carries UDP");
         let start = *start.get_or_insert(captured.timestamp);
         let packet = Packet {
             at_ns: (captured.timestamp - start).as_nanos() as u64,
@@ -157,8 +157,8 @@ pub(crate) struct Connection {
     pub(crate) peer_qpn: Option<Qpn>,
 }
 
-/// Splits packets into connections. Programs ran one after the other, so a new queue pair number begins a new
-/// connection.
+/// Splits packets into connections. The captured programs ran one after the other, so a new queue pair number begins a
+/// new connection.
 pub(crate) fn connections(packets: Vec<Packet>) -> Vec<Connection> {
     let mut found: Vec<Connection> = Vec::new();
     for packet in packets {
@@ -186,11 +186,11 @@ pub(crate) fn connections(packets: Vec<Packet>) -> Vec<Connection> {
     found
 }
 
-/// A work request, as its packets show it.
+/// A work request, reconstructed from its packets.
 #[derive(Clone)]
 pub(crate) struct Message {
     pub(crate) first: Packet,
-    /// The last packet, which shows its immediate data or invalidated key, and whether it solicits an event.
+    /// The last packet. It contains the immediate data or the key to invalidate, and the solicited event bit.
     pub(crate) last: Packet,
     pub(crate) packets: u32,
     pub(crate) payload: Vec<u8>,
@@ -221,15 +221,15 @@ impl Message {
 }
 
 impl Connection {
-    /// Returns the path MTU: the payload of the first packet of a longer message. If each message had one packet, the
-    /// largest payload counts.
+    /// Returns the path MTU: the payload length of the first packet of a message with several packets. If every message
+    /// had one packet, returns the largest payload length.
     pub(crate) fn mtu(&self) -> PathMtu {
         let parts = self.packets.iter().filter(|packet| packet.bth.opcode.is_first() && !packet.bth.opcode.is_only());
         let bytes = parts.map(|packet| packet.payload().len()).max();
         bytes.map_or(PathMtu::Mtu4096, |bytes| PathMtu::from_bytes(bytes).expect("the first packet of several is full"))
     }
 
-    /// Returns the requests of one side, in the order of the sequence numbers. Repeated requests count once.
+    /// Returns the messages of one side, in the order of their sequence numbers. A repeated request counts once.
     pub(crate) fn messages(&self, of_rxe: bool) -> Vec<Message> {
         let mut packets: Vec<&Packet> =
             self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.is_request()).collect();
@@ -259,20 +259,20 @@ impl Connection {
         messages
     }
 
-    /// Returns whether the request's sequence number was among those of an earlier request of the same side.
+    /// Returns whether an earlier request of the same side already used the sequence number of this request.
     pub(crate) fn is_repeated(&self, packet: &Packet) -> bool {
         let earlier = self.packets.iter().take_while(|other| !std::ptr::eq(*other, packet));
         let mut same_side = earlier.filter(|other| other.is_request() && other.is_of_rxe() == packet.is_of_rxe());
         same_side.any(|other| packet.bth.psn.distance_from(other.bth.psn) < other.sequence_numbers(self.mtu()))
     }
 
-    /// Returns the sequence number of a side's first request.
+    /// Returns the sequence number of the first request of one side.
     pub(crate) fn first_psn(&self, of_rxe: bool) -> Option<Psn> {
         let own = self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.is_request());
         own.map(|packet| packet.bth.psn).reduce(|first, psn| if psn.is_before(first) { psn } else { first })
     }
 
-    /// Returns the answer of a side with this sequence number: a READ or atomic response.
+    /// Returns the READ or atomic response of one side with this sequence number.
     pub(crate) fn answer(&self, of_rxe: bool, psn: Psn) -> &Packet {
         let mut packets = self.packets.iter().filter(|packet| packet.is_of_rxe() == of_rxe && packet.bth.psn == psn);
         packets.find(|packet| packet.is_response()).expect("each READ and atomic was answered")

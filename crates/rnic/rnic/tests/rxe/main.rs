@@ -1,6 +1,6 @@
 //! Replay of captures of Linux's rdma_rxe on a cable with the software RNIC at the other end (`cargo xtask
-//! capture-rxe`). The software RNIC receives the captured packets of rxe, and must send its captured packets, byte for
-//! byte.
+//! capture-rxe`). The RNIC under test receives the captured packets of rxe. It must send the captured packets of the
+//! software RNIC, byte for byte.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -43,13 +43,16 @@ fn packets_lost_to_or_from_rxe_are_retransmitted() {
         let naks = connection.packets.iter().filter(|packet| packet.is_acknowledgement() && !packet.is_plain_ack());
         naks_sent += naks.filter(|packet| !packet.is_of_rxe()).count();
     }
-    assert!(naks_heeded >= 3 && naks_sent >= 3, "{naks_heeded} NAKs of rxe were heeded, {naks_sent} were sent to it");
+    assert!(
+        naks_heeded >= 3 && naks_sent >= 3,
+        "the RNIC obeyed {naks_heeded} NAKs and sent {naks_sent} NAKs: both must be at least 3"
+    );
 }
 
 #[test]
 fn a_packet_of_rxe_with_one_bit_flipped_is_dropped_and_counted() {
-    // Offset of the byte in which switches mark congestion. The ICRC does not cover it (IBTA Vol 1, 7.8.1; Annex
-    // A17.3.4).
+    // Offset of the byte with the congestion bits, which switches set and the ICRC does not cover (IBTA Vol 1, 7.8.1;
+    // Annex A17.3.4).
     const UNCOVERED_BYTE: usize = 4;
     let connections = connections(read(CAPTURE));
     let is_short = |message: &Message| message.operation() == PacketOperation::Send && message.packets == 1;

@@ -1,10 +1,10 @@
-//! Replay of a capture with an RNIC under test in place of the captured one. The RNIC receives rxe's packets and the
-//! same work requests, and must send the same packets.
+//! Replay of a capture, with the RNIC under test in place of the captured software RNIC. The RNIC under test gets the
+//! packets of rxe and the same work requests, and must send the same packets.
 //!
-//! An RNIC chooses the numbers of its queue pairs and its keys itself. So the replay translates only these: the
+//! An RNIC chooses its queue pair numbers and keys itself. The replay therefore translates only these values: the
 //! destination queue pair and the remote key of received packets, and the source queue pair of sent datagrams.
-//! Addresses, sequence numbers and the numbers of rxe's objects stay as captured. Before that, the replay checks the
-//! ICRC, as a link does.
+//! Addresses, sequence numbers and the numbers of the objects of rxe stay as captured. Before the translation, the
+//! replay checks the ICRC, as a link does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use doorbell_wire::{
 use super::capture::{Connection, Message, OWN, Packet, RXE};
 use super::common::Block;
 
-/// Routing header in front of a datagram's payload (IBTA Vol 1, 11.4.1.2).
+/// Bytes of the routing header before the payload of a datagram (IBTA Vol 1, 11.4.1.2).
 const GRH_LEN: usize = 40;
 const QUEUE_DEPTH: usize = 1024;
 
-/// Memory that rxe accesses, and its expected contents at the end.
+/// Memory that rxe accesses, and its expected contents at the end of the replay.
 struct Remote {
     region: Arc<Region>,
     memory: Block,
@@ -42,9 +42,9 @@ impl Remote {
 
 pub(crate) struct Replay<'a> {
     connection: &'a Connection,
-    /// Our requests to rxe.
+    /// Messages of the RNIC under test to rxe.
     asks: Vec<Message>,
-    /// Requests of rxe to us.
+    /// Messages of rxe to the RNIC under test.
     asked: Vec<Message>,
     pub(crate) rnic: Rnic,
     qpn: Qpn,
@@ -56,30 +56,30 @@ pub(crate) struct Replay<'a> {
     /// Whether rxe retransmitted READs or atomics.
     was_asked_again: bool,
     remote: BTreeMap<u32, Remote>,
-    /// Payload of our requests, or room for their answers, in sequence.
+    /// Payloads of the requests to rxe, and room for the answers of rxe, one after the other.
     local: Block,
     local_region: Arc<Region>,
-    /// Receives, each with room for the longest message.
+    /// Memory of the receives. Each has room for the longest message.
     receives: Block,
     receive_bytes: usize,
     posted: usize,
-    /// Captured packets that have not been received yet.
+    /// Captured packets of rxe that the RNIC under test has not received yet.
     arriving: VecDeque<&'a Packet>,
-    /// Sent requests that have not been compared yet, each at its first transmission.
+    /// First transmissions of requests that have not been compared with the capture yet.
     requests: VecDeque<Vec<u8>>,
-    /// Sent READ and atomic responses that have not been compared yet.
+    /// Sent READ and atomic responses that have not been compared with the capture yet.
     responses: VecDeque<Vec<u8>>,
     naks: VecDeque<Vec<u8>>,
     acknowledgements: VecDeque<Vec<u8>>,
-    /// Sequence numbers of requests that were sent again.
+    /// Sequence numbers of the requests that the RNIC under test retransmitted.
     repeated: Vec<Psn>,
-    /// Number of rxe's NAKs after which our side retransmitted from the NAK's number on.
+    /// Number of NAKs of rxe after which the RNIC under test retransmitted from the sequence number of the NAK on.
     pub(crate) naks_heeded: usize,
 }
 
 fn register(rnic: &mut Rnic, pd: PdId, memory: &Block, address: u64) -> Arc<Region> {
     // SAFETY: the block lives beside the RNIC, and no reference to it is ever made.
-    unsafe { rnic.register(pd, memory.base(), memory.len(), address, Access::all(), None) }.expect("a possible range")
+    unsafe { rnic.register(pd, memory.base(), memory.len(), address, Access::all(), None) }.expect("the range is valid")
 }
 
 impl<'a> Replay<'a> {
@@ -89,7 +89,7 @@ impl<'a> Replay<'a> {
             Config { address: OWN, active_mtu: PathMtu::Mtu4096, receive_buffer_bytes: 16 << 20, seed: [7; 32] };
         let mut rnic = Rnic::new(config, None);
         let pd = rnic.create_pd();
-        let (cq, queue) = rnic.create_cq(QUEUE_DEPTH, None).expect("a possible depth");
+        let (cq, queue) = rnic.create_cq(QUEUE_DEPTH, None).expect("the depth is within the limits");
         let local = Block::new(asks.iter().map(room_of).sum());
         let local_region = register(&mut rnic, pd, &local, local.address());
         let longest = asked.iter().map(|message| message.payload.len()).max().unwrap_or(0);
@@ -112,7 +112,7 @@ impl<'a> Replay<'a> {
         for index in 0..takers {
             let address = receives.address() + (index * receive_bytes) as u64;
             let sge = Sge { address, length: receive_bytes as u32, lkey: receive_region.lkey() };
-            rnic.post_recv(qpn, &[RecvRequest { wr_id: index as u64, sges: &[sge] }]).expect("room in the queue");
+            rnic.post_recv(qpn, &[RecvRequest { wr_id: index as u64, sges: &[sge] }]).expect("the queue has room");
         }
         let mut own = connection.packets.iter().filter(|packet| !packet.is_of_rxe() && packet.is_request());
         let was_repeating = own.any(|packet| connection.is_repeated(packet));
@@ -145,7 +145,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Processes the next packet of the capture. A packet of rxe arrives; a packet of ours must be sent now.
+    /// Handles the next packet of the capture. The RNIC under test receives a packet of rxe, or must send a packet of
+    /// the software RNIC.
     pub(crate) fn step(&mut self, packet: &'a Packet) {
         if packet.is_of_rxe() {
             self.arriving.push_back(packet);
@@ -161,8 +162,8 @@ impl<'a> Replay<'a> {
             }
         }
         loop {
-            // The acknowledgement covers all requests received until then. Packets captured before it may have been
-            // received later.
+            // In the capture, the acknowledgement covered all requests received until then. The RNIC under test may
+            // receive requests later that the capture shows before the acknowledgement.
             if packet.is_plain_ack() {
                 while self.expected_psn() != psn.next()
                     && let Some(arrived) = self.arriving.pop_front()
@@ -190,8 +191,9 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Returns the captured acknowledgement, if it was sent. In the capture, one packet acknowledged several requests
-    /// that were received together. In the replay, each request has its own acknowledgement.
+    /// Returns the acknowledgement of this sequence number, if the RNIC under test has sent it. In the capture, one
+    /// packet acknowledged several requests that arrived together. In the replay, each request has its own
+    /// acknowledgement.
     fn acknowledgement_up_to(&mut self, psn: Psn) -> Option<Vec<u8>> {
         while let Some(sent) = self.acknowledgements.pop_front() {
             if !BthPacket::new_unchecked(&sent).psn().is_before(psn) {
@@ -201,12 +203,13 @@ impl<'a> Replay<'a> {
         None
     }
 
-    /// Returns any earlier answer with this number.
+    /// Returns an earlier sent response with this sequence number, if there is one.
     fn response_to(&self, psn: Psn) -> Option<Vec<u8>> {
         self.responses.iter().rfind(|sent| BthPacket::new_unchecked(sent).psn() == psn).cloned()
     }
 
-    /// Receives the next captured packet. Without one, handles the next deadline, if it had also passed in the capture.
+    /// Gives the next captured packet of rxe to the RNIC under test. If there is none, handles the next deadline, if
+    /// this deadline had also passed in the capture. Returns whether anything happened.
     fn go_on(&mut self, until_ns: u64) -> bool {
         if let Some(arrived) = self.arriving.pop_front() {
             self.hear(arrived);
@@ -218,8 +221,9 @@ impl<'a> Replay<'a> {
         true
     }
 
-    /// Handles a request that our side retransmitted in the capture. Its time depended on round trips, which differ in
-    /// the replay. So our RNIC may retransmit now, unless received packets made the retransmission unnecessary.
+    /// Handles a request that the software RNIC retransmitted in the capture. The time of the retransmission depended
+    /// on round trips, which differ in the replay. The RNIC under test may therefore retransmit now, unless received
+    /// packets made the retransmission unnecessary.
     fn repeat(&mut self, packet: &Packet) {
         let psn = packet.bth.psn;
         self.transmit();
@@ -236,14 +240,15 @@ impl<'a> Replay<'a> {
             DethPacket::new_unchecked(&mut sent[BTH_LEN..]).set_source_qpn(own);
         }
         if self.was_repeating && !captured.bth.opcode.is_last() {
-            // Within a message, the acknowledgement request depends on the window, which the apparent loss had reduced.
+            // Within a message, the acknowledgement requests depend on the window, and the apparent loss had reduced
+            // the window in the capture.
             for bytes in [&mut sent, &mut expected] {
                 BthPacket::new_unchecked(bytes).set_ack_request(false);
             }
         }
         if self.was_asked_again && captured.is_response() {
-            // A request that was repeated before its answer is answered once, with the MSN of that time. A READ may be
-            // answered in two parts.
+            // If a request was repeated before its answer, the responder answers once, with the MSN of that time. It
+            // may answer a READ in two parts.
             let content = |bytes: &[u8]| {
                 let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
                 let skip = if bth.opcode.has_aeth() { BTH_LEN + AETH_LEN } else { BTH_LEN };
@@ -261,7 +266,7 @@ impl<'a> Replay<'a> {
         self.rnic.query_qp(self.qpn).and_then(|info| info.attributes.receive_psn).expect("a queue pair that receives")
     }
 
-    /// Receives a packet of rxe. A damaged one is counted and dropped, as a link does.
+    /// Gives a packet of rxe to the RNIC under test. Counts and drops a damaged packet, as a link does.
     pub(crate) fn hear(&mut self, packet: &Packet) {
         if !packet.is_intact() {
             self.rnic.count_icrc_errors(1);
@@ -281,17 +286,20 @@ impl<'a> Replay<'a> {
         let repeated = self.repeated.len();
         self.rnic.handle_packet(self.now_ns, &packet.outer, &bytes);
         if is_nak {
-            // The NAK makes our side retransmit from its number on (IBTA Vol 1, 9.7.5.2.8), unless the retransmission
-            // is already in flight.
+            // The NAK makes the RNIC under test retransmit from the sequence number of the NAK on (IBTA Vol 1,
+            // 9.7.5.2.8). This is not so if the retransmission is already in flight.
             self.transmit();
             if let Some(first) = self.repeated.get(repeated) {
-                assert_eq!(*first, packet.bth.psn, "the retransmission does not begin with the NAK's number");
+                assert_eq!(
+                    *first, packet.bth.psn,
+                    "the retransmission does not begin with the sequence number of the NAK"
+                );
                 self.naks_heeded += 1;
             }
         }
     }
 
-    /// Receives all captured packets, and sends all due ones.
+    /// Gives all remaining packets of rxe to the RNIC under test, and sends all due packets.
     pub(crate) fn finish(&mut self) {
         while let Some(packet) = self.arriving.pop_front() {
             self.hear(packet);
@@ -328,7 +336,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Posts the next of our work requests.
+    /// Posts the next work request of the RNIC under test.
     fn post(&mut self) {
         let message = &self.asks[self.posted];
         assert!(!message.invalidates(), "a message invalidates a key of rxe");
@@ -352,12 +360,12 @@ impl<'a> Replay<'a> {
                 SendOperation::Read { remote_address, rkey }
             }
             (PacketOperation::CompareSwap, _) => {
-                let atomic = message.first.atomic().expect("the opcode has it");
+                let atomic = message.first.atomic().expect("the opcode has an AtomicETH");
                 let (remote_address, rkey) = of_peer();
                 SendOperation::CompareSwap { remote_address, rkey, compare: atomic.compare, swap: atomic.swap_or_add }
             }
             (PacketOperation::FetchAdd, _) => {
-                let atomic = message.first.atomic().expect("the opcode has it");
+                let atomic = message.first.atomic().expect("the opcode has an AtomicETH");
                 let (remote_address, rkey) = of_peer();
                 SendOperation::FetchAdd { remote_address, rkey, add: atomic.swap_or_add }
             }
@@ -383,29 +391,29 @@ impl<'a> Replay<'a> {
         self.posted += 1;
     }
 
-    /// Returns the sequence numbers of the sent NAKs that were not compared yet.
+    /// Returns the sequence numbers of sent NAKs that have not been compared with the capture yet.
     pub(crate) fn naks(&self) -> Vec<Psn> {
         self.naks.iter().map(|sent| BthPacket::new_unchecked(sent).psn()).collect()
     }
 
-    /// Asserts that the only remaining packets are acknowledgements of rxe's repeated requests. Their number depends on
-    /// the times of receipt.
+    /// Asserts that all remaining sent packets are acknowledgements of repeated requests of rxe. Their number depends
+    /// on the times at which the requests arrived.
     pub(crate) fn assert_nothing_else_is_sent(&self) {
         let headers = |packets: &VecDeque<Vec<u8>>| -> Vec<BthRepr> {
             packets.iter().map(|bytes| BthRepr::read(bytes.first_chunk().expect("a BTH"))).collect()
         };
-        assert_eq!(headers(&self.requests), [], "requests that were not captured");
-        assert_eq!(headers(&self.naks), [], "NAKs that were not captured");
+        assert_eq!(headers(&self.requests), [], "the RNIC sent requests that are not in the capture");
+        assert_eq!(headers(&self.naks), [], "the RNIC sent NAKs that are not in the capture");
         if !self.was_asked_again {
-            assert_eq!(headers(&self.responses), [], "responses that were not captured");
+            assert_eq!(headers(&self.responses), [], "the RNIC sent responses that are not in the capture");
         }
         let of_rxe = self.connection.packets.iter().filter(|packet| packet.is_of_rxe());
         let repeated = of_rxe.filter(|packet| packet.is_request() && self.connection.is_repeated(packet)).count();
         let more = headers(&self.acknowledgements);
-        assert!(more.len() <= repeated, "acknowledgements that were not captured: {more:?}");
+        assert!(more.len() <= repeated, "the RNIC sent acknowledgements that are not in the capture: {more:?}");
     }
 
-    /// Asserts that all work requests of both sides succeeded, with the bytes that the capture shows.
+    /// Asserts that all work requests of both sides succeeded, with the bytes in the capture.
     pub(crate) fn assert_done(&self) {
         let mut completions = [Completion::default(); QUEUE_DEPTH];
         let count = self.queue.poll(&mut completions).expect("the queue is deep enough");
@@ -420,7 +428,7 @@ impl<'a> Replay<'a> {
         let sent = completions[..count].iter().filter(|completion| !is_receive(completion));
         assert!(
             sent.map(|completion| completion.wr_id).eq(0..self.asks.len() as u64),
-            "a work request of ours did not complete"
+            "a work request of the RNIC under test did not complete"
         );
         let mut offset = 0;
         for message in &self.asks {
@@ -451,7 +459,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Returns rxe's answer to a READ or an atomic, as it appears in memory.
+    /// Returns the bytes that the answer of rxe to a READ or atomic writes to memory.
     fn expected_answer(&self, message: &Message) -> Option<Vec<u8>> {
         match message.operation() {
             PacketOperation::Send | PacketOperation::Write => None,
@@ -463,7 +471,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Returns the number of bytes that a work request of ours needs.
+/// Returns the bytes of memory that a work request to rxe needs.
 fn room_of(message: &Message) -> usize {
     match message.operation() {
         PacketOperation::Send | PacketOperation::Write => message.payload.len(),
@@ -471,14 +479,14 @@ fn room_of(message: &Message) -> usize {
     }
 }
 
-/// Returns the word that an atomic found, according to its answer.
+/// Returns the word that an atomic found in memory, according to its response.
 fn original_of(answer: &Packet) -> u64 {
     let (_, rest) = answer.bytes().split_at(answer.bytes().len() - 8);
     u64::from_be_bytes(rest.try_into().expect("eight bytes"))
 }
 
-/// Registers the memory that rxe accesses, with contents that match our answers. Returns the memory with its expected
-/// contents at the end.
+/// Registers the memory that rxe accesses, with contents that lead to the captured answers. Returns the memory with its
+/// expected contents at the end.
 fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Message]) -> BTreeMap<u32, Remote> {
     let mut ranges = BTreeMap::<u32, (u64, u64)>::new();
     for (rkey, address, length) in asked.iter().filter_map(|message| message.first.remote()) {
@@ -498,7 +506,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     let of = |remote: &mut BTreeMap<u32, Remote>, rkey: RKey, write: &mut dyn FnMut(&mut Remote)| {
         write(remote.get_mut(&rkey.get()).expect("every key was registered"));
     };
-    // Process later answers first, so that the initial value of each word remains.
+    // Write the values of later answers first, so that the initial value of each word remains.
     for message in asked.iter().rev() {
         let Some((rkey, address, _)) = message.first.remote() else { continue };
         let found = match message.operation() {
@@ -539,7 +547,7 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
     remote
 }
 
-/// Brings the queue pair to its state at the first captured packet.
+/// Brings the queue pair to the state that it had at the first captured packet.
 fn bring_up(rnic: &mut Rnic, qpn: Qpn, connection: &Connection) {
     let (rc, connected) = (connection.kind == QpKind::Rc, connection.kind != QpKind::Ud);
     let qkey = connection.packets.iter().find_map(|packet| packet.deth()).map(|deth| deth.qkey);

@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation.
-//! cargo-fuzz runs them for any time.
+//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus, and over mutated inputs for a bounded
+//! time. cargo-fuzz runs them without a time limit.
 
 mod operations;
 mod packets;
@@ -10,12 +10,12 @@ pub(crate) use doorbell_testing::fuzz::Choices;
 pub use operations::fuzz_operations;
 pub use packets::{fuzz_packets, stage};
 
-/// Checks bounds that hold for any input.
+/// Checks bounds of the backlog that must hold for any input.
 pub fn check_bounds(rnic: &Rnic) {
     let (backlog, qps) = (rnic.backlog(), rnic.qp_count());
     assert!(backlog.ready <= qps, "{backlog:?}: more ready entries than {qps} queue pairs");
     assert!(backlog.waiting <= qps, "{backlog:?}: more waiting entries than {qps} queue pairs");
-    // Timer entries of destroyed queue pairs stay until they are due.
+    // Timer entries of destroyed queue pairs stay in the list until they are due.
     assert!(backlog.timers <= 8 * (qps + 64), "{backlog:?}: too many timers for {qps} queue pairs");
     assert!(backlog.answers <= 33 * qps, "{backlog:?}: too many answers for {qps} queue pairs");
 }

@@ -1,4 +1,4 @@
-//! Calls in any order, with lost, repeated and reordered packets between two devices.
+//! Fuzz body that calls two devices in any order, with lost, repeated and reordered packets between them.
 
 use std::collections::VecDeque;
 
@@ -18,8 +18,9 @@ struct Queue {
     kind: QpKind,
     capacities: QpCapacities,
     shared: bool,
-    /// Lowest number that the next send completion may have; `receives` is that of the next receive completion.
+    /// Lowest work request number that the next send completion may have.
     sends: u64,
+    /// Lowest work request number that the next receive completion may have.
     receives: u64,
 }
 
@@ -72,8 +73,8 @@ impl Operations {
                 // SAFETY: the block lives beside the device.
                 let region =
                     unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None) };
-                let regions = vec![region.expect("room for a region")];
-                let (cq, _) = rnic.create_cq(64, None).expect("room for a queue");
+                let regions = vec![region.expect("the device has room for a region")];
+                let (cq, _) = rnic.create_cq(64, None).expect("the device has room for a queue");
                 Device { rnic, cqs: vec![(cq, 64)], srqs: Vec::new(), qps: Vec::new(), regions, memory, created: 0 }
             })
             .collect();
@@ -147,7 +148,7 @@ impl Operations {
                 let (at, length) = (choices.below(1 << 15), choices.below(1 << 15));
                 let access = Access::from_bits_truncate(choices.byte().into());
                 let (base, address) = (device.memory.base().wrapping_add(at), device.memory.address() + at as u64);
-                // SAFETY: inside the block, which lives beside the device.
+                // SAFETY: the range lies inside the block, which lives as long as the device.
                 if let Ok(region) = unsafe { device.rnic.register(pd, base, length, address, access, None) } {
                     device.regions.push(region);
                 }
@@ -167,18 +168,18 @@ impl Operations {
             5 if device.regions.len() > 1 => {
                 let at = 1 + choices.below(device.regions.len() - 1);
                 let region = device.regions.swap_remove(at);
-                device.rnic.deregister(&region).expect("it was registered");
+                device.rnic.deregister(&region).expect("the region was registered");
             }
             6 if !device.qps.is_empty() => {
                 let at = choices.below(device.qps.len());
                 let queue = device.qps.swap_remove(at);
-                device.rnic.destroy_qp(queue.qpn).expect("it exists");
+                device.rnic.destroy_qp(queue.qpn).expect("the queue pair exists");
             }
             _ => while device.rnic.poll_event().is_some() {},
         }
     }
 
-    /// Modifies a queue pair with random attributes, which the device mostly rejects.
+    /// Modifies a queue pair with random attributes. The device rejects most of these modifications.
     fn modify(&mut self, index: usize, choices: &mut Choices<'_>) {
         let device = &mut self.devices[index];
         let at = choices.below(device.qps.len());
@@ -186,7 +187,8 @@ impl Operations {
         let mask = choices.short();
         let has = |bit: u32| mask >> bit & 1 == 1;
         let state = QpState::ALL[choices.below(7)];
-        // Transitions to these states allow no other attributes. With random attributes, nearly all of them would fail.
+        // Transitions to these states allow no other attributes, so the device would reject nearly all random
+        // attributes.
         let plain = matches!(state, QpState::Error | QpState::Reset | QpState::SqDrain) && has(15);
         let attributes = QpAttributes {
             state: Some(state),
@@ -213,7 +215,7 @@ impl Operations {
         let _ = device.rnic.modify_qp(queue.qpn, &attributes);
     }
 
-    /// Connects a queue pair of each device, from any states.
+    /// Connects one queue pair of each device, whatever their states are.
     fn bring_up(&mut self, choices: &mut Choices<'_>) {
         let picks = [0, 1].map(|index| {
             let qps = &self.devices[index].qps;
@@ -437,7 +439,7 @@ impl Operations {
         self.reap();
         for device in &mut self.devices {
             for queue in device.qps.drain(..) {
-                device.rnic.destroy_qp(queue.qpn).expect("it exists");
+                device.rnic.destroy_qp(queue.qpn).expect("the queue pair exists");
             }
             let backlog = device.rnic.backlog();
             assert_eq!(
@@ -450,20 +452,20 @@ impl Operations {
             }
             let (before, mut batch) = (device.rnic.backlog().farewells, TransmitBatch::new(1 << 16, 0));
             let sent = device.rnic.poll_transmit(self.now_ns, Budget::UNLIMITED, Filter::All, &mut batch);
-            assert_eq!(sent, before, "a packet was sent that is no due acknowledgement");
+            assert_eq!(sent, before, "a packet was sent that is not a due acknowledgement");
             device.rnic.transmitted();
             assert_eq!(device.rnic.backlog(), Default::default(), "destroyed queue pairs left timers");
             for srq in device.srqs.drain(..) {
-                device.rnic.destroy_srq(srq).expect("nothing uses it");
+                device.rnic.destroy_srq(srq).expect("no queue pair uses the shared receive queue");
             }
             for (cq, _) in device.cqs.drain(..) {
-                device.rnic.destroy_cq(cq).expect("nothing uses it");
+                device.rnic.destroy_cq(cq).expect("no queue pair uses the completion queue");
             }
             let pd = device.regions[0].pd();
             for region in device.regions.drain(..) {
-                device.rnic.deregister(&region).expect("it was registered");
+                device.rnic.deregister(&region).expect("the region was registered");
             }
-            device.rnic.destroy_pd(pd).expect("nothing uses it");
+            device.rnic.destroy_pd(pd).expect("no object uses the protection domain");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Arbitrary packets to devices in the middle of their work.
+//! Fuzz body that sends arbitrary packets to devices in the middle of their work.
 
 use std::sync::OnceLock;
 
@@ -22,12 +22,12 @@ pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
         secret.write(0, &bytes);
         // SAFETY: the block is returned beside the world and outlives its use.
         unsafe { node.rnic.register(node.pd, secret.base(), SECRET, secret.address(), Access::empty(), None) }
-            .expect("room for a region");
+            .expect("the device has room for a region");
         secrets.push((secret, bytes));
     }
     let srq = {
         let node = &mut world.nodes[0];
-        let (srq, _) = node.rnic.create_srq(node.pd, 4, 2).expect("room for a queue");
+        let (srq, _) = node.rnic.create_srq(node.pd, 4, 2).expect("the device has room for a queue");
         let sges = [node.sge(1 << 17, 1024)];
         node.rnic.post_srq_recv(srq, &[RecvRequest { wr_id: 9, sges: &sges }; 4]).expect("four fit");
         srq
@@ -51,7 +51,7 @@ pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
     for (kind, a, b) in connected {
         for slot in 0..6 {
             let sges = [world.nodes[1].sge(1 << 16, 700)];
-            world.nodes[1].rnic.post_recv(b, &[RecvRequest { wr_id: slot, sges: &sges }]).expect("room");
+            world.nodes[1].rnic.post_recv(b, &[RecvRequest { wr_id: slot, sges: &sges }]).expect("the device has room");
         }
         let operations = [
             (Op::Send, 700),
@@ -84,7 +84,7 @@ pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
             payload: Payload::Sges(&sges),
             destination: None,
         };
-        world.nodes[1].rnic.post_send(1, b, &[request]).expect("room");
+        world.nodes[1].rnic.post_send(1, b, &[request]).expect("the device has room");
     }
     (world, secrets)
 }
@@ -95,7 +95,7 @@ struct Recorded {
     bytes: Vec<u8>,
 }
 
-/// Returns the packets that the stage sends without disturbance.
+/// Returns the packets that the devices of the stage send without any faults.
 fn recorded() -> &'static [Recorded] {
     static RECORDED: OnceLock<Vec<Recorded>> = OnceLock::new();
     RECORDED.get_or_init(|| {
@@ -137,7 +137,7 @@ pub fn fuzz_packets(data: &[u8]) {
                 bytes.resize(length, choices.byte());
             }
             5 | 6 => {
-                // Choose a nearby sequence number, and sometimes another opcode of the transport.
+                // Set a nearby sequence number, and sometimes another opcode of the same transport.
                 let mut bth = BthPacket::new_unchecked(&mut bytes[..]);
                 let psn = bth.psn().add(choices.byte().into()).sub(128);
                 bth.set_psn(psn);

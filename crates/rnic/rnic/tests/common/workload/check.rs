@@ -21,26 +21,33 @@ impl Workload {
         }
     }
 
-    /// A failed send and a failed receive have completions that differ only in their numbers. Here sends count from 0
-    /// and receives have offsets as numbers, so the number shows the side.
+    /// Checks a completion with an error. The completions of failed sends and failed receives differ only in their
+    /// numbers. In this workload, sends are numbered from 0, and the number of a receive is its offset. The number
+    /// therefore shows whether a send or a receive failed.
     fn failed(&mut self, index: usize, completion: &Completion) {
         let side = &mut self.sides[index];
         match completion.opcode {
             CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => {
-                assert_eq!(completion.status, Status::WorkRequestFlushed, "a receive is flushed");
+                assert_eq!(completion.status, Status::WorkRequestFlushed, "a receive failed without being flushed");
                 if side.end.srq.is_none() {
                     let (wr_id, _) = side.receives.pop_front().expect("a receive that failed was posted");
-                    assert_eq!(completion.wr_id, wr_id, "receives are flushed in order");
+                    assert_eq!(completion.wr_id, wr_id, "receives were flushed out of order");
                 }
             }
             _ => {
-                // Earlier unsignalled work requests have succeeded.
+                // Earlier unsignalled sends have succeeded without a completion.
                 let before = side.posted.iter().position(|posted| posted.wr_id == completion.wr_id);
                 let before = before.expect("a send that failed was posted");
-                assert!(side.posted.drain(..before).all(|posted| !posted.signaled), "sends fail in order");
+                assert!(
+                    side.posted.drain(..before).all(|posted| !posted.signaled),
+                    "a send failed before an earlier signalled send completed"
+                );
                 side.posted.pop_front();
                 let expected = if side.failed { Status::WorkRequestFlushed } else { Status::RetryExceeded };
-                assert_eq!(completion.status, expected, "only the first send fails, and later ones are flushed");
+                assert_eq!(
+                    completion.status, expected,
+                    "the first failed send must exceed its retries, and all later sends must be flushed"
+                );
                 side.failed = true;
             }
         }
@@ -58,7 +65,7 @@ impl Workload {
                     assert_eq!(
                         &node.memory.read(offset, expected.len()),
                         expected,
-                        "READ {} of side {index}",
+                        "READ {} of side {index} returned other bytes",
                         posted.wr_id
                     );
                 }
@@ -101,7 +108,7 @@ impl Workload {
             }
             None => {
                 let (wr_id, _) = side.receives.pop_front().expect("a receive that completes was posted");
-                assert_eq!(wr_id, completion.wr_id, "receives complete in order");
+                assert_eq!(wr_id, completion.wr_id, "receives completed out of order");
                 side.slots.push(offset);
             }
         }
@@ -112,7 +119,7 @@ impl Workload {
             assert!(bytes == pattern(expected.tag, expected.length), "message {:#x} has changed", expected.tag);
             CompletionOpcode::Receive
         };
-        assert_eq!(completion.opcode, opcode, "the right kind of message arrived");
+        assert_eq!(completion.opcode, opcode, "the receive completed with another opcode");
         assert_eq!(completion.byte_len as usize, expected.length, "message {:#x} has another length", expected.tag);
         assert_eq!(completion.attachment, expected.attachment, "message {:#x} has another attachment", expected.tag);
         assert_eq!(completion.solicited, expected.solicited, "message {:#x} has another solicited flag", expected.tag);
@@ -142,12 +149,17 @@ impl Workload {
                         assert_eq!(
                             node.memory.read(offset, expected.len()),
                             expected,
-                            "READ {} of side {index}",
+                            "READ {} of side {index} returned other bytes",
                             posted.wr_id
                         );
                     }
                     Check::CompareSwap { offset, old } => {
-                        assert_eq!(node.memory.word(offset), old, "the CAS {} of side {index}", posted.wr_id);
+                        assert_eq!(
+                            node.memory.word(offset),
+                            old,
+                            "the CAS {} of side {index} returned another value",
+                            posted.wr_id
+                        );
                     }
                     Check::FetchAdd { offset } => self.counts[side.peer_node].push(node.memory.word(offset)),
                 }

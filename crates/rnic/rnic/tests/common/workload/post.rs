@@ -1,4 +1,4 @@
-//! Work that the programs post, and the model's expectations.
+//! Posting of random work by the programs, and the expectations of the model.
 
 use doorbell_verbs_core::{
     Access, Attachment, CompletionOpcode, Payload, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status,
@@ -22,7 +22,7 @@ impl Workload {
         length.min(most)
     }
 
-    /// Splits a range of bytes into one to three elements.
+    /// Splits a range of bytes into one to three scatter-gather elements.
     fn elements(&mut self, node: usize, offset: usize, length: usize) -> Vec<Sge> {
         let mut cuts =
             [0, self.rng.below(length as u64 + 1) as usize, self.rng.below(length as u64 + 1) as usize, length];
@@ -129,7 +129,7 @@ impl Workload {
         let payload = if inline { Payload::Inline(&bytes) } else { Payload::Sges(&elements) };
         let request = SendRequest { wr_id, operation, flags, payload, destination: None };
         let now_ns = self.world.now_ns;
-        self.world.nodes[node].rnic.post_send(now_ns, qpn, &[request]).expect("there is room in the queue");
+        self.world.nodes[node].rnic.post_send(now_ns, qpn, &[request]).expect("the queue has room");
         let side = &mut self.sides[index];
         side.next += 1;
         side.to_post -= 1;
@@ -145,7 +145,7 @@ impl Workload {
     pub(super) fn bind_window(&mut self, node: usize, qpn: Qpn) -> RKey {
         let now_ns = self.world.now_ns;
         let at = &mut self.world.nodes[node];
-        let rkey = at.rnic.create_window(at.pd, WindowKind::Type2).expect("room for a window");
+        let rkey = at.rnic.create_window(at.pd, WindowKind::Type2).expect("the device has room for a window");
         let (lkey, address) = (at.region.lkey(), at.memory.address());
         let binding = WindowBinding { rkey, lkey, address, length: 64, access: Access::REMOTE_READ, zero_based: false };
         let request = SendRequest {
@@ -155,7 +155,7 @@ impl Workload {
             payload: Payload::Sges(&[]),
             destination: None,
         };
-        at.rnic.post_send(now_ns, qpn, &[request]).expect("there is room in the queue");
+        at.rnic.post_send(now_ns, qpn, &[request]).expect("the queue has room");
         self.world.transmit();
         let ends: Vec<_> = self.world.nodes[node].reap().iter().map(|completion| completion.status).collect();
         assert_eq!(ends, [Status::Success], "the window was not bound at once");
@@ -170,7 +170,7 @@ impl Workload {
             let side = &mut self.sides[index];
             let wr_id = offset as u64;
             let rnic = &mut self.world.nodes[side.node].rnic;
-            rnic.post_recv(side.qpn, &[RecvRequest { wr_id, sges: &sges }]).expect("there is room in the queue");
+            rnic.post_recv(side.qpn, &[RecvRequest { wr_id, sges: &sges }]).expect("the queue has room");
             side.receives.push_back((wr_id, offset));
         }
     }
@@ -180,10 +180,10 @@ impl Workload {
         for _ in 0..self.rng.below(free as u64 + 1) {
             let Some(offset) = self.shared[node].as_mut().and_then(|shared| shared.slots.pop()) else { return };
             let sges = self.elements(node, offset, self.slot_bytes);
-            let shared = self.shared[node].as_mut().expect("looked at above");
+            let shared = self.shared[node].as_mut().expect("checked above");
             let request = RecvRequest { wr_id: offset as u64, sges: &sges };
             let rnic = &mut self.world.nodes[node].rnic;
-            rnic.post_srq_recv(shared.srq, &[request]).expect("there is room in the queue");
+            rnic.post_srq_recv(shared.srq, &[request]).expect("the queue has room");
             shared.posted += 1;
         }
     }
