@@ -25,7 +25,7 @@ pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
     (outer::ETHERNET_LEN + ip + outer::UDP_LEN + ICRC_LEN) as u64
 }
 
-/// A completion queue as one engine sees it.
+/// Entry of one engine for a completion queue.
 struct CqPort {
     id: u32,
     sink: Arc<dyn CompletionSink>,
@@ -133,8 +133,8 @@ impl Commons {
         self.cqs.len()
     }
 
-    /// Stages a completion until [`publish`](Self::publish) moves it to its queue. `publish` takes the lock of the
-    /// queue once for all completions of several packets.
+    /// Stages a completion until [`publish`](Self::publish) moves it to its completion queue. `publish` takes the lock
+    /// of the queue once for all completions of several packets.
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, completion: Completion) {
         let port = &mut self.cqs[cq as usize];

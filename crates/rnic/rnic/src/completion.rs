@@ -16,7 +16,8 @@ pub trait CompletionSink: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The queue has no room for all `completions`. It keeps the first completions that fit and loses the others.
+    /// The queue has no room for all `completions`. The queue keeps the first completions that fit and loses the
+    /// others.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
 
     /// Returns how often a poll of the program found the queue empty. Callers only compare two results.
@@ -39,8 +40,7 @@ struct Inner {
     depth: usize,
     entries: VecDeque<Completion>,
     armed: Option<Notify>,
-    /// Number of entries that are still in the queue from the time when the last notification fired. They are the
-    /// oldest entries.
+    /// Number of entries, from the oldest on, that were already in the queue when the last notification fired.
     announced: usize,
 }
 
@@ -141,8 +141,9 @@ impl CompletionQueue {
     /// after the last notification fired. For earlier completions, IBTA promises no notification (Vol 1, 11.4.2.2), and
     /// `rdma_rxe` sends none. But adapters send one, and UCX sleeps without another poll.
     ///
-    /// A completion that a notification has announced raises no second notification: perftest arms before it reaps, and
-    /// counts one completion per notification. Returns whether no notification was armed before.
+    /// A completion that a notification has announced raises no second notification. perftest needs this: it arms a
+    /// notification before it reaps, and counts one completion per notification. Returns whether no notification was
+    /// armed before.
     pub fn request_notification(&self, notify: Notify) -> bool {
         let mut inner = self.lock();
         let newly = inner.armed.is_none();

@@ -1,4 +1,4 @@
-//! The device: shared objects, one engine, and the order in which a driver calls it.
+//! The device, with its objects and one engine. The documentation of [`Rnic`] states the order of calls of a driver.
 
 mod multicast;
 #[allow(unsafe_code)]

@@ -269,7 +269,8 @@ impl Region {
         unsafe { guarded::operate(word, operation) }.map_err(|_| self.not_there(offset, 8))
     }
 
-    /// Returns the u64 at `offset`, if it is aligned and the region has memory. The caller has checked the range.
+    /// Returns the address of the u64 at `offset`, if this u64 is aligned and the region has memory. The caller has
+    /// checked the range.
     #[inline]
     fn word(&self, offset: usize) -> Option<*mut u64> {
         assert!(offset <= self.length && 8 <= self.length - offset);
@@ -278,7 +279,7 @@ impl Region {
     }
 }
 
-/// Index of regions by key. An engine calls it if the cache of the engine does not have a key.
+/// Index of regions by key. An engine looks a key up in this index if its own cache does not have the key.
 pub trait RegionDirectory: Send + Sync {
     /// Returns the region, or the bound window, with exactly this key.
     fn find(&self, key: u32) -> Option<Arc<Region>>;

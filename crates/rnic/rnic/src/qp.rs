@@ -107,7 +107,7 @@ impl Qp {
         }
     }
 
-    /// Removes and returns the oldest receive, and counts it as used by a message.
+    /// Removes and returns the oldest receive, and counts the receive as used by a message.
     #[inline]
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
         let wqe = self.try_receive()?;

@@ -16,20 +16,20 @@ pub trait ReceiveSource: Send + Sync {
     /// Removes and returns the oldest receive.
     fn take(&self) -> Option<RecvWqe>;
 
-    /// Returns a receive to the queue after a message has taken and not used it.
+    /// Returns a receive to the queue, after a message has taken the receive and not used it.
     fn give_back(&self, wqe: RecvWqe);
 
     /// Removes a taken receive from the count of the queue, since a message uses the receive.
     fn used(&self);
 }
 
-/// A shared receive queue. Several threads post to it, and every engine takes receives from it.
+/// A shared receive queue. Several threads post receives, and every engine takes receives.
 pub struct SharedReceiveQueue {
     id: u32,
     pd: PdId,
     max_sges: usize,
     posted: ArrayQueue<RecvWqe>,
-    /// Number of receives whose doorbell was not rung. They are the newest receives.
+    /// Number of receives, from the newest on, whose doorbell was not rung.
     unrung: AtomicUsize,
     /// Receives of dropped messages, at most one per queue pair. Messages take them before the posted receives. A
     /// thread takes the lock only if there are such receives.

@@ -1,8 +1,8 @@
 //! Packets that an RNIC hands to its driver, laid out as *runs*.
 //!
 //! A run is a sequence of packets to one destination. All packets have the same size, but the last may be shorter. A
-//! UDP driver passes a run to the kernel as one segmented send, which lets it send millions of small packets per
-//! second.
+//! UDP driver passes a run to the kernel as one segmented send. With segmented sends, the driver can send millions of
+//! small packets per second.
 
 use core::net::IpAddr;
 

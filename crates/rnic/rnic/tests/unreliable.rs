@@ -27,8 +27,8 @@ fn unreliable_connection(seed: u64, link: Link) -> (Vec<u32>, u64) {
     let (a, b) = world.connect(QpKind::Uc, mtu, (0, &end), (1, &end));
     let mut arrived = Vec::new();
     let (mut next, mut lengths) = (0, Vec::new());
-    // No two posted receives use the same memory, since the test must check a message before another message overwrites
-    // it.
+    // No two posted receives use the same memory, since the test must check a message before a later message overwrites
+    // its bytes.
     let mut free: Vec<u64> = (0..RECEIVE_SLOTS).map(|slot| slot * SLOT as u64).collect();
     let base = world.nodes[1].memory.address();
     let (targets, rkey) = (4 << 20, world.nodes[1].region.rkey());

@@ -82,7 +82,7 @@ counters! {
         duplicate_request,
         /// Packets dropped because their ICRC was wrong.
         rx_icrc_encapsulated,
-        /// Packets dropped because they are not RoCE v2 packets of a known form.
+        /// Packets dropped because they are no RoCE v2 packets of a known form.
         rx_malformed,
         /// Packets dropped because no queue pair has the destination QPN, or because that queue pair has another
         /// transport.

@@ -111,7 +111,8 @@ pub enum MemoryError {
     },
 }
 
-/// Type of a memory window, which determines its binding and the queue pairs through which peers access it.
+/// Type of a memory window. The type determines how the window can be bound, and through which queue pairs peers access
+/// the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
     /// A window that can be rebound at any time, through any queue pair of its protection domain. Peers access the

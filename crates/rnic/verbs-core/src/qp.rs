@@ -34,7 +34,7 @@ impl QpKind {
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// The queue pair is created. It accepts no work requests.
+    /// The queue pair accepts no work requests. This is its state after creation.
     Reset,
     /// The queue pair accepts receives.
     Init,

@@ -123,7 +123,7 @@ bitflags::bitflags! {
 /// Local data of a send work request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Registered memory. A READ or an atomic operation writes to it, all other operations read from it.
+    /// Registered memory. A READ or an atomic operation writes to this memory, all other operations read from it.
     Sges(&'a [Sge]),
     /// Inline data, which the device copies when the request is posted.
     Inline(&'a [u8]),

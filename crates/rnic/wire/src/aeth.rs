@@ -151,7 +151,7 @@ pub struct NakCode(pub u8);
 impl NakCode {
     /// A packet is missing. The requester retransmits from the PSN of the NAK.
     pub const PSN_SEQUENCE_ERROR: NakCode = NakCode(0);
-    /// The request is malformed, or the queue pair does not support it.
+    /// The request is malformed, or the queue pair does not support the request.
     pub const INVALID_REQUEST: NakCode = NakCode(1);
     /// The key, the bounds or the access rights forbid the request.
     pub const REMOTE_ACCESS_ERROR: NakCode = NakCode(2);

@@ -17,7 +17,7 @@ impl FaultMarks {
     pub const NONE: Self = Self(0);
     /// The injector dropped the frame, so the receiver never got the frame.
     pub const DROPPED: Self = Self(1);
-    /// The frame is an additional copy of the frame before it.
+    /// The frame is an additional copy of the preceding frame.
     pub const DUPLICATE: Self = Self(1 << 1);
     /// The injector flipped a bit of the frame.
     pub const CORRUPTED: Self = Self(1 << 2);

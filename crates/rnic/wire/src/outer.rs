@@ -267,7 +267,7 @@ fn version_of(ethertype: u16) -> Result<IpVersion, Error> {
     }
 }
 
-/// Reads the IP header and the payload after it.
+/// Reads the IP header and the payload of the IP packet.
 fn take_ip<'a>(rest: &mut Reader<'a>, version: IpVersion) -> Result<IpPacket<'a>, Error> {
     let at = rest.taken;
     let header = match version {
@@ -419,7 +419,7 @@ fn take_ipv6(rest: &mut Reader<'_>) -> Result<IpHeader, Error> {
     Ok(IpHeader { outer, protocol, has_options, payload_len })
 }
 
-/// Returns whether this protocol is an IPv6 extension header, which names the protocol after it: hop-by-hop options,
+/// Returns whether this protocol is an IPv6 extension header, which names the next protocol: hop-by-hop options,
 /// routing, fragment, authentication, destination options, mobility, HIP and Shim6.
 const fn is_extension_header(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | FRAGMENT_HEADER | AUTHENTICATION_HEADER | 60 | 135 | 139 | 140)

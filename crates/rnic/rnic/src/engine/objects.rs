@@ -128,8 +128,8 @@ impl Rnic {
         self.regions.insert_null(pd, || rng.next_u32()).ok_or(ObjectError::Exhausted("memory regions"))
     }
 
-    /// Registers a region anew, with other memory, rights or protection domain. The keys of the region stay valid. IBTA
-    /// Vol 1, 11.2.8.5 leaves open whether the keys change, but programs expect that they do not.
+    /// Registers a region again, with other memory, rights or protection domain. The keys of the region stay valid.
+    /// IBTA Vol 1, 11.2.8.5 permits other keys, but programs expect the same keys.
     ///
     /// # Errors
     ///
@@ -166,9 +166,9 @@ impl Rnic {
         self.core.acks_may_wait = may_wait;
     }
 
-    /// Makes the device check scatter-gather elements when it uses them. An invalid element then ends its work request
-    /// with an error completion, as on other RNICs. By default, the device checks elements and rejects invalid ones
-    /// when a work request is posted.
+    /// Makes the device check scatter-gather elements at the time of use. An invalid element then ends its work request
+    /// with an error completion, as on other RNICs. By default, the device checks elements when a work request is
+    /// posted, and rejects the work request if an element is invalid.
     pub fn check_elements_late(&mut self) {
         self.core.memory.checks_late = true;
     }
@@ -179,11 +179,11 @@ impl Rnic {
         self.regions.page_with(pager);
     }
 
-    /// Deregisters memory. The RNIC does not access it after this call returns.
+    /// Deregisters a region. After this call returns, the RNIC does not access the memory of the region.
     ///
     /// # Errors
     ///
-    /// The region is not registered, or a memory window is bound to it.
+    /// The region is not registered, or a memory window is bound to the region.
     pub fn deregister(&mut self, region: &Region) -> Result<(), ObjectError> {
         self.regions.remove(region.lkey().0)?;
         self.core.memory.forget_gone();
@@ -286,7 +286,7 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such completion queue, or a queue pair uses it.
+    /// There is no such completion queue, or a queue pair uses the completion queue.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ObjectError> {
         let entry = self.cqs.get(cq.0 as usize).ok_or(ObjectError::Unknown("completion queue"))?;
         if entry.users > 0 {
@@ -336,7 +336,7 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// There is no such shared receive queue, or a queue pair uses it.
+    /// There is no such shared receive queue, or a queue pair uses the shared receive queue.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ObjectError> {
         let entry = self.srqs.get(srq.0 as usize).ok_or(ObjectError::Unknown("shared receive queue"))?;
         if entry.users > 0 {

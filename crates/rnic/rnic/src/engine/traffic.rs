@@ -76,8 +76,8 @@ impl Rnic {
     ///
     /// # Errors
     ///
-    /// - There is no such queue pair, the queue pair is in the reset state, or it takes its receives from a shared
-    ///   receive queue.
+    /// - There is no such queue pair, the queue pair is in the reset state, or the queue pair uses a shared receive
+    ///   queue.
     /// - The receive queue is full.
     /// - A request has too many scatter-gather elements, or an element outside of writable memory.
     ///
@@ -308,8 +308,8 @@ impl Rnic {
                 continue;
             }
             qp.queued = false;
-            // Requests come before answers. A reply of the program and the acknowledgement after it can then leave in
-            // one run. Answers still get at least half of the quantum.
+            // Requests come before answers. A reply of the program and the acknowledgement of the received message can
+            // then leave in one run. Answers still get at least half of the quantum.
             let quantum = left.min(MAX_RUN_PACKETS);
             let share = match qp.resp.has_answers() {
                 false => quantum,

@@ -13,7 +13,7 @@ const CACHE_SLOTS: usize = 256;
 /// Access of one engine to the memory of its device.
 pub(crate) struct Memory {
     directory: Arc<dyn RegionDirectory>,
-    /// Whether the device checks scatter-gather elements when it uses them instead of when they are posted.
+    /// Whether the device checks scatter-gather elements at the time of use instead of at the time of the post.
     pub(crate) checks_late: bool,
     cache: Box<[Option<Arc<Region>>; CACHE_SLOTS]>,
 }

@@ -13,7 +13,7 @@ pub(crate) struct ReceiveRing {
     places: Vec<RecvWqe>,
     head: usize,
     len: usize,
-    /// Number of receives whose doorbell was not rung. They are the newest receives.
+    /// Number of receives, from the newest on, whose doorbell was not rung.
     unrung: usize,
 }
 

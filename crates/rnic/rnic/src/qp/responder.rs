@@ -264,10 +264,10 @@ impl<'a> Request<'a> {
 struct Refusal(NakCode);
 
 impl Qp {
-    /// Completes a receive of a reliable connection, after the peer learns of it. The completion stays staged until the
-    /// driver has handed the acknowledgement to the link. No later action of the program can therefore prevent the
-    /// acknowledgement. If the program has recently answered its receives, the completion is not staged, and the
-    /// acknowledgement waits for the next answer of the program.
+    /// Completes a receive of a reliable connection. The peer must learn of the completion before the program. The
+    /// completion therefore stays staged until the driver has handed the acknowledgement to the link. No later action
+    /// of the program can then prevent the acknowledgement. If the program has recently answered its receives, the
+    /// completion is not staged, and the acknowledgement waits for the next answer of the program.
     #[inline(always)]
     fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
         let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;

@@ -159,7 +159,7 @@ impl World {
         qpn
     }
 
-    /// Returns a queue pair to the reset state, or moves it to the error state.
+    /// Moves a queue pair to the reset state or to the error state.
     pub fn bring_to(&mut self, node: usize, qpn: Qpn, state: QpState) {
         self.modify(node, qpn, QpAttributes { state: Some(state), ..QpAttributes::default() });
     }

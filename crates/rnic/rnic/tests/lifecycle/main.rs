@@ -1,5 +1,5 @@
 //! Seeded runs of RNICs that create and destroy objects under traffic and faults. Queue pairs are reset, drained,
-//! destroyed and connected anew. Memory and windows are removed while peers use them. Queues are shared, resized and
+//! destroyed and connected again. Memory and windows are removed while peers use them. Queues are shared, resized and
 //! replaced, numbers are reused at once, links are full, and devices vanish and restart.
 //!
 //! `completions` and `finish` hold the checks. The runs count events, and a run of all seeds fails if an event in the

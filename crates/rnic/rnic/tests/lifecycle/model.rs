@@ -116,7 +116,7 @@ pub(crate) struct Cq {
     pub(crate) id: CqId,
     pub(crate) queue: Arc<CompletionQueue>,
     pub(crate) live: bool,
-    /// Whether the queue is too small on purpose, so that it overruns.
+    /// Whether the queue is too small on purpose, to provoke an overrun.
     pub(crate) tiny: bool,
     pub(crate) overran: bool,
     /// Number of work requests that may complete in this queue.

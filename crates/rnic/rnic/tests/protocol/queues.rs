@@ -105,7 +105,8 @@ fn events_of_a_destroyed_shared_receive_queue_do_not_name_its_successor() {
     let (successor, _) = script.rnic().create_srq(pd, 4, 1).expect("the device has room");
     assert_eq!(successor, srq, "the number was not reused at once");
     assert_eq!(script.events(), [AsyncEvent::SrqLimitReached(kept.0)], "events of other objects are missing");
-    // A thread may still hold the destroyed queue. It must raise no event for the queue that has the number now.
+    // A thread may still hold the destroyed queue. The destroyed queue must raise no event for the queue that has the
+    // number now.
     queue.arm_limit(1);
     assert_eq!(script.events(), []);
 }

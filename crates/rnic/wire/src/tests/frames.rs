@@ -73,8 +73,7 @@ fn an_ipv6_frame() {
     assert_eq!(frame.payload.len(), BTH_LEN + 16 + 8 + 4);
 }
 
-/// `emit_frame_headers` restores a parsed frame, except for the UDP checksum and the IPv6 flow label, which it sets
-/// to zero.
+/// `emit_frame_headers` restores a parsed frame, but sets the UDP checksum and the IPv6 flow label to zero.
 #[test]
 fn headers_are_emitted_as_they_were_parsed() {
     for mut bytes in golden::frames() {
