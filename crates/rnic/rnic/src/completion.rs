@@ -32,7 +32,7 @@ pub struct CompletionQueue {
     empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
-    /// Called when completions arrive, whether a notification is armed or not.
+    /// Function that the queue calls for all new completions, whether a notification is armed or not.
     observer: Option<Notifier>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Without hardware, the receive buffer of the socket can overflow. The window therefore counts bytes as the kernel
 //! counts them in that buffer. The limit moves like that of TCP (RFC 5681): it grows additively and halves on loss.
-//! Senders to one receiver therefore reach fair shares without knowledge of each other.
+//! Several senders therefore share the buffer of one receiver without knowledge of each other.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

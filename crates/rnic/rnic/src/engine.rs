@@ -321,9 +321,9 @@ impl Rnic {
             && !qp.ack_held
         {
             qp.ack_held = true;
-            // Nearly always, the new entry is the last. There is an exception after the device has removed an outdated
-            // entry of this queue pair, whose acknowledgement had left. Then another acknowledgement may have been due
-            // for some time.
+            // Nearly always, the new entry is the last one. It may belong before later entries if the device has just
+            // removed an outdated entry of this queue pair. Then another acknowledgement may have been due for some
+            // time.
             let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
             self.held_acks.insert(place, (since, slot, qp.qpn));
         }

@@ -27,10 +27,10 @@ pub struct Policy {
     pub least_early_timeout_ns: Option<u64>,
     /// Whether the device ignores posted work requests until [`ring_sends`](crate::Rnic::ring_sends),
     /// [`ring_receives`](crate::Rnic::ring_receives) or [`ring_shared_receives`](crate::Rnic::ring_shared_receives) is
-    /// called. This is for a driver that decides when the device learns of a post.
+    /// called. A driver sets this if it decides when the device learns of a post.
     pub waits_for_doorbells: bool,
     /// Whether sends of UC and UD complete when the driver calls [`sends_departed`](crate::Rnic::sends_departed).
-    /// Otherwise they complete when the driver takes their packets. This is for a driver that decides when packets have
+    /// Otherwise they complete when the driver takes their packets. A driver sets this if it decides when packets have
     /// left.
     pub waits_for_departures: bool,
 }

@@ -66,7 +66,7 @@ pub(crate) struct Qp {
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
     pub(crate) counters: QpCounters,
-    /// Index of the destination with the window towards the peer. An RC queue pair has one from RTR on.
+    /// Index of the destination, which has the window towards the peer. An RC queue pair has a destination from RTR on.
     pub(crate) destination: Option<usize>,
     pub(crate) path: Path,
     /// Bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.

@@ -3,8 +3,9 @@
 //! A program may unmap, protect or truncate memory while the memory is registered. An adapter holds the pages, so its
 //! accesses still succeed. This software RNIC has only the mapping of the program, so its access may fault. On x86-64,
 //! the routines below make every access. The routines are leaf functions without a stack frame. A handler of SIGSEGV
-//! and SIGBUS can therefore check whether the program counter is inside [`GuardedCode`] and continue at its landing.
-//! The routine then returns an error. Without such a handler, a fault ends the process, like any other fault.
+//! and SIGBUS can therefore check whether the program counter is inside [`GuardedCode`]. If so, the handler *lands* the
+//! fault: it continues at the landing of the code, and the routine returns an error. Without such a handler, a fault
+//! ends the process, like any other fault.
 //!
 //! A process that cannot install the handler uses [`copy_through`] instead of the routines.
 

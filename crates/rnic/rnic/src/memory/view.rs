@@ -110,7 +110,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `data` into the memory of `sges`, where the message starts, from byte `skip` of the message on.
+    /// Copies `data` into the memory of `sges`, from byte `skip` of the message on.
     #[inline]
     pub(crate) fn scatter(
         &mut self,

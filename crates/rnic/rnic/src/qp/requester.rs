@@ -23,7 +23,7 @@ const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 
 /// Minimum time for which the requester remembers the longest round trip. RFC 6298 adds four times the variance to
 /// allow for occasional longer round trips. But here, acknowledgements of a window arrive thousands of times per
-/// second. After ten samples, the variance would have forgotten that the process of the peer had lost its CPU.
+/// second. After ten samples, the variance would no longer show that the process of the peer had lost its CPU.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
 
 /// Maximum number of outstanding packet sequence numbers. The maximum is below half of the number space, so that old

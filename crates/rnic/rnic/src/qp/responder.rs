@@ -181,7 +181,7 @@ impl Responder {
         self.ack_due_ns.get_or_insert(now_ns);
     }
 
-    /// Records that a packet has left that acknowledges all requests up to `psn`.
+    /// Records that the responder has sent a packet that acknowledges all requests up to `psn`.
     #[inline]
     fn acknowledged(&mut self, psn: Psn) {
         if self.unacknowledged_receive.is_some_and(|receive| !psn.is_before(receive)) {

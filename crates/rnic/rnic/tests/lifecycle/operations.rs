@@ -352,7 +352,7 @@ impl Life {
                 return false;
             }
         }
-        let srq = self.programs[node].srq.take().expect("checked above");
+        let srq = self.programs[node].srq.take().expect("the node has a shared receive queue");
         self.world.tally.add(Hit::SrqDestroyed, (!srq.open.is_empty()).into());
         self.programs[node].dead_srqs.insert(srq.id.0);
         for wr in srq.open {

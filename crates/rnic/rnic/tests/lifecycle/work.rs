@@ -66,7 +66,7 @@ impl Life {
             posted.expect("the elements are valid");
             trace(|| format!("{:>10} node {node}: SRQ: receive {wr_id}", self.world.now_ns));
             self.wrs.push(Wr { qp: None, node, fate: Fate::Open, slot: Some(slot), send: None });
-            self.programs[node].srq.as_mut().expect("checked above").open.insert(wr_id);
+            self.programs[node].srq.as_mut().expect("the node has a shared receive queue").open.insert(wr_id);
         }
     }
 
@@ -143,7 +143,7 @@ impl Life {
                 self.take_back(index, key, length);
             }
             31..36 if window.is_some() => {
-                let key = window.expect("checked above");
+                let key = window.expect("the window is bound");
                 if let Some(window) = &mut self.conns[conn].directions[end].window {
                     window.bound = None;
                 }

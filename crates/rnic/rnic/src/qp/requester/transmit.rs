@@ -60,7 +60,7 @@ struct PacketPosition {
     index: u64,
     /// Index of the packet within the work request.
     packet: u32,
-    /// Sequence numbers that the packet takes: for a READ, the number of its response packets.
+    /// Number of sequence numbers that the packet takes. For a READ, this is the number of its response packets.
     packets: u32,
     psn: Psn,
     retransmission: bool,
@@ -135,8 +135,9 @@ impl Qp {
         Stop::Idle
     }
 
-    /// Binds or invalidates a memory window, once all earlier requests are done. The requester may have to send packets
-    /// of earlier requests again, which use the window. No later request starts before (IBTA Vol 1, 10.8.3.3).
+    /// Binds or invalidates a memory window, once all earlier requests are done. The requester may have to retransmit
+    /// earlier requests that use the window. No later request starts before this operation is done (IBTA Vol 1,
+    /// 10.8.3.3).
     fn manage_window(&mut self, core: &mut Commons, index: u64) -> Result<(), Stop> {
         if index != self.sq.head {
             return Err(Stop::Idle);

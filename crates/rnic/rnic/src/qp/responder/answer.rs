@@ -63,8 +63,8 @@ impl Qp {
                 AethRepr { syndrome, msn }.write(aeth);
                 out = rest;
             }
-            // The PSN of a NAK is that of the rejected packet. The NAK acknowledges all packets before the rejected
-            // packet.
+            // The PSN of a NAK is that of the packet that the responder rejects or misses. The NAK acknowledges all
+            // packets before this packet.
             let acknowledges = if matches!(answer, Answer::Nak { .. }) { psn.sub(1) } else { psn };
             let frame = len as u64 + self.frame_overhead;
             let mut refused = None;

@@ -180,7 +180,7 @@ impl Workload {
         for _ in 0..self.rng.below(free as u64 + 1) {
             let Some(offset) = self.shared[node].as_mut().and_then(|shared| shared.slots.pop()) else { return };
             let sges = self.elements(node, offset, self.slot_bytes);
-            let shared = self.shared[node].as_mut().expect("checked above");
+            let shared = self.shared[node].as_mut().expect("the node has a shared receive queue");
             let request = RecvRequest { wr_id: offset as u64, sges: &sges };
             let rnic = &mut self.world.nodes[node].rnic;
             rnic.post_srq_recv(shared.srq, &[request]).expect("the queue has room");
