@@ -85,7 +85,7 @@ const RNR_NAK: u8 = 0x20;
 const NAK: u8 = 0x60;
 
 impl Syndrome {
-    /// ACK of a responder that grants no credits. The requester may send without limit.
+    /// ACK of a responder without credit-based flow control. The requester may send without limit.
     pub const ACK_UNLIMITED: Syndrome = Syndrome::ack(31);
 
     /// Returns an ACK that grants credits by their 5-bit code; 31 means unlimited.
