@@ -1,7 +1,7 @@
 //! The one rule for a lock whose holder panicked: the lock stays usable.
 //!
-//! Doorbell's state is consistent after each statement that can panic, or the panic ends the process. A library that
-//! refused its locks afterwards would turn one panic into many, also in destructors.
+//! A panic in Doorbell's code leaves consistent state behind, or ends the process. If each later lock of a poisoned
+//! mutex panicked too, one panic would cause many, also in destructors.
 //!
 //! ```
 //! use std::sync::Mutex;
