@@ -11,7 +11,7 @@ use doorbell_wire::{Opcode, PacketOperation};
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::shm::OwnProcess;
 
-/// Purpose of a packet, as far as its opcode shows.
+/// Purpose of a packet, according to its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum PacketClass {
@@ -25,11 +25,11 @@ pub enum PacketClass {
     AtomicRequest,
     /// The response to a compare-and-swap or fetch-and-add.
     AtomicResponse,
-    /// An ACK or NAK: the AETH tells them apart, the opcode does not.
+    /// An ACK or NAK. Both have the same opcode; only the AETH differs.
     Acknowledge,
     /// A congestion notification packet.
     Cnp,
-    /// Anything else.
+    /// A packet with an unknown opcode.
     Other,
 }
 
@@ -60,7 +60,7 @@ impl PacketClass {
         }
     }
 
-    /// Returns the name of the class in printed counters.
+    /// Returns the name under which counters of the class are printed.
     pub const fn name(self) -> &'static str {
         match self {
             PacketClass::Data => "data",
@@ -75,7 +75,7 @@ impl PacketClass {
     }
 }
 
-/// The class of every opcode, as a table for lookups per packet.
+/// Table of the class of each opcode, so that counting a packet takes one lookup.
 const CLASSES: [PacketClass; 256] = {
     let mut classes = [PacketClass::Other; 256];
     let mut opcode = 0;
@@ -86,7 +86,7 @@ const CLASSES: [PacketClass; 256] = {
     classes
 };
 
-/// Packets, and their bytes as UDP payload: BTH to ICRC.
+/// Number of packets, and of their bytes of UDP payload (BTH to ICRC).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Number of packets.
@@ -100,7 +100,7 @@ pub struct Traffic {
 pub struct TrafficByClass([Traffic; PacketClass::ALL.len()]);
 
 impl TrafficByClass {
-    /// Returns each class with its traffic.
+    /// Returns an iterator over all classes, each with its traffic.
     pub fn iter(&self) -> impl Iterator<Item = (PacketClass, Traffic)> {
         PacketClass::ALL.into_iter().zip(self.0)
     }
@@ -130,7 +130,7 @@ impl Index<PacketClass> for TrafficByClass {
     }
 }
 
-/// The traffic between two snapshots.
+/// Computes the traffic between two snapshots.
 impl Sub for TrafficByClass {
     type Output = Self;
 
@@ -142,7 +142,7 @@ impl Sub for TrafficByClass {
     }
 }
 
-/// A link that counts its packets.
+/// A link that counts the packets that it sends and receives.
 #[derive(Debug)]
 pub struct Counted<L> {
     inner: L,
@@ -161,7 +161,7 @@ impl<L: Link> Counted<L> {
         &self.sent
     }
 
-    /// Returns the traffic that the link received, before any check.
+    /// Returns the traffic that the link received, including packets that the RNIC rejects later.
     pub fn received(&self) -> &TrafficByClass {
         &self.received
     }

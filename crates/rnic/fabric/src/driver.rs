@@ -9,34 +9,36 @@ use crate::link::{Link, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
 use crate::seal::{Checker, Sealer};
 
-/// Bytes of one batch: two of the longest runs, which stay in a cache between sealing and sending.
+/// Size of a batch in bytes. A batch has room for two runs of maximum length, and stays in the processor's cache
+/// between sealing and sending.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// With fewer packets than this received together, a due acknowledgement may wait for a reply and leave after it.
-/// More packets are worth an acknowledgement of their own.
+/// Number of packets received in one pump from which on due acknowledgements are sent immediately. After fewer packets,
+/// an acknowledgement may wait for the program's reply, so that both leave together.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
-/// Treatment of acknowledgements that are due when a pump ends.
+/// Time at which acknowledgements are sent that are due when a pump ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
-    /// They may wait a moment for other packets: the caller is about to handle the packets that arrived.
+    /// Acknowledgements may wait briefly for other packets to send, because the caller is about to handle the received
+    /// packets.
     MayWait,
-    /// They may wait until they are overdue: another thread is handling the packets that arrived.
+    /// Acknowledgements may wait until they are overdue, because another thread is handling the received packets.
     Wait,
-    /// They leave immediately.
+    /// Acknowledgements are sent immediately.
     Now,
 }
 
-/// An RNIC, a link, and the encapsulation between them.
+/// Driver of an RNIC on a link. It also computes and checks the ICRC between the two.
 pub struct Driver<L> {
     rnic: Rnic,
     link: L,
     batch: TransmitBatch,
-    /// Index of the first run of the batch that has not left.
+    /// Index of the first run of the batch that the link has not accepted yet.
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
     observation: Option<Observation>,
-    /// Deadline of the packets that a caller left to the next pump.
+    /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
     deferred_until_ns: Option<u64>,
 }
 
@@ -55,8 +57,8 @@ impl<L: std::fmt::Debug> std::fmt::Debug for Driver<L> {
 }
 
 impl<L: Link> Driver<L> {
-    /// Drives `rnic` over `link`. `port` is the UDP port of both ends, which the ICRC covers. It has no effect if the
-    /// link is not sealed.
+    /// Creates a driver of `rnic` on `link`. `port` is the UDP port of this device and its peers, which the ICRC
+    /// covers. If the link is not sealed, the port has no effect.
     pub fn new(rnic: Rnic, link: L, port: u16) -> Self {
         let address = rnic.config().address;
         let sealed = link.properties().sealed;
@@ -71,8 +73,8 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Passes the RNIC's counters to `observer` from now on, whenever they have changed. While the driver has work,
-    /// this takes at most `within_ns`; the driver also shows them when it runs out of work and when it is dropped.
+    /// Calls `observer` with the RNIC's counters from now on, at most `within_ns` after each change. The driver also
+    /// calls `observer` when it runs out of work and when it is dropped.
     pub fn observe(&mut self, observer: Observer, within_ns: u64) {
         self.observation = Some(Observation::new(observer, within_ns));
     }
@@ -110,15 +112,15 @@ impl<L: Link> Driver<L> {
         if timed_out {
             self.rnic.handle_timeout(now_ns);
         }
-        // A caller that received nothing has nothing to reply to. After many packets, an acknowledgement need not
-        // wait.
+        // If this pump received no packets, the program has nothing to reply to, so acknowledgements do not wait for a
+        // reply.
         let packets = received.as_ref().map_or(0, |&packets| packets);
         let may_wait = match acks {
             Acks::MayWait => packets > 0,
             Acks::Wait => true,
             Acks::Now => false,
         };
-        // Next to packets that leave anyway, an acknowledgement costs almost nothing.
+        // If other packets are sent now, sending the acknowledgement with them costs almost nothing.
         if !may_wait || packets >= HOLD_ACKS_BELOW_PACKETS || self.rnic.wants_transmit() {
             self.rnic.release_acks();
         }
@@ -153,12 +155,13 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Leaves packets that are ready to the next [`pump`](Self::pump), which then is due at this time.
+    /// Leaves the packets that are ready to the next [`pump`](Self::pump), and sets the deadline of that pump to
+    /// `until_ns`.
     pub fn defer_transmit(&mut self, until_ns: u64) {
         self.deferred_until_ns.get_or_insert(until_ns);
     }
 
-    /// Releases acknowledgements that are held back, and sends all packets that are ready.
+    /// Sends all packets that are ready, including acknowledgements that were held back.
     ///
     /// # Errors
     ///
@@ -168,8 +171,8 @@ impl<L: Link> Driver<L> {
         self.transmit(now_ns)
     }
 
-    /// Sends packets until none is ready or the link is full. Once none is left, the program sees the completions of
-    /// receives.
+    /// Sends packets until none is ready or the link is full. Completions of receives become visible to the program
+    /// once all packets are sent.
     ///
     /// # Errors
     ///
@@ -183,8 +186,8 @@ impl<L: Link> Driver<L> {
                 if !self.rnic.wants_transmit()
                     || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
                 {
-                    // Everything has left, also the acknowledgements of completed receives, so the program may see
-                    // these completions.
+                    // All packets are sent, including the acknowledgements of completed receives. So the RNIC may show
+                    // the completions of these receives to the program.
                     self.rnic.transmitted();
                     return Ok(());
                 }
@@ -196,7 +199,7 @@ impl<L: Link> Driver<L> {
                 }
             }
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
-                // The link is broken, so no acknowledgement will leave. The program sees the completions
+                // The link is broken, so no acknowledgement will be sent. Completions become visible to the program
                 // nevertheless.
                 self.drop_batch();
                 return Err(error);
@@ -212,19 +215,20 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Drops the rest of the batch, as a network loses packets. The requester, which could retransmit nothing while
-    /// the batch waits, notices the loss by its timers.
+    /// Drops the unsent runs of the batch, as if the network had lost them. The requester does not retransmit while a
+    /// batch waits. After this call, its timers expire and it retransmits.
     fn drop_batch(&mut self) {
         self.next_run = self.batch.runs().len();
         self.rnic.transmitted();
     }
 
-    /// Returns whether packets wait for the link to have room.
+    /// Returns whether the batch contains runs that the link has not accepted yet.
     pub fn is_link_full(&self) -> bool {
         self.next_run < self.batch.runs().len()
     }
 
-    /// Returns whether packets wait that the link accepts as soon as it has room.
+    /// Returns whether packets wait only for room in the link. Returns false if the link still looks for the route to
+    /// their destination.
     pub fn wants_room(&self) -> bool {
         self.is_link_full() && self.link.awaits().is_none()
     }
@@ -237,7 +241,8 @@ impl<L: Link> Driver<L> {
     }
 }
 
-/// Sink that passes packets to the RNIC if their ICRC is right, or if they need none.
+/// Sink that checks the ICRC of packets and passes correct packets to the RNIC. Packets from shared memory need no
+/// ICRC.
 struct Checked<'a> {
     rnic: &'a mut Rnic,
     checker: &'a mut Checker,

@@ -1,4 +1,4 @@
-//! Faults that a network may cause, injected on purpose and replayable.
+//! Injection of network faults into inbound packets, which a seed replays.
 
 mod plan;
 #[cfg(test)]
@@ -19,17 +19,17 @@ pub use plan::{FaultPlan, FaultPlanError};
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::shm::OwnProcess;
 
-/// Maximum number of other packets that pass a reordered packet, not counting packets that are held back themselves.
+/// Maximum number of later packets that pass a reordered packet. Packets that are held back themselves do not count.
 const REORDER_DISTANCE_MAX: u32 = 4;
 
-/// Maximum time that a reordered packet waits for others to pass. Without it, the last packet of a burst would wait
-/// forever.
+/// Maximum time that a reordered packet waits for later packets. Without this limit, the last packet of a burst would
+/// wait forever.
 const REORDER_WAIT_NS: u64 = 50_000;
 
-/// Maximum bytes of packets held back. Beyond that, the oldest passes early.
+/// Maximum total bytes of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum number of packets held back. Beyond that, the oldest passes early.
+/// Maximum number of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_PACKETS_MAX: usize = 1 << 17;
 
 /// Number of occurrences of each fault.
@@ -41,9 +41,10 @@ pub struct FaultCounters {
     pub dropped: u64,
     /// Packets that were passed on twice.
     pub duplicated: u64,
-    /// Packets held back until later ones passed.
+    /// Packets that were held back until later packets had passed.
     pub reordered: u64,
-    /// Packets with a flipped bit. They are dropped if the link has no ICRC that would reveal the change.
+    /// Packets with a flipped bit. If the link has no ICRC that would reveal the change, these packets are also
+    /// dropped.
     pub corrupted: u64,
     /// Packets delayed.
     pub delayed: u64,
@@ -53,9 +54,10 @@ pub struct FaultCounters {
 
 /// A link that injects faults into its inbound packets.
 ///
-/// A packet may first be dropped, corrupted or duplicated. The remaining packets wait for the delay. Reordered
-/// packets then let others pass. Packets without a fault stay in their runs. Each kind of fault draws from its own
-/// random stream, once per packet, so that it strikes the same packets independently of the other kinds.
+/// The link first drops, corrupts or duplicates a packet. Packets that were not dropped then wait for the delay. After
+/// the delay, reordered packets wait until later packets have passed them. Packets without a fault stay in their runs.
+/// For each kind of fault, the link draws once per packet from a separate random stream. So each kind strikes the same
+/// packets, whatever the plan says about other kinds.
 #[derive(Debug)]
 pub struct Faults<L> {
     inner: L,
@@ -128,7 +130,7 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
-/// The sink above, and the number of packets passed to it.
+/// The sink to which packets are passed, and the number of packets passed so far.
 struct Out<'a> {
     sink: &'a mut dyn Sink,
     packets: usize,
@@ -140,7 +142,7 @@ impl Out<'_> {
         self.sink.receive(run);
     }
 
-    /// Passes on one packet that faults struck.
+    /// Passes a packet to the sink, with marks for the faults that struck it.
     fn give_marked(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
         if marks.is_empty() {
             return self.give(run);
@@ -150,15 +152,15 @@ impl Out<'_> {
     }
 }
 
-/// A packet that had to be copied, because it waits or was changed.
+/// A copy of a packet that is held back or was changed.
 #[derive(Debug)]
 struct Held {
     outer: Outer,
     source_port: u16,
     bytes: Vec<u8>,
-    /// Time at which the packet has waited long enough.
+    /// Time at which the packet is passed on at the latest.
     due_ns: u64,
-    /// Number of other packets that still have to pass it.
+    /// Number of other packets that still have to pass this packet.
     distance: u32,
     marks: FaultMarks,
 }
@@ -176,7 +178,7 @@ struct Fate {
     dropped: bool,
     corrupted_bit: Option<u64>,
     duplicated: bool,
-    /// Number of other packets that have to pass it; 0 keeps its place.
+    /// Number of other packets that have to pass this packet; 0 if the packet is not reordered.
     distance: u32,
 }
 
@@ -194,9 +196,9 @@ struct State {
     corrupt: Dice,
     duplicate: Dice,
     reorder: Dice,
-    /// Delayed packets, in the order in which they are due.
+    /// Packets that wait for the delay, in the order in which they are due.
     delayed: VecDeque<Held>,
-    /// Reordered packets that let others pass.
+    /// Reordered packets that wait until later packets have passed them.
     waiting: Vec<Held>,
     held_bytes: usize,
     counters: FaultCounters,
@@ -225,7 +227,8 @@ impl State {
 
     /// Handles a run that has just arrived.
     fn take(&mut self, now_ns: u64, run: ReceivedRun<'_>, out: &mut Out<'_>) {
-        // The packets from here on have no fault and are passed on together.
+        // Offset of the first packet that has not been passed on. The packets from there to `at` have no fault and are
+        // passed on together.
         let mut plain_from = 0;
         let mut at = 0;
         for packet in run.segments() {
@@ -233,7 +236,8 @@ impl State {
             let fate = self.decide();
             let from = at;
             at += packet.len();
-            // A waiting packet follows a certain other one, so the run ends there.
+            // If reordered packets wait, each packet is passed on separately, since a waiting packet may have to follow
+            // it.
             if fate.is_plain() && self.plan.delay_ns == 0 && self.waiting.is_empty() {
                 continue;
             }
@@ -273,7 +277,8 @@ impl State {
         let mut bytes = packet.to_vec();
         if let Some(random) = fate.corrupted_bit {
             self.counters.corrupted += 1;
-            // Without an ICRC, the RNIC could not notice the change, and a real RNIC would not accept the packet.
+            // Without an ICRC, the RNIC would accept the altered packet, which a real RNIC would reject. So the packet
+            // is dropped.
             if !self.sealed || bytes.is_empty() {
                 let (run, marks) = lost(FaultMarks::CORRUPTED);
                 return out.give_marked(run, marks);
@@ -291,7 +296,7 @@ impl State {
         let reordered = FaultMarks::REORDERED.when(fate.distance > 0);
         let held = Held { outer, source_port, bytes, due_ns, distance: fate.distance, marks: marks.and(reordered) };
         self.delay(now_ns, held, out);
-        // The copy keeps the place of the original, also if the original is reordered.
+        // The copy is not reordered, even if the original is.
         if let Some(bytes) = copy {
             let marks = marks.and(FaultMarks::DUPLICATE);
             self.delay(now_ns, Held { outer, source_port, bytes, due_ns, distance: 0, marks }, out);
@@ -308,7 +313,7 @@ impl State {
         self.keep_bounded(now_ns, out);
     }
 
-    /// Runs the last stage: passes a packet on, or holds it back until others have passed.
+    /// Runs the last stage: passes a packet to the sink, or holds the packet back until later packets have passed it.
     fn reorder(&mut self, now_ns: u64, mut held: Held, out: &mut Out<'_>) {
         if held.distance > 0 {
             held.due_ns = now_ns.saturating_add(REORDER_WAIT_NS);
@@ -364,11 +369,11 @@ impl State {
     }
 }
 
-/// Random decisions about one kind of fault, packet by packet.
+/// Random decisions about one kind of fault, one for each packet.
 #[derive(Debug)]
 struct Dice {
     random: ChaCha8Rng,
-    /// Random numbers below this are hits; 2^64 means always.
+    /// A random number below this threshold is a hit; 2^64 makes every number a hit.
     threshold: u128,
 }
 
@@ -379,7 +384,7 @@ impl Dice {
         Self { random, threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128 }
     }
 
-    /// Draws for one packet. Returns a further random number for a hit.
+    /// Decides whether the fault strikes the next packet. If so, returns a further random number.
     fn roll(&mut self) -> Option<u64> {
         if self.threshold == 0 {
             return None;

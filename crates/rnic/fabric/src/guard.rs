@@ -1,14 +1,15 @@
-//! Accesses of RNICs to memory that the program may have unmapped, protected or truncated.
+//! Protection of the process when an RNIC accesses memory that the program has unmapped, protected or truncated.
 //!
-//! [`guard_memory`] makes such an access fail instead of ending the process. There are two ways:
+//! After [`guard_memory`], such an access fails instead of ending the process. There are two methods:
 //!
-//! - A handler of SIGSEGV and SIGBUS lands faults of the RNIC's own copies (`handler.rs`). An access without a fault
-//!   costs as much as a plain copy. For all other faults, the handler calls the program's own handlers.
-//! - The kernel copies (`copier.rs`), for about a microsecond per access. This is for machines without landing code
-//!   and for programs that replace the handler again and again.
+//! - A handler of SIGSEGV and SIGBUS (`handler.rs`). If the RNIC's copy code faults, the handler makes it continue at
+//!   its landing, which reports the failure. A copy without a fault costs as much as a plain copy. For all other
+//!   faults, the handler calls the program's own handlers.
+//! - Copies by the kernel (`copier.rs`), which take about a microsecond each. They serve machines for which the copy
+//!   code has no landing, and programs that replace the handler again and again.
 //!
-//! The kernel ends a process if a thread faults while it blocks the signal. So every thread unblocks both signals
-//! before it first drives an RNIC, and [`unblocked`] removes them from the masks that programs set later.
+//! The kernel ends a process if a thread faults while it blocks the signal of the fault. So each thread unblocks both
+//! signals before it first drives an RNIC. [`unblocked`] removes both signals from the masks that programs set later.
 #![allow(unsafe_code)]
 
 mod copier;
@@ -29,25 +30,26 @@ use copier::KernelCopier;
 pub use handler::{Action, exchange_action};
 pub use paging::{OwnMemory, bring_in, can_bring_in};
 
-/// The signals by which the kernel reports that memory is gone.
+/// The signals that the kernel raises if accessed memory is unmapped, protected or truncated.
 const FAULTS: [Signal; 2] = [Signal::SIGSEGV, Signal::SIGBUS];
 
-/// Maximum number of times that other code may replace the handlers. After that, the kernel copies.
+/// Maximum number of times that [`guard_memory`] installs the handlers again after other code has replaced them. After
+/// that, the kernel copies.
 const REPLACEMENTS_MAX: u32 = 3;
 
-/// Whether a handler of this module is or was installed.
+/// Whether [`guard_memory`] has installed the handlers.
 static GUARDS: AtomicBool = AtomicBool::new(false);
 
-/// Method of surviving accesses to memory that is gone.
+/// Method by which copies survive accesses to memory that is unmapped, protected or truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
-    /// A handler of SIGSEGV and SIGBUS lands faults.
+    /// The RNIC copies, and a handler of SIGSEGV and SIGBUS handles faults.
     Handler,
     /// The kernel copies.
     Kernel,
 }
 
-/// The state of the guard of this process.
+/// State of [`guard_memory`] in this process.
 #[derive(Default)]
 struct State {
     way: Option<CopyMethod>,
@@ -56,10 +58,11 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State { way: None, replacements: 0 });
 
-/// Makes RNICs of this process survive memory that is gone, from now on until the process ends.
+/// Makes accesses of RNICs to unmapped, protected or truncated memory fail instead of ending the process, from now on
+/// until the process ends.
 ///
-/// Each call checks whether the handlers are still installed. If other code has replaced them by system calls of its
-/// own, the call installs them again. After three times, the kernel copies instead.
+/// Each call checks whether the handlers are still installed. If other code has replaced them by a system call, this
+/// call installs them again. After the handlers were replaced more than three times, the kernel copies instead.
 pub fn guard_memory() -> CopyMethod {
     let mut state = STATE.lock().ignore_poison();
     if state.way == Some(CopyMethod::Kernel) {
@@ -89,18 +92,18 @@ pub fn copy_by_kernel() {
     copy_through(&KernelCopier);
 }
 
-/// Returns whether the handlers are installed.
+/// Returns whether [`guard_memory`] has installed the handlers.
 pub fn has_handlers() -> bool {
     GUARDS.load(Ordering::Acquire)
 }
 
-/// Returns a set of signals to block, without those that the handlers need.
+/// Returns a set of signals to block without SIGSEGV and SIGBUS.
 pub fn unblocked(mut set: SigSet) -> SigSet {
     FAULTS.into_iter().for_each(|signal| set.remove(signal));
     set
 }
 
-/// Lets the calling thread survive faults. Each thread calls it before it drives an RNIC.
+/// Unblocks SIGSEGV and SIGBUS in the calling thread, once. Each thread must call this before it drives an RNIC.
 #[inline]
 pub(crate) fn admit_thread() {
     thread_local! {
@@ -115,12 +118,12 @@ pub(crate) fn admit_thread() {
 fn unblock_faults() {
     let mut faults = SigSet::empty();
     FAULTS.into_iter().for_each(|signal| faults.add(signal));
-    // A failure leaves the thread as it was: a fault would end the process.
+    // If the call fails, the signals stay blocked, and a fault ends the process.
     let _ = faults.thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
 }
 
-/// Starts a thread that handles no signals of the program; the program's threads take them. The new thread takes only
-/// its own faults.
+/// Starts a thread that blocks all signals except SIGSEGV and SIGBUS, so that only the program's threads handle the
+/// program's signals.
 ///
 /// # Errors
 ///
@@ -129,7 +132,7 @@ pub fn spawn_without_signals<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    // The thread inherits the mask.
+    // The new thread inherits this mask.
     let before = unblocked(SigSet::all()).thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let thread = Builder::new().name(name.to_owned()).spawn(body);
     before.thread_set_mask()?;

@@ -1,6 +1,6 @@
 //! Links that carry RoCE v2 packets, and the driver of an RNIC on a link.
 //!
-//! Example: an RNIC on a network in memory, whose link drops 1 % of the arriving packets:
+//! This example attaches an RNIC to a network in memory, with a link that drops 1 % of the arriving packets:
 //!
 //! ```
 //! use std::net::IpAddr;
@@ -24,10 +24,11 @@
 //! A [`Link`] moves *runs* of packets between a driver and the network. Each packet is the UDP payload of one
 //! datagram:
 //!
-//! - [`UdpLink`] over a UDP socket, created by [`bind`].
-//! - [`SharedMemoryLink`], which adds memory shared with the devices of this machine to such a link.
-//! - [`MemoryLink`] within one process, with the caller's clock.
-//! - [`Pcap`], [`Faults`] and [`Counted`], each of which wraps any link, also one of these three.
+//! - [`UdpLink`] carries packets over a UDP socket. [`bind`] creates the link.
+//! - [`SharedMemoryLink`] adds shared memory for packets to devices of the same machine to a [`UdpLink`].
+//! - [`MemoryLink`] carries packets within one process. The caller provides the time.
+//! - [`Pcap`], [`Faults`] and [`Counted`] each wrap another link, which may also be a [`Pcap`], [`Faults`] or
+//!   [`Counted`].
 //!
 //! [`Sealer`] and [`Checker`] compute and check the ICRC between the RNIC and a sealed link.
 #![deny(unsafe_code)]
@@ -50,8 +51,8 @@ mod testing;
 mod time_slice;
 pub mod udp;
 
-/// Names of the threads of a device: the thread that drives it, and the thread that connects it to devices of this
-/// machine.
+/// Names of a device's two threads. The first thread drives the RNIC. The second thread sets up memory shared with
+/// other devices of this machine.
 pub const THREADS: [&str; 2] = [DRIVER_THREAD, MEETING_THREAD];
 const DRIVER_THREAD: &str = "doorbell";
 const MEETING_THREAD: &str = "doorbell-meet";

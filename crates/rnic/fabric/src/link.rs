@@ -1,4 +1,4 @@
-//! The link: the interface between a driver and the medium that carries its packets.
+//! The trait [`Link`], by which a driver sends and receives packets.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ pub struct LinkProperties {
     pub sealed: bool,
 }
 
-/// Packets of equal size that arrived together from one sender. The last may be shorter. Each is the UDP payload of
-/// one datagram: BTH to padding, then the ICRC if the link is sealed.
+/// Packets of equal size that arrived together from one sender. The last packet may be shorter. Each packet is the UDP
+/// payload of one datagram: BTH to padding, then the ICRC if the link is sealed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedRun<'a> {
-    /// The outer headers, as far as the link can see them.
+    /// The fields of the outer headers that the link can read.
     pub outer: Outer,
-    /// The UDP source port; 0 if the link has none.
+    /// The UDP source port, or 0 if the link has no ports.
     pub source_port: u16,
     /// The packets, concatenated.
     pub bytes: &'a [u8],
@@ -37,13 +37,13 @@ impl<'a> ReceivedRun<'a> {
     }
 }
 
-/// Packets of equal size that arrived together from one sender, through memory that both share. The last may be
-/// shorter. Each ranges from the BTH to the padding.
+/// Packets of equal size that arrived together from one sender through shared memory. The last packet may be shorter.
+/// Each packet consists of the bytes from the BTH to the padding.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRun<'a> {
-    /// The outer headers that the packets would have.
+    /// The outer headers that the packets would have over UDP.
     pub outer: Outer,
-    /// A private copy of the first bytes of each packet, as [`Packet::with_headers`] needs it.
+    /// Copies of the first bytes of each packet in private memory, concatenated, for [`Packet::with_headers`].
     pub headers: &'a [u8],
     /// The packets, concatenated.
     pub bytes: Payload<'a>,
@@ -71,15 +71,15 @@ pub trait Sink {
     /// Takes one run.
     fn receive(&mut self, run: ReceivedRun<'_>);
 
-    /// Takes one run in memory that its sender may still write. Its packets have no ICRCs, though the link is sealed.
-    /// Returns false if the sink takes only sealed runs. Then the link copies and seals this run, and passes it to
-    /// [`receive`](Self::receive).
+    /// Takes one run in shared memory, which the sender may still change. The packets have no ICRCs, although the link
+    /// is sealed. Returns false if the sink takes only sealed runs. Then the link copies and seals the run, and passes
+    /// the copy to [`receive`](Self::receive).
     fn receive_shared(&mut self, _run: &SharedRun<'_>) -> bool {
         false
     }
 
-    /// Takes one run whose packets were all struck by these injected faults. A sink that ignores marks receives the
-    /// run, unless the packets were dropped.
+    /// Takes one run whose packets were all struck by the injected faults in `marks`. By default, passes the run to
+    /// [`receive`](Self::receive), unless the packets were dropped.
     fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
         if !marks.has(FaultMarks::DROPPED) {
             self.receive(run);
@@ -93,14 +93,15 @@ impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
     }
 }
 
-/// Medium that carries packets. Links stack: faults, counters and pcap each wrap any link.
+/// Medium that carries packets. Some links wrap another link, to inject faults or to count or capture packets.
 pub trait Link: Send {
-    /// Returns the link that this one wraps. Methods that a wrapper does not implement call it.
+    /// Returns the link that this link wraps. Methods that a wrapper does not implement call the same method of the
+    /// wrapped link.
     fn inner(&self) -> Option<&dyn Link> {
         None
     }
 
-    /// As [`inner`](Self::inner), for calls that change the link.
+    /// Returns the wrapped link like [`inner`](Self::inner), for calls that change the wrapped link.
     fn inner_mut(&mut self) -> Option<&mut dyn Link> {
         None
     }
@@ -108,23 +109,23 @@ pub trait Link: Send {
     /// Returns the properties of the link.
     fn properties(&self) -> LinkProperties;
 
-    /// Returns whether packets to this destination need an ICRC. On a sealed link, all do, unless they go through
-    /// memory and nothing above the link reads them. Each packet sent on a sealed link has room for the ICRC in any
-    /// case.
+    /// Returns whether packets to this destination need an ICRC. On a sealed link, packets need one unless they go
+    /// through shared memory and no wrapper reads them. Each packet of a batch for a sealed link has room for the ICRC
+    /// in any case.
     fn seals(&self, _destination: IpAddr) -> bool {
         self.properties().sealed
     }
 
-    /// Sends the runs of a (sealed) batch from `*next` on, and advances `*next` past those that the link accepted. If
-    /// `*next` is less than the number of runs afterwards, the link is full for now.
+    /// Sends the runs of a batch from `*next` on, and advances `*next` past the runs that the link accepted. If `*next`
+    /// is less than the number of runs afterwards, the link is full. If the link is sealed, so is the batch.
     ///
     /// # Errors
     ///
-    /// The link is no longer usable. A full link is no error. Neither is a packet that cannot reach its destination:
-    /// the link drops and counts it.
+    /// The link is no longer usable. A full link is no error. Packets that cannot reach their destination are dropped
+    /// and counted, also without an error.
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()>;
 
-    /// Passes a bounded number of arrived packets to the sink. Returns how many packets.
+    /// Passes a bounded number of arrived packets to the sink. Returns the number of passed packets.
     ///
     /// # Errors
     ///
@@ -137,29 +138,30 @@ pub trait Link: Send {
         self.inner_mut().is_none_or(|inner| inner.prepare_sleep())
     }
 
-    /// Returns whether every packet that arrives from now on makes the link's descriptor readable. If not, a driver
-    /// that sleeps on the descriptor would miss packets. Then its caller wakes it, and the driver calls
+    /// Returns whether every packet that arrives from now on makes the link's descriptor readable. If not, a thread
+    /// that sleeps on the descriptor would miss packets. Then the caller must wake the thread, which calls
     /// [`prepare_sleep`](Self::prepare_sleep) again.
     fn shows_arrivals(&self) -> bool {
         self.inner().is_none_or(Link::shows_arrivals)
     }
 
-    /// Returns the destination of the first packet that the link did not accept, if the link does not know yet how to
-    /// reach it. The link will know by [`poll_timeout`](Self::poll_timeout). Returns `None` if the packets wait for
-    /// room.
+    /// Returns the destination of the first packet that the link did not accept, if the link is still looking for a
+    /// route to that destination. The link decides on the route by [`poll_timeout`](Self::poll_timeout) at the latest.
+    /// Returns `None` if the packets wait for room.
     fn awaits(&self) -> Option<IpAddr> {
         self.inner()?.awaits()
     }
 
-    /// Shortens the wait for the destination that [`awaits`](Self::awaits) returns. The driver calls this when it has
-    /// packets for other destinations.
+    /// Shortens the wait for a route to the destination that [`awaits`](Self::awaits) returns. The driver calls this
+    /// when packets for other destinations wait too.
     fn hurry(&mut self) {
         if let Some(inner) = self.inner_mut() {
             inner.hurry();
         }
     }
 
-    /// Returns when the link itself needs the next call. A fault that delays packets needs one.
+    /// Returns the time by which the link needs the next call of [`transmit`](Self::transmit) or
+    /// [`receive`](Self::receive), for example to pass on delayed packets.
     fn poll_timeout(&self) -> Option<u64> {
         self.inner()?.poll_timeout()
     }
@@ -168,7 +170,7 @@ pub trait Link: Send {
     ///
     /// # Errors
     ///
-    /// The link has no multicast groups, or the operating system cannot join this one.
+    /// The link does not support multicast, or the operating system cannot join this group.
     fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
         let none =
             || io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}"));
@@ -182,19 +184,19 @@ pub trait Link: Send {
         }
     }
 
-    /// Returns whether the link holds records, such as captured packets, that are not in their file yet.
+    /// Returns whether the link holds records, such as captured packets, that it has not written to their file yet.
     fn holds_records(&self) -> bool {
         self.inner().is_some_and(Link::holds_records)
     }
 
-    /// Writes the records that the link holds.
+    /// Writes the records that the link holds to their file.
     fn write_records(&mut self) {
         if let Some(inner) = self.inner_mut() {
             inner.write_records();
         }
     }
 
-    /// Returns the number of packets that were lost on this side, by cause.
+    /// Returns the numbers of packets that the link sent, received, or lost, by medium and cause.
     fn link_counters(&self) -> LinkCounters;
 }
 

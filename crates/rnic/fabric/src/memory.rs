@@ -1,8 +1,8 @@
-//! A network in memory, with the caller's clock, for tests.
+//! A network in memory for tests. The caller provides the time.
 //!
-//! Packets arrive after a latency, in the order in which they were sent, and usually in the same runs. Time does not
-//! pass by itself: a packet sent at one time is received by a call with a later time. So a test moves the clock to
-//! [`MemoryNetwork::next_delivery`], and all runs replay exactly.
+//! Packets arrive after a latency, in the order in which they were sent, and usually in the same runs. A packet is
+//! received by the first call whose `now_ns` is not before the packet's arrival. So a test advances its clock to
+//! [`MemoryNetwork::next_delivery`], and each execution of the test is the same.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -18,10 +18,10 @@ use rand_core::{Rng, SeedableRng};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 
-/// Bytes of memory that the kernel counts for a small datagram in addition to its payload.
+/// Bytes that the kernel counts for a datagram in the receive buffer in addition to the payload.
 const DATAGRAM_OVERHEAD_BYTES: usize = 832;
 
-/// Maximum number of runs that one call of receive passes on.
+/// Maximum number of runs that one call of `receive` passes to the sink.
 const RUNS_PER_RECEIVE: usize = 8;
 
 /// Behaviour of a network in memory.
@@ -29,14 +29,15 @@ const RUNS_PER_RECEIVE: usize = 8;
 pub struct MemoryOptions {
     /// Seed of the random jitter.
     pub seed: u64,
-    /// Time from sending to arrival, in addition to the time that the bandwidth costs.
+    /// Time from sending to arrival, in addition to the transmission time at the given bandwidth.
     pub latency_ns: u64,
-    /// Maximum random time that is added to the latency of each packet. The order stays.
+    /// Maximum random time that is added to the latency of each packet. Packets to the same device still arrive in the
+    /// order in which they were sent.
     pub jitter_ns: u64,
     /// Bandwidth of each sender's link, in UDP payload bytes; `None` means unlimited.
     pub bandwidth_bytes_per_s: Option<u64>,
-    /// The receive buffer of each device, in bytes as the kernel counts them. A packet that does not fit on arrival
-    /// is dropped. `None` means unlimited.
+    /// Size of the receive buffer of each device, in bytes as the kernel counts them. A packet that arrives while more
+    /// bytes than that are buffered is dropped. `None` means unlimited.
     pub queue_bytes: Option<usize>,
     /// Whether packets carry an ICRC.
     pub sealed: bool,
@@ -56,13 +57,13 @@ pub struct MemoryCounters {
     pub sent: u64,
     /// Packets passed to their receivers.
     pub delivered: u64,
-    /// Packets that found their receiver's buffer full.
+    /// Packets dropped because the receive buffer of their receiver was full.
     pub overflows: u64,
-    /// Packets to an address that no device has.
+    /// Packets dropped because no device has their destination address.
     pub undeliverable: u64,
 }
 
-/// A network in memory. Clones are handles of the same network.
+/// A network in memory. A clone refers to the same network.
 #[derive(Clone, Debug)]
 pub struct MemoryNetwork {
     shared: Arc<Mutex<NetworkState>>,
@@ -80,7 +81,8 @@ impl MemoryNetwork {
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// Attaches a device. Dropping the link detaches the device, and loses the packets in flight to it.
+    /// Attaches a device, and returns its link. Dropping the link detaches the device and drops the packets in flight
+    /// to that device.
     ///
     /// # Panics
     ///
@@ -91,7 +93,8 @@ impl MemoryNetwork {
         MemoryLink { shared: self.shared.clone(), address, bytes: Vec::new(), runs: Vec::new() }
     }
 
-    /// Returns when the next packet arrives at any device. The time is in the past if a packet waits to be received.
+    /// Returns the earliest time at which a packet arrives at any device. If an arrived packet has not been received
+    /// yet, the time is in the past.
     pub fn next_delivery(&self) -> Option<u64> {
         let shared = lock(&self.shared);
         shared.devices.values().filter_map(Device::next_delivery).min()
@@ -108,13 +111,13 @@ impl MemoryNetwork {
 pub struct MemoryLink {
     shared: Arc<Mutex<NetworkState>>,
     address: IpAddr,
-    /// Buffer of one call of receive: the packets, and the range of each run.
+    /// Buffer for the packets of one call of `receive`. `runs` contains the range of each run in this buffer.
     bytes: Vec<u8>,
     runs: Vec<DeliveredRun>,
 }
 
 impl MemoryLink {
-    /// Returns the address of this end.
+    /// Returns the address of the device.
     pub fn local_address(&self) -> IpAddr {
         self.address
     }
@@ -137,7 +140,7 @@ impl Link for MemoryLink {
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         self.bytes.clear();
         self.runs.clear();
-        // The lock is released before the calls of the sink, which may send packets.
+        // Release the lock before calling the sink, which may send packets.
         lock(&self.shared).deliver(now_ns, self.address, &mut self.bytes, &mut self.runs);
         for run in &self.runs {
             sink.receive(ReceivedRun {
@@ -165,7 +168,7 @@ impl Drop for MemoryLink {
     }
 }
 
-/// Locks the network. A poisoned lock means that a test has failed elsewhere; the packets are valid.
+/// Locks the network, also after a test thread has panicked.
 fn lock(shared: &Mutex<NetworkState>) -> MutexGuard<'_, NetworkState> {
     shared.lock().ignore_poison()
 }
@@ -174,20 +177,20 @@ fn lock(shared: &Mutex<NetworkState>) -> MutexGuard<'_, NetworkState> {
 struct NetworkState {
     options: MemoryOptions,
     random: ChaCha8Rng,
-    /// Ordered, so that the order of events depends on no hash.
+    /// Devices by address. A `BTreeMap` makes the order of events the same in each execution.
     devices: BTreeMap<IpAddr, Device>,
     counters: MemoryCounters,
 }
 
 #[derive(Debug, Default)]
 struct Device {
-    /// Time at which the sender has sent all its packets.
+    /// Time at which the last packet that this device sent has left the device.
     sending_until_ns: u64,
     /// Arrival time of the packet that was sent to this device last.
     last_arrival_ns: u64,
     /// Packets that have not arrived, by arrival time.
     in_flight: VecDeque<Packet>,
-    /// Packets that have arrived and wait to be received.
+    /// Packets that have arrived and have not been received yet.
     queue: VecDeque<Packet>,
     /// Bytes of the packets in the queue, as the kernel counts them.
     queued_bytes: usize,
@@ -220,7 +223,7 @@ struct DeliveredRun {
     end: usize,
     segment_bytes: usize,
     packets: usize,
-    /// Whether a shorter packet has ended the run.
+    /// Whether the run takes no further packets, because its last packet is shorter than the others.
     closed: bool,
 }
 
@@ -256,7 +259,7 @@ impl NetworkState {
         }
     }
 
-    /// Returns when the last bit of a packet has left its sender.
+    /// Returns the time at which the last bit of a packet of `len` bytes leaves the device `source`.
     fn leaves_at(&mut self, now_ns: u64, source: IpAddr, len: usize) -> u64 {
         let Some(bandwidth) = self.options.bandwidth_bytes_per_s else {
             return now_ns;
@@ -273,13 +276,13 @@ impl NetworkState {
         let Some(device) = self.devices.get_mut(&address) else {
             return;
         };
-        // No packet was taken from the queue since the last call. So the packets that have arrived since then find
-        // the queue as they would have found it on arrival.
+        // Packets leave the queue only in this function. So all packets that have arrived since the last call found the
+        // queue in its current state.
         while device.in_flight.front().is_some_and(|packet| packet.arrival_ns <= now_ns) {
             let Some(packet) = device.in_flight.pop_front() else {
                 break;
             };
-            // The kernel accepts the packet that exceeds the limit, and none after it.
+            // As in the kernel, the packet that exceeds the limit is accepted, and later packets are dropped.
             if self.options.queue_bytes.is_some_and(|limit| device.queued_bytes > limit) {
                 self.counters.overflows += 1;
                 device.lost.rx_overflow += 1;
@@ -316,7 +319,7 @@ impl NetworkState {
 }
 
 impl DeliveredRun {
-    /// Returns whether the kernel would pass on this packet together with the run.
+    /// Returns whether the kernel would combine this packet with the run.
     fn takes(&self, packet: &Packet) -> bool {
         let len = packet.bytes.len();
         !self.closed

@@ -1,8 +1,9 @@
-//! Names of abstract Unix sockets, and the users that have them.
+//! Names of abstract Unix sockets, and the users that have bound them.
 //!
-//! An abstract name has no permissions: any user of the machine may bind it first. If an untrusted user has bound a
-//! name, a socket binds a name *beside* it ([`beside`]). A process that connects looks for the names beside the plain
-//! one. `NETLINK_SOCK_DIAG` reports the user of each socket (`struct unix_diag_msg`).
+//! An abstract name has no permissions: any user of the machine may bind it first. If an untrusted user has bound the
+//! plain name, a process binds a name *beside* it: the plain name with a random suffix ([`beside`]). A process that
+//! connects looks for all names beside the plain name, and checks their users. The kernel reports the user of each
+//! socket by `NETLINK_SOCK_DIAG` (`struct unix_diag_msg`).
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
@@ -24,28 +25,27 @@ const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_HEADER_BYTES: usize = 16;
 const ATTRIBUTE_HEADER_BYTES: usize = 4;
-/// `struct unix_diag_msg`.
+/// Size of `struct unix_diag_msg` in bytes.
 const DIAG_BYTES: usize = 16;
 const UDIAG_SHOW_NAME: u32 = 0x1;
 const UDIAG_SHOW_UID: u32 = 0x40;
 const UNIX_DIAG_NAME: u16 = 0;
 const UNIX_DIAG_UID: u16 = 7;
 const TCP_LISTEN: u8 = 10;
-/// The flag of `/proc/net/unix` for a socket that listens.
+/// Flag in `/proc/net/unix` of a socket that listens.
 const ACCEPTS_CONNECTIONS: u32 = 1 << 16;
-/// Maximum bytes of a batch, which the kernel fills.
+/// Size of the buffer for one batch of the kernel's answer, in bytes.
 const BATCH_BYTES: usize = 32 << 10;
-/// Maximum wait for an answer. The kernel answers within the call, but a sandbox that swallows the question must not
-/// stop a program.
+/// Maximum time to wait for the kernel's answer. The kernel answers immediately, but a sandbox may drop the request.
 const PATIENCE_MS: i64 = 1000;
 
-/// Separates a name from the random number of a name beside it.
+/// Text between the plain name and the random number in a name beside it.
 const BESIDE: &str = "+beside.";
 
 /// A name that a socket of this network namespace has bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbstractName {
-    /// The name without the zero that abstract names begin with.
+    /// The name without the zero byte at the beginning of abstract names.
     pub name: Vec<u8>,
     /// The user that created the socket. `None` if the kernel does not report it.
     pub user: Option<u32>,
@@ -54,13 +54,14 @@ pub struct AbstractName {
 }
 
 impl AbstractName {
-    /// Returns whether this process yields to the socket's owner: its own user, root, or an unknown user.
+    /// Returns whether the socket's owner is the user of this process, root, or unknown. If so, this process does not
+    /// bind a name beside this name.
     pub fn is_trusted(&self) -> bool {
         self.user.is_none_or(|user| user == 0 || user == geteuid().as_raw())
     }
 }
 
-/// Returns a new name beside a plain one.
+/// Returns a new random name beside a plain name.
 ///
 /// # Errors
 ///
@@ -70,12 +71,12 @@ pub fn beside(plain: &str) -> io::Result<String> {
     Ok(format!("{}{random:016x}", beside_prefix(plain)))
 }
 
-/// Returns the beginning of all names beside a plain one.
+/// Returns the prefix of all names beside a plain name.
 pub fn beside_prefix(plain: &str) -> String {
     format!("{plain}{BESIDE}")
 }
 
-/// Returns the plain name of a name, which may be one beside it.
+/// Returns the plain name for a name that may be a name beside the plain one.
 pub fn plain(name: &str) -> &str {
     name.split_once(BESIDE).map_or(name, |(plain, _)| plain)
 }
@@ -88,7 +89,7 @@ pub fn plain(name: &str) -> &str {
 pub fn abstract_names(prefix: &[u8]) -> io::Result<Vec<AbstractName>> {
     let mut names = match by_netlink() {
         Ok(names) => names,
-        // A kernel without the module, or a sandbox without netlink.
+        // The kernel lacks the module, or a sandbox forbids netlink.
         Err(_) => by_table()?,
     };
     names.retain(|name| name.name.starts_with(prefix));
@@ -117,7 +118,7 @@ fn by_netlink() -> io::Result<Vec<AbstractName>> {
     }
 }
 
-/// Asks for the names and users of all Unix sockets: `struct nlmsghdr` and `struct unix_diag_req`.
+/// Returns the request for the names and users of all Unix sockets: `struct nlmsghdr` and `struct unix_diag_req`.
 fn request() -> Vec<u8> {
     const LENGTH: u32 = 40;
     let mut bytes = Vec::with_capacity(LENGTH as usize);
@@ -133,7 +134,7 @@ fn request() -> Vec<u8> {
     bytes
 }
 
-/// Takes the messages of one batch. Returns whether it is the last one.
+/// Parses the messages of one batch and adds their names to `names`. Returns whether the batch is the last one.
 fn take_batch(mut batch: &[u8], names: &mut Vec<AbstractName>) -> io::Result<bool> {
     let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer about Unix sockets is cut");
     while let Some(header) = batch.first_chunk::<NLMSG_HEADER_BYTES>() {
@@ -171,7 +172,8 @@ fn parse(message: &[u8]) -> Option<AbstractName> {
     Some(AbstractName { name: name?.to_vec(), user, listens: state == TCP_LISTEN })
 }
 
-/// Reads `/proc/thread-self/net/unix`: a thread may be in another network namespace than its process.
+/// Reads the names from `/proc/thread-self/net/unix`. The path names the thread, which may be in another network
+/// namespace than its process.
 fn by_table() -> io::Result<Vec<AbstractName>> {
     let table = BufReader::with_capacity(1 << 16, File::open("/proc/thread-self/net/unix")?);
     let mut names = Vec::new();
@@ -182,7 +184,7 @@ fn by_table() -> io::Result<Vec<AbstractName>> {
 }
 
 /// Parses `ADDRESS: REFERENCES PROTOCOL FLAGS TYPE STATE INODE NAME`, in which `@` stands for the zero before an
-/// abstract name. A name with spaces stays one name, so no user can forge another one.
+/// abstract name. The name extends to the end of the line, so a name with spaces cannot imitate another name.
 fn parse_line(line: &[u8]) -> Option<AbstractName> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let flags = u32::from_str_radix(str::from_utf8(words.nth(3)?).ok()?, 16).ok()?;

@@ -1,19 +1,19 @@
-//! Display of counters to an observer, rarely enough to cost almost nothing.
+//! Calls of an observer with the RNIC's counters, so seldom that they cost almost nothing.
 
 use doorbell_verbs_core::Counters;
 
-/// Callback that receives counters.
+/// Callback that receives the counters of an RNIC.
 pub type Observer = Box<dyn FnMut(&Counters) + Send>;
 
-/// Minimum time between two displays of counters while the device has little to do.
+/// Minimum time between two calls of the observer while the driver has no other work. A busy driver calls less often.
 const QUIET_NS: u64 = 1_000_000;
 
-/// Observer of counters, with a deadline of the driver: every counted event is shown by then.
+/// An observer, and the time at which the driver must call it again.
 pub(crate) struct Observation {
     observer: Observer,
     within_ns: u64,
     shown_ns: Option<u64>,
-    /// Time of the first event that has not been shown.
+    /// Time of the first change of a counter since the last call of the observer.
     news_ns: Option<u64>,
 }
 
@@ -22,13 +22,13 @@ impl Observation {
         Self { observer, within_ns, shown_ns: None, news_ns: None }
     }
 
-    /// Notes that a counter changed, or may have changed.
+    /// Records that a counter has changed or may have changed.
     #[inline]
     pub(crate) fn note(&mut self, now_ns: u64) {
         self.news_ns.get_or_insert(now_ns);
     }
 
-    /// Shows the counters if they are due. `quiet` means that the caller has no other work now.
+    /// Calls the observer if a call is due. `quiet` means that the driver has no other work now.
     #[inline]
     pub(crate) fn look(&mut self, now_ns: u64, quiet: bool, counters: &Counters) {
         let Some(news_ns) = self.news_ns else { return };
@@ -47,7 +47,7 @@ impl Observation {
         self.news_ns.map(|news_ns| news_ns.saturating_add(self.within_ns))
     }
 
-    /// Shows the last values.
+    /// Calls the observer with the last values, before the driver is dropped.
     pub(crate) fn finish(&mut self, counters: &Counters) {
         (self.observer)(counters);
     }
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(observation.poll_timeout(), Some(25 * MS), "expected the deadline of the next display");
         observation.look(5 * MS + 1, true, &packets(2));
         assert_eq!((shown.lock().unwrap().as_slice(), observation.poll_timeout()), ([2].as_slice(), None));
-        // A caller whose calls find no packet between any two packets does not pay for each of them.
+        // Soon after a call, a quiet driver does not call the observer again before the deadline.
         observation.note(5 * MS + 2);
         observation.look(5 * MS + 3, true, &packets(3));
         assert_eq!(observation.poll_timeout(), Some(25 * MS + 2));

@@ -1,7 +1,8 @@
-//! Eventfds whose numbers a program may reuse.
+//! Eventfds of this library, and checks that the program has not closed them.
 //!
-//! A daemon may close descriptors that it did not open. Later, a file of its own may have the same number, perhaps
-//! another eventfd. The kernel's number of an eventfd tells them apart.
+//! Daemons often close all descriptors, also those of libraries. Afterwards, the descriptor number of a closed eventfd
+//! may belong to a file of the program, even to another eventfd. `/proc` shows a unique ID of each eventfd, which
+//! reveals the change.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,13 +10,13 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// The line of `/proc/self/fdinfo/N` that has the kernel's number of an eventfd (since Linux 5.2).
+/// Prefix of the line of `/proc/self/fdinfo/N` that contains the kernel's ID of an eventfd (since Linux 5.2).
 const ID_LINE: &str = "eventfd-id:";
 
 /// Identity of an eventfd, independent of its descriptors.
 ///
-/// If the kernel shows no numbers, any eventfd passes for any other. This is so without `/proc`, on Linux before 5.2,
-/// and if the process has no descriptor left for reading.
+/// If the kernel shows no IDs, all eventfds count as equal. This happens without `/proc`, on Linux before 5.2, and if
+/// the process has no free descriptor to open the file in `/proc`.
 #[derive(Clone, Copy, Debug)]
 pub struct EventIdentity(Option<u64>);
 
@@ -27,7 +28,7 @@ impl EventIdentity {
         Self(info.ok().and_then(number))
     }
 
-    /// Returns whether the descriptor stands for the same eventfd.
+    /// Returns whether `descriptor` refers to the eventfd with this identity.
     pub fn is_of(self, descriptor: BorrowedFd<'_>) -> bool {
         is_event(descriptor)
             && match (self.0, Self::of(descriptor).0) {
@@ -37,7 +38,7 @@ impl EventIdentity {
     }
 }
 
-/// Returns whether a descriptor stands for an eventfd. Eventfds belong to no file system, so `stat` shows no file type.
+/// Returns whether a descriptor refers to an eventfd: `fstat` shows no file type for eventfds.
 fn is_event(descriptor: BorrowedFd<'_>) -> bool {
     nix::sys::stat::fstat(descriptor).is_ok_and(|status| status.st_mode & libc::S_IFMT == 0)
 }
@@ -61,28 +62,29 @@ impl OwnEvent {
         Ok(Self { fd, identity })
     }
 
-    /// Returns whether the descriptor still stands for the eventfd.
+    /// Returns whether the descriptor still refers to the eventfd that [`new`](Self::new) created.
     pub fn is_intact(&self) -> bool {
         self.identity.is_of(self.fd.as_fd())
     }
 
-    /// Returns whether the descriptor stands for any eventfd. This takes one system call, while
+    /// Returns whether the descriptor refers to an eventfd, possibly another one. This takes one system call;
     /// [`is_intact`](Self::is_intact) takes several.
     pub fn is_event(&self) -> bool {
         is_event(self.fd.as_fd())
     }
 
-    /// Increments the count. A full count is readable already. Returns false if the descriptor is closed.
+    /// Increments the count, so that the eventfd becomes readable. Does nothing if the count is at its maximum, since
+    /// the eventfd is readable then. Returns false if the descriptor is closed.
     pub fn signal(&self) -> bool {
         let one = 1_u64;
-        // SAFETY: the kernel reads as many bytes as the number has. `write` of the C library would be a cancellation
-        // point.
+        // SAFETY: the kernel reads the eight bytes of `one`. The code does not call `write` of the C library, because
+        // that function is a cancellation point.
         let written =
             unsafe { libc::syscall(libc::SYS_write, self.fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
         written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
     }
 
-    /// Resets the count.
+    /// Resets the count to 0.
     pub fn reset(&self) {
         let _ = self.fd.read(); // the read fails if the count is 0
     }
@@ -121,7 +123,7 @@ mod tests {
         let event = OwnEvent::new().unwrap();
         assert!(event.signal());
         event.reset();
-        // A descriptor number that no other test uses.
+        // No other test uses this descriptor number.
         let high = 900_000;
         // SAFETY: the value is never dropped, and the number belongs to no file.
         let fd = unsafe { EventFd::from_owned_fd(std::os::fd::FromRawFd::from_raw_fd(high)) };

@@ -1,4 +1,4 @@
-//! A link that captures its packets, as the Ethernet frames in which they would travel.
+//! A link that captures its packets as Ethernet frames.
 
 mod file;
 
@@ -17,19 +17,20 @@ use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 use crate::shm::OwnProcess;
 
-/// Maximum time until a captured packet is written, if a processor is free. A process that is killed loses the
-/// packets of this time.
+/// Maximum time from the capture of a packet until it is written to the file, if a processor is free. If the process is
+/// killed, the file lacks the packets of up to this time.
 const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 
-/// A link that captures its packets, each with its direction. A capture around [`Faults`](crate::Faults) also
-/// contains the packets that these drop, and marks every packet that a fault strikes.
+/// A link that captures the packets of another link, with their direction. If the other link is
+/// [`Faults`](crate::Faults), the capture also contains dropped packets, and marks each packet that a fault struck.
 ///
 /// A socket shows neither MAC addresses nor the IPv4 identification. The capture derives locally administered MAC
-/// addresses from the IP addresses. The identification is the one that the ICRC was computed with, which the ICRC of
-/// a received packet reveals. If the link has no ICRC, the capture computes one for the frames.
+/// addresses from the IP addresses. The identification in a frame is the one with which the ICRC was computed. For
+/// received packets, the capture finds it by the ICRC. If the link has no ICRC, the capture computes one for each
+/// frame.
 ///
-/// A packet's time is that at which the program received it from the link, or passed it to the link. The packets of
-/// one run go together, and have the same time.
+/// The time of a frame is the time at which the driver received the packet from the link, or passed it to the link. All
+/// packets of one run have the same time.
 ///
 /// Packets reach the file within 10 ms. If writing the file fails, the link logs one error, and the traffic
 /// continues.
@@ -39,10 +40,11 @@ pub struct Pcap<L> {
 }
 
 impl<L: Link> Pcap<L> {
-    /// Captures the packets that cross `inner`, whose end has this address and UDP port.
+    /// Captures the packets of `inner`. `local` and `port` are the address and UDP port of the device.
     ///
-    /// `clock` maps the link's `now_ns` to the time since 1970. The capture calls it for each run that arrives and
-    /// for each send of runs. Much happens within one call of a driver, which has one `now_ns` for all of it.
+    /// `clock` maps the link's `now_ns` to the time since 1970. The capture calls `clock` for each received run and for
+    /// each send. `clock` may return a more precise time than `now_ns`, which stays the same during a whole call of the
+    /// driver.
     ///
     /// # Errors
     ///
@@ -67,7 +69,7 @@ impl<L: Link> Pcap<L> {
             flush_at_ns: None,
             packets: 0,
         };
-        // A file that cannot be written at all is reported now.
+        // Write the header now, so that a file that cannot be written is reported as an error.
         capture.file.flush()?;
         Ok(Self { inner, capture })
     }
@@ -98,8 +100,8 @@ impl<L: Link> Link for Pcap<L> {
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
         let from = *next;
-        // The time is read before the send, so that no peer seems to receive a packet before it is sent. The packets
-        // are captured after the send, so that the file does not delay them.
+        // Read the time before the send, so that no peer seems to receive a packet before it was sent. Capture the
+        // packets after the send, so that writing the file does not delay them.
         let at = self.capture.moment(now_ns);
         let result = self.inner.transmit(now_ns, batch, next);
         self.capture.sent(at, batch, from..*next);
@@ -145,7 +147,7 @@ impl<L: std::fmt::Debug> std::fmt::Debug for Pcap<L> {
     }
 }
 
-/// Sink that captures received packets on their way to the sink above.
+/// Sink that captures received packets and passes them to another sink.
 struct Captured<'a> {
     capture: &'a mut Capture,
     now_ns: u64,
@@ -164,7 +166,7 @@ impl Sink for Captured<'_> {
     }
 }
 
-/// State of a capture, which builds frames and writes them.
+/// State of a capture.
 struct Capture {
     file: PcapFile,
     /// Whether a write to the file has failed.
@@ -175,7 +177,7 @@ struct Capture {
     sealer: Sealer,
     checker: Checker,
     clock: Box<dyn Fn(u64) -> Duration + Send>,
-    /// Deadline for writing the captured packets to the file.
+    /// Time by which the captured packets must be written to the file. `None` if all are written.
     flush_at_ns: Option<u64>,
     packets: u64,
 }
@@ -246,9 +248,9 @@ impl Capture {
         }
     }
 
-    /// Writes one packet as a frame. `icrc` follows the packet if the packet has none.
+    /// Writes one packet as a frame. `icrc` is empty if `packet` ends in an ICRC, and otherwise contains the ICRC.
     fn write(&mut self, now_ns: u64, notes: &FrameNotes, outer: &Outer, src_port: u16, packet: &[u8], icrc: &[u8]) {
-        // Longer packets exist in memory only, and fit no frame.
+        // Longer packets exist only on networks in memory, and do not fit into an IP packet.
         if self.is_broken || packet.len() + icrc.len() > MAX_RUN_BYTES {
             return;
         }

@@ -1,30 +1,32 @@
-//! Division of the work between the callers of an engine and its thread.
+//! Division of work between the callers of an engine and the engine's thread. An engine is an RNIC with its link and
+//! driver.
 //!
-//! An engine has one lock, and its holder drives the engine. Programs drive it from their own calls. A thread drives
-//! it when no program does. The rules:
+//! Each engine has one lock, and the holder of the lock drives the engine. Callers drive the engine during their polls
+//! and posts. The engine's thread drives it when no caller does. The rules are:
 //!
-//! - (a) A post transmits at once if nothing of its engine is in flight, or if many requests wait. If little is in
-//!   flight, fewer requests suffice. Otherwise the post may wait a moment for the caller's next poll or the next
-//!   inbound packet, so that single posts become runs.
-//! - (b) A due acknowledgement may outlive the call that received its request, so that it leaves after the reply. It
-//!   waits for a moment while a caller polls or posts, and not at all otherwise. The acknowledgement of a receive
-//!   waits only if the program has answered recent messages (`rnic` decides that). Otherwise it leaves before the
-//!   program sees the completion. A held acknowledgement leaves with the next post, with the next poll that finds
-//!   nothing, or before the process exits normally.
-//! - (c) Work that remains when a call returns always has an owner: an inbound packet that is certain to come, or the
-//!   thread's deadline.
-//! - (d) If the last poll found nothing, the caller is expected to poll again. A thread that a packet wakes then
-//!   leaves the packets to the caller, and looks again after a nap in which it does not watch the socket. The thread
-//!   stays armed if the last poll returned something, or if a notification is armed and its program has stopped
-//!   polling: the program may spin on memory next. If a program does that after polling often, packets wait for a
-//!   whole nap. Then the thread takes no naps for some time.
-//! - (e) The thread lingers after packets, and a caller lingers before it sleeps for a notification, if no other
-//!   caller polls. They linger for about as long as a wake-up takes: in an exchange, the answer arrives within that
-//!   time. If no answer arrives, lingering becomes rare.
-//! - (f) While callers are active, the thread never watches the socket for long. So they need not wake it for the
-//!   deadlines that their posts leave. While it naps, they drive.
+//! - (a) A post sends immediately if no packet of its engine is in flight, or if many packets wait. If little is in
+//!   flight, fewer waiting packets suffice. Otherwise the posted request waits briefly for the caller's next poll or
+//!   the next inbound packet, so that several posts form one run.
+//! - (b) A due acknowledgement may be held back after the call that received its request, so that it leaves together
+//!   with the program's reply. Acknowledgements are held back briefly, and only while a caller polls or posts. The
+//!   acknowledgement of a receive is held back only if the program has answered recent messages, which the crate `rnic`
+//!   decides. Otherwise it is sent before the program sees the completion. A held acknowledgement is sent with the next
+//!   post, with the next poll that finds nothing, or before the process exits normally.
+//! - (c) If work remains when a call returns, an inbound packet that is certain to arrive triggers it, or the thread
+//!   does the work by its deadline.
+//! - (d) If the last poll found nothing, the caller is expected to poll again. If a packet wakes the thread then, the
+//!   thread leaves the packet to the caller and naps without watching the socket. The thread watches the socket if the
+//!   last poll returned completions, since the program may read only memory next. It also watches the socket if a
+//!   notification is armed and the program has stopped polling. If packets waited for a whole nap because no caller
+//!   polled, the thread takes no naps for some time.
+//! - (e) To linger is to look for packets again and again for about the time that a wake-up takes. In an exchange of
+//!   messages, the answer arrives within that time. The thread lingers after it has received packets. A caller lingers
+//!   before it sleeps until a notification. Both linger only if no other caller polls. If no answer arrives, lingering
+//!   becomes rare.
+//! - (f) While callers are active, the thread watches the socket only briefly. So callers need not wake the thread for
+//!   the deadlines that their posts leave. While the thread naps, callers drive the engine.
 //!
-//! A wake-up costs the sender of the packet several microseconds. Therefore the thread does not watch the socket
+//! Waking a thread costs the sender of the packet several microseconds. Therefore the thread does not watch the socket
 //! while a caller polls.
 
 mod exit;
@@ -59,18 +61,18 @@ use habits::{HABITS, Lingering};
 use policy::{Action, Event, Glance, Policy};
 use wake::{NEVER, Wakeups};
 
-/// Atomics that the model checker replaces.
+/// Atomics of `wake.rs` and `flush.rs`. The tests with the model checker replace them by those of loom.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// How long closing a device waits for a link that is full.
+/// Maximum time that closing a device waits for room in a full link.
 const FINISH_WITHIN_NS: u64 = 100_000_000;
 
-/// How long the thread sleeps when `ppoll` fails, so that it does not spin.
+/// Time that the thread sleeps after `ppoll` has failed, so that the thread does not spin.
 const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// How often the thread yields before it takes the lock while callers wait for it.
+/// Maximum number of times that the thread yields its processor to callers that wait for the lock.
 const COURTESIES: usize = 1_000;
 
 struct ThreadState {
@@ -80,24 +82,25 @@ struct ThreadState {
     epoch: Instant,
     kick: OwnEvent,
     wakeups: Wakeups,
-    /// Counts polls, and packets that polls received, to tell whether a caller polls, and how often.
+    /// Number of polls plus number of packets that polls received. It shows the policy whether callers poll, and how
+    /// often.
     polls: AtomicU64,
     /// Value of `polls` when a notification was armed last.
     armed_at: AtomicU64,
-    /// Counts posts, to tell whether a caller posts.
+    /// Number of posts. It shows the policy whether callers post.
     posts: AtomicU64,
     stop: AtomicBool,
-    /// The program has closed the descriptors, so the thread ends.
+    /// Whether the program has closed the thread's descriptors, so that the thread ends.
     is_abandoned: AtomicBool,
     /// Whether an acknowledgement is held back.
     holds_ack: AtomicBool,
     flushes: Flushes,
     failed: AtomicBool,
-    /// Number of polls that still hold back no acknowledgement.
+    /// Number of remaining polls with packets that distrust the caller (see [`Habits::wary_polls`](habits::Habits)).
     wary_polls: AtomicUsize,
-    /// Results of lingering of callers that wait for notifications.
+    /// Back-off of the lingering of callers that wait for notifications.
     lingering: Mutex<Lingering>,
-    /// Descriptors that the thread watches in addition to the socket.
+    /// Multicast groups, whose descriptors the thread watches in addition to the socket.
     groups: Mutex<Vec<Arc<Joined>>>,
 }
 
@@ -107,7 +110,7 @@ struct Joined {
     readable: OwnProcess,
 }
 
-/// An RNIC on a link, driven by its callers and by a thread of its own.
+/// An RNIC on a link, driven by its callers and by a separate thread.
 pub struct DrivenRnic {
     shared: Arc<ThreadState>,
     thread: Option<JoinHandle<()>>,
@@ -120,8 +123,8 @@ impl std::fmt::Debug for DrivenRnic {
 }
 
 impl DrivenRnic {
-    /// Starts driving `rnic` over `link`. `readable` is the socket, which becomes readable when the link has received
-    /// a packet. `port` is the UDP port of both ends.
+    /// Starts the thread that drives `rnic` on `link`. `readable` is the socket of the link, which becomes readable
+    /// when a packet arrives. `port` is the UDP port of this device and its peers.
     ///
     /// # Errors
     ///
@@ -163,13 +166,14 @@ impl DrivenRnic {
         self.shared.now_ns()
     }
 
-    /// Runs an operation on the RNIC that sends nothing by itself, such as one on objects, receives or queries.
+    /// Runs an operation on the RNIC after which nothing must be sent: a query, a posted receive, or an operation on
+    /// objects.
     pub fn with<R>(&self, operation: impl FnOnce(&mut Rnic) -> R) -> R {
         operation(self.shared.lock().rnic_mut())
     }
 
-    /// Runs an operation on the RNIC that may leave packets to send. Sends them if no other call is certain to (rule
-    /// (a)). `operation` also returns how much waits to be sent.
+    /// Runs an operation on the RNIC that posts requests. Sends the packets immediately or defers them (rule (a)).
+    /// `operation` gets the current time, and returns its result and the number of packets that wait to be sent.
     pub fn post<R>(&self, operation: impl FnOnce(&mut Rnic, u64) -> (R, usize)) -> R {
         let mut driver = self.shared.lock();
         let now_ns = self.shared.now_ns();
@@ -177,20 +181,20 @@ impl DrivenRnic {
         self.shared.posts.store(self.shared.posts.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let in_flight = driver.rnic().in_flight_packets();
         let (result, waiting) = operation(driver.rnic_mut(), now_ns);
-        // An acknowledgement that waits for an answer leaves with the posted packets, now or later.
+        // Acknowledgements that wait for a reply leave together with the posted packets, now or later.
         driver.rnic_mut().release_acks();
         if HABITS.sends_at_once(in_flight, waiting) {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         } else {
-            // A packet in flight is answered only if its peer lives.
+            // The answer to a packet in flight would trigger the send, but the peer may be dead. So set a deadline.
             driver.defer_transmit(now_ns + HABITS.longest_deferral_ns);
         }
         self.shared.leave(driver);
         result
     }
 
-    /// Reaps completions; drives the engine if there are none.
+    /// Returns completions from a queue. If the queue is empty, drives the engine first.
     ///
     /// # Errors
     ///
@@ -199,8 +203,8 @@ impl DrivenRnic {
     pub fn poll(&self, queue: &CompletionQueue, out: &mut [Completion]) -> Result<usize, Overrun> {
         let mut count = queue.poll(out)?;
         if count == 0 {
-            // Packets that arrive now may belong to another queue, and the program had no chance yet to answer them.
-            // Programs with a queue for sends and one for receives poll them in turn.
+            // Flush only acknowledgements that were held back before this call. Packets that arrive during this call
+            // may belong to another queue of the program, which had no chance to answer them yet.
             let held_before = self.shared.holds_ack.load(Ordering::Relaxed);
             self.shared.drive();
             count = queue.poll(out)?;
@@ -215,7 +219,7 @@ impl DrivenRnic {
         Ok(count)
     }
 
-    /// Drives the engine once. Returns true unless another thread was driving it.
+    /// Drives the engine once. Returns false if another thread was driving the engine.
     pub fn drive(&self) -> bool {
         self.shared.drive()
     }
@@ -226,8 +230,9 @@ impl DrivenRnic {
         shared.wakeups.note_poll(found_nothing);
     }
 
-    /// Drives the engine for a moment for a caller that is about to sleep until it is notified, if that pays off
-    /// here. Returns true if `notified` became true.
+    /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine until `notified`
+    /// returns true or a short time is over. Does not linger if that was in vain recently. Returns true if `notified`
+    /// returned true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
         let lingering = || shared.lingering.lock().ignore_poison();
@@ -244,7 +249,7 @@ impl DrivenRnic {
                 self.note_poll(true);
                 found = notified();
                 if !found {
-                    // The peer may need this processor.
+                    // Yield, since the peer may wait for this processor.
                     std::thread::yield_now();
                 }
                 elapsed_ns = shared.now_ns() - begun_ns;
@@ -258,15 +263,15 @@ impl DrivenRnic {
         found
     }
 
-    /// Returns the number of armed notifications. A caller that arms one increments it and calls
-    /// [`rouse`](Self::rouse). A caller that is notified decrements it.
+    /// Returns the number of armed notifications. A caller that arms a notification increments the number and calls
+    /// [`rouse`](Self::rouse). A caller that is notified decrements the number.
     pub fn armed(&self) -> &Arc<AtomicUsize> {
         self.shared.wakeups.armed()
     }
 
-    /// Ends a nap of the thread: a caller is about to sleep until the thread notifies it.
+    /// Ends a nap of the thread, because a caller is about to sleep until the thread notifies it.
     pub fn rouse(&self) {
-        // Stored before the wake-up, so that the thread finds it.
+        // Store the value before the kick, so that the thread reads it when it wakes up.
         self.shared.armed_at.store(self.shared.polls.load(Ordering::Relaxed), Ordering::Release);
         if self.shared.wakeups.must_kick_for_notification() {
             self.shared.kick();
@@ -292,12 +297,12 @@ impl DrivenRnic {
         self.shared.kick();
     }
 
-    /// Returns the number of packets that the link lost on this side.
+    /// Returns the counters of the link.
     pub fn link_counters(&self) -> LinkCounters {
         self.shared.lock().link().link_counters()
     }
 
-    /// Returns the counters of the RNIC and the link. Returns `None` if another thread is using them.
+    /// Returns the counters of the RNIC and the link. Returns `None` if another thread holds the engine's lock.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
         let driver = match self.shared.driver.try_lock() {
             Ok(driver) => driver,
@@ -314,13 +319,13 @@ impl Drop for DrivenRnic {
         self.shared.stop.store(true, Ordering::SeqCst);
         let is_told = self.shared.kick.is_intact() && self.shared.kick();
         if !is_told {
-            // The program has closed descriptors that it did not open. Their numbers may be those of its own files by
-            // now. This library neither writes into those files nor closes them.
+            // The program has closed the thread's descriptors, and their numbers may belong to files of the program by
+            // now. Do not write to these files or close them.
             std::mem::forget(Arc::clone(&self.shared));
         }
-        // The join of a thread that received no signal to stop would never end.
+        // Without the signal, the thread may never end, and neither would a join.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
-            // The panic handler has printed a panic of the thread; there is nothing to add.
+            // If the thread panicked, the panic handler has printed the panic.
             let _ = thread.join();
         }
     }
@@ -335,8 +340,7 @@ impl ThreadState {
 
     fn lock(&self) -> Guard<'_> {
         guard::admit_thread();
-        // The holder is another caller or the thread, for the length of one pump. A short spin is cheaper than
-        // sleeping.
+        // Other threads usually hold the lock only for one pump, so a short spin is cheaper than sleeping.
         for _ in 0..200 {
             match self.driver.try_lock() {
                 Ok(guard) => return guard,
@@ -350,8 +354,8 @@ impl ThreadState {
         guard
     }
 
-    /// Locks for the thread, which comes back again and again while packets arrive. Callers that wait already go
-    /// first. Otherwise they might wait for as long as the stream lasts.
+    /// Locks the engine for the thread, after callers that are already waiting. While packets arrive, the thread takes
+    /// the lock again and again, so callers might otherwise wait for a long time.
     fn lock_behind_callers(&self) -> Guard<'_> {
         for _ in 0..COURTESIES {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -366,7 +370,7 @@ impl ThreadState {
         self.groups.lock().ignore_poison()
     }
 
-    /// Wakes the thread. Returns false if that is impossible.
+    /// Wakes the thread. Returns false if the program has closed the descriptor of the kick.
     fn kick(&self) -> bool {
         self.kick.signal()
     }
@@ -381,7 +385,8 @@ impl ThreadState {
 
     #[inline]
     fn note_polls(&self, polls: u64) {
-        // Not exact if several threads poll: only a change matters.
+        // If several threads poll at once, some polls are not counted. That is harmless, since the policy mainly checks
+        // whether the number changes.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
     }
 
@@ -403,8 +408,8 @@ impl ThreadState {
             self.wary_polls.store(wary.saturating_sub(1), Ordering::Relaxed);
         }
         self.report(pumped);
-        // This call has read the datagram that announces packets in memory, or it was lost. So the thread will not
-        // see it.
+        // A datagram announces packets in shared memory. This call may have read the datagram, or it was lost. Then the
+        // datagram does not wake the thread, so the caller kicks it.
         let misses_arrivals = self.wakeups.is_watching() && !driver.link().shows_arrivals();
         self.leave(driver);
         if misses_arrivals {
@@ -413,7 +418,7 @@ impl ThreadState {
         true
     }
 
-    /// Sends acknowledgements that are held back, now that the caller has nothing to answer.
+    /// Sends the acknowledgements that are held back, since the caller's poll found nothing to answer.
     #[inline]
     fn flush_held(&self) {
         if self.holds_ack.load(Ordering::Relaxed) {
@@ -424,7 +429,7 @@ impl ThreadState {
         }
     }
 
-    /// Distrusts callers for some polls if an acknowledgement has waited for this caller for long.
+    /// Distrusts callers for some polls if an acknowledgement was held back for too long.
     #[inline]
     fn note_held_acks(&self, rnic: &Rnic, now_ns: u64) {
         if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > HABITS.brief_ns) {
@@ -432,15 +437,15 @@ impl ThreadState {
         }
     }
 
-    /// Returns how acknowledgements may wait for the caller's next call. They may if the thread looks soon. They also
-    /// may during a long nap, if callers have always come back quickly while an acknowledgement waited.
+    /// Returns whether acknowledgements may wait for the caller's next call. They may if the thread is awake or will
+    /// wake up soon. They also may during a long nap, unless an acknowledgement was held back for too long recently.
     #[inline]
     fn acks_of_a_caller(&self) -> Acks {
         let trusted = self.wakeups.is_napping() && self.wary_polls.load(Ordering::Relaxed) == 0;
         if trusted || self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now }
     }
 
-    /// Unlocks the engine and ensures that remaining work has an owner (rule (c)).
+    /// Unlocks the engine, and kicks the thread if remaining work needs it (rule (c)).
     #[inline]
     fn leave(&self, driver: Guard<'_>) {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
@@ -482,7 +487,8 @@ impl ThreadState {
             polls: self.polls.load(Ordering::Relaxed),
             posts: self.posts.load(Ordering::Relaxed),
             deadline_ns: self.wakeups.deadline_ns(),
-            // The policy asks only after naps. A caller that finds the lock taken leaves its packets to the holder.
+            // The policy uses this value only after naps. Do not take the lock otherwise: a polling caller that finds
+            // the lock taken leaves its packets to the holder.
             is_driven: matches!(event, Event::Napped { .. }) && self.driver.try_lock().is_err(),
             found_nothing: self.wakeups.found_nothing(),
             is_armed: self.wakeups.is_armed(),
@@ -490,7 +496,7 @@ impl ThreadState {
         }
     }
 
-    /// Sends the packets that the queue pairs left, after the device was closed. Gives up if the link stays full for
+    /// Sends the remaining packets of the queue pairs after the device was closed. Gives up if the link stays full for
     /// [`FINISH_WITHIN_NS`].
     fn finish(&self, readable: &OwnProcess) {
         let until_ns = self.now_ns() + FINISH_WITHIN_NS;
@@ -511,11 +517,11 @@ impl ThreadState {
             let timeout = TimeSpec::from(std::time::Duration::from_nanos(until_ns - now_ns));
             let _ = ppoll(&mut [PollFd::new(readable.as_fd(), PollFlags::POLLOUT)], Some(timeout), None);
         }
-        // If the program has closed the descriptors of a device, its link is never dropped.
+        // Write the records now, since the link is never dropped if the program has closed the device's descriptors.
         self.lock().link_mut().write_records();
     }
 
-    /// Looks for packets, unless a caller does. Returns true if packets arrived or a caller polled.
+    /// Looks for packets until `until_ns`, unless a caller polls. Returns true if packets arrived or a caller polled.
     fn linger(&self, until_ns: u64, polls: u64) -> bool {
         while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
             if self.polls.load(Ordering::Relaxed) != polls || self.pump(Acks::Now) > 0 {
@@ -546,8 +552,8 @@ impl ThreadState {
         woken
     }
 
-    /// Sleeps until kicked, until `until_ns`, or until one of these events of the socket. Returns true if the socket or
-    /// that of a group is ready.
+    /// Sleeps until kicked, until `until_ns`, or until one of the given events of the socket. With events, also watches
+    /// the sockets of multicast groups. Returns true if a watched socket is ready.
     fn sleep_on(&self, socket: &OwnProcess, events: Option<PollFlags>, until_ns: u64) -> bool {
         let groups = if events.is_some() { self.groups().clone() } else { Vec::new() };
         let watched = |readable| PollFd::new(readable, PollFlags::POLLIN);
@@ -558,17 +564,17 @@ impl ThreadState {
             let left = until_ns.saturating_sub(self.now_ns());
             TimeSpec::from(std::time::Duration::from_nanos(left))
         });
-        // An interruption equals any other wake-up: the caller looks at everything again.
+        // A signal counts as a wake-up: the caller checks all work again.
         if ppoll(&mut fds, timeout, None).is_err_and(|error| error != nix::Error::EINTR) {
-            // The process may have fewer descriptors by now than these, or no memory is left. Look often, but do not
-            // spin.
+            // The process may have lowered its limit of descriptors below the length of `fds`, or no memory is left.
+            // Sleep briefly so that the thread does not spin.
             std::thread::sleep(REFUSED_WAIT);
             return events.is_some();
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
         let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
-        // A program that closes descriptors of others may have its own files under these numbers. The thread must not
-        // read them. One system call per wake-up detects that.
+        // The program may have closed the descriptors and reused their numbers for its own files, which the thread must
+        // not read. The check costs few system calls per wake-up.
         if !socket.is_intact() || kicked && !self.kick.is_event() {
             self.is_abandoned.store(true, Ordering::Relaxed);
             return false;
@@ -579,8 +585,7 @@ impl ThreadState {
         packets
     }
 
-    /// Drives the engine until all arrived packets are handled, when no caller drives it. Returns the number of
-    /// packets.
+    /// Drives the engine until all arrived packets are handled. Returns the number of packets.
     fn pump(&self, acks: Acks) -> usize {
         let mut packets = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -600,7 +605,7 @@ impl ThreadState {
 
                 Err(error) => {
                     self.report(Err::<(), _>(error));
-                    // Do not spin on a socket that is broken.
+                    // The link is broken. Sleep so that the thread does not spin.
                     std::thread::sleep(std::time::Duration::from_millis(100));
                     break;
                 }

@@ -1,14 +1,14 @@
-//! The ICRC of packets that leave and arrive through a UDP socket.
+//! Computation and check of the ICRC of packets that are sent and received through a UDP socket.
 //!
-//! The ICRC covers the IPv4 identification and DF, which such a socket neither sets nor shows. DF is set, since the
-//! socket forbids fragmentation. The identification of a separate datagram is 0. The segments of one segmented send
-//! get 0, 1, 2, ... when the kernel or the NIC splits them. So the identification of a packet is its index in its
-//! run.
+//! The ICRC covers the IPv4 identification and the bit DF. A program can neither set nor read these fields through the
+//! socket. DF is set, since the socket forbids fragmentation. A separate datagram has the identification 0. When the
+//! kernel or the NIC splits a segmented send, its datagrams get the identifications 0, 1, 2, .... So the identification
+//! of a packet is its index in its run.
 //!
-//! The identifications of other stacks are unknown, but the ICRC itself reveals them (see
-//! [`doorbell_wire::explain_difference`]). That accepts some altered packets as good ones with another
-//! identification, for example always after a flip of bit 1387. So if a peer's packets look like those of a socket,
-//! the checker rejects any that does not.
+//! Other RoCE stacks choose other identifications, which the ICRC reveals (see [`doorbell_wire::explain_difference`]).
+//! But some altered packets look like unaltered packets with another identification, for example all packets in which
+//! bit 1387 was flipped. So once a peer's packets have the identifications of a socket, the checker rejects packets of
+//! this peer with other identifications.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ pub struct Sealer {
 }
 
 impl Sealer {
-    /// Creates a sealer for the socket with this address and port, which is also the port of all peers.
+    /// Creates a sealer for the socket with this address and port. All peers use the same port.
     pub fn new(local: IpAddr, port: u16) -> Self {
         Self { local, port, flows: FlowCache::new() }
     }
@@ -40,7 +40,7 @@ impl Sealer {
         self.seal_to(batch, |_| true);
     }
 
-    /// Writes the ICRCs of the packets to those destinations for which `wants` returns true.
+    /// Writes the ICRCs of the packets to destinations for which `wants` returns true.
     ///
     /// # Panics
     ///
@@ -58,7 +58,7 @@ impl Sealer {
         }
     }
 
-    /// Rewrites the ICRCs of the packets of one run for sending each as a separate datagram.
+    /// Rewrites the ICRCs of the packets of one run, so that each packet can be sent as a separate datagram.
     pub(crate) fn reseal_separate(&mut self, destination: IpAddr, segment_bytes: usize, packets: &mut [u8]) {
         let flow = self.flow_to(destination);
         for packet in packets.chunks_mut(segment_bytes) {
@@ -86,9 +86,10 @@ pub struct Checker {
 pub struct CheckCounters {
     /// Packets with a correct ICRC.
     pub ok: u64,
-    /// Packets with a correct ICRC whose identification was not the assumed one.
+    /// Packets with a correct ICRC and another identification than a socket's packet would have.
     pub ok_other_identification: u64,
-    /// Packets whose ICRC no identification explains, or only one that its sender would not use.
+    /// Packets whose ICRC is wrong for every identification, or right only for an identification that the sender does
+    /// not use.
     pub failed: u64,
     /// Packets too short for a BTH and an ICRC.
     pub short: u64,
@@ -100,8 +101,8 @@ impl Checker {
         Self { local, port, flows: FlowCache::new(), counters: CheckCounters::default() }
     }
 
-    /// Checks the packet with this index in a run. Returns the packet without its ICRC, or `None` if the packet was
-    /// altered or is too short.
+    /// Checks the packet at this index of a run. Returns the packet without its ICRC, or `None` if the ICRC is wrong or
+    /// the packet is too short.
     #[inline]
     pub fn check<'a>(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &'a [u8]) -> Option<&'a [u8]> {
         if packet.len() < BTH_LEN + ICRC_LEN {
@@ -109,7 +110,8 @@ impl Checker {
             return None;
         }
         match self.find(run, index, packet) {
-            // The cache does not store the flows of groups.
+            // Packets to multicast groups are accepted with any identification, since the cache does not store their
+            // flows.
             Check::Valid { identification, dont_fragment }
                 if run.outer.dst.is_multicast() || self.flows.believe(identification, dont_fragment, index) =>
             {
@@ -130,7 +132,7 @@ impl Checker {
         self.counters
     }
 
-    /// Finds the identification that explains the ICRC of a packet, without counting.
+    /// Finds the identification for which the ICRC of a packet is right. Counts nothing.
     #[inline]
     pub(crate) fn find(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &[u8]) -> Check {
         self.flow_from(run).check(index as u16, packet)
@@ -154,11 +156,11 @@ fn write_icrc(flow: &Flow, identification: u16, packet: &mut [u8]) {
     }
 }
 
-/// Number of cached flows of peers.
+/// Number of slots in the cache of peers' flows.
 const CACHED_FLOWS: usize = 64;
 
-/// The flows of recent peers. A peer has only one place, which the next peer with the same hash takes over. So the
-/// size is bounded for any traffic, and computing a flow again costs less than a packet.
+/// Cache of the flows of recent peers. Each peer has one possible slot, which the next peer with the same hash takes
+/// over. So the size is fixed. To compute a flow again costs less than to handle a packet.
 #[derive(Clone, Debug)]
 struct FlowCache {
     slots: Box<[Option<CachedFlow>; CACHED_FLOWS]>,
@@ -170,15 +172,16 @@ struct CachedFlow {
     peer: IpAddr,
     port: u16,
     flow: Flow,
-    /// Number of packets in a row with the identification of a socket's packet, up to [`CERTAIN`].
+    /// Number of consecutive packets with an identification that a socket's packet may have, up to [`CERTAIN`]. `None`
+    /// before the first packet.
     like_a_socket: Option<u8>,
 }
 
-/// Limit of the identifications of segments: no kernel splits a datagram into more.
+/// Maximum number of segments of one send. Packets of a socket have identifications below this number.
 const SEGMENTS_MAX: u16 = 128;
 
-/// Number of packets in a row after which a peer counts as a socket. A peer that counts its identifications up has
-/// fewer in a row that look like those of segments.
+/// Number of consecutive packets with identifications below [`SEGMENTS_MAX`] after which a peer counts as a socket. A
+/// peer that increments the identification with each packet has at most 128 such packets in a row.
 const CERTAIN: u8 = 255;
 
 impl FlowCache {
@@ -207,9 +210,9 @@ impl FlowCache {
         }
     }
 
-    /// Returns whether the peer of the last lookup would send a packet with this identification. A peer whose first
-    /// packet has the identification of a socket's packet counts as a socket. Another peer has that one once in 2^16
-    /// times. Such a mistake rejects one packet.
+    /// Returns whether the peer of the last lookup would send a packet with this identification. If the identification
+    /// of a peer's first packet is the packet's index, the peer counts as a socket immediately. For a peer that is no
+    /// socket, this happens once in 2^16 times, and causes the rejection of one packet.
     #[inline]
     fn believe(&mut self, identification: u16, dont_fragment: bool, index: usize) -> bool {
         let Some(cached) = &mut self.slots[self.last] else { return true };
@@ -222,8 +225,8 @@ impl FlowCache {
     }
 }
 
-/// Returns the slot of a peer, by multiplicative hashing with the golden ratio. The upper bits are the well-mixed
-/// ones.
+/// Returns the slot of a peer, by multiplicative hashing with the golden ratio. The slot is taken from the upper bits,
+/// which depend on all bits of the address and port.
 fn slot_of(peer: IpAddr, port: u16) -> usize {
     let address = match peer {
         IpAddr::V4(v4) => u64::from(v4.to_bits()),
@@ -311,7 +314,7 @@ mod tests {
         assert_eq!((counters.ok, counters.failed, counters.short), (0, bits, 16));
     }
 
-    /// Returns a packet sealed by a sender that chooses its own identifications.
+    /// Returns a packet with this identification and its ICRC.
     fn sealed(identification: u16, bytes: usize) -> Vec<u8> {
         let mut packet = vec![7; bytes];
         let icrc = Flow::new(A, B, PORT, PORT).icrc(identification, true, &packet);

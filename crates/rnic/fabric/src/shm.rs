@@ -1,19 +1,19 @@
 //! Packets through memory that two processes of one machine and user share.
 //!
-//! A pair of devices has a file in memory with two rings, one for each direction. The files of this module:
+//! Each pair of devices shares one memfd with two rings, one for each direction. The module consists of these files:
 //!
-//! - `ring.rs`: the order in which the two sides access a ring.
-//! - `sys.rs`: the memory itself.
-//! - `own_process.rs` and `gate.rs`: descriptors that no forked child keeps.
-//! - `meet.rs` and `message.rs`: how two devices come to share memory.
-//! - `routes.rs`: the route of packets to each destination.
-//! - `peer.rs`: the packets in the rings of one peer.
+//! - `ring.rs`: the format of a ring, and the order in which writer and reader access its memory.
+//! - `sys.rs`: the mapping of the memfd, and system calls.
+//! - `own_process.rs` and `gate.rs`: descriptors that forked children give up.
+//! - `meet.rs` and `message.rs`: the exchange after which two devices share memory.
+//! - `routes.rs`: the choice between ring and UDP for each destination.
+//! - `peer.rs`: writing and reading packets in the rings of one peer.
 //! - `idle.rs`: the release of the memory of idle rings.
-//! - `datagrams.rs`: messages in the UDP socket that are no packets.
-//! - `link.rs`: the link.
+//! - `datagrams.rs`: the datagrams on the UDP socket that carry messages of this module instead of packets.
+//! - `link.rs`: the link that combines rings and UDP.
 //!
-//! A side that sleeps waits on its UDP socket, and a datagram without a packet wakes it. So the processes share
-//! nothing but the file, and no peer can block another.
+//! A sleeping reader waits on its UDP socket. The writer of its ring wakes it by a datagram without a packet. The
+//! processes share neither locks nor semaphores, so no process can block another.
 
 mod gate;
 mod idle;
@@ -24,7 +24,7 @@ mod own_process;
 mod peer;
 mod ring;
 mod routes;
-/// Atomics of [`gate`], which a model checker replaces by its own.
+/// Atomics of [`gate`]. The test with the model checker replaces them by those of loom.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
@@ -45,7 +45,7 @@ pub enum LinkChoice {
     Auto,
     /// Only UDP.
     Udp,
-    /// Only shared memory: packets to a device without it are dropped and counted.
+    /// Only shared memory. Packets to a device that does not share memory are dropped and counted.
     Shm,
 }
 

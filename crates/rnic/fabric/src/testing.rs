@@ -12,7 +12,7 @@ pub(crate) fn path(destination: IpAddr) -> Path {
     Path { engine: EngineId(0), destination, traffic_class: 0, hop_limit: 64 }
 }
 
-/// Returns information about a packet, for tests that do not read it.
+/// Returns arbitrary information about a packet, for tests that do not read the information.
 pub(crate) fn info() -> TransmitInfo {
     TransmitInfo {
         qpn: Qpn::new(1),
@@ -26,13 +26,13 @@ pub(crate) fn info() -> TransmitInfo {
     }
 }
 
-/// Returns the outer headers of a packet as a socket shows them.
+/// Returns the outer headers of a packet as a UDP socket reports them.
 pub(crate) fn outer(src: IpAddr, dst: IpAddr) -> Outer {
     Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
-/// Returns a batch, with trailers for the ICRC, of packets of these lengths to one device. Their bytes are those of
-/// [`packet`].
+/// Returns a batch of packets of the given lengths to one device, with trailers for the ICRC. [`packet`] determines the
+/// bytes of each packet.
 pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch {
     let mut batch = TransmitBatch::new(1 << 20, 4);
     for (number, &len) in lengths.iter().enumerate() {
@@ -41,7 +41,7 @@ pub(crate) fn batch_of(destination: IpAddr, lengths: &[usize]) -> TransmitBatch 
     batch
 }
 
-/// Returns a packet's bytes: the opcode is RC SEND Only, and all other bytes depend on the number.
+/// Returns the bytes of packet `number` of a batch. The opcode is RC SEND Only, and all other bytes depend on `number`.
 pub(crate) fn packet(number: usize, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| (at * 31 + number * 7 + number / 256) as u8).collect();
     if let Some(opcode) = bytes.first_mut() {
@@ -57,7 +57,7 @@ pub(crate) fn transmit_all(link: &mut impl Link, now_ns: u64, batch: &TransmitBa
     assert_eq!(next, batch.runs().len());
 }
 
-/// One run as received.
+/// A copy of a received run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnedRun {
     pub(crate) outer: Outer,
@@ -65,7 +65,7 @@ pub(crate) struct OwnedRun {
     pub(crate) packets: Vec<Vec<u8>>,
 }
 
-/// Returns the runs of one call of receive.
+/// Returns the runs that one call of `receive` passes to the sink.
 pub(crate) fn receive_once(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     let mut runs = Vec::new();
     let count = link
@@ -81,7 +81,7 @@ pub(crate) fn receive_once(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     runs
 }
 
-/// Receives until a call returns no run.
+/// Returns all runs that have arrived: calls `receive` until a call passes no run.
 pub(crate) fn receive_all(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     let mut runs = Vec::new();
     loop {
@@ -93,7 +93,7 @@ pub(crate) fn receive_all(link: &mut impl Link, now_ns: u64) -> Vec<OwnedRun> {
     }
 }
 
-/// Returns the packets of runs, without their trailers.
+/// Returns the packets of runs without their trailers of `trailer_bytes` bytes.
 pub(crate) fn packets_of(runs: &[OwnedRun], trailer_bytes: usize) -> Vec<Vec<u8>> {
     let packets = runs.iter().flat_map(|run| &run.packets);
     packets.map(|packet| packet[..packet.len() - trailer_bytes].to_vec()).collect()

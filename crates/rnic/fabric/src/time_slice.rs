@@ -1,9 +1,9 @@
 //! Time slices of threads that share a processor.
 //!
-//! A polling thread waits for another thread, which may be on the same processor, after a program that computes. The
-//! scheduler gives each thread a time slice in turn, by default of milliseconds, so each exchange takes that time.
-//! Since 6.12, Linux lets a thread ask for shorter slices (`sched_runtime` of a fair policy, 0.1 to 100 ms). The
-//! thread has the same share of the processor, in smaller pieces.
+//! A polling thread may share its processor with the thread that it waits for, or with other busy threads. By default,
+//! the scheduler gives each thread a time slice of milliseconds in turn. So each exchange of messages takes
+//! milliseconds. Since version 6.12, Linux lets a thread request slices of 0.1 to 100 ms (`sched_runtime` of a fair
+//! policy). A thread with shorter slices still gets the same share of the processor.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,21 +11,22 @@ use std::io;
 /// Shortest time slice that Linux allows, in nanoseconds.
 const SHORTEST_NS: u64 = 100_000;
 
-/// Asks for the shortest time slices for the calling thread, and for all threads that it starts from now on.
+/// Requests the shortest time slices for the calling thread. Threads that this thread starts later inherit them.
 ///
-/// Returns true if the thread has them: kernels before 6.12 accept the request without effect.
+/// Returns true if the kernel granted the request. Kernels before 6.12 accept the request but ignore it.
 ///
 /// # Errors
 ///
-/// The thread has another policy than `SCHED_OTHER`, or the operating system refuses, as sandboxes may.
+/// The thread has another scheduling policy than `SCHED_OTHER`, or the operating system or a sandbox rejects the system
+/// call.
 pub fn shorten_time_slices() -> io::Result<bool> {
     let mut wanted = attributes()?;
     if wanted.sched_policy != libc::SCHED_OTHER as u32 {
         return Err(io::Error::other("the thread has another policy than SCHED_OTHER"));
     }
     wanted.sched_runtime = SHORTEST_NS;
-    // SAFETY: the structure holds its own length and outlives the call, which changes only how this thread is
-    // scheduled.
+    // SAFETY: the structure holds its own length and outlives the call. The call changes only the scheduling of this
+    // thread.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, THIS_THREAD, &raw const wanted, NO_FLAGS) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -36,7 +37,7 @@ pub fn shorten_time_slices() -> io::Result<bool> {
 const THIS_THREAD: libc::pid_t = 0;
 const NO_FLAGS: libc::c_uint = 0;
 
-/// Returns how the calling thread is scheduled.
+/// Returns the scheduling attributes of the calling thread.
 fn attributes() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as u32;
     // SAFETY: the structure consists of integers, for which zero is a value.

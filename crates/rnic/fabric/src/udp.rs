@@ -1,8 +1,8 @@
-//! RoCE v2 over a UDP socket: no privileges, no kernel module.
+//! RoCE v2 over a UDP socket, without privileges or a kernel module.
 //!
-//! A separate datagram costs the kernel about 2.5 us, so packets cross this boundary in *runs*. On sending, with
-//! `UDP_SEGMENT`, the kernel splits one message into datagrams as late as possible. On receiving, with `UDP_GRO`, it
-//! combines datagrams of one sender. Both take a few system calls per 64 packets.
+//! Sending a separate datagram costs about 2.5 us in the kernel, so the link passes *runs* of packets to the kernel.
+//! With `UDP_SEGMENT`, the kernel splits a sent message into datagrams as late as possible. With `UDP_GRO`, the kernel
+//! combines received datagrams of one sender into one message. So 64 packets take only a few system calls.
 
 mod address;
 mod control;
@@ -28,17 +28,17 @@ use crate::shm::OwnProcess;
 use group::Group;
 use sys::{Incoming, Outgoing};
 
-/// The socket's traffic class, which needs no control message.
+/// Traffic class of the socket. Packets with this traffic class need no control message.
 pub const DEFAULT_TRAFFIC_CLASS: u8 = 0;
 
-/// The socket's hop limit, which needs no control message.
+/// Hop limit of the socket. Packets with this hop limit need no control message.
 pub const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// Maximum number of errors in a row that count as errors of earlier datagrams. Afterwards, an error counts as one of
-/// the current datagram.
+/// Maximum number of consecutive errors that are attributed to earlier datagrams, as ICMP reports them. After that, an
+/// error is attributed to the current datagram.
 const PENDING_ERRORS: usize = 8;
 
-/// Bytes of a message from which on it is a run that is worth handling on its own.
+/// Minimum average size of received messages in bytes at which the link receives messages one by one.
 const LONG_RUN_BYTES: usize = 32 << 10;
 
 /// Counters of a UDP link.
@@ -48,15 +48,15 @@ pub struct UdpCounters {
     pub datagrams_sent: u64,
     /// UDP payload bytes of these datagrams.
     pub bytes_sent: u64,
-    /// System calls that sent messages, or tried to.
+    /// System calls for sending, whether they succeeded or not.
     pub send_calls: u64,
-    /// System calls that found the send buffer full.
+    /// System calls for sending that failed because the send buffer was full.
     pub send_full: u64,
-    /// Datagrams received.
+    /// Datagrams that the kernel passed to the link.
     pub datagrams_received: u64,
     /// UDP payload bytes of these datagrams.
     pub bytes_received: u64,
-    /// System calls that received messages, or tried to.
+    /// System calls for receiving, whether they succeeded or not.
     pub receive_calls: u64,
     /// Outbound packets dropped because they exceed the MTU.
     pub oversize: u64,
@@ -66,8 +66,8 @@ pub struct UdpCounters {
     pub refused: u64,
     /// Messages dropped because they were longer than UDP allows.
     pub truncated: u64,
-    /// Messages that the kernel dropped because the receive buffer was full. The kernel counts a combined run as one.
-    /// The count is only known after a later message is received.
+    /// Messages that the kernel dropped because the receive buffer was full. A combined run counts as one message. The
+    /// kernel reports the number with the next received message.
     pub receive_queue_overflows: u64,
 }
 
@@ -77,19 +77,20 @@ pub struct UdpLink {
     socket: OwnProcess,
     local: SocketAddr,
     receive_buffer_bytes: usize,
-    /// Whether the kernel splits runs.
+    /// Whether the kernel splits a sent message into the packets of a run.
     segmentation: bool,
-    /// A run that is sent as separate datagrams and met a full buffer, and the number of its packets that were sent.
+    /// A run that is being sent as separate datagrams and found the send buffer full. The number counts the run's
+    /// packets that were sent.
     stuck: Option<(Run, usize)>,
     last_look: Look,
-    /// Rewrites the ICRCs of runs that are sent as separate datagrams, in `separate`.
+    /// Rewrites the ICRCs of runs that are sent as separate datagrams.
     sealer: Sealer,
     separate: Vec<u8>,
     buffers: Box<[u8]>,
-    /// Number of messages that the next call asks for. A call that asks for more than there are pays for finding
-    /// none. So the link does not ask for seven others together with a single packet.
+    /// Number of messages that the next system call requests. Requesting more messages than have arrived costs time. So
+    /// the link requests one message until a call returns as many short messages as it requested.
     ask: usize,
-    /// The kernel's count of overflows in the last received message.
+    /// Number of overflows that the kernel reported with the last received message.
     overflows_seen: u32,
     /// Joined multicast groups.
     groups: Vec<Group>,
@@ -97,21 +98,21 @@ pub struct UdpLink {
     reported: Reported,
 }
 
-/// Warnings that were logged, and are not logged again.
+/// Warnings that were logged once and are not logged again.
 #[derive(Debug, Default)]
 struct Reported {
     oversize: bool,
     unreachable: bool,
 }
 
-/// Result of the last receive from the socket, also if it got no packets.
+/// Result of the last receive from the socket.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     messages: usize,
     was_empty: bool,
 }
 
-/// Reaction to a refused send.
+/// Reaction to a failed send.
 enum Verdict {
     Again,
     Full,
@@ -120,7 +121,7 @@ enum Verdict {
 }
 
 impl UdpLink {
-    /// Wraps a socket that is bound and has all its options.
+    /// Creates a link from a socket that is bound and has all options set.
     fn new(socket: OwnProcess, local: SocketAddr, receive_buffer_bytes: usize, segmentation: bool) -> Self {
         let buffers = vec![0; sys::MAX_RECEIVE_MESSAGES * sys::RECEIVE_BUFFER_BYTES].into();
         Self {
@@ -141,18 +142,18 @@ impl UdpLink {
         }
     }
 
-    /// Returns the address of this end, which is also the device's.
+    /// Returns the address of the device, to which the socket is bound.
     pub fn local_address(&self) -> IpAddr {
         self.local.ip()
     }
 
-    /// Returns the UDP port of both ends.
+    /// Returns the UDP port of this device and its peers.
     pub fn port(&self) -> u16 {
         self.local.port()
     }
 
-    /// Returns the receive buffer that the kernel granted, in bytes of *its* memory, as `getsockopt` shows it. A
-    /// datagram takes several hundred bytes more there than it has.
+    /// Returns the size of the receive buffer that the kernel granted, as `getsockopt` shows it. The kernel counts
+    /// several hundred bytes for each datagram in addition to the payload.
     pub fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
@@ -162,14 +163,14 @@ impl UdpLink {
         self.counters
     }
 
-    /// Returns whether the packets of a run carry the IPv4 identifications 0, 1, 2, .... They do if the kernel splits
-    /// runs. Otherwise each packet is a separate datagram with identification 0, and the link rewrites the ICRC of
-    /// such packets itself.
+    /// Returns whether the packets of a run carry the IPv4 identifications 0, 1, 2, .... This is so if the kernel
+    /// splits runs. Otherwise the link sends each packet as a separate datagram with identification 0, and rewrites the
+    /// ICRC accordingly.
     pub fn identification_follows_run(&self) -> bool {
         self.segmentation
     }
 
-    /// Returns the socket's own address.
+    /// Returns the address and port to which the socket is bound.
     pub(crate) fn local_socket_address(&self) -> SocketAddr {
         self.local
     }
@@ -179,13 +180,13 @@ impl UdpLink {
         self.last_look.was_empty
     }
 
-    /// Returns the number of messages of the last receive, valid or not.
+    /// Returns the number of messages that the last receive took from the socket, including invalid messages.
     pub(crate) fn messages_taken(&self) -> usize {
         self.last_look.messages
     }
 
-    /// Returns a second descriptor of the socket, which becomes readable when packets arrive. Forked children give up
-    /// both.
+    /// Returns a second descriptor of the socket. It becomes readable when packets arrive. Forked children give up both
+    /// descriptors.
     ///
     /// # Errors
     ///
@@ -194,7 +195,7 @@ impl UdpLink {
         self.socket.duplicate()
     }
 
-    /// Sends a datagram that is no packet, as [`send_alone`] does.
+    /// Sends a datagram that is no packet to the device at `destination`, as the function [`send_alone`] does.
     pub(crate) fn send_alone(&self, destination: IpAddr, bytes: &[u8]) -> bool {
         send_alone(self.socket.as_fd(), self.local, destination, bytes)
     }
@@ -203,12 +204,12 @@ impl UdpLink {
     ///
     /// # Errors
     ///
-    /// The operating system cannot wait for the socket. A signal is no error: it ends the wait as the timeout does.
+    /// The operating system cannot wait for the socket. A signal ends the wait like the timeout, without an error.
     pub fn wait_readable(&self, timeout: Duration) -> io::Result<bool> {
         sys::wait_readable(self.socket.as_fd(), timeout)
     }
 
-    /// Sends runs of a batch up to `end`, as [`Link::transmit`] sends all.
+    /// Sends the runs of a batch from `*next` to `end`. Otherwise works like [`Link::transmit`].
     pub(crate) fn transmit_until(&mut self, batch: &TransmitBatch, next: &mut usize, end: usize) -> io::Result<()> {
         let all = batch.bytes();
         let mut pending_errors = 0;
@@ -301,7 +302,7 @@ impl UdpLink {
         Ok(true)
     }
 
-    /// Describes a run as one message.
+    /// Returns the message for a run.
     #[inline]
     fn outgoing<'a>(&self, run: &Run, bytes: &'a [u8]) -> Outgoing<'a> {
         let destination = end_of(self.local, run.path.destination);
@@ -321,8 +322,8 @@ impl UdpLink {
         self.counters.bytes_sent += bytes as u64;
     }
 
-    /// Decides how to handle a refused send. Returns an error only if the socket itself is unusable: an error of one
-    /// destination must not stop the traffic to all others.
+    /// Decides how to handle a failed send. Returns an error only if the socket is unusable. An error that concerns one
+    /// destination must not stop the traffic to other destinations.
     #[cold]
     fn judge(
         &mut self,
@@ -338,8 +339,8 @@ impl UdpLink {
                 self.counters.send_full += 1;
                 Ok(Verdict::Full)
             }
-            // Kernels report different errors when the segments are larger than the MTU. Only sending the segments
-            // separately tells that from a refusal to segment.
+            // With these errors, kernels report either segments larger than the MTU, or missing support for
+            // segmentation. Sending the segments separately shows which of the two is the cause.
             Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP | libc::ENOPROTOOPT) if segmented => {
                 Ok(Verdict::SendSeparately)
             }
@@ -415,7 +416,7 @@ impl UdpLink {
 fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
     match (destination, local) {
         (IpAddr::V6(ip), SocketAddr::V6(local)) => {
-            // A link-local address is only valid together with an interface.
+            // A link-local address needs the index of its interface.
             let scope = if ip.is_unicast_link_local() { local.scope_id() } else { 0 };
             SocketAddrV6::new(ip, local.port(), 0, scope).into()
         }
@@ -424,7 +425,7 @@ fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
 }
 
 /// Sends a datagram that is no packet from a socket bound to `local`. Returns false if the kernel does not accept the
-/// datagram: it has no room, or reports errors of earlier datagrams again and again.
+/// datagram, because the send buffer is full or because each try reports an error.
 pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination: IpAddr, bytes: &[u8]) -> bool {
     let destination = end_of(local, destination);
     let message = || Outgoing { bytes, destination, segment_bytes: None, traffic_class: None, hop_limit: None };
@@ -437,7 +438,7 @@ pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination:
         .unwrap_or(false)
 }
 
-/// Passes one message on. Returns the number of its packets.
+/// Passes the packets of one received message to the sink. Returns the number of packets.
 #[inline]
 fn take(
     message: &Incoming<'_>,
@@ -491,7 +492,8 @@ impl Link for UdpLink {
         let Self { socket, local, buffers, ask, overflows_seen, groups, counters, last_look, .. } = self;
         let mut packets = 0;
         for group in groups {
-            // One message of each group. The rest follows next time: the group's socket stays readable.
+            // Take one message of each group. The next call takes further messages, since the group's socket stays
+            // readable.
             let Group { address, socket, overflows_seen } = group;
             let taken = sys::receive(socket.as_fd(), buffers, 1, |message| {
                 packets += take(&message, (*address).into(), overflows_seen, counters, sink);
@@ -511,8 +513,8 @@ impl Link for UdpLink {
             match received {
                 Ok(count) => {
                     last_look.messages = count;
-                    // Long runs one by one: each is worth an acknowledgement of its own, and the sender continues
-                    // meanwhile.
+                    // Request long runs one by one. Then the RNIC acknowledges each run separately, and the sender can
+                    // send the next run earlier.
                     let bytes = counters.bytes_received - bytes_before;
                     let long = bytes >= (count * LONG_RUN_BYTES) as u64;
                     *ask = if count == *ask && !long { sys::MAX_RECEIVE_MESSAGES } else { 1 };
@@ -525,7 +527,7 @@ impl Link for UdpLink {
                         return Ok(packets);
                     }
                     Some(libc::EINTR) => {}
-                    // ICMP errors of datagrams sent earlier. The timers of the transport notice a peer that is gone.
+                    // ICMP errors of datagrams sent earlier. The requester's timers detect a peer that is gone.
                     Some(
                         libc::ECONNREFUSED
                         | libc::ECONNRESET

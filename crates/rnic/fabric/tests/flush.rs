@@ -1,5 +1,5 @@
-//! All interleavings of threads that end the process and a port's thread. When a request is met, all packets that were
-//! held back before it have left, and their records are written.
+//! Test of all interleavings of threads that call `flush_before_exit` and a port's thread. When a request is met, all
+//! packets that were held back before the request must be sent, and their records must be written.
 
 #[allow(dead_code)]
 #[path = "../src/progress/flush.rs"]
@@ -13,16 +13,16 @@ use flush::Flushes;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 
-/// Maximum number of preemptions of one run.
+/// Maximum number of preemptions in one interleaving.
 const PREEMPTIONS: usize = 3;
 
 struct World {
     flushes: Flushes,
     /// Number of acknowledgements that the engine holds back.
     held: Mutex<u32>,
-    /// Number of acknowledgements that have left, each with its record.
+    /// Number of acknowledgements whose packets were sent and whose records were written.
     left: UnsafeCell<u32>,
-    /// Model of the eventfd: a kick stays until the thread takes it.
+    /// Model of the eventfd. True from a kick until the thread resets it.
     kicked: Mutex<bool>,
     changed: Condvar,
 }
@@ -52,7 +52,7 @@ impl World {
         request
     }
 
-    /// Runs the thread until it has met this number of requests.
+    /// Models the port's thread, until it has met this number of requests.
     fn run(&self, requests: u64) {
         let mut all = 0;
         while !self.flushes.is_done(requests) {

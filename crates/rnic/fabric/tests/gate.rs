@@ -1,5 +1,5 @@
-//! All interleavings of threads that open descriptors and threads that fork. No fork happens between the opening of a
-//! descriptor and its entry in the list.
+//! Test of all interleavings of threads that open descriptors and threads that fork. No thread may fork while another
+//! thread has opened a descriptor and not yet listed it.
 
 #[allow(dead_code)] // the models do not use the child's code
 #[path = "../src/shm/gate.rs"]
@@ -15,15 +15,15 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use model::AtomicU32;
 
-/// Maximum number of preemptions of one run.
+/// Maximum number of preemptions in one interleaving.
 const PREEMPTIONS: usize = 3;
 
-/// Maximum number of naps of a thread. The limit ends runs in which two threads wait for each other in turn.
+/// Maximum number of naps of a thread. The limit ends interleavings in which two threads wait for each other in turn.
 const NAPS: usize = 2;
 
 struct World {
     gate: Gate,
-    /// Number of open descriptors, and number of listed ones.
+    /// Number of open descriptors, and number of listed descriptors.
     descriptors: UnsafeCell<(u32, u32)>,
 }
 
@@ -32,7 +32,7 @@ unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
-/// Naps up to a number of times. Returns false after the last one.
+/// Returns a function that models a nap: the function decrements `left`, and returns false once `left` is 0.
 fn nap(left: &mut usize) -> impl FnMut() -> bool {
     || {
         loom::thread::yield_now();
@@ -47,7 +47,7 @@ impl World {
         Arc::new(Self { gate, descriptors: UnsafeCell::new((0, 0)) })
     }
 
-    /// Opens a descriptor and lists it, unless the thread has used up its naps.
+    /// Models a thread that opens and lists a descriptor. Does nothing if the thread has used up its naps.
     fn open(&self) {
         let mut left = NAPS;
         self.gate.begin_opening(nap(&mut left));
@@ -60,7 +60,7 @@ impl World {
         self.gate.end_opening();
     }
 
-    /// Forks, unless the thread has used up its naps.
+    /// Models a thread that forks. Checks nothing if the thread has used up its naps.
     fn fork(&self) {
         let mut left = NAPS;
         self.gate.begin_forking(nap(&mut left));

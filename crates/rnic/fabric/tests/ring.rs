@@ -1,4 +1,5 @@
-//! The ring of shared memory: all interleavings of a writer and a reader, and one side that writes arbitrary values.
+//! Tests of the ring in shared memory: all interleavings of a writer and a reader, and a hostile process that writes
+//! arbitrary values.
 
 #[allow(dead_code)] // the models do not use all parts
 #[path = "../src/shm/ring.rs"]
@@ -13,14 +14,15 @@ use loom::sync::{Arc, Condvar, Mutex};
 use proptest::prelude::*;
 use ring::{Header, LINE_BYTES, Memory, Reader, Record, WORD_BYTES, Writer};
 
-/// Maximum bytes of a record that takes one line.
+/// Maximum bytes of packets in a record that takes one cache line.
 const ONE_LINE: usize = LINE_BYTES - WORD_BYTES;
 
 fn header(total_bytes: usize) -> Header {
     Header { total_bytes, segment_bytes: total_bytes, traffic_class: 0, hop_limit: 64 }
 }
 
-/// A ring for records of one line, in which the model checker sees each access that may race with the other side.
+/// A ring for records of one cache line. Its memory consists of cells and atomics of the model checker, which detects
+/// races between writer and reader.
 struct Lines {
     words: [AtomicU64; Self::COUNT],
     packets: [UnsafeCell<[u8; ONE_LINE]>; Self::COUNT],
@@ -145,7 +147,7 @@ fn a_ring_that_gives_its_memory_back_loses_nothing() {
                 while !writer.push(header(3), [&[number; 3][..]].into_iter()) {
                     loom::thread::yield_now();
                 }
-                // The writer may do this at any time, whatever the reader does.
+                // The writer may call `give_back` at any time, whatever the reader does.
                 writer.give_back();
             }
         });
@@ -179,7 +181,7 @@ fn a_reader_that_sleeps_is_woken() {
             }
         });
         let mut reader = Reader::new(memory);
-        // The model checker reports a run in which this waits forever.
+        // If the reader waits here forever, the model checker reports a deadlock.
         if reader.arm() {
             let mut rung = bell.0.lock().unwrap();
             while !*rung {
@@ -191,7 +193,7 @@ fn a_reader_that_sleeps_is_woken() {
     });
 }
 
-/// A ring of bytes that accepts arbitrary writes. An access outside panics.
+/// A ring of bytes in which a test may write arbitrary values. An access outside the ring panics.
 #[derive(Clone)]
 struct Bytes(Rc<Store>);
 
@@ -344,7 +346,7 @@ proptest! {
     #[test]
     fn hostile_writes_yield_only_runs_of_valid_length(steps in prop::collection::vec(any_step(), 0..200)) {
         let (_, popped) = run(&steps);
-        // Each pop returns at most one run, and each run is one that a link may pass on.
+        // Each pop returns at most one run, with valid lengths.
         prop_assert!(popped.len() <= steps.len());
         prop_assert!(popped.iter().all(|run| (1..=doorbell_rnic::MAX_RUN_BYTES).contains(&run.len())));
     }
@@ -362,7 +364,7 @@ fn a_full_ring_takes_records_only_after_a_release() {
     assert!(!push(&mut writer), "the ring reused a record that was not released");
     reader.release();
     assert!(push(&mut writer));
-    // The writer ignores a reader's position before the last one, and a position where no record was written.
+    // The writer ignores a position before the reader's last position, and a position beyond the writer's own.
     for nonsense in [0, u64::MAX, 1 << 40] {
         memory.set_head(nonsense);
         assert!(!push(&mut writer), "{nonsense}");

@@ -1,5 +1,5 @@
-//! All interleavings of callers that leave work and a thread that goes to sleep. In each order, a thread takes over the
-//! work. The model checker fails a run in which all threads sleep.
+//! Test of all interleavings of callers that leave work and a thread that goes to sleep. In each interleaving, the
+//! thread must do the work. If all threads sleep, the model checker reports a deadlock.
 
 #[allow(dead_code)] // the models do not use all parts
 #[path = "../src/progress/wake.rs"]
@@ -13,7 +13,7 @@ use loom::sync::atomic::Ordering;
 use loom::sync::{Arc, Condvar, Mutex};
 use wake::{NEVER, Wakeups};
 
-/// Model of the eventfd: a kick stays until the thread takes it.
+/// Model of the eventfd. A kick stays until the thread resets it.
 struct Kick {
     kicked: Mutex<bool>,
     changed: Condvar,
@@ -22,7 +22,7 @@ struct Kick {
 struct World {
     wakeups: Wakeups,
     kick: Kick,
-    /// The engine: its deadline, and whether its link is full.
+    /// State of the engine: its deadline, and whether its link is full.
     engine: Mutex<(u64, bool)>,
 }
 
@@ -40,7 +40,7 @@ impl World {
         self.kick.changed.notify_one();
     }
 
-    /// Models the thread's sleep, which only a kick ends.
+    /// Models a sleep of the thread that only a kick ends.
     fn sleep(&self) {
         let mut kicked = self.kick.kicked.lock().unwrap();
         while !*kicked {
@@ -49,7 +49,7 @@ impl World {
         *kicked = false;
     }
 
-    /// Models a caller: changes the engine and leaves it.
+    /// Models a caller that changes the engine and then calls `Wakeups::leave`.
     fn call(&self, change: impl FnOnce(&mut (u64, bool))) {
         let mut engine = self.engine.lock().unwrap();
         change(&mut engine);
@@ -71,13 +71,13 @@ fn a_deadline_is_never_slept_past() {
                 let world = Arc::clone(&world);
                 move || world.call(|engine| engine.0 = DEADLINE_NS)
             }),
-            // Another caller changes nothing, but leaves with the state that it saw.
+            // Another caller changes nothing, but also calls `leave` with the state that it has read.
             loom::thread::spawn({
                 let world = Arc::clone(&world);
                 move || world.call(|_| ())
             }),
         ];
-        // The thread runs until it would sleep no longer than the deadline.
+        // Model the thread until it would sleep no longer than the deadline.
         loop {
             let until_ns = world.wakeups.deadline_ns();
             if until_ns == DEADLINE_NS {
@@ -139,7 +139,7 @@ fn sleeping_after_lingering_interrupts_a_nap() {
     });
 }
 
-/// Models a caller that polled and goes to sleep. The thread must then handle the packet.
+/// Models a caller that has polled and then sleeps. The thread must handle the packet that arrives.
 fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + 'static) {
     loom::model(move || {
         let world = World::new();
@@ -153,7 +153,7 @@ fn sleeps_until_notified(goes_to_sleep: impl Fn(&World) + Send + Sync + Copy + '
                 }
             }
         });
-        // A packet is in the socket all the time, so watching ends immediately.
+        // The socket always contains a packet, so watching the socket ends immediately.
         loop {
             let _ = world.wakeups.start_watching(NEVER, false);
             world.wakeups.wake_up();

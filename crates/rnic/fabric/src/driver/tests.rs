@@ -10,7 +10,7 @@ use doorbell_wire::{PathMtu, Psn, Qpn};
 use super::*;
 use crate::link::LinkProperties;
 
-/// A link whose socket fails.
+/// A link whose `receive` or `transmit` fails.
 #[derive(Clone, Copy, Debug)]
 struct Broken;
 
@@ -32,7 +32,7 @@ impl Link for Broken {
     }
 }
 
-/// A link that waits for the address of one destination.
+/// A link that waits for the route to one destination.
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     awaits: IpAddr,

@@ -1,35 +1,35 @@
-//! Plans of faults, and their text form.
+//! Plans of injected faults, and their text form.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Maximum delay of a plan: a minute.
+/// Maximum delay of packets in a plan, in nanoseconds: one minute.
 const MAX_DELAY_NS: u64 = 60_000_000_000;
 
-/// Kinds and frequencies of the faults of inbound packets.
+/// Plan of the faults that a link injects into inbound packets.
 ///
-/// As text: `drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7`, in any order, each at most once.
-/// Omitted options are 0.
+/// The text form is `drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7`. Options may have any
+/// order, and each is allowed once. Omitted options are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultPlan {
     /// The share of packets that are dropped.
     pub drop: f64,
     /// The share of packets that arrive twice.
     pub duplicate: f64,
-    /// The share of packets that are held back until some later ones have passed.
+    /// The share of packets that are held back until one to four later packets have passed them.
     pub reorder: f64,
-    /// The share of packets of which one bit is flipped.
+    /// The share of packets in which one bit is flipped.
     pub corrupt: f64,
     /// Additional latency of each packet.
     pub delay_ns: u64,
-    /// Seed of the random decisions: the same plan does the same to the same packets.
+    /// Seed of the random decisions. With the same plan, the same sequence of packets suffers the same faults.
     pub seed: u64,
 }
 
 impl FaultPlan {
-    /// Returns whether the plan has no fault.
+    /// Returns whether the plan injects no faults.
     pub fn is_empty(&self) -> bool {
         Self { seed: 0, ..*self } == Self::default()
     }
@@ -101,7 +101,8 @@ impl FromStr for FaultPlan {
     }
 }
 
-/// Writes the plan in the form that `from_str` reads. The seed is always included, since it replays the plan.
+/// Writes the plan in the form that `from_str` parses. The seed is always included, since it is needed to replay the
+/// plan.
 impl fmt::Display for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shares =
@@ -120,12 +121,12 @@ impl fmt::Display for FaultPlan {
     }
 }
 
-/// The units of a delay, the largest first. The names of all others end in the last one.
+/// The units of a delay, the largest first.
 const UNITS_NS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
 fn parse_probability(option: &str, value: &str) -> Result<f64, FaultPlanError> {
     match value.parse::<f64>() {
-        // The sum with zero turns minus zero into zero.
+        // The addition of 0.0 turns -0.0 into 0.0.
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share + 0.0),
         _ => Err(FaultPlanError::Probability { option: option.into(), value: value.into() }),
     }
@@ -141,8 +142,8 @@ fn parse_delay(value: &str) -> Result<u64, FaultPlanError> {
         .ok_or_else(|| FaultPlanError::Delay(value.into()))
 }
 
-/// Parses a decimal number of units exactly. Returns `None` if the text is no number, or no whole number of
-/// nanoseconds.
+/// Parses a decimal number of units and returns nanoseconds. Returns `None` if the text is no number, or if the result
+/// is no whole number.
 fn parse_decimal(number: &str, unit_ns: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() {

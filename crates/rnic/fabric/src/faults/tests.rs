@@ -10,7 +10,7 @@ fn address(host: u8) -> IpAddr {
     [10, 0, 0, host].into()
 }
 
-/// Returns two ends without latency, of which the second injects faults.
+/// Returns two links on a network without latency. The second link injects faults.
 fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
     let options = MemoryOptions { latency_ns: 0, sealed, ..MemoryOptions::default() };
     let network = MemoryNetwork::new(options);
@@ -18,7 +18,7 @@ fn pair(plan: &str, sealed: bool) -> (MemoryLink, Faults<MemoryLink>) {
     (network.attach(address(1)), Faults::new(network.attach(address(2)), plan))
 }
 
-/// Sends packets in batches of 100 at 1 us intervals. Receives all of them, including the delayed ones.
+/// Sends packets in batches of 100 at intervals of 1 us. Receives all packets, including delayed packets.
 fn run(plan: &str, packets: usize) -> (Vec<Vec<u8>>, FaultCounters) {
     let (mut a, mut b) = pair(plan, true);
     let (mut now_ns, mut runs) = (0, Vec::<OwnedRun>::new());

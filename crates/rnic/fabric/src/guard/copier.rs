@@ -1,4 +1,4 @@
-//! Copies by the kernel, which checks the mappings.
+//! Copies by the kernel, which fail if a page is not mapped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use super::paging::bring_in;
 /// Copies within this process by `process_vm_writev`.
 pub(super) struct KernelCopier;
 
-/// Whether the kernel, or a sandbox, refuses `process_vm_writev`.
+/// Whether the kernel or a sandbox has refused `process_vm_writev`.
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
 impl Copier for KernelCopier {
@@ -20,11 +20,11 @@ impl Copier for KernelCopier {
         if !IS_REFUSED.load(Ordering::Relaxed) {
             let local = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: length };
             let remote = libc::iovec { iov_base: to.cast(), iov_len: length };
-            // SAFETY: both ranges are of this process, and the kernel checks that they are mapped. The caller
-            // promised that they may be read and written.
+            // SAFETY: both ranges belong to this process, and the kernel checks that they are mapped. By the contract
+            // of `copy`, the ranges may be read and written.
             let copied =
                 unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
-            // The call stops at the first page that is gone.
+            // The call stops at the first page that it cannot access.
             if let Ok(copied) = usize::try_from(copied) {
                 return copied == length;
             }
@@ -33,11 +33,13 @@ impl Copier for KernelCopier {
                 _ => return false,
             }
         }
-        // A range that another thread unmaps between check and copy still ends the process.
+        // Without `process_vm_writev`, check both ranges and then copy. If another thread unmaps a range between check
+        // and copy, the process still ends.
         if bring_in(from.cast_mut(), length, false).is_err() || bring_in(to, length, true).is_err() {
             return false;
         }
-        // SAFETY: both ranges were mapped a moment ago. The caller promised that they may be read and written.
+        // SAFETY: the check above found both ranges mapped. By the contract of `copy`, the ranges may be read and
+        // written.
         unsafe { std::ptr::copy(from, to, length) };
         true
     }

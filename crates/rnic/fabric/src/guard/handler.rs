@@ -1,7 +1,8 @@
-//! The handler of SIGSEGV and SIGBUS, and the program's handlers that it calls.
+//! The handler of SIGSEGV and SIGBUS, and the program's actions for these signals.
 //!
-//! The handler lands faults of the RNIC's copies. For all others, it calls the program's handler as the kernel would,
-//! or takes the default action. All functions that a handler calls here are async-signal-safe.
+//! If the RNIC's copy code faults, the handler makes it continue at its landing. For all other faults, the handler
+//! calls the program's handler as the kernel would, or takes the default action. The handler calls only
+//! async-signal-safe functions.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -13,16 +14,16 @@ use doorbell_rnic::GuardedCode;
 
 use super::FAULTS;
 
-/// A program's action for a signal, in pieces that a handler can read at any time.
+/// A program's action for a signal, in atomics that a signal handler can read at any time.
 ///
-/// A fault that comes while another thread changes the action may find pieces of both.
+/// If a fault occurs while another thread changes the action, the handler may read a mix of the old and the new action.
 struct Program {
     handler: AtomicUsize,
     flags: AtomicI32,
-    /// The first 64 signals of the set to block.
+    /// The first 64 signals of `sa_mask`, one bit each.
     mask: AtomicU64,
-    /// Whether the program installed the handler by a system call in place of ours. Such a handler may call ours for a
-    /// fault that it does not know, as Go's runtime does.
+    /// Whether the program has replaced the handler of this module by a system call. The program's handler may then
+    /// call the replaced handler for faults that it does not know, as Go's runtime does.
     may_call_ours: AtomicBool,
 }
 
@@ -39,7 +40,7 @@ impl Program {
 
 static PROGRAMS: [Program; FAULTS.len()] = [const { Program::new() }; FAULTS.len()];
 
-/// The action that a program asks for, in the format of `sigaction`.
+/// A program's action for a signal, in the format of `sigaction`.
 pub type Action = libc::sigaction;
 
 fn program(signal: c_int) -> Option<&'static Program> {
@@ -60,14 +61,14 @@ impl Program {
         action.sa_flags = self.flags.load(Ordering::Relaxed);
         let mask = self.mask.load(Ordering::Relaxed);
         for signal in (1..=64).filter(|signal| mask & (1 << (signal - 1)) != 0) {
-            // SAFETY: the set is valid; a signal that does not exist is refused.
+            // SAFETY: the set is valid, and the function rejects signals that do not exist.
             unsafe { libc::sigaddset(&raw mut action.sa_mask, signal) };
         }
         action
     }
 }
 
-/// Returns the first 64 signals of a set.
+/// Returns the first 64 signals of a set, one bit each.
 fn bits(set: &libc::sigset_t) -> u64 {
     // SAFETY: the set is valid.
     let is_member = |signal: &c_int| unsafe { libc::sigismember(set, *signal) } == 1;
@@ -76,7 +77,7 @@ fn bits(set: &libc::sigset_t) -> u64 {
 
 type Sigaction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
-/// Calls the next function `sigaction` after this library: a preloaded library may define one of its own.
+/// Calls the next function `sigaction` in the dynamic linker's order, since a preloaded library may define another one.
 fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> io::Result<()> {
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     let mut real = REAL.load(Ordering::Relaxed);
@@ -88,18 +89,17 @@ fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> i
         }
         REAL.store(real, Ordering::Relaxed);
     }
-    // SAFETY: the function of this name has this type.
+    // SAFETY: the symbol `sigaction` is a function of this type.
     let real: Sigaction = unsafe { mem::transmute(real) };
     let (new, old) = (new.map_or(ptr::null(), ptr::from_ref), old.map_or(ptr::null_mut(), ptr::from_mut));
-    // SAFETY: the structures outlive the call. The handler that this module installs keeps the rules of signal
-    // handlers.
+    // SAFETY: the structures outlive the call. The handler of this module calls only async-signal-safe functions.
     match unsafe { real(signal, new, old) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Installs the handlers that are missing. Returns whether other code had replaced one of them.
+/// Installs the handler for both signals, where it is not installed. Returns whether any was not installed.
 pub(super) fn install() -> io::Result<bool> {
     if GuardedCode::own().is_none() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this machine has no landing code"));
@@ -120,7 +120,8 @@ pub(super) fn install() -> io::Result<bool> {
         // SAFETY: as in `Program::get`.
         let mut own: Action = unsafe { mem::zeroed() };
         own.sa_sigaction = own_handler();
-        // The handler also lands a fault in a program's handler, so the signal is not blocked meanwhile.
+        // A program's handler that this handler calls may use an RNIC and fault. So the signal must not be blocked
+        // meanwhile (SA_NODEFER).
         own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART;
         sigaction(signal, Some(&own), None)?;
     }
@@ -130,12 +131,13 @@ pub(super) fn install() -> io::Result<bool> {
     Ok(replaced)
 }
 
-/// Unblocks the two signals in handlers of other signals, so that these handlers survive faults.
+/// Removes SIGSEGV and SIGBUS from the masks of handlers of other signals, so that faults in these handlers do not end
+/// the process.
 fn unblock_in_handlers() {
     for signal in (1..=libc::SIGRTMAX()).filter(|&signal| program(signal).is_none()) {
         // SAFETY: as in `Program::get`.
         let mut action: Action = unsafe { mem::zeroed() };
-        // The C library refuses the signals that it keeps for itself.
+        // The C library rejects signals that it reserves for itself.
         if sigaction(signal, None, Some(&mut action)).is_err() {
             continue;
         }
@@ -154,10 +156,10 @@ fn own_handler() -> usize {
     on_fault as *const () as usize
 }
 
-/// Exchanges the program's action for one of the two signals, as `sigaction` would without the handlers of this module.
+/// Exchanges the program's action for SIGSEGV or SIGBUS, as `sigaction` would without the handlers of this module.
 ///
-/// Returns false if the handlers are not installed or the signal is another one. Then the caller uses the C library's
-/// function.
+/// Returns false for other signals, or if the handlers are not installed. Then the caller must call the C library's
+/// `sigaction`.
 pub fn exchange_action(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> bool {
     let Some(program) = program(signal).filter(|_| super::has_handlers()) else { return false };
     let before = program.get();
@@ -172,7 +174,7 @@ pub fn exchange_action(signal: c_int, new: Option<&Action>, old: Option<&mut Act
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel's arguments of a handler with SA_SIGINFO.
+    // SAFETY: the kernel passed these arguments to a handler with SA_SIGINFO.
     unsafe {
         if !land(&*info, context) {
             pass_on(signal, info, context);
@@ -180,21 +182,21 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     }
 }
 
-/// Makes a faulting copy of the RNIC continue at its landing. Returns false for all other faults.
+/// If the RNIC's copy code faulted, makes it continue at its landing. Returns false for all other faults.
 ///
 /// # Safety
 ///
 /// `context` is the context that the kernel passed to the handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn land(info: &libc::siginfo_t, context: *mut c_void) -> bool {
-    /// `si_code` of a signal that the kernel sends without an address. Linux defines it; the crate libc does not.
+    /// `si_code` of a signal that the kernel sends without an address. The crate libc does not define this constant.
     const SI_KERNEL: c_int = 0x80;
     let Some(code) = GuardedCode::own() else { return false };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `context` is the context of the kernel.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let at = |register: c_int| registers[register as usize] as usize;
     if info.si_code <= 0 || !(code.start..code.end).contains(&at(libc::REG_RIP)) {
-        return false; // sent by a process, or a fault of other code
+        return false; // a process sent the signal, or other code faulted
     }
     let (start, length) = (at(libc::REG_R8), at(libc::REG_R9));
     // SAFETY: the kernel reports a fault, which has an address.
@@ -211,7 +213,7 @@ unsafe fn land(_: &libc::siginfo_t, _: *mut c_void) -> bool {
     false
 }
 
-/// Takes the program's action for a signal.
+/// Carries out the program's action for a signal.
 ///
 /// # Safety
 ///
@@ -236,24 +238,25 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     }
     block(program.mask.load(Ordering::Relaxed));
     PASSED_ON.set(context);
-    // SAFETY: the program declared that this is a handler. A handler without SA_SIGINFO ignores the other arguments,
-    // which are in registers. The kernel restores the mask when this handler returns.
+    // SAFETY: the program registered this address as a handler. A handler without SA_SIGINFO ignores the second and
+    // third argument, which are in registers. The kernel restores the signal mask when `on_fault` returns.
     unsafe { mem::transmute::<usize, Handler>(handler)(signal, info, context) };
     PASSED_ON.set(ptr::null_mut());
 }
 
 thread_local! {
-    /// Context of the fault for which the program's handler is called. A handler that leaves by `longjmp` does not
-    /// reset it, so it counts only if the handler may call ours.
+    /// Context of the fault for which the program's handler is running. A handler that leaves by `longjmp` does not
+    /// reset this value, so `pass_on` uses the value only if `may_call_ours` is true.
     static PASSED_ON: Cell<*mut c_void> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Blocks the signals of a program's action, except the two that the handlers need.
+/// Blocks the signals in the mask of a program's action, except SIGSEGV and SIGBUS.
 fn block(mask: u64) {
     const KERNEL_SET_BYTES: usize = size_of::<u64>();
     let needed = FAULTS.iter().fold(0, |bits, &fault| bits | 1_u64 << (fault as c_int - 1));
     let mask = mask & !needed;
-    // SAFETY: the kernel's set has this size. The C library's function may be replaced by a preloaded one.
+    // SAFETY: the kernel's signal set has `KERNEL_SET_BYTES` bytes. The code makes the system call directly, since a
+    // preloaded library may replace the C library's function.
     unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
@@ -265,7 +268,7 @@ fn block(mask: u64) {
     };
 }
 
-/// Takes the default action, which ends the process, at the place of the fault.
+/// Restores the default action, so that the signal ends the process at the place of the fault.
 ///
 /// # Safety
 ///
@@ -275,9 +278,9 @@ unsafe fn end_by_default(signal: c_int, is_sent: bool, info: *mut libc::siginfo_
     let default: Action = unsafe { mem::zeroed() };
     let _ = sigaction(signal, Some(&default), None);
     if is_sent {
-        // Queues the signal again with the same information.
+        // A process has sent this signal. Queue the signal again with the same information.
         // SAFETY: the kernel's argument, for the calling thread.
         unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info) };
     }
-    // The instruction faults again when the handler returns.
+    // Otherwise, the faulting instruction faults again when the handler returns.
 }

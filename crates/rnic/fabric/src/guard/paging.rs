@@ -1,4 +1,4 @@
-//! Queries to the kernel about the presence of memory.
+//! Requests to the kernel to bring pages into memory.
 
 use std::ffi::c_void;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use doorbell_rnic::Pager;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Memory of this process, for regions that are paged on demand.
+/// [`Pager`] of this process's memory, for memory regions that are paged on demand.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnMemory;
 
@@ -17,11 +17,11 @@ impl Pager for OwnMemory {
     }
 }
 
-/// Brings pages of this process's memory in, so that they can be read, or also written.
+/// Brings pages of this process into memory, so that they can be read. If `written` is true, they can also be written.
 ///
 /// # Errors
 ///
-/// The process has no such memory, may not access it that way, or runs on a kernel before 5.14.
+/// A page of the range is not mapped or does not allow the access, or the kernel is older than 5.14.
 pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
     if length == 0 {
         return Ok(());
@@ -38,7 +38,7 @@ pub fn bring_in(base: *mut u8, length: usize, written: bool) -> io::Result<()> {
     }
 }
 
-/// Returns whether the kernel can [`bring_in`] pages.
+/// Returns whether the kernel supports [`bring_in`].
 pub fn can_bring_in() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| bring_in((&raw const CAN).cast_mut().cast(), 1, false).is_ok())

@@ -14,7 +14,7 @@ use super::*;
 const PAGE: usize = 4096;
 const PD: PdId = PdId(1);
 
-/// Four pages of a file, and a region over them.
+/// A mapping of four pages of a file, and a memory region over these pages.
 struct Pages {
     file: OwnedFd,
     base: NonNull<std::ffi::c_void>,

@@ -1,7 +1,8 @@
-//! The file of a capture: pcapng with one section and one interface, whose times are nanoseconds.
+//! The file of a capture, in the format pcapng, with one section and one interface. Times have a resolution of
+//! nanoseconds.
 //!
-//! pcap has no place for a frame's direction, nor for a comment. Programs recognise both formats by the first bytes,
-//! not by the file's name.
+//! The older format pcap cannot store the direction of a frame or a comment. Programs recognise the format by the first
+//! bytes of the file, so the file's name may end in `.pcap`.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -9,10 +10,10 @@ use std::time::Duration;
 
 use doorbell_wire::{Encapsulation, FaultMarks, Outer};
 
-/// Size in memory at which the gathered blocks go to the file.
+/// Size of the buffered blocks in bytes at which they are written to the file.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Frame length that the file announces as its maximum. All frames are shorter.
+/// Maximum frame length that the file's header states. All frames are shorter.
 const SNAP_LEN: u32 = 1 << 18;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
@@ -29,10 +30,10 @@ const FLAGS: u16 = 2;
 const USER_APPLICATION: u16 = 4;
 const TIME_RESOLUTION: u16 = 9;
 
-/// Direction of a frame, with the numbers of pcapng's flags.
+/// Direction of a frame. The values are those of the flags in pcapng.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameDirection {
-    /// The capture does not know the direction, or was made between both ends.
+    /// The direction is unknown, for example because the capture was made between the two devices.
     Unknown = 0,
     /// The device received the frame.
     Inbound = 1,
@@ -40,10 +41,10 @@ pub enum FrameDirection {
     Outbound = 2,
 }
 
-/// Facts about a frame besides its bytes.
+/// Metadata of a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameNotes {
-    /// Time since 1970.
+    /// Time of the frame, since 1970.
     pub at: Duration,
     /// Direction of the frame.
     pub direction: FrameDirection,
@@ -51,22 +52,23 @@ pub struct FrameNotes {
     pub faults: FaultMarks,
 }
 
-/// A capture of RoCE v2 packets, as the Ethernet frames in which they travel. Locally administered MAC addresses are
-/// derived from the IP addresses.
+/// A file of RoCE v2 packets as Ethernet frames. The MAC addresses are locally administered and derived from the IP
+/// addresses.
 ///
-/// The file is gathered in memory, up to a mebibyte. [`flush`](Self::flush) writes it; dropping does not.
+/// Up to 1 MiB of the file is buffered in memory. [`flush`](Self::flush) writes the buffer. Dropping the value does
+/// not.
 pub struct PcapFile {
     to: Box<dyn Write + Send>,
     buffer: Vec<u8>,
 }
 
 impl PcapFile {
-    /// Begins a file.
+    /// Begins a file: adds its header to the buffer.
     pub fn new(to: impl Write + Send + 'static) -> Self {
         let mut file = Self { to: Box::new(to), buffer: Vec::new() };
         file.block(SECTION_HEADER, |file| {
             file.put(&BYTE_ORDER_MAGIC.to_le_bytes());
-            // Version 1.0, and a length that is not known yet.
+            // Version 1.0, and a section of unspecified length.
             file.put(&1_u16.to_le_bytes());
             file.put(&0_u16.to_le_bytes());
             file.put(&u64::MAX.to_le_bytes());
@@ -82,12 +84,12 @@ impl PcapFile {
         file
     }
 
-    /// Adds a packet (from its BTH on). `ports` are the UDP source and destination port. `icrc` follows the packet if
-    /// the packet does not end in one.
+    /// Adds a packet, which begins with its BTH, as a frame. The ports are the UDP source and destination port. `icrc`
+    /// is appended to the packet; it is empty if the packet ends in an ICRC.
     ///
     /// # Errors
     ///
-    /// The gathered part of the file cannot be written.
+    /// The buffer was full and could not be written to the file.
     ///
     /// # Panics
     ///
@@ -106,7 +108,7 @@ impl PcapFile {
         let frame_len = (header_len + packet.len() + icrc.len()) as u32;
         let time = notes.at.as_nanos() as u64;
         self.block(ENHANCED_PACKET, |file| {
-            // The first and only interface; then the length as captured and on the link.
+            // The index of the interface, the time, and the frame's length as captured and on the network.
             for field in [0, (time >> 32) as u32, time as u32, frame_len, frame_len] {
                 file.put(&field.to_le_bytes());
             }
@@ -130,18 +132,18 @@ impl PcapFile {
         if self.buffer.len() < BUFFER_BYTES { Ok(()) } else { self.flush() }
     }
 
-    /// Writes the gathered part of the file.
+    /// Writes the buffered part of the file.
     ///
     /// # Errors
     ///
-    /// The system refuses the write. The gathered part is lost, and the file may hold a piece of it.
+    /// The write failed. The buffered part is lost, and the file may contain a fragment of it.
     pub fn flush(&mut self) -> io::Result<()> {
         let written = self.to.write_all(&self.buffer).and_then(|()| self.to.flush());
         self.buffer.clear();
         written
     }
 
-    /// Adds a block, with its length at both ends.
+    /// Adds a block, whose length precedes and follows the body.
     fn block(&mut self, kind: u32, body: impl FnOnce(&mut Self)) {
         let at = self.buffer.len();
         self.put(&kind.to_le_bytes());
@@ -163,7 +165,7 @@ impl PcapFile {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Pads to a multiple of four, at which all blocks start.
+    /// Pads the buffer to a multiple of four bytes, since blocks and options begin there.
     fn pad(&mut self) {
         self.buffer.resize(self.buffer.len().next_multiple_of(4), 0);
     }
@@ -175,8 +177,8 @@ impl std::fmt::Debug for PcapFile {
     }
 }
 
-/// Returns a locally administered unicast MAC address, derived from an IP address: all bytes of IPv4, the last bytes
-/// of IPv6. For a multicast group, returns the address of the group (RFC 1112, 6.4, and RFC 2464, 7).
+/// Returns a locally administered unicast MAC address that contains the bytes of an IPv4 address, or the last five
+/// bytes of an IPv6 address. For a multicast group, returns the group's MAC address (RFC 1112, 6.4, and RFC 2464, 7).
 pub(super) fn mac_of(address: IpAddr) -> [u8; 6] {
     match address.to_canonical() {
         IpAddr::V4(v4) if v4.is_multicast() => {

@@ -16,7 +16,7 @@ const PORT: u16 = 4791;
 
 const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
-/// A file in memory with a maximum size, which a test can read.
+/// A file in memory that a test can read. Writes beyond its maximum size fail.
 #[derive(Clone)]
 struct BoundedFile(Arc<Mutex<Vec<u8>>>, usize);
 
@@ -89,7 +89,7 @@ fn capture<L: Link>(link: L, host: u8, file: &BoundedFile) -> Pcap<L> {
     Pcap::new(link, address(host), PORT, file.clone(), |now_ns| EPOCH + Duration::from_nanos(now_ns)).unwrap()
 }
 
-/// Returns the packet in a frame, after a check of its ICRC with the frame's identification.
+/// Checks the ICRC in a frame with the frame's identification. Returns the outer headers and the packet.
 fn packet_in(frame: &[u8]) -> (Outer, Vec<u8>) {
     let frame = parse_frame(frame).unwrap();
     let (outer, ports) = (frame.outer, frame.encapsulation);
@@ -141,7 +141,7 @@ fn both_ends_capture_the_same_packets_with_right_icrcs() {
 fn runs_of_one_turn_have_separate_times() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
-    // A clock that advances by one with each call.
+    // This clock advances by one nanosecond with each call.
     let looks = std::sync::atomic::AtomicU64::new(0);
     let clock = move |_| EPOCH + Duration::from_nanos(looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
     let mut b = Pcap::new(b, address(2), PORT, file.clone(), clock).unwrap();
@@ -149,7 +149,7 @@ fn runs_of_one_turn_have_separate_times() {
         transmit_all(&mut a, 0, &batch_of(address(2), &lengths));
     }
     let answer = batch_of(address(1), &[32]);
-    // In one turn, two runs arrive and one packet is sent, all with the same `now_ns`.
+    // Two runs arrive and one packet is sent, all with the same `now_ns`.
     assert_eq!(receive_all(&mut b, 7).len(), 2);
     transmit_all(&mut b, 7, &answer);
     drop(b);
@@ -164,7 +164,7 @@ fn runs_of_one_turn_have_separate_times() {
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
-    // If every other packet is lost, the position within a run does not identify a packet.
+    // Half of the packets are dropped, so the position of a packet in a run is not its original index.
     let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
@@ -184,7 +184,7 @@ fn the_identification_of_a_received_packet_is_found() {
 
 #[test]
 fn captured_packets_reach_the_file_in_bounded_time() {
-    // The documentation promises this bound on the loss of a process that is killed.
+    // Maximum age of unwritten packets, which the documentation of [`Pcap`] promises.
     const BOUND_NS: u64 = 10_000_000;
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
@@ -192,7 +192,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, None));
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));
     receive_all(&mut b, 7);
-    // The driver calls again at that time, with or without new packets.
+    // The driver calls `receive` at the deadline, with or without new packets.
     assert_eq!((file.frames().len(), b.poll_timeout()), (0, Some(7 + BOUND_NS)));
     receive_all(&mut b, 7 + BOUND_NS);
     assert_eq!((file.frames().len(), b.poll_timeout()), (1, None));
@@ -206,7 +206,7 @@ fn captured_packets_reach_the_file_in_bounded_time() {
 fn records_are_written_when_the_driver_asks() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
-    // Each wrapper passes the call on.
+    // Each wrapper calls `write_records` of the link that it wraps.
     let plan = FaultPlan { seed: 1, ..FaultPlan::default() };
     let mut b: Box<dyn Link> = Box::new(Counted::new(Faults::new(capture(b, 2, &file), plan)));
     assert!(!b.holds_records());
@@ -246,7 +246,7 @@ fn captured_frames_show_their_direction_and_faults() {
         assert_eq!(flags, [vec![1; expected.len()], vec![2]].concat(), "{plan}");
         let with = |mark| expected.iter().filter(|marks| marks.has(mark)).count();
         assert_eq!(arrived, expected.len() - with(FaultMarks::DROPPED), "{plan}");
-        // Without an ICRC, no receiver sees the flipped bit, so such packets count as corrupted only.
+        // Without an ICRC, corrupted packets are dropped too, but the counter `fault_dropped` does not include them.
         let dropped = if sealed { with(FaultMarks::DROPPED) as u64 } else { 0 };
         let expected = LinkCounters {
             fault_dropped: dropped,

@@ -1,5 +1,5 @@
-//! Work before the process ends. Acknowledgements that wait for an answer leave: the program has seen their messages,
-//! and no answer will come. Links write their records, such as captures.
+//! Work before the process ends. The ports send acknowledgements that wait for a reply of the program, since no reply
+//! will follow. Links write their records, such as captured packets.
 
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,26 +12,27 @@ use super::ThreadState;
 use crate::driver::Driver;
 use crate::link::Link;
 
-/// Maximum time that [`flush_before_exit`] waits for the threads. On a busy machine they first wait for a processor.
+/// Maximum time that [`flush_before_exit`] waits for the threads of the ports. On a busy machine, these threads first
+/// wait for a processor.
 const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 
-/// Maximum time that it waits while a lock is never free. The caller may be a signal handler that interrupted the
-/// holder of the lock. Then no thread ever gets the lock.
+/// Maximum time that [`flush_before_exit`] waits for a lock. The caller may be a signal handler that interrupted the
+/// holder of the lock. Then the lock is never released.
 const FREE_WITHIN: Duration = Duration::from_millis(50);
 
-/// Maximum number of generations of forked processes that may each open devices of their own. Deeper generations send
-/// nothing before their process ends.
+/// Maximum number of processes in a chain of forks that may each open devices. In deeper processes,
+/// [`flush_before_exit`] does nothing.
 const MAX_GENERATIONS: usize = 64;
 
-/// The ports of one process.
+/// The open ports of one process.
 struct Ports {
-    /// The process that owns this entry; 0 if none does.
+    /// ID of the process that owns this entry; 0 if the entry is free.
     pid: AtomicU32,
     open: Mutex<Vec<Arc<ThreadState>>>,
 }
 
-/// The ports of this process and of its ancestors by fork. This process never touches the ancestors' ports, since
-/// another thread may have held their lock during the fork.
+/// The ports of this process and of the processes from which it was forked. This process never accesses the ports of
+/// the others, since another thread may have held their lock during the fork.
 static PORTS: [Ports; MAX_GENERATIONS] =
     [const { Ports { pid: AtomicU32::new(0), open: Mutex::new(Vec::new()) } }; MAX_GENERATIONS];
 
@@ -65,10 +66,11 @@ pub(super) fn remove(shared: &Arc<ThreadState>) {
     }
 }
 
-/// Sends the acknowledgements that all ports of this process hold back, and writes the records that their links hold,
-/// before the process ends. A signal handler may call it: it neither allocates nor waits for a lock. The ports'
-/// threads do the work, for at most two seconds, or for 50 ms if another thread holds a lock all the time. In a
-/// forked or vforked child, it does nothing.
+/// Makes all ports of this process send the acknowledgements that they hold back, and write the records that their
+/// links hold. Call it before the process ends. A signal handler may call it, since the function neither allocates
+/// memory nor blocks on a lock. The threads of the ports do the work. The function waits for them for at most two
+/// seconds, or 50 ms if another thread holds a lock all the time. In a forked or vforked child, the function does
+/// nothing.
 pub fn flush_before_exit() {
     let Some(ports) = own() else { return };
     let begun = Instant::now();
@@ -76,16 +78,16 @@ pub fn flush_before_exit() {
         match ports.open.try_lock() {
             Ok(open) => break open,
             Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-            // Another thread, or the code that this call interrupted, is opening or closing a device.
+            // Another thread is opening or closing a device, or a signal handler has interrupted a thread that was.
             Err(TryLockError::WouldBlock) if begun.elapsed() < FREE_WITHIN => std::thread::yield_now(),
             Err(TryLockError::WouldBlock) => return,
         }
     };
-    // The thread of an abandoned port has ended, so nothing answers a request.
+    // The thread of an abandoned port has ended, so no thread would meet a request.
     for shared in open.iter().filter(|shared| !shared.is_abandoned.load(Ordering::Relaxed)) {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,
-            // The holder of the lock may be about to hold an acknowledgement back.
+            // If another thread holds the lock, it may be about to hold an acknowledgement back.
             _ => shared.flushes.ask(),
         };
         shared.kick();

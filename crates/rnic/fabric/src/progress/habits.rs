@@ -1,55 +1,57 @@
-//! Durations of naps, watching and lingering of the thread, limits for waiting posts and acknowledgements, and the
-//! lessons from unsuccessful naps and lingering.
+//! Parameters of the policy of a port's thread: durations of naps, watching and lingering, and limits for deferred
+//! posts and acknowledgements. Also the back-off after unsuccessful naps and unsuccessful lingering.
 
 use doorbell_rnic::MAX_RUN_PACKETS;
 
-/// The numbers of a policy.
+/// Parameters of a policy. The rules (a) to (f) are in `progress.rs`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
-    /// How long the thread leaves the packets to a caller that polls.
+    /// Duration of the thread's first nap, during which polling callers receive the packets.
     pub(super) nap_ns: u64,
-    /// Longest nap while polls keep coming. While callers are active, the thread sleeps no longer on the socket
-    /// either.
+    /// Maximum duration of a nap while callers poll. Also the maximum time that the thread watches the socket while
+    /// callers are active.
     pub(super) brief_ns: u64,
-    /// Longest nap while callers poll all the time.
+    /// Maximum duration of a nap while callers poll all the time.
     pub(super) longest_nap_ns: u64,
-    /// A caller that polls at least once in this time counts as one that polls all the time.
+    /// Maximum average time between two polls of callers that poll all the time.
     pub(super) polls_all_the_time_ns: u64,
-    /// A program that has armed a notification polls fewer times than this before it sleeps.
+    /// Number of polls since a notification was armed, from which on the program is assumed to go on polling rather
+    /// than to sleep.
     pub(super) polls_before_sleep: u64,
-    /// How long the thread, or a caller that waits for a notification, looks for packets before it sleeps.
+    /// Time that the thread, or a caller that waits for a notification, lingers before it sleeps.
     pub(super) linger_ns: u64,
-    /// Maximum time that a post waits for the caller's next poll or an inbound packet.
+    /// Maximum time that a deferred post waits for the caller's next poll or an inbound packet.
     pub(super) longest_deferral_ns: u64,
-    /// If fewer packets are in flight than two runs have, a post sends once at least this many requests wait.
+    /// Number of waiting packets from which on a post sends, if fewer packets are in flight than two full runs have.
     pub(super) short_run_packets: usize,
-    /// After an acknowledgement was held back for too long, this many polls that receive something hold none back
-    /// beyond a brief sleep of the thread.
+    /// Number of polls with packets that distrust the caller after an acknowledgement was held back for too long. Such
+    /// a poll holds acknowledgements back only if the thread looks again soon.
     pub(super) wary_polls: usize,
-    /// How long the thread takes no nap after two mistaken naps in a row.
+    /// Time without naps after two mistaken naps in a row.
     pub(super) first_penalty_ns: u64,
-    /// Longest penalty while naps stay mistakes.
+    /// Maximum time without naps, if naps continue to be mistakes.
     pub(super) longest_penalty_ns: u64,
-    /// Unsuccessful lingering skips up to 2 to this power, less one, later opportunities.
+    /// Maximum number of doublings in the back-off of lingering. After `n` doublings, the next 2^n - 1 opportunities to
+    /// linger are skipped.
     pub(super) most_doublings: u32,
 }
 
-/// Values for a link through the kernel, where waking a thread costs several microseconds, and on virtual machines as
-/// much as many messages. A link without system calls will need other values.
+/// Parameters for links through the kernel. Waking a thread costs several microseconds, and on virtual machines as much
+/// as many messages.
 pub(super) const HABITS: Habits = Habits {
     nap_ns: 100_000,
-    // Less than peers wait for an acknowledgement. Also soon enough for the deadlines that callers leave, so that
-    // they need not wake the thread.
+    // Shorter than the time after which peers retransmit, and than the deadlines that callers leave. So callers need
+    // not wake the thread for deadlines.
     brief_ns: 300_000,
-    // On some machines, a wake-up by a timer costs as much as many messages.
+    // Naps may be long, since a wake-up by a timer costs as much as many messages on some machines.
     longest_nap_ns: 3_000_000,
     polls_all_the_time_ns: 100_000,
-    // Programs poll each of their queues once more, and the messages that arrived meanwhile.
+    // After arming, programs poll each of their queues once more, and receive the messages that have arrived by then.
     polls_before_sleep: 64,
-    // Time that an idle processor of a virtual machine needs to wake up.
+    // An idle processor of a virtual machine needs about this time to wake up.
     linger_ns: 100_000,
     longest_deferral_ns: 1_000_000,
-    // The peer might be idle before a whole run is posted.
+    // If posts waited for a full run, the peer might be idle until then.
     short_run_packets: MAX_RUN_PACKETS / 2,
     wary_polls: 64,
     first_penalty_ns: 10_000_000,
@@ -58,7 +60,8 @@ pub(super) const HABITS: Habits = Habits {
 };
 
 impl Habits {
-    /// Returns whether posted requests are sent at once (rule (a)).
+    /// Returns whether a post sends immediately (rule (a)), given the number of packets in flight and the number that
+    /// wait.
     #[inline]
     pub(super) fn sends_at_once(&self, in_flight: usize, waiting: usize) -> bool {
         let run = if in_flight < 2 * MAX_RUN_PACKETS { self.short_run_packets } else { MAX_RUN_PACKETS };
@@ -66,10 +69,10 @@ impl Habits {
     }
 }
 
-/// Permission of the thread to leave the packets to callers.
+/// State that decides whether the thread may nap, and leave the packets to callers.
 ///
-/// A caller that polls for a while and then only looks at memory (a WRITE ping-pong does) looks as if it would poll
-/// again. Its packets wait for a whole nap, which reveals such a caller.
+/// Some callers poll for a while and then only read memory, as in a WRITE ping-pong. The thread expects them to poll
+/// again and naps. If packets waited for the whole nap, the nap was a mistake.
 #[derive(Debug, Default)]
 pub(super) struct Naps {
     forbidden_until_ns: u64,
@@ -83,13 +86,13 @@ impl Naps {
         now_ns >= self.forbidden_until_ns
     }
 
-    /// Records that a caller polled during a nap.
+    /// Records that a caller polled during the nap.
     pub(super) fn was_right(&mut self) {
         self.was_wrong = false;
     }
 
-    /// Records that packets waited for a whole nap in which no caller polled. The first time may be chance: the
-    /// caller lost its processor, or was busy.
+    /// Records that packets waited for a whole nap in which no caller polled. A single mistake has no effect: the
+    /// caller may have been busy or without a processor.
     pub(super) fn was_wrong(&mut self, now_ns: u64) {
         if !std::mem::replace(&mut self.was_wrong, true) {
             return;
@@ -101,10 +104,10 @@ impl Naps {
     }
 }
 
-/// Permission to look again and again for as long as sleeping and waking up would take.
+/// State that decides whether to linger: to look for packets again and again for about the time of a wake-up.
 ///
-/// Lingering fails if the next packet is far away or its sender waits for this processor. Then later opportunities
-/// are skipped, twice as many after each failure.
+/// Lingering fails if the next packet arrives late, or if its sender waits for this processor. After each failure,
+/// about twice as many opportunities to linger are skipped.
 #[derive(Debug, Default)]
 pub(super) struct Lingering {
     doublings: u32,
@@ -149,7 +152,7 @@ mod tests {
             now_ns = naps.forbidden_until_ns;
         }
         assert_eq!(naps.penalty_ns, HABITS.longest_penalty_ns);
-        // A mistake long after the last one counts as a first one.
+        // If the last mistake was long ago, the penalty begins with its first value again.
         naps.was_wrong(now_ns + 2 * HABITS.longest_penalty_ns);
         assert_eq!(naps.penalty_ns, HABITS.first_penalty_ns);
     }

@@ -1,7 +1,8 @@
-//! Next action of the thread: rules (d) to (f) as a state machine without a thread, a socket or a clock.
+//! Decisions about the next action of a port's thread: rules (d) to (f) of `progress.rs`, as a state machine without a
+//! thread, socket or clock.
 //!
 //! The thread carries out an [`Action`] and reports its result to the [`Policy`] as an [`Event`]. The policy returns
-//! the next action. A [`Glance`] shows the policy the calls of callers since then.
+//! the next action. A [`Glance`] shows the policy the state of callers and engine.
 
 use std::mem;
 
@@ -11,26 +12,26 @@ use crate::driver::Acks;
 /// Result of the last action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// There was no action yet.
+    /// The thread has started and taken no action yet.
     Started,
-    /// The engine was driven until everything that had arrived was handled.
+    /// The thread has driven the engine until all arrived packets were handled.
     Pumped {
         /// Number of packets.
         packets: usize,
     },
     /// A nap is over.
     Napped {
-        /// Another thread ended it early.
+        /// Whether a caller ended the nap early.
         kicked: bool,
     },
-    /// The socket was watched.
+    /// The thread has watched the socket.
     Watched {
-        /// A packet arrived, or a full link has room again.
+        /// Whether a packet arrived, or a full link has room again.
         ready: bool,
     },
-    /// The thread lingered.
+    /// The thread has lingered.
     Lingered {
-        /// No packet arrived, and no caller polled.
+        /// Whether no packet arrived and no caller polled.
         in_vain: bool,
     },
 }
@@ -38,9 +39,9 @@ pub(super) enum Event {
 /// Next action of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Drive the engine until everything that has arrived is handled.
+    /// Drive the engine until all arrived packets are handled.
     Pump(Acks),
-    /// Sleep without watching the socket: callers drive.
+    /// Sleep without watching the socket, while callers drive the engine.
     Nap {
         /// End of the nap, unless the thread is kicked before.
         until_ns: u64,
@@ -56,9 +57,9 @@ pub(super) enum Action {
     },
     /// Look for packets again and again, unless a caller does.
     Linger {
-        /// Latest end of lingering.
+        /// Time at which lingering ends at the latest.
         until_ns: u64,
-        /// Value of [`Glance::polls`]: a caller that polls changes it.
+        /// Current value of [`Glance::polls`]. Lingering ends when a poll changes the value.
         polls: u64,
     },
 }
@@ -66,9 +67,9 @@ pub(super) enum Action {
 /// State of callers and engine when the policy decides.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Glance {
-    /// Counts polls, and packets that polls received.
+    /// Number of polls plus number of packets that polls received.
     pub(super) polls: u64,
-    /// Counts posts.
+    /// Number of posts.
     pub(super) posts: u64,
     /// Deadline of the next pump of the engine.
     pub(super) deadline_ns: u64,
@@ -83,9 +84,9 @@ pub(super) struct Glance {
 }
 
 impl Glance {
-    /// Returns whether a program is asleep until notified, or about to be. A program that continues to poll after it
-    /// has armed a notification is neither: its polls drive the engine, which raises the notification. UCX arms the
-    /// queue of its datagrams and polls the queue of its connections.
+    /// Returns whether a program sleeps until it is notified, or is about to. Returns false if the program has armed a
+    /// notification but continues to poll, since its polls drive the engine. For example, UCX arms the queue of its
+    /// datagrams and polls the queue of its connections.
     fn is_awaited(&self) -> bool {
         self.is_armed && self.polls.wrapping_sub(self.armed_at) < HABITS.polls_before_sleep
     }
@@ -93,22 +94,22 @@ impl Glance {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The last result implies no next action: the policy looks at everything anew.
+    /// The next action does not depend on the last result, only on the [`Glance`].
     Open,
     /// The thread naps for this time.
     Napping {
         nap_ns: u64,
     },
-    /// The thread does the overdue work, and then naps for this time.
+    /// The thread handles an expired deadline, and then naps for this time.
     Overdue {
         nap_ns: u64,
     },
-    /// The thread checks whether packets waited in the socket for a whole nap.
+    /// The thread checks whether packets waited in the socket during the whole nap.
     Judging,
     Watching {
         answers: bool,
     },
-    /// The thread handles the packets that it has watched for, and may linger then.
+    /// The thread handles the packets that ended its watching, and may linger afterwards.
     Serving {
         answers: bool,
     },
@@ -117,19 +118,20 @@ enum Phase {
     },
 }
 
-/// Decides what the thread does next.
+/// State machine that decides on the thread's next action.
 #[derive(Debug)]
 pub(super) struct Policy {
     phase: Phase,
     naps: Naps,
     lingering: Lingering,
-    /// Values of [`Glance`] when the thread looked at everything last.
+    /// Value of [`Glance::polls`] at the last decision to nap or to check all work. `posts` is the same for
+    /// [`Glance::posts`].
     polls: u64,
     posts: u64,
     /// Time of the last post.
     posted_ns: u64,
-    /// Number of polls at the end of a nap without a poll. While the number stays the same, an empty last poll does
-    /// not mean that its caller will poll again.
+    /// Value of [`Glance::polls`] at the end of the last nap without a poll. While the value stays the same, the caller
+    /// whose last poll found nothing is not expected to poll again.
     deserted_at: Option<u64>,
 }
 
@@ -172,16 +174,17 @@ impl Policy {
         }
     }
 
-    /// Returns whether a caller is going to poll again soon. This is so if the last poll found nothing, or if there
-    /// was a poll since the thread looked last. The latter counts since a packet wakes the thread just when a
-    /// caller's poll finds that packet. It is not so while a program sleeps until notified.
+    /// Returns whether a caller is expected to poll again soon. A caller is expected if the last poll found nothing, or
+    /// if a caller has polled since the thread's last decision. The second condition is needed because a packet may
+    /// wake the thread while a caller's poll receives that packet. No caller is expected while a program sleeps until
+    /// it is notified.
     fn is_coming_back(&self, seen: &Glance) -> bool {
         let found_nothing = seen.found_nothing && self.deserted_at != Some(seen.polls);
         (seen.polls != self.polls || found_nothing) && !seen.is_awaited()
     }
 
-    /// Returns how acknowledgements may wait. A program that only looks at memory answers by posting; then an
-    /// acknowledgement leaves with the answer.
+    /// Returns how long acknowledgements may wait. `answers` means that a program reads memory without polling, and
+    /// answers by posting. Then acknowledgements wait for the answer and leave with it.
     fn acks(answers: bool) -> Acks {
         if answers { Acks::Wait } else { Acks::Now }
     }
@@ -194,7 +197,7 @@ impl Policy {
 
     fn after_nap(&mut self, nap_ns: u64, kicked: bool, seen: &Glance, now_ns: u64) -> Action {
         let polls = seen.polls.wrapping_sub(self.polls);
-        // A caller that is driving the engine now has begun a poll that is not counted yet.
+        // If a caller is driving the engine now, its poll is not counted yet.
         let is_used = polls > 0 || seen.is_driven;
         if is_used {
             self.naps.was_right();
@@ -205,7 +208,7 @@ impl Policy {
             let all_the_time = polls.saturating_mul(HABITS.polls_all_the_time_ns) >= nap_ns;
             let longest_ns = if all_the_time { HABITS.longest_nap_ns } else { HABITS.brief_ns };
             let nap_ns = (2 * nap_ns).min(longest_ns);
-            // Callers drive the engine, but the thread does overdue work.
+            // Callers drive the engine, but the deadline has expired, so the thread drives it once.
             if seen.deadline_ns <= now_ns {
                 self.phase = Phase::Overdue { nap_ns };
                 return Action::Pump(Acks::Now);
@@ -216,7 +219,7 @@ impl Policy {
         Action::Pump(Acks::Now)
     }
 
-    /// Looks at everything anew, and watches the socket unless work is overdue.
+    /// Checks all work: drives the engine if the deadline has expired, and otherwise watches the socket.
     fn look_around(&mut self, seen: &Glance, now_ns: u64) -> Action {
         let (polled, posted) = (seen.polls != self.polls, seen.posts != self.posts);
         (self.polls, self.posts) = (seen.polls, seen.posts);

@@ -1,8 +1,9 @@
-//! Sleep of the thread, and the duty of callers to wake it.
+//! Sleep of a port's thread, and the rules by which callers wake the thread.
 //!
-//! Callers publish the work that they leave, and the thread publishes the time of its wake-up. Each side publishes
-//! before it reads the other's value, with a fence between. So if a caller and the thread race, at least one sees the
-//! other. These functions only decide and never wait, so that a model checker can run all interleavings.
+//! Callers publish the deadline of the work that they leave, and the thread publishes the time at which it will wake
+//! up. Each side publishes its own value, executes a fence, and then reads the other side's value. So if a caller and
+//! the thread race, at least one sees the value of the other. The functions of this file never wait, so that a model
+//! checker can run all interleavings.
 
 use std::sync::Arc;
 
@@ -15,27 +16,27 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Mode {
-    /// The thread drives the engine, or is about to look at everything.
+    /// The thread drives the engine, or will check all work before it sleeps.
     Awake,
-    /// The thread sleeps on the socket.
+    /// The thread sleeps until the socket is ready.
     Watching,
-    /// The thread sleeps and lets the callers drive.
+    /// The thread sleeps without watching the socket, and callers drive the engine.
     Napping,
 }
 
-/// State that callers and the thread share outside the engine's lock.
+/// State that callers and the thread share without the engine's lock.
 #[derive(Debug)]
 pub(super) struct Wakeups {
     mode: AtomicU8,
     /// Time at which the thread wakes up by itself.
     wakes_ns: AtomicU64,
-    /// Whether the thread wakes up soon enough for any deadline, since callers are active.
+    /// Whether the thread wakes up soon enough for any deadline that callers leave.
     sleeps_briefly: AtomicBool,
-    /// Whether the thread wakes up once the link has room.
+    /// Whether the thread also wakes up when the link has room.
     watches_room: AtomicBool,
     /// Deadline of the next pump of the engine.
     deadline_ns: AtomicU64,
-    /// Whether the link is full and packets wait for room.
+    /// Whether packets wait because the link is full.
     link_full: AtomicBool,
     last_poll_found_nothing: AtomicBool,
     /// Number of armed notifications.
@@ -59,8 +60,8 @@ impl Wakeups {
         }
     }
 
-    /// Stores the remaining work of the engine. The caller must hold the engine's lock: otherwise an older state
-    /// could replace a newer one. Returns true if anything changed. Then the caller must call
+    /// Stores the deadline of the engine and whether the link is full. The caller must hold the engine's lock:
+    /// otherwise an older state could replace a newer one. Returns true if a value changed. Then the caller must call
     /// [`must_kick`](Self::must_kick), and may release the lock before.
     #[inline]
     pub(super) fn leave(&self, deadline_ns: u64, link_full: bool) -> bool {
@@ -74,12 +75,13 @@ impl Wakeups {
         true
     }
 
-    /// Returns whether the thread would sleep past the remaining work.
+    /// Returns whether the caller must kick the thread, because the thread would sleep beyond the deadline or would not
+    /// notice room in the link.
     #[inline]
     pub(super) fn must_kick(&self) -> bool {
         fence(Ordering::SeqCst);
-        // Awake, the thread looks at everything before it sleeps. Napping, or watching briefly, it looks again soon
-        // enough for any deadline.
+        // An awake thread checks all work before it sleeps. A thread that naps or watches briefly wakes up soon enough
+        // for any deadline.
         let sleeps_past = || {
             !self.sleeps_briefly.load(Ordering::Relaxed)
                 && self.deadline_ns.load(Ordering::Relaxed) < self.wakes_ns.load(Ordering::Relaxed)
@@ -88,20 +90,21 @@ impl Wakeups {
             && (sleeps_past() || (self.link_full.load(Ordering::Relaxed) && !self.watches_room.load(Ordering::Relaxed)))
     }
 
-    /// Returns whether the thread must be kicked for a newly armed notification: it is not watching.
+    /// Returns whether the caller must kick the thread for a newly armed notification. This is so unless the thread
+    /// watches the socket.
     pub(super) fn must_kick_for_notification(&self) -> bool {
         fence(Ordering::SeqCst);
         self.mode.load(Ordering::Relaxed) != Mode::Watching as u8
     }
 
-    /// Returns whether the thread is sure to look soon.
+    /// Returns whether the thread is awake or will wake up soon.
     #[inline]
     pub(super) fn looks_soon(&self) -> bool {
         self.mode.load(Ordering::Acquire) == Mode::Awake as u8 || self.sleeps_briefly.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the thread sleeps on the socket. A thread that has held the engine's lock since the
-    /// preparation of that sleep sees it.
+    /// Returns whether the thread watches the socket. If the thread has prepared its sleep under the engine's lock, a
+    /// caller that takes the lock later reads the current value.
     pub(super) fn is_watching(&self) -> bool {
         self.mode.load(Ordering::Relaxed) == Mode::Watching as u8
     }
@@ -116,9 +119,9 @@ impl Wakeups {
         self.deadline_ns.load(Ordering::Relaxed)
     }
 
-    /// Records that the thread is about to watch the socket. Returns whether it must also wait for room in the link,
-    /// or `None` if it must look again instead. `briefly` means that `until_ns` is soon enough for any deadline that
-    /// callers leave.
+    /// Records that the thread is about to watch the socket. Returns whether the thread must also wait for room in the
+    /// link. Returns `None` if the thread must not sleep, because a caller has left work with an earlier deadline.
+    /// `briefly` means that `until_ns` is soon enough for any deadline that callers leave.
     pub(super) fn start_watching(&self, until_ns: u64, briefly: bool) -> Option<bool> {
         let room = self.link_full.load(Ordering::Relaxed);
         self.wakes_ns.store(until_ns, Ordering::Relaxed);
@@ -137,7 +140,7 @@ impl Wakeups {
         self.mode.store(Mode::Napping as u8, Ordering::Release);
     }
 
-    /// Records that the thread woke up, and that it has reset the kick.
+    /// Records that the thread woke up. The thread must have reset the kick before.
     pub(super) fn wake_up(&self) {
         self.mode.store(Mode::Awake as u8, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -148,18 +151,19 @@ impl Wakeups {
         self.last_poll_found_nothing.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a notification is armed and no caller lingers. A caller that lingers wakes the thread before
-    /// it sleeps.
+    /// Returns whether a notification is armed and no caller lingers. A lingering caller wakes the thread before the
+    /// caller sleeps, so its notification does not count.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) > 0 && self.lingering.load(Ordering::Relaxed) == 0
     }
 
-    /// Records that a caller drives the engine until it is notified or its time is over.
+    /// Records that a caller begins to linger: to drive the engine until it is notified or its time is over.
     pub(super) fn begin_lingering(&self) {
         self.lingering.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records the end of that. If the caller was not notified, it must call [`must_kick_for_notification`].
+    /// Records that a caller has stopped lingering. If the caller was not notified, it must call
+    /// [`must_kick_for_notification`].
     ///
     /// [`must_kick_for_notification`]: Self::must_kick_for_notification
     pub(super) fn end_lingering(&self) {

@@ -1,4 +1,4 @@
-//! Messages of devices that share memory, which arrive in the UDP socket and are no packets.
+//! Datagrams on the UDP socket that contain messages about shared memory instead of packets.
 
 use std::net::SocketAddr;
 
@@ -7,20 +7,21 @@ use super::message::Datagram;
 use super::peer::Peer;
 use crate::link::{ReceivedRun, Sink};
 
-/// Sink that takes these messages out of the received datagrams and passes the packets on.
+/// Sink that handles the messages among the received datagrams and passes the packets to another sink.
 pub(super) struct WithoutMessages<'a> {
     pub(super) sink: &'a mut dyn Sink,
     pub(super) meeting: Option<&'a Meeting>,
     pub(super) peers: &'a [Option<Peer>],
     pub(super) own: SocketAddr,
     pub(super) packets: usize,
-    /// Whether a peer wrote to a ring while this device slept, or there is news.
+    /// Whether a wake-up arrived: a peer wrote a record while this device slept, or the thread of the [`Meeting`] has
+    /// news.
     pub(super) is_woken: bool,
 }
 
 impl WithoutMessages<'_> {
-    /// Returns whether a run came from the socket of this device, or of one that shares memory with it. Other senders
-    /// cannot make this device check all rings.
+    /// Returns whether a run came from this device's own socket or from a device that shares memory with it. Wake-ups
+    /// of other senders are ignored, so that these senders cannot make this device check all rings.
     #[cold]
     fn may_wake(&self, run: &ReceivedRun<'_>) -> bool {
         let src = run.outer.src;
@@ -32,7 +33,8 @@ impl WithoutMessages<'_> {
 impl Sink for WithoutMessages<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        // The kernel only combines datagrams of one length, so a run with packets rarely contains a message.
+        // Nearly all runs contain no message: the kernel only combines datagrams of equal length, and packets and
+        // messages differ in length.
         if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
             self.packets += run.segments().len();
             return self.sink.receive(run);

@@ -1,20 +1,22 @@
 //! The order of threads that open descriptors and threads that fork.
 //!
-//! Each thread announces its action before it checks the others, so that of two racing threads at least one waits. In
-//! `tests/gate.rs`, a model checker runs all their interleavings.
+//! A thread first increments the counter of its own action, and then reads the counter of the other action. So of an
+//! opening and a forking thread that race, at least one sees the other and waits. In `tests/gate.rs`, a model checker
+//! runs all interleavings.
 
 use super::sync::{AtomicU32, Ordering};
 
 /// Numbers of threads that open descriptors and of threads that fork.
 pub(super) struct Gate {
-    /// Number of threads that may have a descriptor which is not on the list yet.
+    /// Number of threads that are opening a descriptor, which is not on the list yet.
     pub(super) opening: AtomicU32,
-    /// Number of threads that fork.
+    /// Number of threads that are forking.
     pub(super) forking: AtomicU32,
 }
 
 impl Gate {
-    /// Waits until no thread forks, and keeps threads from forking. `nap` returns whether to go on waiting.
+    /// Waits until no thread forks, and lets threads wait that want to fork from now on. Calls `nap` between two
+    /// checks, and stops waiting once `nap` returns false.
     pub(super) fn begin_opening(&self, mut nap: impl FnMut() -> bool) {
         let mut is_patient = true;
         loop {
@@ -27,13 +29,15 @@ impl Gate {
         }
     }
 
-    /// Records that a descriptor is on the list.
+    /// Records that the thread's new descriptor is on the list.
     pub(super) fn end_opening(&self) {
-        // A forked child may continue in the midst of an opening. Its counter is zero by then.
+        // The counter may be 0: a child forked in a signal handler may continue an opening of its parent, after
+        // `reset`.
         let _ = self.opening.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |opening| opening.checked_sub(1));
     }
 
-    /// Waits until all descriptors that must not stay open are on the list. `nap` returns whether to go on waiting.
+    /// Waits until no thread has a new descriptor that is not on the list yet. Calls `nap` between two checks, and
+    /// stops waiting once `nap` returns false.
     pub(super) fn begin_forking(&self, mut nap: impl FnMut() -> bool) {
         self.forking.fetch_add(1, Ordering::SeqCst);
         while self.opening.load(Ordering::SeqCst) != 0 && nap() {}
@@ -41,11 +45,11 @@ impl Gate {
 
     /// Records that the parent continues after a fork.
     pub(super) fn end_forking(&self) {
-        // A thread may have begun to fork before the handlers were registered.
+        // The counter may be 0, if the fork began before the handlers were registered.
         let _ = self.forking.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |forking| forking.checked_sub(1));
     }
 
-    /// Clears both counts: a forked child has none of the threads that were opening or forking.
+    /// Sets both counters to 0, in a forked child: the threads that were opening or forking exist only in the parent.
     pub(super) fn reset(&self) {
         self.opening.store(0, Ordering::SeqCst);
         self.forking.store(0, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The link of a device that shares memory with devices of its machine, and reaches all others over UDP.
+//! The link of a device that shares memory with devices of its machine, and reaches all other devices over UDP.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,63 +18,65 @@ use super::sys::RING_BYTES;
 use crate::link::{Link, LinkProperties, Sink};
 use crate::udp::UdpLink;
 
-/// Maximum number of peers that one call of receive checks, in addition to those that sent packets recently. After a
-/// wake-up, receive checks all.
+/// Maximum number of rings that one call of `receive` checks in turn. The call also checks the rings of [`LATELY`]
+/// recent senders. After a wake-up, it checks all rings.
 const PEERS_PER_RECEIVE: usize = 16;
 
-/// Number of peers that count as recent senders, if there are more peers than one call checks: most of many peers are
-/// silent.
+/// Number of recent senders whose rings each call of `receive` checks, if there are more than [`PEERS_PER_RECEIVE`]
+/// peers.
 const LATELY: usize = 4;
 
-/// How often the socket is read while packets arrive through memory and none over UDP.
+/// Time between two reads of the UDP socket while packets arrive through rings and none over UDP.
 const UDP_EVERY_NS: u64 = 20_000;
 
-/// Time after its last packets for which a ring counts as in use.
+/// Time after the last received packets during which rings, or the UDP socket, count as in use.
 const TRAFFIC_NS: u64 = 1_000_000;
 
-/// Within this time, a second connection from an address belongs to the same device: both devices have asked the
-/// other. Later, it belongs to another device that has just proved the address.
+/// Maximum time between two connections of the same device: two devices may have invited each other at the same time. A
+/// connection after that time belongs to a new device at the address, and connections of the old device are ended.
 const SAME_DEVICE_NS: u64 = 1_000_000_000;
 
-/// Maximum number of rings of departed peers that are still read. Beyond that, the oldest ring is dropped with its
-/// packets. Otherwise a peer that fills a ring and departs, again and again, would use up the mappings of this
+/// Maximum number of departed peers whose rings are still read. If there are more, the oldest ring is dropped with its
+/// packets. Without a limit, a peer that fills a ring and departs, again and again, would use up the mappings of this
 /// process.
 const DEPARTED_MAX: usize = 64;
 
-/// Minimum size of a datagram in the receive buffer, as the kernel counts it. Its own headers alone take more.
+/// Lower bound of the bytes that the kernel counts for a datagram in the receive buffer. The kernel's own header of a
+/// datagram is larger.
 const DATAGRAM_BYTES_MIN: usize = 256;
 
-/// A UDP socket, and rings in memory to the devices of this machine and user that have them as well.
+/// A UDP socket, and rings in shared memory to other devices of the same machine and user.
 ///
-/// Packets through memory carry no ICRC, since no network can alter them. A sink that needs one, such as a capture,
-/// gets the one that a socket would have sent.
+/// Packets through rings carry no ICRC, since no network can alter them. A sink that needs an ICRC, such as a capture,
+/// gets the ICRC that the packet would have had over UDP.
 #[derive(Debug)]
 pub struct SharedMemoryLink {
     udp: UdpLink,
     choice: LinkChoice,
-    /// `None` if the operating system provided no thread or descriptor. Then all packets go over UDP.
+    /// Thread that shares memory with other devices. `None` if the operating system provided no thread or descriptor;
+    /// then all packets go over UDP.
     meeting: Option<Meeting>,
     routes: Routes,
-    /// Peers by place. The place of a removed peer is free.
+    /// Peers by place. `None` marks the free place of a removed peer.
     peers: Vec<Option<Peer>>,
-    /// The place that the next call of receive checks first.
+    /// Place of the peer whose ring was checked last. The next call of `receive` continues after it.
     next_peer: usize,
-    /// Places of peers that sent packets recently; `next_lately` is replaced next.
+    /// Places of the peers that sent packets recently. `next_lately` is the index of the entry that is replaced next.
     lately: [usize; LATELY],
     next_lately: usize,
-    /// Whether a ring holds records that may not be read yet.
+    /// Whether some ring has records that must wait until earlier packets are read.
     has_newcomers: bool,
-    /// Whether the next call checks all rings.
+    /// Whether the next call of `receive` checks all rings.
     look_at_all: bool,
-    /// The destination of the run at which the last transmit stopped. Its device was asked for shared memory and has
-    /// not answered.
+    /// Destination of the run at which the last call of `transmit` stopped, because the destination's device has not
+    /// answered an invitation.
     awaits: Option<IpAddr>,
-    /// Whether the driver has packets for other destinations, which are not in the batch of that run.
+    /// Whether the driver has packets for destinations other than `awaits` that are not in the current batch.
     others_behind: bool,
-    /// Whether a batch is being sent. Its packets to devices that shared memory when the batch was sealed have no
-    /// ICRC.
+    /// Whether a batch is partly sent. The batch's packets to devices that shared memory when the batch was sealed have
+    /// no ICRC.
     is_within_batch: bool,
-    /// Devices that shared memory then and have departed since.
+    /// Devices that shared memory when the current batch was sealed and have departed since.
     gone_within_batch: Vec<IpAddr>,
     buffers: RunBuffers,
     idle: Idle,
@@ -88,31 +90,32 @@ pub struct SharedMemoryLink {
 /// Counters of a link with shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedMemoryCounters {
-    /// Packets that were written to rings.
+    /// Number of packets written to rings.
     pub packets_sent: u64,
-    /// Packets that were read from rings.
+    /// Number of packets read from rings.
     pub packets_received: u64,
     /// Packets dropped because the ring to their destination was full.
     pub full: u64,
-    /// Packets dropped because only shared memory is allowed and their destination has none. Also packets dropped
-    /// because the device that was to read them from memory departed during the send.
+    /// Number of packets dropped because only shared memory is allowed and their destination does not share memory. The
+    /// number includes packets without an ICRC whose receiver departed after the batch was sealed.
     pub without: u64,
-    /// Number of times that a device of this machine was found and shared no memory.
+    /// Number of times that a device of this machine was found but did not share memory, or that this device could not
+    /// share memory itself.
     pub refusals: u64,
-    /// Peers that wrote something to their ring that is no record.
+    /// Number of peers that wrote an invalid record to their ring.
     pub broken: u64,
-    /// Sleeping peers that this link has woken by a datagram.
+    /// Number of datagrams sent to wake sleeping peers.
     pub wakes: u64,
 }
 
 impl SharedMemoryLink {
-    /// Adds shared memory to a UDP link. With [`LinkChoice::Shm`], no packet goes over UDP. Otherwise all packets do
-    /// if shared memory is unavailable. The link counts and logs that.
+    /// Adds shared memory to a UDP link. With [`LinkChoice::Shm`], only multicast packets go over UDP. With other
+    /// choices, all packets go over UDP if shared memory is unavailable; the link counts and logs this.
     ///
     /// # Errors
     ///
-    /// Only shared memory is allowed, and either the name of the device is taken, or the operating system provides no
-    /// socket, descriptor or thread. Only another process of this address and port can have taken the name.
+    /// Only shared memory is allowed, and another process has the name of a device at this address and port. Or only
+    /// shared memory is allowed, and the operating system provides no socket, descriptor or thread.
     pub fn start(udp: UdpLink, choice: LinkChoice) -> io::Result<Self> {
         let local = udp.local_socket_address();
         let socket = udp.readable();
@@ -209,7 +212,7 @@ impl SharedMemoryLink {
                 }
                 News::Ended => {
                     (0..self.peers.len()).for_each(|place| self.is_gone(place));
-                    // The descriptors' numbers may belong to other files by now, so none is closed.
+                    // The descriptor numbers may belong to files of the program by now, so do not close them.
                     std::mem::forget(self.meeting.take());
                     self.routes.end();
                     self.counters.refusals += 1;
@@ -220,8 +223,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Removes peers that connected from an address long before the device that has now proved that the address is
-    /// its own.
+    /// Ends the connections of older devices at an address, after a new device has proved that the address is its own.
     fn leave_predecessors(&mut self, address: IpAddr, now_ns: u64) {
         for place in 0..self.peers.len() {
             let is_old = |peer: &Peer| peer.address == address && now_ns.saturating_sub(peer.since_ns) > SAME_DEVICE_NS;
@@ -249,11 +251,11 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Finds another route for packets to this address: the peer at this place will never read packets that are sent
-    /// to it from now on.
+    /// Finds another route for packets to `address`, since the peer at `place` reads no further packets.
     fn reroute(&mut self, place: usize, address: IpAddr) {
         self.routes.forget(place);
-        // Both devices may have asked the other at the same time. Then there are two pairs of rings.
+        // If two devices invited each other at the same time, there are two pairs of rings, and the other pair may
+        // still be in use.
         let is_same = |peer: &Peer| peer.address == address && !peer.has_ended();
         match self.peers.iter().position(|peer| peer.as_ref().is_some_and(is_same)) {
             Some(other) => self.routes.arrived(address, other),
@@ -274,27 +276,27 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Returns the route of packets to a destination, now that there are some.
+    /// Returns the route of packets to a destination, and invites the destination's device if necessary.
     #[inline]
     fn way(&mut self, now_ns: u64, destination: IpAddr) -> RunRoute {
         let Some(meeting) = &self.meeting else { return RunRoute::Udp };
         self.routes.way(now_ns, destination, meeting)
     }
 
-    /// Returns whether packets to a destination may go over UDP. Rings connect two devices, so groups are reached
-    /// over UDP in any case.
+    /// Returns whether packets to a destination may go over UDP. Multicast packets always may, since a ring connects
+    /// only two devices.
     fn may_use_udp(&self, destination: IpAddr) -> bool {
         self.choice != LinkChoice::Shm || destination.is_multicast()
     }
 
-    /// Returns whether this device shared memory when the current batch was sealed, and has departed since. If so,
-    /// the batch's packets to it have no ICRC and cannot go over UDP.
+    /// Returns whether the device at `destination` shared memory when the current batch was sealed, and has departed
+    /// since. If so, the batch's packets to that device have no ICRC, so they cannot go over UDP.
     #[inline]
     fn is_gone_within_batch(&self, destination: IpAddr) -> bool {
         !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)
     }
 
-    /// Writes a run to a peer's ring, or drops it.
+    /// Writes a run to a peer's ring. Drops and counts the run if the ring is full.
     #[inline]
     fn write(&mut self, now_ns: u64, place: usize, run: &Run, batch: &TransmitBatch) {
         let Some(peer) = &mut self.peers[place] else { return };
@@ -308,7 +310,8 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Wakes the sleeping peers among those with new records.
+    /// Wakes those of the given peers that sleep. `touched` contains the places of the peers to whose rings records
+    /// were written.
     fn wake(&mut self, touched: &[usize]) {
         for &place in touched {
             let Some(peer) = &mut self.peers[place] else { continue };
@@ -321,7 +324,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Reads the records of a peer's ring. Returns the number of packets.
+    /// Reads records from a peer's ring. Returns the number of packets.
     #[inline]
     fn read(&mut self, place: usize, sink: &mut dyn Sink) -> usize {
         let Some(peer) = &mut self.peers[place] else { return 0 };
@@ -352,7 +355,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Reads the rings in turn.
+    /// Reads records from all rings, or from some rings in turn if there are many. Returns the number of packets.
     fn receive_shared(&mut self, sink: &mut dyn Sink) -> usize {
         let looks_at_all = std::mem::take(&mut self.look_at_all) || self.peers.len() <= PEERS_PER_RECEIVE;
         let mut packets = 0;
@@ -374,7 +377,8 @@ impl SharedMemoryLink {
         packets
     }
 
-    /// Handles the first record in a ring, which must not overtake earlier packets of its device.
+    /// Handles the first record in a ring: from now on, the ring waits until all earlier packets of its device are
+    /// read.
     #[cold]
     fn receive_newcomer(&mut self, place: usize) {
         let datagrams = self.udp.receive_buffer_bytes() / DATAGRAM_BYTES_MIN + 1;
@@ -391,8 +395,8 @@ impl SharedMemoryLink {
         self.has_newcomers = true;
     }
 
-    /// Admits rings that waited for other rings, or for the datagrams that the last read took from the socket.
-    /// Returns true if it admits any.
+    /// Lets waiting rings be read once all earlier packets of their devices are read. `datagrams_taken` is the number
+    /// of datagrams that the last read took from the socket. Returns true if any ring may be read now.
     fn admit(&mut self, datagrams_taken: usize) -> bool {
         if !self.has_newcomers {
             return false;
@@ -404,14 +408,14 @@ impl SharedMemoryLink {
             let Predecessors::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
             let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(datagrams_taken) };
             let (mut taken, mut are_behind) = (0, false);
-            // Nearly always, there is one ring for each address.
+            // Nearly always, each address has one ring, and this check is skipped.
             if ring_bytes > 0 {
                 let others = self.peers.iter().flatten();
                 for other in others.filter(|other| other.address == peer.address && other.id != peer.id) {
                     taken += other.reader.position();
                     are_behind |= other.precedes(peer);
                 }
-                // A ring that was removed in between counts no more.
+                // If another ring was removed since the last check, `taken` may be less than `before`.
                 ring_bytes = ring_bytes.saturating_sub(taken.saturating_sub(before));
             }
             let waits = datagrams > 0 || (are_behind && ring_bytes > 0);
@@ -426,7 +430,7 @@ impl SharedMemoryLink {
         admits
     }
 
-    /// Returns whether to read the socket now, which costs a system call.
+    /// Returns whether to read the UDP socket now, which costs a system call.
     fn looks_at_udp(&self, now_ns: u64) -> bool {
         let lately = |at: Option<u64>| at.is_some_and(|at| now_ns.saturating_sub(at) < TRAFFIC_NS);
         self.has_newcomers
@@ -549,13 +553,13 @@ impl Link for SharedMemoryLink {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        // The next call after the sleep checks everything.
+        // The first call of `receive` after the sleep checks all rings and the socket.
         self.look_at_all = true;
         self.last_shared_ns = None;
         if self.has_newcomers {
             return false;
         }
-        // One ring that is not empty is enough to stay awake.
+        // If any ring has a record, the driver must not sleep.
         self.peers.iter().flatten().all(|peer| peer.reader.arm())
     }
 

@@ -1,8 +1,9 @@
-//! Discovery between devices of one machine: a thread of each device that hosts a name and invites others.
+//! Discovery between devices of one machine. Each device has a thread that listens at the device's name and invites
+//! other devices to share memory.
 //!
-//! The name is an abstract Unix socket, made of the device's address and port and of the network namespace, so the
-//! name ends with its process. `message.rs` defines the messages of the two sides. Nothing here is on the data path:
-//! a link asks for a peer once, before its first packet to it, and receives the result as [`News`].
+//! The name is that of an abstract Unix socket, which disappears with its process. It consists of the network namespace
+//! and the device's address and port. `message.rs` defines the messages. A link requests an invitation before its first
+//! packet to an address, and receives the result as [`News`]. After that, packets do not involve this thread.
 
 mod connection;
 
@@ -27,41 +28,45 @@ use crate::guard::spawn_without_signals;
 use crate::own_event::OwnEvent;
 use crate::udp::send_alone;
 
-/// How long a guest may take for each step.
+/// Time after which a guest is disconnected if it has not sent the next message. A guest is a process that has
+/// connected to this device's name.
 const GUEST_WITHIN: Duration = Duration::from_secs(1);
 
-/// Maximum number of peers at a time, including peers that are not accepted yet. Each takes a descriptor, of which
-/// the program keeps half.
+/// Maximum number of peers at a time, including guests and invited devices. Each peer takes a descriptor. At most half
+/// of the process's descriptors are used for peers.
 const PEERS_MAX: usize = 4096;
 
-/// Maximum number of guests that have not proved their address. Further guests wait in the queue of the listener.
+/// Maximum number of guests at a time that have not proved their address. Further guests wait in the queue of the
+/// listener.
 const GUESTS_MAX: usize = 64;
 
-/// How long a guest may take once that maximum is reached: silent guests must not keep out others.
+/// Time after which a guest that has sent nothing is disconnected while there are [`GUESTS_MAX`] guests, so that silent
+/// guests do not keep out others.
 const CROWDED_WITHIN: Duration = Duration::from_millis(100);
 
-/// How long the thread pauses an operation that the operating system refuses for now, such as accepting guests
-/// without descriptors.
+/// Time that the thread waits after the operating system has refused an operation, such as accepting a guest without a
+/// free descriptor.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the thread waits before it tries again to host the name.
+/// Time between two tries to listen at the device's name.
 const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
-/// Number of tries for a name that is mandatory, and the time between two tries.
+/// Maximum number of tries to listen at the device's name when a device starts that must have it.
 const HOST_TRIES: u32 = 10;
 const HOST_NAP: Duration = Duration::from_millis(10);
 
 /// Reports of the thread to its link.
 #[derive(Debug)]
 pub(super) enum News {
-    /// Memory is shared with the device that has this address. `made_here` states whether this side created the
-    /// rings.
+    /// The device at this address shares memory. `made_here` states whether this device created the rings.
     Arrived { id: u64, address: IpAddr, mapping: Mapping, made_here: bool },
-    /// No memory is shared with this device, and the reason, unless no device hosts that name.
+    /// The device at this address does not share memory, for the reason `why`. `None` means that no device listens at
+    /// the name.
     Absent { address: IpAddr, why: Option<String> },
-    /// The device at the other end closed, or died.
+    /// The peer has closed or died.
     Gone { id: u64 },
-    /// The thread has ended, since the program has closed its descriptors. No memory will be shared any more.
+    /// The thread has ended, since the program has closed the thread's descriptors. From now on, the device shares
+    /// memory with no peer.
     Ended,
 }
 
@@ -80,7 +85,8 @@ struct MeetingState {
     has_news: AtomicBool,
     news: Mutex<Vec<News>>,
     wishes: Mutex<Vec<Wish>>,
-    /// Nonces of invited devices that have sent no challenge. Any process may send a challenge with another nonce.
+    /// Nonces of the invitations that no challenge has answered yet. Challenges with other nonces are ignored, since
+    /// any process may send them.
     awaited: Mutex<FxHashSet<Nonce>>,
 }
 
@@ -92,11 +98,11 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// Hosts the name of the device at `local`, which has the UDP socket `udp`, and invites others. Invited devices
-    /// have to answer within `answer_within`.
+    /// Starts the thread of the device at `local`, whose UDP socket is `udp`. Invited devices must answer within
+    /// `answer_within`.
     ///
-    /// Without `must_host`, the device may lack its name. Then the second value is the reason. The thread invites
-    /// others nevertheless, and tries again to host the name.
+    /// If `must_host` is false and the thread cannot listen at the device's name, the second value is the reason. Then
+    /// the thread still invites devices, and tries again later to listen at the name.
     pub(super) fn start(
         local: SocketAddr,
         udp: OwnProcess,
@@ -116,8 +122,8 @@ impl Meeting {
             tries -= 1;
             match host_or_beside(local) {
                 Ok(hosted) => break (Some(hosted), None),
-                // The last device of this address may be about to end. A program that its process has just started may
-                // also still hold the name.
+                // The name may still belong to an earlier device at this address whose process is about to end. A child
+                // that was just forked may also still hold the name.
                 Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(HOST_NAP),
                 Err(error) if must_host && error.kind() == io::ErrorKind::AddrInUse => {
                     let why = format!("another process has the name by which devices find {local}");
@@ -143,7 +149,7 @@ impl Meeting {
         Ok((Self { shared, thread: Some(thread) }, refused))
     }
 
-    /// Returns the reports since the last call.
+    /// Returns the thread's reports since the last call.
     #[inline]
     pub(super) fn news(&self) -> Vec<News> {
         if !self.shared.has_news.load(Ordering::Relaxed) {
@@ -153,13 +159,13 @@ impl Meeting {
         std::mem::take(&mut lock(&self.shared.news))
     }
 
-    /// Asks for memory shared with the device that has this address. A report will follow.
+    /// Requests shared memory with the device at this address. The thread reports the result.
     pub(super) fn invite(&self, address: IpAddr) {
         self.wish(Wish::Invite(address));
     }
 
-    /// Passes on a challenge that arrived in UDP. A challenge of a device that was not invited costs no more than
-    /// this call.
+    /// Passes a challenge that arrived over UDP to the thread. Ignores the challenge if its nonce belongs to no
+    /// invitation.
     pub(super) fn challenged(&self, from: IpAddr, invited: Nonce, asked: Nonce) {
         if lock(&self.shared.awaited).remove(&invited) {
             self.wish(Wish::Challenged { from, invited, asked });
@@ -182,10 +188,10 @@ impl Drop for Meeting {
         self.shared.stop.store(true, Ordering::Release);
         let is_told = self.shared.kick.is_intact() && self.shared.kick.signal();
         if !is_told {
-            // The number may belong to another file by now, which this library does not close.
+            // The descriptor number may belong to a file of the program by now. Do not close that file.
             std::mem::forget(Arc::clone(&self.shared));
         }
-        // The join of a thread that received no signal to stop would never end.
+        // Without the signal, the thread never ends, and neither would a join.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // The panic handler has printed a panic of the thread.
             let _ = thread.join();
@@ -203,19 +209,20 @@ fn random_nonce() -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-/// Progress of the exchange with a peer.
+/// Stage of the exchange with a peer.
 #[derive(Debug)]
 enum Stage {
-    /// A guest that has sent nothing.
+    /// A guest that has not sent its [`Message::Hello`].
     Guest,
-    /// A guest that was asked to prove its address.
+    /// A guest that has not returned the nonce of the challenge sent to its address.
     Asked { address: IpAddr, mapping: Mapping, nonce: Nonce },
-    /// A host that was invited. It has answered once `is_welcome` is true. Once `is_late` is true, no packet waits
-    /// for it any more. It may still answer, so it is not invited a second time meanwhile.
+    /// A device that this device has invited. `is_welcome` states whether the invited device has accepted. Once
+    /// `is_late` is true, packets no longer wait for its answer. Since the answer may still come, the device is not
+    /// invited again.
     Invited { address: IpAddr, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
-    /// Memory is shared.
+    /// The peer shares memory with this device.
     Sharing { id: u64 },
-    /// The peer is about to be removed.
+    /// The exchange has ended, and `Host::tidy` will remove the peer.
     Over,
 }
 
@@ -226,14 +233,15 @@ struct Peer {
     stage: Stage,
 }
 
-/// State of the thread. Fields are dropped in this order: the name is free before the address is, which the next
-/// device may use at once.
+/// State of the thread. `listener` is dropped before `udp`, so that the name is free before the address. A new device
+/// may use the address and the name as soon as the address is free.
 struct Host {
-    /// `None` while the name is unavailable.
+    /// Socket that listens at the device's name; `None` while the name is unavailable.
     listener: Option<OwnProcess>,
-    /// Time to try the plain name again. `Some` while another user has it and the listener has a name beside it.
+    /// Time of the next try to listen at the plain name. `Some` only while another user has the plain name, and
+    /// `listener` has a name beside it.
     plain_again: Option<Instant>,
-    /// End of the pause of the listener, or, without one, time to try again to host the name.
+    /// End of a pause in accepting guests. If `listener` is `None`, time of the next try to listen at the name.
     paused_until: Option<Instant>,
     peers: Vec<Peer>,
     udp: OwnProcess,
@@ -246,7 +254,7 @@ struct Host {
 impl Host {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            // `None`: the program has closed descriptors that it did not open, as daemons do.
+            // `None` means that the program has closed the thread's descriptors, as daemons do.
             let Some((is_called, ready)) = self.wait() else { return self.note(News::Ended) };
             for index in ready {
                 self.listen_to(index);
@@ -262,8 +270,8 @@ impl Host {
         }
     }
 
-    /// Waits for the next event. Returns whether a guest connects, and which peers have sent a message. Returns
-    /// `None` if the program has closed the descriptors.
+    /// Waits for the next event. Returns whether a guest has connected, and the indices of the peers that have sent a
+    /// message. Returns `None` if the program has closed the thread's descriptors.
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
         let until =
             self.peers.iter().filter_map(|peer| peer.until).chain(self.paused_until).chain(self.plain_again).min();
@@ -274,21 +282,21 @@ impl Host {
         let watched = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![watched(self.shared.kick.as_fd())];
         fds.extend(self.peers.iter().map(|peer| watched(peer.connection.as_fd())));
-        // Further guests wait in the queue of the listener, or the kernel refuses them.
+        // Without room, guests wait in the queue of the listener. If the queue is full, the kernel refuses them.
         let takes_guests = self.paused_until.is_none() && self.has_room();
         fds.extend(self.listener.as_ref().filter(|_| takes_guests).map(|listener| watched(listener.as_fd())));
         match poll(&mut fds, timeout) {
             Ok(_) => {}
             Err(nix::Error::EINTR) => return Some((false, Vec::new())),
             Err(_) => {
-                // The process may have fewer descriptors by now than these, or no memory is left. Check everything,
-                // but slowly.
+                // The process may have lowered its limit of descriptors below the length of `fds`, or no memory is
+                // left. Check all peers, after a pause so that the thread does not spin.
                 std::thread::sleep(PAUSE);
                 return Some((takes_guests, (0..self.peers.len()).collect()));
             }
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        // The number may belong to another file by now, which only the program may read.
+        // The descriptor number may belong to a file of the program by now, which the thread must not read.
         if ready(&fds[0]) {
             if !self.shared.kick.is_intact() {
                 return None;
@@ -301,8 +309,7 @@ impl Host {
         are_intact.then(|| (listener.iter().any(ready), peers))
     }
 
-    /// Returns whether there is room for more peers and guests. The program has other uses for descriptors, and the
-    /// device has to read earlier reports first.
+    /// Returns whether a further guest is allowed: peers, guests and unread reports must be below their limits.
     fn has_room(&self) -> bool {
         let is_guest = |peer: &&Peer| matches!(peer.stage, Stage::Guest | Stage::Asked { .. });
         self.peers.len() < peers_max()
@@ -317,15 +324,15 @@ impl Host {
 
     fn tell(&self, news: News) {
         self.note(news);
-        // The device may sleep.
+        // The device's driver may be asleep. This datagram to its own socket wakes it.
         if self.udp.is_intact() {
             send_alone(self.udp.as_fd(), self.local, self.local.ip(), &Datagram::Wake.to_bytes());
         }
     }
 
     fn accept(&mut self) {
-        // Guests of other users take no place, but may connect again and again. The limit gives other peers their
-        // turn.
+        // Guests of other users are disconnected at once, so they do not count as guests. The limit of the loop
+        // prevents that they keep this thread busy by connecting again and again.
         for _ in 0..GUESTS_MAX {
             if !self.has_room() {
                 break;
@@ -344,13 +351,14 @@ impl Host {
                 }
                 Err(nix::Error::EAGAIN | nix::Error::EINTR | nix::Error::ECONNABORTED) => return,
                 Err(nix::Error::EBADF | nix::Error::ENOTSOCK | nix::Error::EINVAL | nix::Error::EOPNOTSUPP) => {
-                    // The program closed the listener.
+                    // The program has closed the listener's descriptor.
                     self.listener = None;
                     self.paused_until = Some(Instant::now() + HOST_AGAIN);
                     return;
                 }
                 Err(_) => {
-                    // No descriptors or no memory are left. The waiting guests would keep this thread busy.
+                    // No descriptor or no memory is left. Without a pause, the waiting guests would keep this thread
+                    // busy.
                     self.paused_until = Some(Instant::now() + PAUSE);
                     return;
                 }
@@ -368,7 +376,8 @@ impl Host {
     fn grant(&mut self, wish: Wish) {
         match wish {
             Wish::Invite(address) if self.is_invited(address, false) => {}
-            // The answer may still come, but no packet has to wait for it.
+            // The device may still answer the earlier invitation. Report it as absent, so that packets do not wait for
+            // the answer.
             Wish::Invite(address) if self.is_invited(address, true) => self.tell(News::Absent { address, why: None }),
             Wish::Invite(address) => match self.invite(address) {
                 Ok(Some(peer)) => self.peers.push(peer),
@@ -380,7 +389,7 @@ impl Host {
                     matches!(peer.stage, Stage::Invited { address, nonce, .. } if address == from && nonce == invited)
                 });
                 let Some(index) = index else { return };
-                // The host sent its welcome before.
+                // The host sends its welcome before the challenge, so read the welcome first.
                 self.listen_to(index);
                 let peer = &self.peers[index];
                 if !matches!(peer.stage, Stage::Invited { is_welcome: true, .. }) {
@@ -397,14 +406,15 @@ impl Host {
         }
     }
 
-    /// Returns whether the device at this address was invited and has neither accepted nor refused. `late` selects
-    /// devices that are late or not late with their answer.
+    /// Returns whether the exchange with an invited device at this address is unfinished. `late` selects devices that
+    /// are late with their answer, or those that are not.
     fn is_invited(&self, guest: IpAddr, late: bool) -> bool {
         let is_it = |stage: &Stage| matches!(*stage, Stage::Invited { address, is_late, .. } if address == guest && is_late == late);
         self.peers.iter().any(|peer| is_it(&peer.stage))
     }
 
-    /// Connects to a name. Returns `None` if no device hosts it.
+    /// Connects to the device at this address and sends the invitation. Returns `None` if no socket listens at the
+    /// device's name.
     fn invite(&self, address: IpAddr) -> Result<Option<Peer>, String> {
         let Some(connection) = call(address, self.local.port())? else { return Ok(None) };
         let most = peers_max();
@@ -414,7 +424,7 @@ impl Host {
         let (mapping, file) = Mapping::create().map_err(|error| format!("no memory to share: {error}"))?;
         let nonce = random_nonce().map_err(|error| format!("no randomness: {error}"))?;
         let hello = Message::Hello { version: VERSION, address: self.local.ip(), port: self.local.port(), nonce };
-        // Stored before the invitation: the challenge may arrive before the next line runs.
+        // Store the nonce before sending the invitation: the challenge may arrive before `send` returns.
         lock(&self.shared.awaited).insert(nonce);
         send(&connection, hello, Some(file.as_raw_fd())).map_err(|error| {
             lock(&self.shared.awaited).remove(&nonce);
@@ -462,7 +472,7 @@ impl Host {
         }
     }
 
-    /// Reports shared memory, after both sides have proved their addresses.
+    /// Reports that the peer at `index` shares memory, after both devices have proved their addresses.
     fn share(&mut self, index: usize) {
         let id = self.next_id;
         self.next_id += 1;
@@ -476,7 +486,8 @@ impl Host {
         self.tell(News::Arrived { id, address, mapping, made_here });
     }
 
-    /// Gives up a peer. [`tidy`](Self::tidy) removes it later, so that the indices of other peers stay valid.
+    /// Ends the exchange with a peer, and reports the end to the link. [`tidy`](Self::tidy) removes the peer later, so
+    /// that the indices of other peers stay valid.
     fn fail(&mut self, index: usize, why: &str) {
         match std::mem::replace(&mut self.peers[index].stage, Stage::Over) {
             Stage::Invited { address, nonce, is_late, .. } => {
@@ -490,7 +501,8 @@ impl Host {
         }
     }
 
-    /// Gives up peers that took too long, and closes the connections of all peers that were given up.
+    /// Ends the exchange with guests that are late, reports late invited devices as absent, and removes all peers whose
+    /// exchange has ended. Also accepts guests again after a pause, and tries again to listen at the name.
     fn tidy(&mut self) {
         let now = Instant::now();
         let is_late = |peer: &Peer| peer.until.is_some_and(|until| until <= now);
@@ -498,7 +510,7 @@ impl Host {
             if !is_late(&self.peers[index]) {
                 continue;
             }
-            // The peer's message may have arrived while this thread had no processor.
+            // The peer's message may have arrived in time, while this thread waited for a processor.
             self.listen_to(index);
             let peer = &mut self.peers[index];
             if !is_late(peer) {
@@ -508,7 +520,7 @@ impl Host {
                 self.fail(index, "it did not answer in time");
                 continue;
             };
-            // The peer's process may be stopped. It still finds the invitation when it continues.
+            // The peer's process may be stopped. When it continues, it still finds the invitation.
             (*is_late, peer.until) = (true, None);
             let why = Some("it did not answer in time".to_owned());
             let news = News::Absent { address: *address, why };
@@ -529,7 +541,8 @@ impl Host {
         if self.plain_again.is_some_and(|again| again <= now) {
             self.plain_again = Some(now + HOST_AGAIN);
             if let Ok(listener) = host(self.local) {
-                // Guests that have connected already are served while there is room.
+                // Accept guests that have already connected to the name beside the plain one, before that listener is
+                // closed.
                 self.accept();
                 (self.listener, self.plain_again) = (Some(listener), None);
             }
@@ -537,8 +550,8 @@ impl Host {
     }
 }
 
-/// Returns whether this can be the address of a device that the device at `own` reaches. A group is none: all its
-/// packets would go to one guest.
+/// Returns whether `address` can belong to a device that the device at `own` reaches. Multicast addresses are rejected:
+/// otherwise a guest that claims a group would get all its packets.
 fn reaches(own: IpAddr, address: IpAddr) -> bool {
     address.is_ipv4() == own.is_ipv4()
         && !address.is_unspecified()
@@ -546,13 +559,14 @@ fn reaches(own: IpAddr, address: IpAddr) -> bool {
         && address != Ipv4Addr::BROADCAST
 }
 
-/// Returns the maximum number of peers that this process may have now.
+/// Returns the maximum number of peers under the current limit of descriptors.
 fn peers_max() -> usize {
     let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     PEERS_MAX.min(usize::try_from(descriptors / 2).unwrap_or(usize::MAX))
 }
 
-/// Returns a device's name without a thread that serves it, as if its process were stopped.
+/// Returns a socket that listens at the name of a device, without a thread that accepts connections. So the device
+/// seems to belong to a stopped process.
 #[cfg(test)]
 pub(super) fn silent_host(local: SocketAddr) -> OwnProcess {
     host(local).unwrap()

@@ -1,4 +1,4 @@
-//! Messages between two devices of one machine before they share memory.
+//! Messages that two devices of one machine exchange before they share memory.
 //!
 //! ```text
 //! inviter                                           host
@@ -9,17 +9,18 @@
 //!    | -- Proof: nonce B ---------------------------> |  only the owner of the inviter's address got it
 //! ```
 //!
-//! Then both use the rings for as long as the connection lasts.
+//! Then both devices use the rings until the connection ends.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Version of these messages and of the rings, which must be the same on both sides.
+/// Version of the messages and of the ring format. Two devices share memory only if their versions are equal.
 pub(super) const VERSION: u16 = 1;
 
-/// Random bytes that prove the receipt of a message.
+/// Random bytes. A device that returns them proves that it received the message that contained them.
 pub(super) type Nonce = [u8; 16];
 
-/// First bytes of each message, also of those in UDP. No RoCE packet begins so, since 0xff is no opcode.
+/// First bytes of each message, over the Unix socket and over UDP. No RoCE packet begins with these bytes, since 0xff
+/// is no opcode.
 const MAGIC: [u8; 8] = *b"\xffdoorbel";
 
 /// Kinds of messages.
@@ -29,28 +30,28 @@ const PROOF: u8 = 3;
 const CHALLENGE: u8 = 4;
 const WAKE: u8 = 5;
 
-/// Maximum bytes of a message.
+/// Maximum size of a message in bytes.
 pub(super) const MAX_BYTES: usize = 64;
 
 /// Messages over the Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The inviter's address and UDP port, and the nonce that the host must send there. The file of the rings goes
-    /// with it.
+    /// The invitation: the inviter's address and UDP port, and the nonce that the host must send to that address. The
+    /// descriptor of the file with the rings is attached.
     Hello { version: u16, address: IpAddr, port: u16, nonce: Nonce },
-    /// The host's answer: whether it accepts to share memory.
+    /// The host's answer, which states whether the host shares memory.
     Welcome { version: u16, accepted: bool },
-    /// The nonce that arrived in UDP.
+    /// The nonce `asked` of the host's challenge, which the inviter returns.
     Proof { nonce: Nonce },
 }
 
-/// Messages in datagrams of their own.
+/// Messages over UDP. Each is a separate datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Datagram {
     /// The inviter's nonce, which proves that the host sent the datagram, and the host's nonce, which the inviter
     /// returns.
     Challenge { invited: Nonce, asked: Nonce },
-    /// A wake-up: a ring holds a record.
+    /// Wake-up of a sleeping device: its ring holds a record.
     Wake,
 }
 
@@ -64,7 +65,7 @@ impl Parser<'_> {
         Some(*taken)
     }
 
-    /// Returns the message if no bytes are left.
+    /// Returns the message if all bytes were parsed.
     fn end<T>(self, message: T) -> Option<T> {
         self.0.is_empty().then_some(message)
     }
@@ -113,7 +114,8 @@ impl Message {
         }
     }
 
-    /// Returns `None` if the bytes are no message. A message of another version may be longer.
+    /// Parses a message. Returns `None` if the bytes are no message. Messages of another version may have further
+    /// bytes, which are ignored.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (kind, mut parser) = kind_of(bytes)?;
         match kind {
@@ -152,7 +154,7 @@ impl Datagram {
         }
     }
 
-    /// Returns `None` if the bytes are a packet or anything else.
+    /// Parses a message. Returns `None` if the bytes are a packet or otherwise no message.
     #[inline]
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         // Nearly all datagrams are packets.

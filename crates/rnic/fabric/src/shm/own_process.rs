@@ -1,5 +1,6 @@
-//! Descriptors that must end with this process, so that a forked child must not hold them open. They are sockets that
-//! own a port or a name, and connections whose end tells a peer that the process has died.
+//! Descriptors that a forked child must not keep open. Two kinds exist: sockets that occupy a port or a name, and
+//! connections. A peer notices the death of this process by the end of a connection, which a child with a copy would
+//! delay.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,22 +13,24 @@ use std::time::Duration;
 
 use super::gate::Gate;
 
-/// Maximum number of descriptors that a forked child gives up. Further ones stay open in children.
+/// Maximum number of descriptors on the list of those that forked children give up. Further descriptors stay open in
+/// children.
 const LISTED_MAX: usize = 8192;
 
-/// Maximum time that a fork waits for threads that open descriptors, and that they wait for the fork. The forking
-/// thread may be one of them, in a signal handler. A program's fork handler may also wait for one of them.
+/// Maximum time that a forking thread waits for threads that open descriptors, and that an opening thread waits for a
+/// fork. Without a limit, a thread that forks in a signal handler would wait for its own opening. A fork handler of the
+/// program may also wait for an opening thread.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long a waiting thread sleeps before it checks again.
+/// Time that a waiting thread sleeps between two checks.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A descriptor that forked children give up.
+/// Entry of the list of descriptors that forked children give up.
 struct Listed {
-    /// The descriptor's number plus one; 0 is a free place, and -1 a place that is being filled.
+    /// Number of the descriptor plus one. 0 marks a free place, and -1 marks a place that is being filled.
     entry: AtomicI32,
-    /// The file of the descriptor. A program may close a descriptor that it did not open, and reuse its number for
-    /// another file.
+    /// Device of the descriptor's file. Device and inode reveal that the program has closed the descriptor and reused
+    /// its number for another file.
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -35,10 +38,11 @@ struct Listed {
 static LISTED: [Listed; LISTED_MAX] =
     [const { Listed { entry: AtomicI32::new(0), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; LISTED_MAX];
 
-/// Threads that open descriptors, and threads that fork.
+/// Order of threads that open descriptors and threads that fork.
 static GATE: Gate = Gate { opening: AtomicU32::new(0), forking: AtomicU32::new(0) };
 
-/// Returns a function that sleeps for a moment, and returns whether to go on waiting.
+/// Returns a function that sleeps for [`NAP`] per call. The function returns false once its caller has waited for
+/// [`PATIENCE`].
 fn naps() -> impl FnMut() -> bool {
     let mut waited = Duration::ZERO;
     move || {
@@ -48,13 +52,13 @@ fn naps() -> impl FnMut() -> bool {
     }
 }
 
-/// Guard of a new descriptor from before its creation until it is listed. While the guard lives, other threads that
-/// fork wait. The holder must not wait for anything.
+/// Guard that a thread holds from before the creation of a descriptor until the descriptor is listed. While the guard
+/// lives, other threads wait before they fork. The holder must not wait for other threads.
 #[derive(Debug)]
 pub struct Opening(());
 
 impl Opening {
-    /// Waits until no thread forks.
+    /// Waits until no thread forks, and then lets forks wait.
     pub fn begin() -> Self {
         watch_forks();
         GATE.begin_opening(naps());
@@ -70,10 +74,10 @@ impl Drop for Opening {
 
 /// A descriptor that forked children give up.
 ///
-/// In a forked child, its number stands for a socket without name and peer. So the child can reach neither the
-/// parent's file nor a later file of its own through the number.
+/// In a forked child, the descriptor number refers to a socket without name and peer. So the child's copy of this value
+/// can access neither the parent's file nor a file that the child opens later.
 ///
-/// A program that closes a descriptor that it did not open may have another file under the number. This type does not
+/// The program may have closed the descriptor and reused its number for another file. Dropping this value does not
 /// close such a file.
 #[derive(Debug)]
 pub struct OwnProcess {
@@ -86,7 +90,7 @@ pub struct OwnProcess {
 type File = (u64, u64);
 
 impl OwnProcess {
-    /// Lists a descriptor. The caller created it while it held the [`Opening`].
+    /// Puts a descriptor on the list. The caller must have created the descriptor while it held the [`Opening`].
     pub fn new(fd: OwnedFd, _opening: &Opening) -> Self {
         let number = fd.as_raw_fd();
         let file = file_of(number);
@@ -102,7 +106,7 @@ impl OwnProcess {
         Self { fd: ManuallyDrop::new(fd), file, place }
     }
 
-    /// Returns a second descriptor of the same file, which forked children give up too.
+    /// Returns a second descriptor of the same file. Forked children give up the second descriptor too.
     ///
     /// # Errors
     ///
@@ -112,12 +116,12 @@ impl OwnProcess {
         Ok(Self::new(self.fd.try_clone()?, &opening))
     }
 
-    /// Returns whether the number still stands for the file.
+    /// Returns whether the descriptor number still refers to the original file.
     pub fn is_intact(&self) -> bool {
         self.file.is_some() && self.file == file_of(self.fd.as_raw_fd())
     }
 
-    /// Checks that the number still stands for the file.
+    /// Checks that the descriptor number still refers to the original file.
     ///
     /// # Errors
     ///
@@ -127,7 +131,8 @@ impl OwnProcess {
     }
 }
 
-/// Lists a descriptor that was just created. A child that was forked in between keeps it.
+/// Puts a new descriptor on the list. A child that was forked after the creation of the descriptor and before this call
+/// keeps the descriptor open.
 impl From<OwnedFd> for OwnProcess {
     fn from(fd: OwnedFd) -> Self {
         let opening = Opening::begin();
@@ -143,9 +148,10 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        // Closed first: a child that is forked in between checks the file that the number stands for by then.
+        // Close the descriptor before removing it from the list. If another thread forks in between, the child compares
+        // device and inode, and leaves a reused number alone.
         if self.is_intact() {
-            // SAFETY: this is its only drop, and nothing uses it any more.
+            // SAFETY: the descriptor is dropped only here, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
         if let Some(place) = self.place {
@@ -154,7 +160,8 @@ impl Drop for OwnProcess {
     }
 }
 
-/// Returns the file of a descriptor. Uses only a system call: a child of a process with threads may do nothing else.
+/// Returns device and inode of a descriptor's file. Makes only a system call, because a forked child of a process with
+/// threads may call only async-signal-safe functions.
 fn file_of(fd: RawFd) -> Option<File> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills in the structure, which consists of integers.
@@ -171,17 +178,17 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Registers the handlers of forks, once.
+/// Registers the fork handlers at the first call.
 fn watch_forks() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::AcqRel) {
-        // SAFETY: the functions live as long as the code, and only make system calls, as a child of a process with
-        // threads may.
+        // SAFETY: the functions live as long as the code. They only access atomics, sleep, and make system calls, which
+        // a forked child of a process with threads may do.
         unsafe { pthread_atfork(Some(before_fork), Some(after_fork), Some(give_up_in_child)) };
     }
 }
 
-/// Waits until all descriptors that must not stay open are on the list.
+/// Waits until no thread has a new descriptor that is not on the list yet.
 extern "C" fn before_fork() {
     GATE.begin_forking(naps());
 }
@@ -190,12 +197,12 @@ extern "C" fn after_fork() {
     GATE.end_forking();
 }
 
-/// Gives up all listed descriptors in a forked child.
+/// Replaces all listed descriptors in a forked child by a socket without name and peer.
 extern "C" fn give_up_in_child() {
     GATE.reset();
     let mut stand_in = None;
     for listed in &LISTED {
-        // The child may have other descriptors with these numbers when it forks itself.
+        // Clear the entry: when the child forks itself, the number may refer to another file of the child.
         let fd = listed.entry.swap(0, Ordering::AcqRel) - 1;
         let file = (listed.device.load(Ordering::Relaxed), listed.inode.load(Ordering::Relaxed));
         if fd >= 0 && file_of(fd) == Some(file) {
@@ -208,8 +215,8 @@ extern "C" fn give_up_in_child() {
     }
 }
 
-/// Replaces a descriptor by the stand-in. Opens the stand-in first if there is none. If that fails, the number is
-/// free afterwards.
+/// Replaces a descriptor by a copy of the stand-in, a socket without name and peer. Opens the stand-in if `stand_in` is
+/// `None`. If the replacement fails, the descriptor is closed.
 fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
     let open = || {
         // SAFETY: the call only takes numbers.
@@ -221,11 +228,11 @@ fn replace(fd: RawFd, stand_in: Option<RawFd>) -> Option<RawFd> {
         unsafe { libc::syscall(libc::SYS_close, fd) };
     };
     let Some(made) = stand_in.or_else(open) else {
-        // At the limit of descriptors, closing this one makes room.
+        // The process has reached its limit of descriptors. Closing `fd` makes room for the stand-in.
         close();
         return open().filter(|&made| made != fd);
     };
-    // SAFETY: the call only takes numbers, and closes the file of `fd`.
+    // SAFETY: the call only takes numbers. It closes the parent's file, which the child gives up.
     if unsafe { libc::syscall(libc::SYS_dup3, made, fd, libc::O_CLOEXEC) } < 0 {
         close();
     }
@@ -243,15 +250,15 @@ mod tests {
     use crate::link::Link as _;
     use crate::udp::{BindRequest, bind};
 
-    /// Longer than the life of any child of another test.
+    /// Time after which a test fails. Children of other tests end sooner.
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A forked child that lives as long as this value. The child prints nothing and closes nothing by itself.
+    /// A forked child process, which is killed when this value is dropped. The child only sleeps.
     struct Child(libc::pid_t);
 
     impl Child {
         fn fork() -> Self {
-            // SAFETY: the child only waits for its end.
+            // SAFETY: the child only calls `pause`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 loop {
@@ -275,10 +282,12 @@ mod tests {
         }
     }
 
-    /// Lock for tests that fork. Their children hold all descriptors of the process that are not on the list.
+    /// Lock for tests that fork, so that they run one after the other. A child keeps all descriptors of the process
+    /// that are not on the list.
     static TURN: Mutex<()> = Mutex::new(());
 
-    /// Returns whether a pipe ends in time. A pipe ends when no process holds its other side open.
+    /// Returns whether the read end of a pipe reports its end within the given time. It does once no process holds the
+    /// write end open.
     fn ends(mut pipe: PipeReader, within: Duration) -> bool {
         let flags = libc::O_NONBLOCK;
         // SAFETY: the call only takes numbers.
@@ -298,7 +307,7 @@ mod tests {
     fn a_forked_child_closes_every_listed_descriptor() {
         static STOP: AtomicBool = AtomicBool::new(false);
         let _turn = TURN.lock();
-        // The thread creates and lists descriptors all the time, while the test forks children.
+        // This thread creates and lists descriptors all the time, while the test's main thread forks children.
         let opener = thread::spawn(|| {
             let (mut kept, mut closed) = (Vec::new(), Vec::new());
             while !STOP.load(Ordering::Relaxed) {
@@ -318,7 +327,8 @@ mod tests {
             }
             (kept, closed)
         });
-        // The thread also closes descriptors, and the test checks their other ends.
+        // The thread `opener` also closes descriptors. The test then checks that the read ends of their pipes report
+        // the end.
         let mut children = Vec::new();
         for _ in 0..50 {
             thread::sleep(Duration::from_micros(300));
@@ -352,7 +362,8 @@ mod tests {
         let own = OwnProcess::new(writer.into(), &opening);
         drop(opening);
         let (reader, theirs) = io::pipe().unwrap();
-        // Act like a program that closes all descriptors that it did not open. SAFETY: both numbers are open.
+        // Replace the descriptor by another file, as a program might that closes all descriptors.
+        // SAFETY: both numbers are open.
         assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), own.as_fd().as_raw_fd()) }, own.as_fd().as_raw_fd());
         drop(theirs);
         let child = Child::fork();
@@ -366,8 +377,8 @@ mod tests {
         assert!(ends(reader, LONG));
     }
 
-    /// Tests that no child holds the port of a parent that has ended. The device's own socket, a group's socket, and
-    /// the copies that threads wait on must close in the child.
+    /// Tests that a forked child does not occupy the port of its parent's device. The child must close its copies of
+    /// three sockets: the device's socket, the socket of a group, and the duplicate on which a thread waits.
     #[test]
     fn a_port_is_free_while_a_forked_child_lives() {
         let _turn = TURN.lock();
@@ -382,7 +393,8 @@ mod tests {
         // SAFETY: the call only checks whether the process exists.
         assert_eq!(unsafe { libc::kill(child.0, 0) }, 0);
         drop((link, group, readable));
-        // The child closes its copies before `fork` returns in the child. This process does not wait for that.
+        // The child closes its copies before `fork` returns in the child, but `fork` may return in this process
+        // earlier.
         let until = Instant::now() + LONG;
         let again = loop {
             match bind(request) {

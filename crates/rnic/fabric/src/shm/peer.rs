@@ -1,4 +1,4 @@
-//! A device that shares memory with this one, and the records in its two rings.
+//! A peer: a device that shares memory with this device. This file writes and reads the records of the two rings.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,58 +9,62 @@ use super::ring::{Header, Memory as _, Reader, Record, Writer};
 use super::sys::{Mapping, RING_BYTES, Ring};
 use crate::link::{ReceivedRun, SharedRun, Sink};
 
-/// Maximum number of records read from a ring at a time, so that other rings have their turn and acknowledgements
-/// leave.
+/// Maximum number of records that one call of `Peer::read` reads, so that other rings get their turn and
+/// acknowledgements are sent.
 const RECORDS_PER_RING: usize = 8;
 const BYTES_PER_RING: usize = 64 << 10;
 
-/// A ring with at most this number of written bytes keeps its memory. With the other ring, and the page before both,
-/// that is less than 64 KiB.
+/// Maximum memory in bytes that an idle ring keeps. A pair of idle rings with their control page takes less than 64
+/// KiB.
 const KEPT_BYTES: u64 = 16 << 10;
 
-/// Packets that must be read before the first record of a ring, which must not overtake them.
+/// Packets of a peer that must be read before the first record of its new ring, so that the record does not overtake
+/// them.
 ///
-/// The writer puts its first record into the ring after its last packet over UDP, or after its last record in another
-/// ring that both share. So once the reader has seen the first record, it has read all earlier packets, or they are
-/// in its socket or in that other ring.
+/// Before the peer writes the first record of a ring, it sends its last packet over UDP, and its last record through
+/// any older ring. So when the reader sees the first record, all earlier packets are read, or wait in the UDP socket or
+/// in an older ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Predecessors {
-    /// The ring holds no record yet, and the writer may still send by another way.
+    /// The ring has no record yet. The peer may still send over UDP or through an older ring.
     Unknown,
-    /// The ring holds a record.
+    /// The ring has a record, which waits for earlier packets.
     Others {
-        /// Maximum number of earlier datagrams: the receive buffer cannot have held more when the record was seen.
+        /// Maximum number of earlier datagrams that are still unread. It begins with the number that fits into the
+        /// socket's receive buffer.
         datagrams: usize,
-        /// Maximum number of bytes in other rings of that device: they cannot have held more.
+        /// Maximum number of earlier bytes that are still unread in other rings of the peer's address. It begins with
+        /// the total size of these rings.
         ring_bytes: u64,
-        /// Total bytes that had been read from them when they were checked last.
+        /// Total bytes that had been read from these other rings at the last check.
         taken: u64,
     },
-    /// No packets: all earlier ones were read, or there were none.
+    /// All earlier packets were read, or there were none.
     Nothing,
 }
 
-/// A device that shares memory with this one.
+/// A device that shares memory with this device.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: u64,
     pub(super) address: IpAddr,
-    /// Time at which it connected.
+    /// Time at which the peer connected.
     pub(super) since_ns: u64,
     pub(super) writer: Writer<Ring>,
     pub(super) reader: Reader<Ring>,
-    /// Whether a record was written in this call. The peer may sleep.
+    /// Whether the current call of transmit has written a record to the peer's ring, so that the peer may have to be
+    /// woken.
     pub(super) is_touched: bool,
     pub(super) behind: Predecessors,
-    /// Bytes of its ring that are still read after it closed or died. A hostile peer cannot extend this beyond the
-    /// size of a ring. `None` while the peer is connected.
+    /// Maximum number of bytes that are still read from the ring of a peer that has closed or died. It begins with the
+    /// size of a ring, so that a hostile peer cannot write forever. `None` while the peer is connected.
     left_bytes: Option<usize>,
-    /// The writer's position in the last pass over idle rings.
+    /// Position of the writer during the last pass that looked for idle rings.
     looked_at: u64,
 }
 
 impl Peer {
-    /// Creates a peer. `made_here` states whether this side created the memory.
+    /// Creates a peer. `made_here` states whether this device created the memory.
     pub(super) fn new(id: u64, address: IpAddr, since_ns: u64, mapping: Mapping, made_here: bool) -> Self {
         let [first, second] = Ring::both(mapping);
         let (written, read) = if made_here { (first, second) } else { (second, first) };
@@ -77,25 +81,25 @@ impl Peer {
         }
     }
 
-    /// Records that the peer closed or died.
+    /// Records that the peer has closed or died.
     pub(super) fn depart(&mut self) {
         self.left_bytes = Some(RING_BYTES);
     }
 
-    /// Returns whether the peer closed or died.
+    /// Returns whether the peer has closed or died.
     #[inline]
     pub(super) fn has_departed(&self) -> bool {
         self.left_bytes.is_some()
     }
 
-    /// Returns whether the peer closed or died, or wrote something that is no record. Then nothing more is sent to
-    /// it, and the link removes it once its ring has no more records.
+    /// Returns whether the peer has closed or died, or has written an invalid record. The link sends nothing more to
+    /// such a peer, and removes the peer once its ring has no more records.
     #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.has_departed() || self.reader.is_broken()
     }
 
-    /// Writes a run to the ring. Returns false if the ring has no room.
+    /// Writes a run to the peer's ring. Returns false if the ring has no room.
     #[inline]
     pub(super) fn write(&mut self, run: &Run, batch: &TransmitBatch) -> bool {
         let trailer_bytes = batch.trailer_bytes();
@@ -117,8 +121,8 @@ impl Peer {
         self.behind == Predecessors::Unknown && self.reader.has_record()
     }
 
-    /// Returns whether the ring may be read. The ring of a departed peer without records may, so that the peer is
-    /// removed.
+    /// Returns whether the ring may be read. If a departed peer never wrote a record, its ring may be read too, so that
+    /// the link removes the peer.
     #[inline]
     pub(super) fn may_be_read(&self) -> bool {
         match self.behind {
@@ -128,14 +132,14 @@ impl Peer {
         }
     }
 
-    /// Returns whether the ring may hold packets that its writer wrote before those in the other ring. A writer moves
-    /// to another ring when its current one ends. This is a strict order, so no two rings wait for each other.
+    /// Returns whether the ring may contain packets that are older than those in the ring of `other`. A device moves to
+    /// another ring when its current ring ends. The order of rings is strict, so no two rings wait for each other.
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let place = |peer: &Self| (peer.behind != Predecessors::Nothing, !peer.has_departed(), peer.id);
         self.reader.has_record() && place(self) < place(other)
     }
 
-    /// Passes the next records of the ring to a sink. Returns the number of their packets.
+    /// Passes the next records of the ring to a sink. Returns the number of packets in these records.
     #[inline]
     pub(super) fn read(&mut self, buffers: &mut RunBuffers, sink: &mut dyn Sink) -> usize {
         let (mut packets, mut bytes) = (0, 0);
@@ -156,13 +160,14 @@ impl Peer {
         packets
     }
 
-    /// Returns whether the writer's ring keeps more memory than an idle one should.
+    /// Returns whether the ring to the peer has more memory than an idle ring should keep.
     #[inline]
     pub(super) fn keeps_memory(&self) -> bool {
         self.writer.kept_bytes() > KEPT_BYTES && !self.has_departed()
     }
 
-    /// Gives back the memory of the ring if it was idle since the last call. Returns true if memory was given back.
+    /// Gives back the memory of the ring to the peer if no record was written since the last call. Returns true if
+    /// memory was given back.
     pub(super) fn give_back_if_idle(&mut self) -> bool {
         let position = self.writer.position();
         self.keeps_memory() && std::mem::replace(&mut self.looked_at, position) == position && self.writer.give_back()
@@ -171,7 +176,7 @@ impl Peer {
 
 #[cfg(test)]
 impl Peer {
-    /// Returns the bytes of its rings that have memory.
+    /// Returns the bytes of the peer's two rings that have memory.
     pub(super) fn resident_bytes(&self) -> usize {
         self.writer.memory().resident_bytes() + self.reader.memory().resident_bytes()
     }
@@ -186,12 +191,12 @@ pub(super) struct RunBuffers {
 }
 
 impl RunBuffers {
-    /// Creates the buffers of the device with this address and port.
+    /// Creates the buffers. `local` is the address and port of this device.
     pub(super) fn new(local: SocketAddr) -> Self {
         Self { local, buffer: vec![0; MAX_RUN_BYTES].into(), sealed: Vec::new() }
     }
 
-    /// Passes a record from this address to a sink.
+    /// Passes a record from the device at `src` to a sink.
     #[inline]
     fn hand_over(&mut self, src: IpAddr, reader: &Reader<Ring>, record: &Record, sink: &mut dyn Sink) {
         let Record { header, at } = *record;
@@ -199,7 +204,7 @@ impl RunBuffers {
         let dst = self.local.ip();
         let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
         let shared = if segment_bytes <= HEADERS_BYTES_MAX {
-            // The headers of short packets are the whole packets.
+            // The packets are so short that their headers are copied as a whole.
             reader.copy_out(record, &mut self.buffer);
             let private = &self.buffer[..total_bytes];
             SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }
@@ -225,7 +230,7 @@ impl RunBuffers {
     }
 }
 
-/// Appends an ICRC to each packet of a run: the one that a socket's segmented send would have.
+/// Appends to each packet of a run the ICRC that the packet would have if a socket sent the run with segmentation.
 fn seal(run: &ReceivedRun<'_>, sealed: &mut Vec<u8>) {
     let flow = Flow::new(run.outer.src, run.outer.dst, run.source_port, run.source_port);
     sealed.clear();

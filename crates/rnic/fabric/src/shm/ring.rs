@@ -1,31 +1,32 @@
-//! A ring of records in memory that two processes share: one process writes, the other reads.
+//! A ring of records in memory that two processes share. One process writes records, and the other process reads them.
 //!
-//! A record is a run of packets. It begins on a cache line with a word that holds its [`Header`]. The packets follow
-//! that word, so that a short message takes one line. A word of 0 means that there is no record yet. The writer
-//! clears the word after a record before it publishes the record's own word. So a reader that goes from record to
-//! record finds either 0 or a word that the writer published. The reader's position, [`Memory::head`], tells the
-//! writer how much of the ring it may overwrite.
+//! Each record contains a run of packets. A record begins at the start of a cache line, with a word that encodes its
+//! [`Header`]. The packets follow the word, so a record with a short message takes one cache line. A word of 0 at the
+//! place of the next record means that the writer has not written that record yet. To publish a record, the writer
+//! first stores 0 at the place of the record after it, and then stores the word. So at the place of the next record,
+//! the reader finds either 0 or a published word. The reader's position, [`Memory::head`], tells the writer how much of
+//! the ring it may overwrite.
 //!
-//! Neither side trusts the other. A writer accepts a position only if it lies between the last one and its own. A
-//! reader accepts a header only if its lengths are possible. If a record claims more bytes than were written, the
-//! reader reads old bytes of the same ring. A process that is killed at any step leaves the ring readable for the
-//! other side. A record without its word was never written, and a record that was not released is only never
-//! overwritten.
+//! Neither side trusts the other. A writer accepts the reader's position only if it lies between the reader's last
+//! position and the writer's own. A reader accepts a header only if its lengths are possible. If a header claims more
+//! bytes than the writer wrote, the reader reads old bytes of the same ring. A process may be killed at any step, and
+//! the ring stays valid for the other process. A record whose word was not stored does not exist for the reader. A
+//! record that the reader did not release is never overwritten.
 //!
-//! The memory is behind a trait, so that a model checker can test the order of accesses.
+//! The ring accesses its memory through the trait [`Memory`], so that a model checker can test the order of accesses.
 
 use doorbell_rnic::{MAX_RUN_BYTES, MAX_RUN_PACKETS};
 
-/// Alignment of records.
+/// Alignment of records in bytes: the size of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Bytes of the word before the packets of a record.
+/// Size of the word at the start of a record in bytes.
 pub(crate) const WORD_BYTES: usize = 8;
 
-/// Memory of a ring, which both sides access. Offsets are bytes from the start of the ring. Each access lies within
-/// the ring, or exceeds its end by less than its capacity and continues at its start.
+/// Memory of a ring, which writer and reader access. Offsets count bytes from the start of the ring. An access may
+/// extend beyond the end of the ring by less than the capacity; then it continues at the start.
 pub(crate) trait Memory {
-    /// Returns the bytes of the ring: a power of two.
+    /// Returns the size of the ring in bytes, which is a power of two.
     fn capacity(&self) -> usize;
     /// Loads the word at an offset, with acquire ordering.
     fn load(&self, at: usize) -> u64;
@@ -45,16 +46,17 @@ pub(crate) trait Memory {
     fn set_sleeps(&self, sleeps: bool) -> bool;
     /// Executes a fence that all threads see in one order.
     fn fence(&self);
-    /// Gives the memory of the ring back: its words and bytes are 0 from now on. No thread may be copying from it.
+    /// Gives the memory of the ring back to the kernel. All its bytes are 0 afterwards. No thread may copy from the
+    /// ring at the same time.
     fn discard(&self);
 }
 
-/// Contents of the word before a record.
+/// Contents of the word at the start of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Bytes of all packets.
     pub(crate) total_bytes: usize,
-    /// Bytes of each packet but the last, which may be shorter.
+    /// Bytes of each packet. The last packet may be shorter.
     pub(crate) segment_bytes: usize,
     /// Traffic class of the packets.
     pub(crate) traffic_class: u8,
@@ -62,10 +64,10 @@ pub(crate) struct Header {
     pub(crate) hop_limit: u8,
 }
 
-/// Bits of a length in the word: enough for [`MAX_RUN_BYTES`].
+/// Number of bits of each length in the word. [`MAX_RUN_BYTES`] fits into them.
 const LENGTH_BITS: u32 = 17;
 
-/// Set in each word, so that none is 0.
+/// Bit that is set in the word of each record, so that no such word is 0.
 const PRESENT: u64 = 1 << 63;
 
 impl Header {
@@ -77,7 +79,7 @@ impl Header {
             | self.total_bytes as u64
     }
 
-    /// Returns `None` if no run has such lengths.
+    /// Decodes a word. Returns `None` if the lengths are impossible for a run.
     fn decode(word: u64) -> Option<Self> {
         let length = |shift: u32| (word >> shift) as usize & ((1 << LENGTH_BITS) - 1);
         let (total_bytes, segment_bytes) = (length(0), length(LENGTH_BITS));
@@ -93,13 +95,13 @@ impl Header {
         })
     }
 
-    /// Returns the bytes of the ring that the record takes.
+    /// Returns the number of bytes that a record with this header takes in the ring.
     pub(crate) fn record_bytes(self) -> u64 {
         (WORD_BYTES + self.total_bytes).next_multiple_of(LINE_BYTES) as u64
     }
 }
 
-/// Returns the word before a record, for tests that write it without a [`Writer`].
+/// Returns the word of a record with this header, for tests that write records without a [`Writer`].
 #[cfg(test)]
 pub(crate) fn word_of(header: Header) -> u64 {
     header.encode()
@@ -109,11 +111,11 @@ pub(crate) fn word_of(header: Header) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Writer<M> {
     memory: M,
-    /// Position of the next record, which counts on beyond the ring's capacity.
+    /// Position of the next record: the total bytes of all records written so far.
     tail: u64,
-    /// Last position of the reader that the writer has loaded.
+    /// Position of the reader when the writer loaded it last.
     head: u64,
-    /// Position of the writer when the ring had no memory last.
+    /// Value of `tail` when the ring's memory was given back last.
     discarded_at: u64,
 }
 
@@ -123,11 +125,11 @@ impl<M: Memory> Writer<M> {
         Self { memory, tail: 0, head: 0, discarded_at: 0 }
     }
 
-    /// Writes one run, with its packets in order. Returns false if the ring has no room for it.
+    /// Writes a record with one run, with the packets in order. Returns false if the ring has no room for the record.
     #[inline]
     pub(crate) fn push<'a>(&mut self, header: Header, packets: impl Iterator<Item = &'a [u8]>) -> bool {
         let record_bytes = header.record_bytes();
-        // The writer clears the word after the record, so that line must be free as well.
+        // The writer stores 0 at the place of the record after this one, so that cache line must be free as well.
         if !self.has_room(record_bytes + LINE_BYTES as u64) {
             return false;
         }
@@ -146,29 +148,30 @@ impl<M: Memory> Writer<M> {
         true
     }
 
-    /// Returns whether the reader must be woken, after all records were written. At most one call per sleep of the
-    /// reader returns true.
+    /// Returns whether the caller must wake the reader. The caller asks after it has written all records. At most one
+    /// call per sleep of the reader returns true.
     #[inline]
     pub(crate) fn must_wake(&self) -> bool {
-        // Pairs with the reader's fence: at least one of the two sides sees the other's store.
+        // This fence pairs with the fence in `Reader::arm`. So the writer sees the reader's request to be woken, or the
+        // reader sees the new record.
         self.memory.fence();
         self.memory.sleeps() && self.memory.set_sleeps(false)
     }
 
-    /// Records that the reader could not be woken. The next record, at the latest a retransmitted one, must try
-    /// again.
+    /// Records that the caller could not wake the reader. The next call of `must_wake` returns true again. That call
+    /// comes with the next record, at the latest with a retransmission.
     #[cold]
     pub(crate) fn failed_to_wake(&self) {
         self.memory.set_sleeps(true);
     }
 
-    /// Returns the position of the next record, which counts on beyond the ring's capacity.
+    /// Returns the total bytes of all records written so far.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
         self.tail
     }
 
-    /// Returns an upper bound of the bytes of the ring that have memory because of written records.
+    /// Returns an upper bound of the memory, in bytes, that written records occupy in the ring.
     #[inline]
     pub(crate) fn kept_bytes(&self) -> u64 {
         (self.tail - self.discarded_at).min(self.memory.capacity() as u64)
@@ -180,9 +183,10 @@ impl<M: Memory> Writer<M> {
         &self.memory
     }
 
-    /// Gives the ring's memory back if the reader has read everything. Returns false if it has not.
+    /// Gives the ring's memory back to the kernel if the reader has read all records. Returns whether it has.
     ///
-    /// Only the writer may do that: the reader checks a word that is 0 until a record follows, before and after.
+    /// Only the writer may call this. For the reader, nothing changes: the word at the place of the next record is 0
+    /// both before and after the call.
     #[cold]
     pub(crate) fn give_back(&mut self) -> bool {
         let is_empty = self.memory.head() == self.tail;
@@ -209,12 +213,12 @@ impl<M: Memory> Writer<M> {
     }
 }
 
-/// A run that the reader found. Its bytes may be overwritten once it is released.
+/// A record that the reader has found. After [`Reader::release`], the writer may overwrite its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// Contents of its word.
+    /// Contents of the record's word.
     pub(crate) header: Header,
-    /// Offset of its packets.
+    /// Offset of the record's packets in the ring.
     pub(crate) at: usize,
 }
 
@@ -224,17 +228,18 @@ pub(crate) struct Reader<M> {
     memory: M,
     head: u64,
     released: u64,
-    /// Whether the writer wrote a header that no run has.
+    /// Whether the writer wrote an invalid header.
     is_broken: bool,
 }
 
 impl<M: Memory> Reader<M> {
-    /// Creates the reader of a ring from which nothing was read.
+    /// Creates the reader of a new ring.
     pub(crate) fn new(memory: M) -> Self {
         Self { memory, head: 0, released: 0, is_broken: false }
     }
 
-    /// Returns the next record, if there is one. The caller must copy it out before [`release`](Self::release).
+    /// Returns the next record, if there is one. The caller must copy the packets before it calls
+    /// [`release`](Self::release).
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Record> {
         if self.is_broken {
@@ -253,7 +258,7 @@ impl<M: Memory> Reader<M> {
         Some(Record { header, at: start + WORD_BYTES })
     }
 
-    /// Copies the packets of a record.
+    /// Copies the packets of a record to `packets`.
     #[inline]
     pub(crate) fn copy_out(&self, record: &Record, packets: &mut [u8]) {
         self.memory.copy_out(record.at, &mut packets[..record.header.total_bytes]);
@@ -265,7 +270,7 @@ impl<M: Memory> Reader<M> {
         &self.memory
     }
 
-    /// Lets the writer overwrite all records that were popped.
+    /// Lets the writer overwrite all records that [`pop`](Self::pop) has returned.
     #[inline]
     pub(crate) fn release(&mut self) {
         if self.released != self.head {
@@ -274,7 +279,8 @@ impl<M: Memory> Reader<M> {
         }
     }
 
-    /// Asks the writer to wake this side with its next record. Returns false if a record is there already.
+    /// Asks the writer to wake the reader after the next record. Returns false if the ring already contains an unread
+    /// record.
     pub(crate) fn arm(&self) -> bool {
         if !self.memory.sleeps() {
             self.memory.set_sleeps(true);
@@ -283,22 +289,22 @@ impl<M: Memory> Reader<M> {
         self.is_broken || self.memory.load(self.start()) == 0
     }
 
-    /// Returns whether the writer will wake this side with its next record.
+    /// Returns whether the writer will wake the reader after the next record.
     pub(crate) fn is_armed(&self) -> bool {
         self.memory.sleeps()
     }
 
-    /// Returns the bytes of all records that were read.
+    /// Returns the total bytes of all records read so far.
     pub(crate) fn position(&self) -> u64 {
         self.head
     }
 
-    /// Returns whether a record is there, without reading it.
+    /// Returns whether the ring contains an unread record.
     pub(crate) fn has_record(&self) -> bool {
         !self.is_broken && self.memory.load(self.start()) != 0
     }
 
-    /// Returns whether the writer wrote something that is no record. Then the reader reads nothing any more.
+    /// Returns whether the writer wrote an invalid record. If so, the reader reads no further records.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
     }

@@ -1,5 +1,5 @@
-//! Routes of packets to each destination: through the rings of a peer, over UDP, or undecided while its device has
-//! been asked.
+//! Route of packets to each destination: through the rings of a peer, over UDP, or undecided while an invitation to
+//! share memory is unanswered.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,26 +9,27 @@ use rustc_hash::FxHashMap;
 use super::LinkChoice;
 use super::meet::Meeting;
 
-/// Maximum time that a device may take to answer an invitation before packets to it go over UDP. It is long in tests,
-/// which must see packets in memory also on a busy machine.
+/// Time after which packets to an invited device that has not answered go over UDP. Tests use a long time, so that
+/// packets go through memory also on a busy machine.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 20 });
 
-/// The same time if UDP is not allowed, so that packets would be dropped. It allows for a process that does not run
-/// for a while.
+/// Time after which packets to such a device are dropped, if only shared memory is allowed. The device's process may
+/// wait for a processor during that time.
 const ONLY_ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// Time after which a destination without shared memory is asked again while packets go to it. A device may have been
-/// opened there meanwhile. Each further wait is twice as long.
+/// Time after which a device without shared memory is invited again, while packets are sent to it. The address may
+/// belong to a new device by then. If UDP is allowed, the time doubles with each further invitation.
 const ASK_AGAIN_AFTER_NS: u64 = 10_000_000;
 
-/// Maximum of these waits. If only shared memory is allowed, all waits after the first are as long as this.
+/// Maximum time between two invitations of a device.
 const ASK_AGAIN_WITHIN_NS: u64 = 1_000_000_000;
 
-/// How long packets to other destinations wait for the silent device of an earlier packet, such as that of a stopped
-/// process.
+/// Time that packets wait for the answer of an invited device, if the batch also has packets for other destinations.
+/// The invited device may belong to a stopped process.
 pub(super) const OTHERS_WAIT_NS: u64 = 2_000_000;
 
-/// Maximum number of stored destinations that are reached over UDP. If there are more, all are asked again.
+/// Maximum number of destinations in the map if a route over UDP is added. If there are more, all routes over UDP are
+/// forgotten, so that their devices are invited again.
 const UDP_ROUTES_MAX: usize = 4096;
 
 /// Returns how long a device may take to answer an invitation.
@@ -39,19 +40,19 @@ pub(super) fn answer_within(choice: LinkChoice) -> Duration {
 /// Route of packets to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
-    /// Its device was invited at this time, and may take a moment to answer.
+    /// The destination's device was invited at this time and has not answered.
     Asked { at_ns: u64 },
     /// Through the rings of the peer at this place.
     Shared { place: usize },
-    /// Over UDP, since no device there shares memory. Its device is asked again at `ask_at_ns`, and later after
-    /// `wait_ns`.
+    /// Over UDP, since no device at the address shares memory. The device is invited again at `ask_at_ns`, and then
+    /// after `wait_ns`.
     Udp { ask_at_ns: u64, wait_ns: u64 },
 }
 
-/// Route of one run.
+/// Route of one run, as `Routes::way` decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunRoute {
-    /// The run has to wait for an answer.
+    /// Undecided: the run waits for the answer to an invitation.
     Unknown,
     /// Through the rings of the peer at this place.
     Shared(usize),
@@ -64,21 +65,22 @@ pub(super) struct Routes {
     choice: LinkChoice,
     own: IpAddr,
     by_destination: FxHashMap<IpAddr, Route>,
-    /// Latest time for the first answer of the asked devices.
+    /// Earliest time at which the wait for the answer to an invitation ends.
     asked_until_ns: Option<u64>,
-    /// Whether packets to other destinations wait for the answer of an asked device.
+    /// Whether packets to other destinations wait behind a packet to an invited device. If so, the wait for the answer
+    /// is shorter.
     others_wait: bool,
 }
 
 impl Routes {
-    /// Creates the routes of the device with this address.
+    /// Creates the routes of the device with the address `own`.
     pub(super) fn new(choice: LinkChoice, own: IpAddr) -> Self {
         let by_destination = FxHashMap::default();
         Self { choice, own, by_destination, asked_until_ns: None, others_wait: false }
     }
 
-    /// Returns the route of packets to a destination, now that there are some. Asks its device for shared memory
-    /// first.
+    /// Returns the route of packets to a destination. At the first packet, and again from time to time while packets go
+    /// over UDP, this invites the destination's device to share memory.
     #[inline]
     pub(super) fn way(&mut self, now_ns: u64, destination: IpAddr, meeting: &Meeting) -> RunRoute {
         let patience_ns = self.patience_ns();
@@ -96,7 +98,7 @@ impl Routes {
             }
             Some(Route::Asked { at_ns }) if now_ns < *at_ns + patience_ns => self.meanwhile(destination),
             Some(Route::Asked { .. }) => {
-                // The invitation may still be answered.
+                // The device may still answer later. Until then, packets go over UDP.
                 self.set_udp(destination, now_ns + answer_within(self.choice).as_nanos() as u64);
                 self.note_asked();
                 RunRoute::Udp
@@ -111,25 +113,26 @@ impl Routes {
         }
     }
 
-    /// Returns the route while a device was asked and has not answered. Packets of a device to itself leave at once:
-    /// programs that post a datagram to their own device poll for its completion right after the post.
+    /// Returns the route while an invitation is unanswered. Packets of a device to itself go over UDP immediately,
+    /// because programs that post a datagram to their own device poll for its completion right after the post.
     fn meanwhile(&self, destination: IpAddr) -> RunRoute {
         if destination == self.own && self.choice == LinkChoice::Auto { RunRoute::Udp } else { RunRoute::Unknown }
     }
 
-    /// Returns whether packets to a destination go through memory.
+    /// Returns whether packets to a destination go through a ring.
     #[inline]
     pub(super) fn is_shared(&self, destination: IpAddr) -> bool {
         matches!(self.by_destination.get(&destination), Some(Route::Shared { .. }))
     }
 
-    /// Returns the latest time for the first answer of the asked devices.
+    /// Returns the earliest time at which the wait for the answer to an invitation ends.
     #[inline]
     pub(super) fn asked_until_ns(&self) -> Option<u64> {
         self.asked_until_ns
     }
 
-    /// Sets whether packets to other destinations wait for the current one. Returns true if that is a change.
+    /// Sets whether packets to other destinations wait behind a packet to an invited device. Returns true if the value
+    /// has changed.
     pub(super) fn note_others(&mut self, wait: bool) -> bool {
         let is_new = std::mem::replace(&mut self.others_wait, wait) != wait;
         if is_new {
@@ -138,8 +141,8 @@ impl Routes {
         is_new
     }
 
-    /// Records that the device of a destination shares memory. Its packets go to the peer at this place, unless they
-    /// go to another peer already.
+    /// Records that the device at `destination` shares memory, as the peer at `place`. If packets to that address
+    /// already go to another peer, they still do.
     pub(super) fn arrived(&mut self, destination: IpAddr, place: usize) {
         if !self.is_shared(destination) {
             self.by_destination.insert(destination, Route::Shared { place });
@@ -147,7 +150,7 @@ impl Routes {
         self.note_asked();
     }
 
-    /// Records that the device of a destination shares no memory.
+    /// Records that the device at `destination` does not share memory.
     pub(super) fn absent(&mut self, destination: IpAddr, now_ns: u64) {
         if let Some(Route::Asked { .. }) = self.by_destination.get(&destination) {
             self.set_udp(destination, now_ns);
@@ -155,15 +158,15 @@ impl Routes {
         self.note_asked();
     }
 
-    /// Forgets all routes: no device will be asked any more.
+    /// Forgets all routes, since no device will be invited any more.
     pub(super) fn end(&mut self) {
         self.by_destination.clear();
         self.asked_until_ns = None;
     }
 
-    /// Records that the peer at this place has gone. The next device at its address is asked for shared memory, but
-    /// packets go over UDP until it answers. Otherwise a peer that goes again and again would delay packets to other
-    /// destinations.
+    /// Records that the peer at `place` has closed or died. The next packet to its address invites the next device
+    /// there. Until that device answers, packets go over UDP. Otherwise a peer that departs again and again would delay
+    /// packets to other destinations.
     pub(super) fn forget(&mut self, place: usize) {
         let has_room = self.by_destination.len() < UDP_ROUTES_MAX;
         let keeps = self.choice == LinkChoice::Auto && has_room;
@@ -192,8 +195,8 @@ impl Routes {
         self.asked_until_ns = asked.min().map(|at_ns| at_ns + self.patience_ns());
     }
 
-    /// Returns how long packets to an asked device wait. The thread that invites devices reports sooner, unless it
-    /// does not run at all.
+    /// Returns the time that packets to an invited device wait at most. Usually the thread that invites devices reports
+    /// earlier, but that thread may not get a processor.
     fn patience_ns(&self) -> u64 {
         2 * match self.choice {
             LinkChoice::Auto if self.others_wait => return OTHERS_WAIT_NS,

@@ -1,9 +1,9 @@
 //! Memory that two processes share, and the descriptors that they pass to each other.
 //!
-//! The peer may write the memory at any time, so no reference to it exists here. Words are atomics, packets are
-//! copied through raw pointers, and all offsets are checked against the mapping, independent of the memory's
-//! contents. The file is sealed, so that it never shrinks under the mapping, and it lies in memory. If the kernel
-//! does not overcommit memory, the whole file is allocated before it is mapped, so that each page exists.
+//! The peer may write the shared memory at any time, so this module makes no references to its bytes. Words are
+//! atomics, and packets are copied through raw pointers. All offsets are checked against the size of the mapping,
+//! whatever the memory contains. The file is a memfd with seals, so that it never shrinks under the mapping. If the
+//! kernel does not overcommit memory, the whole file is allocated before it is mapped, so that each page exists.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,37 +17,37 @@ use doorbell_rnic::Payload;
 
 use super::ring::Memory;
 
-/// Bytes of one ring. Requests in flight to one device are limited to 1 MiB, and READ responses to the same. Each
-/// counts with more than it takes here.
+/// Size of one ring in bytes. The RNIC limits requests in flight to one device to 1 MiB, and READ responses also to 1
+/// MiB. A packet counts towards this limit with more bytes than it takes in the ring.
 pub(super) const RING_BYTES: usize = 2 << 20;
 
-/// Bytes before the rings. For each ring, they hold the reader's position and whether the reader sleeps, each on
-/// cache lines of its own.
+/// Size of the control page before the rings in bytes. For each ring, the page holds two words on separate cache lines:
+/// the reader's position, and whether the reader sleeps.
 const CONTROL_BYTES: usize = 4096;
 
-/// Bytes of the file.
+/// Size of the file in bytes.
 const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
 
-/// Bytes of the mapping. It maps each ring twice, one copy after the other, so that each record is contiguous.
+/// Size of the mapping in bytes. Each ring is mapped twice in a row, so that a record that wraps around is contiguous.
 const MAPPED_BYTES: usize = CONTROL_BYTES + 4 * RING_BYTES;
 
-/// Distance between the words of the two rings in the control page: two pairs of cache lines per ring.
+/// Distance in bytes between the words of the two rings in the control page: four cache lines.
 const CONTROL_STRIDE: usize = 256;
 const SLEEPS_OFFSET: usize = 128;
 
-/// The file system of a memfd with pages of the usual size (`TMPFS_MAGIC`).
+/// Type of the file system of a memfd without huge pages (`TMPFS_MAGIC`).
 const TMPFS: i64 = 0x0102_1994;
 
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Both rings of a pair of devices, mapped.
+/// Mapping of the control page and both rings of a pair of devices.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: *mut u8,
-    /// The process that created the mapping. A forked child does not inherit it, and may have mapped something else
-    /// at that address.
+    /// Process that created the mapping. A forked child does not inherit the mapping, and may have other memory at that
+    /// address.
     process: u32,
-    /// Whether all pages of the file were allocated before mapping, so that none is ever given back.
+    /// Whether all pages of the file were allocated before mapping. If so, `discard` does nothing.
     is_allocated: bool,
 }
 
@@ -60,16 +60,16 @@ fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Returns whether the kernel does not overcommit memory (`vm.overcommit_memory` is 2). Then the first access to a
-/// page of a file may fail and end the process, unless all pages were allocated before.
+/// Returns whether the kernel does not overcommit memory (`vm.overcommit_memory` is 2). Then the first access to a page
+/// without memory may fail and end the process.
 fn kernel_counts_every_page() -> bool {
     std::fs::read("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.starts_with(b"2"))
 }
 
 impl Mapping {
-    /// Creates the file of a new pair, empty and sealed, and maps it.
+    /// Creates and seals the file for a new pair of devices, and maps it.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
-        // Kernels before 6.3 do not know the last flag; some later ones require it.
+        // Kernels before 6.3 reject MFD_NOEXEC_SEAL; later kernels may be configured to require it.
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string that outlives both calls.
         let fd = unsafe {
@@ -115,19 +115,20 @@ impl Mapping {
     fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
         let place = |at: *mut u8, length: usize, flags: c_int, fd: RawFd, offset: usize| {
             let protection = if fd < 0 { libc::PROT_NONE } else { libc::PROT_READ | libc::PROT_WRITE };
-            // SAFETY: either the kernel chooses the place, or it lies in the reservation that was made here before.
+            // SAFETY: either the kernel chooses the address, or the range lies in the reservation that `map` made
+            // before.
             let mapped = unsafe { libc::mmap(at.cast(), length, protection, flags, fd, offset as libc::off_t) };
             if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.cast::<u8>()) }
         };
         let is_allocated = kernel_counts_every_page();
         if is_allocated {
-            // The process that created the file may have seen another setting. Pages that are allocated already stay
-            // as they are.
+            // The process that created the file may not have allocated the pages, if the setting has changed since. The
+            // call does not change pages that are allocated already.
             // SAFETY: the call only takes numbers.
             checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, FILE_BYTES as libc::off_t) })?;
         }
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // From here on, the drop of `mapping` unmaps the reservation.
+        // From here on, dropping `mapping` unmaps the reservation.
         let base = place(ptr::null_mut(), MAPPED_BYTES, reserve, -1, 0)?;
         let mapping = Self { base, process: std::process::id(), is_allocated };
         let share = |at: usize, length: usize, offset: usize| {
@@ -140,7 +141,8 @@ impl Mapping {
                 share(ring_offset(ring) + copy * RING_BYTES, RING_BYTES, CONTROL_BYTES + ring * RING_BYTES)?;
             }
         }
-        // A child would keep the memory for as long as it lives. The child may not use the device anyway.
+        // A forked child must not inherit the mapping, which would keep the memory allocated. The child cannot use the
+        // device anyway.
         // SAFETY: the range is the mapping's, and the advice changes nothing for this process.
         checked(unsafe { libc::madvise(base.cast(), MAPPED_BYTES, libc::MADV_DONTFORK) })?;
         Ok(mapping)
@@ -148,8 +150,8 @@ impl Mapping {
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at < MAPPED_BYTES);
-        // SAFETY: eight aligned bytes of the mapping, which lives as long as `self`. All processes access them by
-        // atomic operations. If the peer does not, they still hold a number that the peer could have stored.
+        // SAFETY: the word consists of eight aligned bytes of the mapping, which lives as long as `self`. Both
+        // processes access it by atomic operations. A peer that uses other operations can only change the number.
         unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
     }
 }
@@ -164,7 +166,7 @@ impl Drop for Mapping {
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: this process made the reservation in `map`, and nothing refers to it any more.
+        // SAFETY: this process made the reservation in `map`, and no `Ring` refers to the mapping any more.
         unsafe { libc::munmap(self.base.cast(), MAPPED_BYTES) };
     }
 }
@@ -177,8 +179,8 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Returns the rings of the side that created the mapping: the one to write, and the one to read. The other side
-    /// swaps them.
+    /// Returns the two rings. The process that created the mapping writes to the first ring and reads from the second.
+    /// Its peer does the opposite.
     pub(super) fn both(mapping: Mapping) -> [Self; 2] {
         let mapping = Arc::new(mapping);
         [0, 1].map(|ring| Self { mapping: Arc::clone(&mapping), ring })
@@ -188,7 +190,7 @@ impl Ring {
         self.mapping.word(self.ring * CONTROL_STRIDE + offset)
     }
 
-    /// Returns bytes of the ring, to be copied from there.
+    /// Returns a range of the ring as a payload, which the caller copies.
     #[inline]
     pub(super) fn payload(&self, at: usize, length: usize) -> Payload<'_> {
         // SAFETY: `place` checks that the range lies in the ring and its copy, which are mapped for as long as `self`
@@ -196,20 +198,20 @@ impl Ring {
         unsafe { Payload::shared(self.place(at, length), length) }
     }
 
-    /// Returns the bytes of the ring that have memory.
+    /// Returns the number of bytes of the ring that have memory.
     #[cfg(test)]
     pub(super) fn resident_bytes(&self) -> usize {
         const PAGE: usize = 4096;
         let mut pages = vec![0_u8; RING_BYTES / PAGE];
-        // SAFETY: the range is the ring's, and there is a byte for each of its pages, which are of this size or
-        // larger.
+        // SAFETY: the range is the ring, and `pages` has a byte for each page of the ring. No page is smaller than
+        // `PAGE`.
         let result = unsafe { libc::mincore(self.place(0, RING_BYTES).cast(), RING_BYTES, pages.as_mut_ptr()) };
         assert_eq!(result, 0);
         PAGE * pages.iter().filter(|page| **page & 1 != 0).count()
     }
 
     fn place(&self, at: usize, length: usize) -> *mut u8 {
-        // The second copy of the ring follows the first.
+        // The second copy of the ring follows the first copy, so a range may extend into it.
         assert!(at <= 2 * RING_BYTES && length <= 2 * RING_BYTES - at);
         self.mapping.base.wrapping_add(ring_offset(self.ring) + at)
     }
@@ -241,7 +243,8 @@ impl Memory for Ring {
 
     #[inline]
     fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        // SAFETY: as for `copy_in`; a peer that writes the range meanwhile tears the bytes, each of which is a value.
+        // SAFETY: as for `copy_in`. If the peer writes to the range at the same time, the copy may mix old and new
+        // bytes, which is allowed.
         unsafe { ptr::copy_nonoverlapping(self.place(at, bytes.len()), bytes.as_mut_ptr(), bytes.len()) }
     }
 
@@ -273,15 +276,14 @@ impl Memory for Ring {
         if self.mapping.is_allocated {
             return;
         }
-        // This frees both copies of the ring, in all processes. If the kernel refuses, as it does for memory that a
-        // program has locked, the ring keeps its contents, which is also correct.
-        // SAFETY: the range is the ring's, and afterwards it reads as zeros, like values that the peer could have
-        // stored.
+        // The call frees the ring's pages for both mapped copies and in both processes. The kernel rejects the call for
+        // locked memory. Then the ring keeps its contents, which is also correct.
+        // SAFETY: the range is the ring. Afterwards it reads as zeros, which the peer could have stored too.
         unsafe { libc::madvise(self.place(0, RING_BYTES).cast(), RING_BYTES, libc::MADV_REMOVE) };
     }
 }
 
-/// Accepts the next connection that waits at a listener.
+/// Accepts the next connection that waits in the queue of a listener.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the kernel is not asked for the caller's address.
@@ -290,11 +292,10 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Closes a descriptor and gives its number to another file, as a program does that closes descriptors which it did
-/// not open.
+/// Replaces a descriptor by another file, as a program might that closes all descriptors and reuses their numbers.
 #[cfg(test)]
 pub(super) fn replace(fd: RawFd, by: BorrowedFd<'_>) -> OwnedFd {
-    // SAFETY: the number is open, and its previous owner must find that the number is another file's.
+    // SAFETY: the number is open. The test checks that its previous owner notices the replacement.
     unsafe {
         assert_eq!(libc::dup2(by.as_raw_fd(), fd), fd);
         OwnedFd::from_raw_fd(fd)
@@ -304,20 +305,21 @@ pub(super) fn replace(fd: RawFd, by: BorrowedFd<'_>) -> OwnedFd {
 /// Result of one call of [`receive_message`].
 #[derive(Debug)]
 pub(super) struct Received {
-    /// Bytes of the message; 0 at the end of the connection.
+    /// Length of the message in bytes; 0 at the end of the connection.
     pub(super) length: usize,
     /// Descriptors that arrived with the message.
     pub(super) files: Vec<OwnedFd>,
-    /// Whether neither bytes nor descriptors were cut off.
+    /// Whether all bytes and descriptors of the message arrived. The kernel truncates messages that exceed the buffers.
     pub(super) is_whole: bool,
 }
 
 /// Receives the next message of a connection, without waiting.
 ///
-/// If more descriptors arrive than fit, or than this process may have, the kernel still installs the first ones. So
-/// this function collects them in each case, and the caller closes the unwanted ones.
+/// If a message has more descriptors than fit into the buffer, or than this process may open, the kernel installs only
+/// the first of them. This function returns all installed descriptors, and the caller closes those that it does not
+/// want.
 pub(super) fn receive_message(connection: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Received> {
-    // A header, and space for two descriptors where one is expected.
+    // Buffer for a header and two descriptors. Valid messages have at most one descriptor.
     let mut control = [0_u64; 3];
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: a `msghdr` consists of integers and pointers, for which zero is a value.
@@ -331,8 +333,8 @@ pub(super) fn receive_message(connection: BorrowedFd<'_>, bytes: &mut [u8]) -> i
     let length = unsafe { libc::recvmsg(connection.as_raw_fd(), &raw mut message, flags) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     let mut files = Vec::new();
-    // SAFETY: the kernel wrote control messages up to `msg_controllen`, and these functions stay within that. A
-    // header contains the number of bytes after it, and those of this kind are descriptors.
+    // SAFETY: the kernel wrote control messages up to `msg_controllen`, and the CMSG functions stay within that length.
+    // `cmsg_len` limits the data of a message. The data of SCM_RIGHTS consist of descriptors.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {

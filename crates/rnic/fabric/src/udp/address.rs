@@ -11,33 +11,34 @@ use thiserror::Error;
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, interface, sys};
 use crate::shm::{Opening, OwnProcess};
 
-/// Default size of the receive buffer, as `getsockopt` shows it. The kernel doubles the requested size, because it
-/// counts its own memory.
+/// Default size of the receive buffer in bytes, as `getsockopt` shows it. The kernel doubles the requested size to make
+/// room for its own data.
 pub const DEFAULT_RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
-/// Requested size of the send buffer, as `getsockopt` shows it.
+/// Requested size of the send buffer in bytes, as `getsockopt` shows it.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
-/// Number of loopback addresses that are tried before giving up.
+/// Maximum number of loopback addresses that [`bind`] tries.
 const LOOPBACK_TRIES: usize = 65_536;
 
-/// Loopback addresses that hardly any user requests by name. If none of them is free, a socket holds the port on all
-/// addresses.
+/// Loopback addresses that users hardly ever request. If the port is taken on each of them, a socket is bound to the
+/// port on all addresses.
 const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] =
     [Ipv4Addr::new(127, 251, 139, 83), Ipv4Addr::new(127, 241, 67, 199), Ipv4Addr::new(127, 211, 179, 31)];
 
 /// Address and options of a link to bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindRequest {
-    /// The address; `None` means the next free loopback address.
+    /// The address; `None` means the first free loopback address.
     pub address: Option<IpAddr>,
-    /// The UDP port of both ends.
+    /// The UDP port of the device and its peers.
     pub port: u16,
-    /// The receive buffer, as `getsockopt` is to show it; `None` means [`DEFAULT_RECEIVE_BUFFER_BYTES`]. The kernel
-    /// may grant less: [`UdpLink::receive_buffer_bytes`] returns the granted size.
+    /// The size of the receive buffer in bytes, as `getsockopt` should show it. `None` means
+    /// [`DEFAULT_RECEIVE_BUFFER_BYTES`]. The kernel may grant less: [`UdpLink::receive_buffer_bytes`] returns the
+    /// granted size.
     pub receive_buffer_bytes: Option<usize>,
-    /// Whether to let the kernel split runs if it can. Otherwise each packet is a separate datagram, as on kernels
-    /// that refuse.
+    /// Whether to let the kernel split runs into datagrams. Otherwise, and on kernels without segmentation, each packet
+    /// is sent as a separate datagram.
     pub segmentation: bool,
 }
 
@@ -90,7 +91,7 @@ pub enum BindError {
         /// A sentence that lists this machine's addresses.
         known: String,
     },
-    /// The address names no single device.
+    /// The address is not a unicast address.
     #[error(
         "{address} names no single device: a GID is made from the address, so it must be a \
          unicast address of this machine"
@@ -99,7 +100,7 @@ pub enum BindError {
         /// The address.
         address: IpAddr,
     },
-    /// Port 0.
+    /// The requested port is 0.
     #[error("UDP port 0 is not allowed: both ends must know the port; RoCE v2's is 4791")]
     PortZero,
     /// The operating system refused for another reason.
@@ -118,8 +119,8 @@ pub enum BindError {
 
 /// Binds a link.
 ///
-/// The socket has neither SO_REUSEADDR nor SO_REUSEPORT: two devices with one address would take packets from each
-/// other.
+/// The socket has neither SO_REUSEADDR nor SO_REUSEPORT, because two devices with the same address would receive each
+/// other's packets.
 ///
 /// # Errors
 ///
@@ -170,7 +171,8 @@ fn bind_to_free_loopback(port: u16) -> Result<Bound, BindError> {
     Err(BindError::LoopbackExhausted { port, tried })
 }
 
-/// Returns loopback addresses in order, without those that look like a network's or a broadcast address.
+/// Returns loopback addresses in order. Skips addresses that end in 0 or 255, since they look like network or broadcast
+/// addresses.
 fn loopback_addresses() -> impl Iterator<Item = Ipv4Addr> {
     let first = u32::from(Ipv4Addr::LOCALHOST);
     let last = u32::from(Ipv4Addr::new(127, 255, 255, 254));
@@ -200,13 +202,13 @@ fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
     Ok(Bound { socket: OwnProcess::new(socket.into(), &opening), local })
 }
 
-/// Returns whether the port is taken on unrelated addresses too.
+/// Returns whether the port is also taken on addresses other than `address`.
 fn port_is_held(address: IpAddr, port: u16) -> bool {
     let taken = |address: IpAddr| matches!(try_bind(address, port), Err(e) if e.kind() == io::ErrorKind::AddrInUse);
     match address {
         IpAddr::V4(_) => UNLIKELY_ADDRESSES.iter().all(|&unlikely| taken(unlikely.into())),
-        // IPv6 has only one loopback address, so a single device there looks like one that holds all addresses. The
-        // error about one address is right in either case.
+        // IPv6 has only one loopback address. If the port is taken there, one device may have that address, or a socket
+        // may hold the port on all addresses. The error about a single address is correct in both cases.
         IpAddr::V6(v6) => v6 != Ipv6Addr::LOCALHOST && taken(Ipv6Addr::LOCALHOST.into()),
     }
 }
@@ -229,8 +231,8 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
         );
     }
 
-    // A kernel that does not know the option would send a whole run as one datagram. So the option is tested here
-    // once.
+    // Test once whether the kernel knows the option. A kernel without the option would send a whole run as one
+    // datagram.
     let segments = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0);
     let segmentation = request.segmentation && segments.is_ok();
     if let Err(error) = segments.and(coalesces) {
@@ -242,17 +244,17 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     Ok(UdpLink::new(socket, local, granted, segmentation))
 }
 
-/// Sets the options for receiving. Returns whether the kernel combines received datagrams.
+/// Sets the options for receiving. The inner result states whether the kernel combines received datagrams.
 pub(super) fn equip_receiver(socket: &Socket, ipv6: bool, receive_buffer_bytes: usize) -> io::Result<io::Result<()>> {
     socket.set_nonblocking(true)?;
     set_ip_options(socket, ipv6)?;
-    // The option only provides a counter: a kernel without it works as well.
+    // The option only provides a counter, so a kernel without the option is no error.
     let _ = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
     set_buffer(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive_buffer_bytes)?;
     Ok(sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1))
 }
 
-/// Sets the options of IP: no fragmentation, defaults that need no control message, and the reported fields of
+/// Sets the options of IP: no fragmentation, the default traffic class and hop limit, and reports of both fields for
 /// received packets.
 fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
     let hop_limit = i32::from(DEFAULT_HOP_LIMIT);
@@ -281,8 +283,9 @@ fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
     options.iter().try_for_each(|&(name, value)| sys::set_option(socket.as_fd(), level, name, value))
 }
 
-/// Requests a buffer of `shown` bytes as the kernel shows it, which is twice the requested value. First tries to
-/// exceed the administrator's limit, which takes a privilege, and then stays within it.
+/// Requests a buffer that `getsockopt` shows as `shown` bytes, which is twice the value passed to the kernel. First
+/// tries the option that ignores the administrator's limit, which requires a privilege. Then tries the option that
+/// obeys the limit.
 fn set_buffer(socket: &Socket, forced: i32, plain: i32, shown: usize) -> io::Result<()> {
     let value = i32::try_from(shown / 2).unwrap_or(i32::MAX / 2);
     let fd = socket.as_fd();

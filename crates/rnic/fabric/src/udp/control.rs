@@ -1,7 +1,7 @@
-//! Control messages, which the kernel and the program exchange in addition to a message's bytes.
+//! Control messages: data that a socket call passes to or from the kernel in addition to a message's bytes.
 //!
-//! Their layout (a length, a level, a type, the data, each message padded to the size of a pointer) is part of the
-//! kernel's interface. So this module writes and reads them as bytes.
+//! The kernel's interface defines the layout of a control message: a length, a level, a type and the data, padded to
+//! the size of a pointer. So this module writes and reads control messages as bytes.
 
 use std::mem;
 
@@ -13,22 +13,22 @@ const ALIGNMENT: usize = mem::size_of::<usize>();
 /// Control data that the kernel adds to a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Received {
-    /// Bytes of each datagram, if the message consists of several.
+    /// Bytes of each datagram, if the kernel combined several datagrams into the message.
     pub(super) segment_bytes: Option<usize>,
     pub(super) traffic_class: Option<u8>,
     pub(super) hop_limit: Option<u8>,
-    /// Messages that the socket has dropped so far because its receive buffer was full.
+    /// Total number of messages that the socket has dropped because its receive buffer was full.
     pub(super) overflows: Option<u32>,
 }
 
-/// Space for all control messages of one message, with their alignment.
+/// Buffer for all control messages of one message, aligned as the kernel requires.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(super) struct Buffer([u8; Self::BYTES]);
 
 impl Buffer {
-    /// Four messages of up to eight bytes each, in both directions. The kernel's largest set here is segment size,
-    /// traffic class, hop limit and overflows.
+    /// Room for four control messages of up to eight bytes of data. A received message has at most four: segment size,
+    /// traffic class, hop limit and overflows. A sent message has fewer.
     pub(super) const BYTES: usize = 4 * (HEADER_BYTES + 8);
 
     pub(super) const EMPTY: Self = Self([0; Self::BYTES]);
@@ -37,7 +37,7 @@ impl Buffer {
         self.0.as_mut_ptr()
     }
 
-    /// Writes the control messages of a message to send. Returns the number of bytes.
+    /// Writes the control messages of a message that will be sent. Returns the number of bytes written.
     pub(super) fn describe(&mut self, message: &Outgoing<'_>) -> usize {
         let ipv4 = message.destination.is_ipv4();
         let mut used = 0;
@@ -57,7 +57,7 @@ impl Buffer {
         used
     }
 
-    /// Parses the first `used` bytes, which the kernel wrote.
+    /// Parses the control messages in the first `used` bytes, which the kernel wrote.
     pub(super) fn read(&self, used: usize) -> Received {
         let mut received = Received::default();
         let mut rest = &self.0[..used.min(Self::BYTES)];
@@ -77,7 +77,7 @@ impl Buffer {
                 (libc::SOL_UDP, libc::UDP_GRO) => {
                     received.segment_bytes = word.and_then(|word| usize::try_from(i32::from_ne_bytes(word)).ok());
                 }
-                // The kernel reports the type of service as one byte, and all other values as integers.
+                // The kernel reports IP_TOS as one byte, and all other values as integers.
                 (libc::IPPROTO_IP, libc::IP_TOS) => received.traffic_class = byte,
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     received.traffic_class = word.map(|word| i32::from_ne_bytes(word) as u8);
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(buffer.0[..8], 18_usize.to_ne_bytes());
         let read = buffer.read(72);
         assert_eq!((read.traffic_class, read.hop_limit), (Some(0x68), Some(3)));
-        // The segment size has different types for sending and receiving.
+        // The control message of the segment size has one type for sending and another for receiving.
         assert_eq!(read.segment_bytes, None);
 
         let message = Outgoing { destination: (Ipv6Addr::LOCALHOST, 1).into(), ..message };

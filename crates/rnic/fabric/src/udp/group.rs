@@ -1,4 +1,5 @@
-//! Multicast groups: a socket for each, since the device's own socket is bound to its address.
+//! Multicast groups. Each group has a separate socket, since the device's socket is bound to the device's unicast
+//! address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -13,7 +14,7 @@ use crate::shm::{Opening, OwnProcess};
 pub(super) struct Group {
     pub(super) address: Ipv4Addr,
     pub(super) socket: OwnProcess,
-    /// The kernel's count of overflows in the last received message.
+    /// Number of overflows that the kernel reported with the last received message.
     pub(super) overflows_seen: u32,
 }
 
@@ -22,11 +23,11 @@ impl Group {
     pub(super) fn join(address: Ipv4Addr, local: Ipv4Addr, port: u16, receive_buffer_bytes: usize) -> io::Result<Self> {
         let opening = Opening::begin();
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-        // Each process of this machine that joins the group gets a copy of each datagram.
+        // Allow several sockets of this machine to join the group. Each of them receives a copy of each datagram.
         socket.set_reuse_address(true)?;
-        // Only groups that this socket joined, not those of other sockets of this machine.
+        // Receive only packets to groups that this socket has joined, not to groups of other sockets of this machine.
         socket.set_multicast_all_v4(false)?;
-        // The result is unused: a group also works if the kernel does not combine datagrams.
+        // The inner result is unused: a group also works if the kernel does not combine datagrams.
         let _ = equip_receiver(&socket, false, receive_buffer_bytes)?;
         socket.bind(&SocketAddr::new(address.into(), port).into())?;
         socket.join_multicast_v4(&address, &local)?;
@@ -39,7 +40,7 @@ impl Group {
     }
 }
 
-/// Returns the group and the device's own address, if the device can join the group.
+/// Returns the group and the device's address as IPv4 addresses. Fails unless both are IPv4 and the group is multicast.
 pub(super) fn joinable(group: IpAddr, local: IpAddr) -> io::Result<(Ipv4Addr, Ipv4Addr)> {
     match (group, local) {
         (IpAddr::V4(group), IpAddr::V4(local)) if group.is_multicast() => Ok((group, local)),

@@ -1,4 +1,4 @@
-//! Interfaces: the owner of an address, and the path MTU that it allows.
+//! Network interfaces: the interface of an address, and the path MTU that its MTU allows.
 
 use std::fmt::Write as _;
 use std::io;
@@ -18,18 +18,19 @@ const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 const UDP_LEN: usize = 8;
 
-/// Maximum bytes between the IP header and a full payload, and after the payload: those of an RC or UC WRITE Only
-/// with Immediate. A UD SEND with immediate has 8 less.
+/// Maximum bytes of headers after the IP header, including the ICRC. An RC or UC WRITE Only with Immediate has the
+/// longest headers. Those of a UD SEND with immediate are 8 bytes shorter.
 const TRANSPORT_LEN: usize = UDP_LEN + BTH_LEN + RETH_LEN + IMM_DT_LEN + ICRC_LEN;
 
-/// Returns the largest path MTU whose packets fit an interface, all headers included. Returns `None` if not even 256
-/// bytes fit.
+/// Returns the largest path MTU whose packets, with all headers, fit into an interface MTU. Returns `None` if even a
+/// path MTU of 256 bytes is too large.
 pub fn largest_path_mtu(interface_mtu: usize, ipv6: bool) -> Option<PathMtu> {
     let ip = if ipv6 { IPV6_LEN } else { IPV4_LEN };
     PathMtu::largest_within(interface_mtu.checked_sub(ip + TRANSPORT_LEN)?)
 }
 
-/// Returns the active MTU of a port with this address: the largest IB MTU that its interface carries.
+/// Returns the active MTU of a port with this address: the largest path MTU that the MTU of the address's interface
+/// allows.
 ///
 /// # Errors
 ///
@@ -81,7 +82,7 @@ fn interface_name(address: IpAddr) -> io::Result<String> {
     })
 }
 
-/// Returns the index of the interface of a link-local address, which is only valid together with it.
+/// Returns the index of the interface of a link-local address. Returns `None` for other addresses, which need no index.
 pub(super) fn scope_of(address: IpAddr) -> Option<u32> {
     let IpAddr::V6(v6) = address else { return None };
     if !v6.is_unicast_link_local() {
@@ -111,8 +112,8 @@ fn list(addresses: &[InterfaceAddress]) -> String {
     text
 }
 
-/// Finds the interface of an address. All of 127.0.0.0/8 belongs to the loopback interface, though it shows only one
-/// address of it. For other interfaces, only the address itself counts.
+/// Finds the interface of an address. All addresses of 127.0.0.0/8 belong to the loopback interface, although the list
+/// contains only 127.0.0.1. On other interfaces, only listed addresses count.
 fn interface_of(address: IpAddr, addresses: &[InterfaceAddress]) -> Option<&str> {
     let exact = addresses.iter().find(|entry| entry.address == address);
     let found = exact.or_else(|| {

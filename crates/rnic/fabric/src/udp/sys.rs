@@ -1,11 +1,12 @@
 //! The system calls that neither `std` nor `socket2` offers, behind safe functions.
 //!
-//! All data of a call lies on the stack of that call, so no raw pointer outlives it. The headers that the kernel
-//! writes to are new for each call.
+//! Each function keeps its headers and control messages on its own stack, so no raw pointer outlives the function. The
+//! headers that the kernel writes to are new for each call.
 //!
-//! Calls per packet or message go through `syscall`. The C library's own functions for them are cancellation points,
-//! at which `pthread_cancel` unwinds a thread (pthreads(7)). Frames of Rust do not survive that. Disabling and
-//! enabling cancellation around each post and poll costs C programs more than the calls themselves.
+//! Messages are sent and received through `syscall`. The functions `sendmsg` and `recvmsg` of the C library are
+//! cancellation points, at which `pthread_cancel` unwinds a thread (pthreads(7)). Unwinding through Rust frames is
+//! undefined behaviour. To disable cancellation during each post and poll would cost C programs more than the calls
+//! themselves.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -23,19 +24,19 @@ pub(super) const MAX_SEND_MESSAGES: usize = 64;
 /// Maximum number of messages per call of [`receive`].
 pub(super) const MAX_RECEIVE_MESSAGES: usize = 8;
 
-/// Maximum bytes of a received message: no UDP payload over IP is longer.
+/// Size of the buffer of a received message in bytes. No UDP payload over IP is longer.
 pub(super) const RECEIVE_BUFFER_BYTES: usize = 64 * 1024;
 
-/// One message to send: a datagram, or several that the kernel splits from `bytes`.
+/// One message to send. The kernel sends `bytes` as one datagram, or splits them into several.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) destination: SocketAddr,
-    /// Bytes of each datagram, if the kernel is to split the message.
+    /// Bytes of each datagram, if the kernel should split the message.
     pub(super) segment_bytes: Option<u16>,
-    /// The traffic class, if it differs from the socket's.
+    /// The traffic class, if it differs from [`DEFAULT_TRAFFIC_CLASS`](super::DEFAULT_TRAFFIC_CLASS).
     pub(super) traffic_class: Option<u8>,
-    /// The hop limit, if it differs from the socket's.
+    /// The hop limit, if it differs from [`DEFAULT_HOP_LIMIT`](super::DEFAULT_HOP_LIMIT).
     pub(super) hop_limit: Option<u8>,
 }
 
@@ -94,8 +95,8 @@ unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: not null, so by the contract it points to a socket address, and each family has its own layout, which
-    // is read without assuming alignment.
+    // SAFETY: by the contract, the non-null pointer refers to a socket address. The layout follows from the family, and
+    // the reads assume no alignment.
     unsafe {
         let family = address.cast::<libc::sa_family_t>().read_unaligned();
         match i32::from(family) {
@@ -115,8 +116,8 @@ unsafe fn read_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// Sends up to [`MAX_SEND_MESSAGES`] messages. Returns how many the kernel accepted. Fails only if the kernel refused
-/// the first one; the next call returns the error of a later one.
+/// Sends up to [`MAX_SEND_MESSAGES`] messages. Returns the number of messages that the kernel accepted. Fails only if
+/// the kernel refused the first message. If the kernel refuses a later message, the next call returns the error.
 pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Outgoing<'a>>) -> io::Result<usize> {
     let mut addresses = [const { MaybeUninit::<RawAddress>::uninit() }; MAX_SEND_MESSAGES];
     let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SEND_MESSAGES];
@@ -124,11 +125,11 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_SEND_MESSAGES];
     let mut count = 0;
     let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
-    // The messages come second: `zip` then takes no message without a slot.
+    // `messages` is the second iterator, so that `zip` takes no message from it if all slots are used.
     for ((((address, vector), control), header), message) in slots.zip(messages) {
         let (raw, raw_len) = RawAddress::new(message.destination);
         let vector = vector.write(libc::iovec {
-            // The kernel only reads the bytes of a sent vector.
+            // The kernel only reads these bytes, so the cast to a mutable pointer is harmless.
             iov_base: message.bytes.as_ptr().cast_mut().cast(),
             iov_len: message.bytes.len(),
         });
@@ -176,8 +177,8 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives up to `limit` messages and passes them on. Returns how many. The maximum is [`MAX_RECEIVE_MESSAGES`], and
-/// the number for which `buffers` has room at [`RECEIVE_BUFFER_BYTES`] each.
+/// Receives messages and passes each to `take`. Returns the number of messages. The maximum is the least of `limit`,
+/// [`MAX_RECEIVE_MESSAGES`] and the number of buffers of [`RECEIVE_BUFFER_BYTES`] in `buffers`.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffers: &mut [u8],
@@ -235,8 +236,8 @@ pub(super) fn receive(
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     let slots = headers.iter().zip(&addresses).zip(&controls).take(received);
     for (((header, address), control), buffer) in slots.zip(buffers.chunks(RECEIVE_BUFFER_BYTES)) {
-        // SAFETY: the kernel filled no more messages than were prepared, so the header, the address and the control
-        // buffer of this one were written above. The address is zero or was written by the kernel.
+        // SAFETY: the kernel filled at most `count` messages, so header, address and control buffer of this message
+        // were written above. The address is zero or was written by the kernel.
         let (header, source, control) =
             unsafe { (header.assume_init_ref(), read_address(address.as_ptr().cast()), control.assume_init_ref()) };
         let Some(source) = source else { continue };
@@ -253,9 +254,9 @@ pub(super) fn receive(
     Ok(received)
 }
 
-/// Sets an integer option.
+/// Sets a socket option with an integer value.
 pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the kernel reads as many bytes as an integer has from a live integer.
+    // SAFETY: the kernel reads the bytes of `value`, which outlives the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -272,7 +273,7 @@ pub(super) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: i
 pub(super) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: the kernel gets exactly one entry, which is live and not shared.
+    // SAFETY: the kernel accesses exactly one entry, which outlives the call and is not shared.
     match unsafe { libc::poll(&mut entry, 1, milliseconds) } {
         0 => Ok(false),
         1.. => Ok(true),
@@ -283,7 +284,7 @@ pub(super) fn wait_readable(socket: BorrowedFd<'_>, timeout: Duration) -> io::Re
     }
 }
 
-/// One address of one of this machine's interfaces.
+/// One address of a network interface of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InterfaceAddress {
     pub(crate) interface: String,
@@ -301,8 +302,8 @@ pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut found = Vec::new();
     let mut at = first;
     while !at.is_null() {
-        // SAFETY: a non-null entry of the list, which is freed only below. Its name is a C string, and its addresses
-        // are null or socket addresses.
+        // SAFETY: `at` is a non-null entry of the list, which is freed only below. The entry's name is a C string, and
+        // its addresses are null or point to socket addresses.
         let (entry, interface, address, netmask) = unsafe {
             let entry = &*at;
             let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
@@ -314,12 +315,12 @@ pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
         }
         at = entry.ifa_next;
     }
-    // SAFETY: the list came from `getifaddrs`, is freed once, and nothing refers to it any more.
+    // SAFETY: `getifaddrs` returned the list, which is freed only here, and nothing refers to the list any more.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
 }
 
-/// Returns the index of an interface, which link-local addresses need.
+/// Returns the index of the interface with this name.
 pub(crate) fn interface_index(interface: &str) -> Option<u32> {
     let name = std::ffi::CString::new(interface).ok()?;
     // SAFETY: the name is a C string that outlives the call.
@@ -329,7 +330,7 @@ pub(crate) fn interface_index(interface: &str) -> Option<u32> {
     }
 }
 
-/// Returns the MTU of an interface. Any socket serves for the query.
+/// Returns the MTU of the interface with this name. The query works with any socket.
 pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, interface: &str) -> io::Result<usize> {
     // SAFETY: an `ifreq` consists of integers, characters and a pointer, for which zero is a value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
@@ -339,7 +340,7 @@ pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, interface: &str) -> io::Resu
     for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: the request is live, its name ends with zero, and the kernel answers within it.
+    // SAFETY: the request outlives the call, its name ends with zero, and the kernel writes only to the request.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
     if result != 0 {
         return Err(io::Error::last_os_error());

@@ -10,7 +10,7 @@ use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive
 use crate::{Counted, Faults, Pcap};
 use doorbell_verbs_core::LinkCounters;
 
-/// Port of these tests, which may run at the same time as programs on RoCE's port.
+/// UDP port of these tests. It differs from RoCE's port, since other programs may use that port at the same time.
 const PORT: u16 = 24_791;
 
 fn link() -> UdpLink {
@@ -21,7 +21,7 @@ fn separate_link() -> UdpLink {
     bind(BindRequest { port: PORT, segmentation: false, ..BindRequest::default() }).unwrap()
 }
 
-/// Receives until this many packets have arrived.
+/// Receives runs until `packets` packets have arrived.
 fn receive(link: &mut UdpLink, packets: usize) -> Vec<OwnedRun> {
     let mut runs = Vec::new();
     while runs.iter().map(|run: &OwnedRun| run.packets.len()).sum::<usize>() < packets {
@@ -107,7 +107,7 @@ fn without_segmentation_each_packet_is_one_datagram() {
 #[test]
 fn refused_segmentation_switches_to_separate_datagrams() {
     let (mut a, mut b) = (link(), link());
-    // Such a socket cannot segment, since it computes no checksum per datagram.
+    // With SO_NO_CHECK, the kernel refuses segmented sends on the socket.
     sys::set_option(a.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     for round in 0..2 {
         let lengths = [vec![32; 64], vec![64; 3]].concat();
@@ -140,7 +140,7 @@ fn traffic_class_and_hop_limit_arrive() {
 fn ipv6_works_the_same() {
     let address = Some(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST));
     let request = BindRequest { address, port: PORT, ..BindRequest::default() };
-    // Some machines that build this crate lack IPv6.
+    // Skip the test on machines without IPv6.
     let Ok(mut link) = bind(request) else { return };
     let mut batch = TransmitBatch::new(1 << 16, 4);
     let path = Path { traffic_class: 0x6a, hop_limit: 3, ..path(link.local_address()) };
@@ -174,7 +174,7 @@ fn unsendable_packets_are_dropped_and_counted() {
         assert_eq!(packets_of(&runs, 4), [vec![9; 32]]);
         let counters = a.counters();
         assert_eq!((counters.oversize, counters.unreachable), (1, 3));
-        // Each wrapper of a link passes on the link's loss counters.
+        // Each wrapper includes the counters of the link that it wraps.
         let local = a.local_address();
         let stacked = Pcap::new(Counted::new(Box::new(a)), local, PORT, std::io::sink(), Duration::from_nanos).unwrap();
         let stacked = Faults::new(stacked, "drop=0.5".parse().unwrap());
@@ -250,7 +250,7 @@ fn addresses_unsuitable_for_a_device_are_refused() {
 
 #[test]
 fn members_of_a_group_receive_its_packets() {
-    // The number of this process separates tests that run at the same time.
+    // The group's address contains the process ID, so that tests that run at the same time use different groups.
     let number = std::process::id().to_be_bytes();
     let group = IpAddr::V4(Ipv4Addr::new(239, number[1], number[2], number[3]));
     let mut links = [link(), link(), link()];

@@ -1,5 +1,5 @@
-//! Programs and a thread that follows the policy, on a virtual clock. A program is defined by its actions in each
-//! microsecond.
+//! Simulations of a program and of a thread that follows the policy, on a virtual clock. A closure defines the
+//! program's actions in each microsecond.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ const TICK_NS: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const NEVER: u64 = u64::MAX;
 
-/// State of a simulation: the calls of the program, the packets and the thread.
+/// State of a simulation.
 #[derive(Debug)]
 struct World {
     now_ns: u64,
@@ -17,14 +17,14 @@ struct World {
     /// Arrival times of packets that have not been received.
     waiting: VecDeque<u64>,
     kicked: bool,
-    /// Wake-up time of the thread. Earlier deadlines need a kick.
+    /// Time at which the thread wakes up. A post with an earlier deadline must kick the thread.
     must_be_kicked_before: u64,
-    /// Waiting times of packets, separate for packets that callers received and packets that the thread received.
+    /// Waiting times of the packets that callers received. The next field is the same for the thread.
     waits_of_callers_ns: Vec<u64>,
     waits_of_thread_ns: Vec<u64>,
-    /// Acknowledgement modes with which the thread received packets.
+    /// Values of [`Acks`] with which the thread received packets.
     acks: Vec<Acks>,
-    /// Delays of pumps that came after the engine's deadline.
+    /// Time between the engine's deadline and the pump after it, for each deadline.
     lateness_ns: Vec<u64>,
     /// Number of wake-ups of the thread.
     wake_ups: u64,
@@ -40,7 +40,7 @@ impl World {
         self.waiting.drain(..).map(|arrived_ns| now_ns - arrived_ns).collect()
     }
 
-    /// Polls a completion queue. Returns true if a packet had arrived.
+    /// Simulates a poll of a completion queue. Returns true if a packet had arrived.
     fn poll(&mut self) -> bool {
         let waits = self.take_all();
         self.seen.polls += 1 + waits.len() as u64;
@@ -49,14 +49,14 @@ impl World {
         !waits.is_empty()
     }
 
-    /// Posts a request, which must leave within the deferral time.
+    /// Simulates a post that is deferred, and sets the engine's deadline.
     fn post(&mut self) {
         self.seen.posts += 1;
         self.seen.deadline_ns = self.seen.deadline_ns.min(self.now_ns + HABITS.longest_deferral_ns);
         self.kicked |= self.seen.deadline_ns < self.must_be_kicked_before;
     }
 
-    /// Arms a notification and goes to sleep.
+    /// Simulates a program that arms a notification and sleeps.
     fn sleep_until_notified(&mut self) {
         self.seen.is_armed = true;
         self.seen.armed_at = self.seen.polls;
@@ -64,7 +64,7 @@ impl World {
     }
 }
 
-/// Runs a program and the thread for this time, with packets at this interval.
+/// Simulates a program and the thread for `for_ns`. A packet arrives every `packet_every_ns`.
 fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -> World {
     let mut world = World {
         now_ns: 0,
@@ -85,7 +85,7 @@ fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -
             world.waiting.push_back(world.now_ns);
         }
         program(&mut world);
-        // The next action follows immediately; pumps take no time.
+        // The simulated pump takes no time, so the next action follows at the same time.
         for step in 0.. {
             assert!(step < 10, "the thread loops at {} ns: {action:?} {policy:?}", world.now_ns);
             let event = match action {
@@ -122,7 +122,7 @@ fn run(for_ns: u64, packet_every_ns: u64, mut program: impl FnMut(&mut World)) -
                 Action::Watch { until_ns, briefly: false } => until_ns,
                 _ => 0,
             };
-            // The thread checks the deadline once more before it sleeps.
+            // Like the real thread, check the deadline once more before sleeping.
             if let Action::Watch { until_ns, .. } = action
                 && world.seen.deadline_ns < until_ns
             {
@@ -157,7 +157,7 @@ fn the_thread_sleeps_while_a_program_polls_constantly() {
 
 #[test]
 fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
-    // A WRITE ping-pong: the program polls for its sends at first, and then only reads memory.
+    // In this WRITE ping-pong, the program polls for send completions at first, and then only reads memory.
     let world = run(1000 * MS, 10_000, |world| {
         if world.now_ns < 10 * MS {
             world.poll();
@@ -171,7 +171,7 @@ fn a_program_that_polled_and_then_spins_on_memory_waits_for_few_naps() {
 
 #[test]
 fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
-    // In each millisecond, the program polls for a while, and then only reads memory. Naps are mistakes, and must
+    // In each millisecond, the program polls for a while, and then only reads memory. Naps are mistakes here, and must
     // become rare.
     let world = run(1000 * MS, 10_000, |world| {
         if world.now_ns % MS < 50_000 {
@@ -185,7 +185,8 @@ fn a_program_that_mixes_polls_and_memory_loses_few_packets_to_naps() {
 
 #[test]
 fn a_program_that_sleeps_until_notified_is_woken_at_once() {
-    // The program's turn begins when a packet is received, either by its own poll or by the thread, which notifies it.
+    // The program handles a packet that its own poll or the thread has received. In the second case, the thread
+    // notifies the program.
     let mut taken = 0;
     let world = run(100 * MS, MS, |world| {
         let by_thread = world.waits_of_thread_ns.len();
@@ -230,8 +231,7 @@ fn posts_of_a_program_that_never_returns_leave_in_time() {
 
 #[test]
 fn answers_of_a_memory_spinning_program_carry_acks() {
-    // The program sometimes polls, so the thread has learned not to nap. The program posts an answer 5 us after each
-    // packet.
+    // The program polls so seldom that the thread learns not to nap. It posts an answer 5 us after each packet.
     let world = run(1000 * MS, 20_000, |world| {
         if world.now_ns % MS < 40_000 {
             world.poll();
@@ -246,7 +246,7 @@ fn answers_of_a_memory_spinning_program_carry_acks() {
 
 #[test]
 fn programs_on_one_processor_receive_their_own_packets() {
-    // Two programs share the device. Each has the processor for 2 ms and polls meanwhile. Then neither runs for 2 ms.
+    // Two programs share the device. Each program in turn runs and polls for 2 ms. Then no program runs for 2 ms.
     let world = run(1000 * MS, 5_000, |world| {
         if world.now_ns % (4 * MS) < 2 * MS {
             world.poll();

@@ -13,7 +13,7 @@ use crate::shm::sys::{Mapping, Ring};
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
-/// Port of these tests, which may run at the same time as programs on RoCE's port.
+/// UDP port of these tests. It differs from RoCE's port, since other programs may use that port at the same time.
 pub(in crate::shm) const PORT: u16 = 24_793;
 
 pub(in crate::shm) fn link_at(address: Option<IpAddr>, choice: LinkChoice) -> SharedMemoryLink {
@@ -25,13 +25,13 @@ pub(in crate::shm) fn link() -> SharedMemoryLink {
     link_at(None, LinkChoice::Auto)
 }
 
-/// Returns a time that advances like a driver's.
+/// Returns the nanoseconds since the first call.
 pub(in crate::shm) fn now_ns() -> u64 {
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGUN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Waits for a condition, with a limit against hanging.
+/// Waits until `holds` returns true. Panics after 60 seconds.
 pub(in crate::shm) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -40,7 +40,7 @@ pub(in crate::shm) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Sink for unsealed runs, as in a driver.
+/// Sink that accepts runs from rings without an ICRC, as a driver's sink does.
 #[derive(Default)]
 pub(in crate::shm) struct Plain(pub(in crate::shm) Vec<Vec<u8>>);
 
@@ -59,7 +59,7 @@ impl Sink for Plain {
     }
 }
 
-/// Sends all packets of a batch, and drives both sides meanwhile.
+/// Sends packets of the given lengths from one link to another.
 pub(in crate::shm) fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLink, lengths: &[usize]) {
     let mut batch = batch_of(to.udp.local_address(), lengths);
     Sealer::new(from.udp.local_address(), PORT).seal(&mut batch);
@@ -72,7 +72,7 @@ pub(in crate::shm) fn send(from: &mut SharedMemoryLink, to: &mut SharedMemoryLin
     });
 }
 
-/// Returns two links that share memory in both directions.
+/// Returns two links that share memory with each other.
 pub(in crate::shm) fn acquainted() -> (SharedMemoryLink, SharedMemoryLink) {
     acquainted_with(link())
 }
@@ -202,14 +202,14 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
     assert!(counted.full > 0);
     assert_eq!(counted.packets_sent - before.packets_sent + counted.full, (rounds * 15) as u64);
     assert_eq!(a.link_counters().tx_ring_full, counted.full);
-    // The third device is reachable as before.
+    // The third device still receives packets.
     send(&mut a, &mut c, &[32]);
     let mut seen = Plain::default();
     eventually("both arrive", || {
         c.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == 2
     });
-    // The packets that fitted into the ring arrive, and then the ring has room again.
+    // The packets that fitted into the ring arrive. Afterwards the ring has room again.
     let mut seen = Plain::default();
     eventually("the ring is emptied", || b.receive(now_ns(), &mut seen).unwrap() == 0);
     assert_eq!(seen.0.len() as u64, counted.packets_sent - before.packets_sent);
@@ -219,7 +219,8 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
 
 #[test]
 fn a_silent_device_delays_packets_to_others_only_briefly() {
-    // The device has a name, but no thread serves it, as if its process were stopped.
+    // A socket listens at the device's name, but no thread accepts connections, as if the device's process were
+    // stopped.
     let mut silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let name = crate::shm::meet::silent_host(silent.local_socket_address());
     let (mut a, mut c) = (link(), link());
@@ -237,7 +238,7 @@ fn a_silent_device_delays_packets_to_others_only_briefly() {
     assert_eq!(a.counters().packets_sent, 2);
     assert!(silent.wait_readable(Duration::from_secs(10)).unwrap());
     assert_eq!(packets_of(&receive_once(&mut silent, 0), ICRC_LEN), [packet(0, 32)]);
-    // Without packets to other destinations, such a packet may wait for longer.
+    // Without packets to other destinations, a packet to a silent device may wait longer.
     let mut b = link();
     let mut alone = batch_of(silent.local_address(), &[32]);
     Sealer::new(b.udp.local_address(), PORT).seal(&mut alone);
@@ -307,7 +308,7 @@ fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
     });
 }
 
-/// Tests a caller that reads the socket before the thread that sleeps on it has seen that the socket is readable.
+/// Tests a caller that reads the wake-up from the socket while another thread sleeps on the socket.
 #[test]
 fn a_sleeper_with_a_consumed_wake_up_is_not_woken_again() {
     let (mut a, mut b) = acquainted();
@@ -323,7 +324,7 @@ fn a_sleeper_with_a_consumed_wake_up_is_not_woken_again() {
     assert!(b.shows_arrivals());
 }
 
-/// Tests an inviter that learns later than its peer that memory is shared, and sends over UDP until then.
+/// Tests an inviter that still sends a packet over UDP after its peer has begun to share memory.
 #[test]
 fn the_first_record_does_not_overtake_udp_packets() {
     let (mut a, mut b) = (link(), link());
@@ -356,7 +357,7 @@ fn the_first_record_does_not_overtake_udp_packets() {
     assert_eq!(lengths, [32, 64], "packets arrived out of order");
 }
 
-/// Tests a wake-up that the kernel rejects. The next packet must cause another wake-up.
+/// Tests a wake-up that cannot be sent. The next packet must cause another wake-up.
 #[test]
 fn a_sleeper_that_could_not_be_woken_is_woken_by_the_next_packet() {
     let (mut a, mut b) = acquainted();
@@ -388,24 +389,24 @@ fn a_device_sends_to_itself_over_udp_until_memory_is_ready() {
         packets += a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
         a.counters().packets_sent > 0
     });
-    eventually("what went over UDP is read, and then what went through memory", || {
+    eventually("packets sent over UDP and then packets sent through memory are read", || {
         packets += a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
         a.counters().packets_received == a.counters().packets_sent
     });
     assert!(packets as u64 > a.counters().packets_received);
 }
 
-/// Returns the ring through which a peer played by the test writes to a device.
+/// Adds a peer to a device, and returns the ring to that device. The test writes the ring in place of the peer.
 fn in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> Ring {
     both_in_our_hands(link, address).0
 }
 
-/// Returns the same ring, and the ring that the device writes.
+/// Adds a peer to a device, and returns the ring to that device and the ring from that device.
 fn both_in_our_hands(link: &mut SharedMemoryLink, address: IpAddr) -> (Ring, Ring) {
     in_our_hands_as(link, 1 << 40, address)
 }
 
-/// Returns the same rings for the peer with this number.
+/// Adds a peer with this ID to a device, and returns the ring to that device and the ring from that device.
 fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ring, Ring) {
     let (mapping, file) = Mapping::create().unwrap();
     let [written, read] = Ring::both(mapping);
@@ -417,7 +418,7 @@ fn in_our_hands_as(link: &mut SharedMemoryLink, id: u64, address: IpAddr) -> (Ri
 /// Header of a run with one short packet.
 const SHORT: Header = Header { total_bytes: 32, segment_bytes: 32, traffic_class: 0, hop_limit: 64 };
 
-/// Fills a ring with records of one line each, so that the next record is always present.
+/// Fills a ring with records of one cache line each, so that a reader always finds a next record.
 fn fill(ring: &Ring) {
     let word = crate::shm::ring::word_of(SHORT);
     (0..RING_BYTES).step_by(crate::shm::ring::LINE_BYTES).for_each(|at| ring.store(at, word));
@@ -445,7 +446,7 @@ fn an_endlessly_full_ring_ends_with_its_writer() {
     assert_eq!(a.peers.iter().flatten().count(), 1, "the departed peer remains");
 }
 
-/// Tests peers that connect one after the other as fast as possible, and leave a full ring behind.
+/// Tests many peers that connect and depart one after the other. Every 20th peer leaves a full ring.
 #[test]
 fn departed_peers_with_full_rings_keep_bounded_mappings() {
     let (mut a, mut b) = acquainted();
@@ -502,12 +503,13 @@ fn packets_without_an_icrc_never_go_over_udp() {
     );
     assert_eq!(packets_of(&receive_once(&mut d, 0), ICRC_LEN), [packet(0, 64)]);
     assert_eq!(a.link_counters().tx_udp_packets, 1);
-    // From now on, packets to this destination are sealed and leave over UDP.
+    // From now on, packets to the departed device are sealed and go over UDP.
     assert!(a.seals(gone) && !a.is_gone_within_batch(gone));
     drop(b);
 }
 
-/// Tests separate batches. A driver makes no second batch while the first one waits.
+/// Tests packets for other destinations that are not in the batch of a waiting packet. A driver reports them by
+/// `hurry`.
 #[test]
 fn a_silent_device_delays_later_batches_only_briefly() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -532,7 +534,7 @@ fn a_silent_device_delays_later_batches_only_briefly() {
     drop(name);
 }
 
-/// Tests a peer that shares memory and departs, while its name remains and never answers.
+/// Tests a peer that departs, while a socket that never answers listens at its name.
 #[test]
 fn a_departed_peer_with_a_silent_name_delays_no_packets() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -569,8 +571,8 @@ fn the_current_owner_of_an_address_gets_its_packets() {
     });
 }
 
-/// Tests two pairs of rings of one address, which exist because both devices invited each other at the same time. The
-/// first pair ends.
+/// Tests two pairs of rings between the same devices, which exist if the devices invited each other at the same time.
+/// Then the first pair ends.
 #[test]
 fn a_second_ring_does_not_overtake_the_first() {
     let address: IpAddr = [127, 77, 42, 8].into();
@@ -592,7 +594,7 @@ fn a_second_ring_does_not_overtake_the_first() {
             write(&mut first, 1);
             eventually("the first record is read", || a.receive(now_ns(), &mut seen).unwrap() > 0);
         }
-        // Write more records than one call reads. The call begins at the second ring.
+        // Write more records than one call of `receive` reads. The next call begins with the second ring.
         write(&mut first, 100);
         write(&mut second, 10);
         a.next_peer = 0;
@@ -612,7 +614,7 @@ fn a_second_ring_does_not_overtake_the_first() {
     }
 }
 
-/// Sink for packets through memory and over UDP.
+/// Sink that stores the first byte of each packet, from rings and over UDP.
 #[derive(Default)]
 struct Both(Vec<u8>);
 
@@ -631,13 +633,13 @@ impl Sink for Both {
     }
 }
 
-/// Writes a packet of 32 bytes that all have the value `number`.
+/// Writes a packet of 32 bytes, each with the value `number`.
 fn write_number(writer: &mut Writer<Ring>, number: u8) {
     assert!(writer.push(SHORT, [&[number; 32][..]].into_iter()));
 }
 
-/// Tests two rings of one address that end in any order, with or without a message in the socket. The device must read
-/// both rings and be able to sleep.
+/// Tests two rings from one address. One or both end, in any order, with or without a message in the UDP socket. The
+/// device must read both rings, and must be able to sleep afterwards.
 #[test]
 fn two_rings_of_one_address_never_wait_for_each_other() {
     for case in 0..8 {
@@ -765,7 +767,7 @@ fn an_idle_ring_releases_its_memory_and_still_works() {
         b.receive(now_ns(), &mut seen).unwrap();
         seen.0.len() == lengths.len()
     });
-    // After that, the ring frees its memory, and the device has no reason to wake up.
+    // After the records were read, the ring's memory is given back, and the link sets no further deadline.
     a.receive(a.poll_timeout().unwrap(), &mut Plain::default()).unwrap();
     assert!(resident(&a) < 64 << 10, "{} bytes", resident(&a));
     assert_eq!((a.poll_timeout(), resident(&b)), (None, resident(&a)));
@@ -784,7 +786,7 @@ fn a_flood_over_udp_keeps_no_ring_closed() {
     let mut shared = 0;
     let mut looks = 0;
     while shared == 0 {
-        // The link never finds the socket empty.
+        // Send a datagram before each call of `receive`, so that the link never finds the socket empty.
         flooder.send_to(&[9; 40], to).unwrap();
         assert!(a.udp.wait_readable(Duration::from_secs(10)).unwrap());
         a.receive(now_ns(), &mut |_: ReceivedRun<'_>| {}).unwrap();
@@ -810,7 +812,7 @@ fn datagrams_of_strangers_have_no_effect() {
         b"\xffdoorbel\x04".to_vec(),
         vec![0xff; 70],
     ];
-    // Send from another port, and from the devices' port at an address without a device.
+    // Send from another UDP port, and from the devices' UDP port at an address without a device.
     for from in ["127.77.42.6:0".to_owned(), format!("127.77.42.6:{PORT}")] {
         let stranger = std::net::UdpSocket::bind(from).unwrap();
         for _ in 0..1000 {
@@ -825,7 +827,7 @@ fn datagrams_of_strangers_have_no_effect() {
     assert_eq!(a.peers.len(), 1);
 }
 
-/// Tests the same rings with a peer that writes arbitrary values at arbitrary offsets all the time.
+/// Tests rings to which a peer writes arbitrary values at arbitrary offsets all the time.
 #[test]
 fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
     let (mapping, file) = Mapping::create().unwrap();
@@ -846,7 +848,7 @@ fn a_hostile_peer_neither_stops_nor_crashes_the_other_side() {
             while !stop.load(Ordering::Relaxed) {
                 let (word, at) = (random(), random() as usize % (RING_BYTES / 8) * 8);
                 let ring = &theirs[(word & 1) as usize];
-                // Often write a word that could belong to a record, in the first lines.
+                // Often write a word that is a possible header, at an offset near the start of the ring.
                 let possible = 1 << 63 | (word % 4000) << 17 | (word % 60_000);
                 ring.store(if word & 2 == 0 { at } else { at % 4096 }, if word & 4 == 0 { word } else { possible });
                 if word & 0xf0 == 0 {

@@ -1,4 +1,4 @@
-//! The Unix sockets by which devices find each other: their names, the user at the other end, and the messages.
+//! Unix sockets by which devices find each other: names, checks of the peer's user, and messages.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::shm::message::{MAX_BYTES, Message};
 use crate::shm::own_process::{Opening, OwnProcess};
 use crate::shm::sys::receive_message;
 
-/// User ID that stands for users without a mapping in the user namespace, unless the kernel reports another one.
+/// Default user ID by which the kernel represents all users that have no mapping in a user namespace.
 const OVERFLOW_UID: u32 = 65_534;
 
 fn endpoint() -> io::Result<OwnProcess> {
@@ -29,8 +29,8 @@ pub(super) fn host(local: SocketAddr) -> io::Result<OwnProcess> {
     host_at(&name_of(local.ip(), local.port()))
 }
 
-/// Listens like [`host`], but at a name beside the device's if another user has that one. Returns the socket and
-/// whether its name is beside the device's.
+/// Listens like [`host`]. If another user occupies the device's name, listens at a name beside it (see `names.rs`).
+/// Returns the socket, and whether its name is one beside the device's name.
 pub(super) fn host_or_beside(local: SocketAddr) -> io::Result<(OwnProcess, bool)> {
     let error = match host(local) {
         Ok(listener) => return Ok((listener, false)),
@@ -52,11 +52,11 @@ fn host_at(name: &str) -> io::Result<OwnProcess> {
     Ok(listener)
 }
 
-/// Connects to the device with this address and port. Returns `None` if no device has its name.
+/// Connects to the device with this address and port. Returns `None` if no socket listens at the device's name.
 ///
 /// # Errors
 ///
-/// The device's process is of another user, or cannot be reached.
+/// The process of the device belongs to another user, or the connection fails.
 pub(super) fn call(address: IpAddr, port: u16) -> Result<Option<OwnProcess>, String> {
     let plain = name_of(address, port);
     let Some(connection) = call_at(plain.as_bytes())? else { return Ok(None) };
@@ -84,13 +84,13 @@ pub(super) fn call_at(name: &[u8]) -> Result<Option<OwnProcess>, String> {
     }
 }
 
-/// Returns the name of the device with this address and port, in the network namespace of this thread.
+/// Returns the socket name of the device with this address and port in the network namespace of this thread.
 pub(super) fn name_of(address: IpAddr, port: u16) -> String {
     let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
     format!("doorbell-link/{}/{address}/{port}", namespace.display())
 }
 
-/// Checks that the process at the other end has this process's user.
+/// Checks that the process at the other end runs as the same user as this process.
 pub(super) fn check_user(connection: &impl AsFd) -> Result<(), String> {
     let own = geteuid().as_raw();
     let peer = getsockopt(connection, PeerCredentials).map_err(|error| format!("its user is unknown: {error}"))?.uid();
@@ -103,7 +103,7 @@ pub(super) fn check_user(connection: &impl AsFd) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the user ID that stands for users without a mapping in the user namespace.
+/// Returns the user ID by which the kernel represents all users that have no mapping in this user namespace.
 fn overflow_uid() -> u32 {
     let said = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     said.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_UID)
@@ -119,12 +119,12 @@ pub(super) fn send(connection: &impl AsFd, message: Message, file: Option<RawFd>
     Ok(())
 }
 
-/// Result of reading from a connection.
+/// Result of one read from a connection.
 pub(super) enum Heard {
     Nothing,
     /// A message, and a descriptor that arrived with it.
     Said(Message, Option<OwnedFd>),
-    /// The connection ended, or the peer sent something that is no message.
+    /// The connection ended, or the peer sent an invalid message.
     Ended,
 }
 

@@ -1,4 +1,4 @@
-//! Guests and hosts that violate the protocol. The tests send each message of the protocol separately.
+//! Tests of guests and hosts that violate the protocol. The tests construct and send each message themselves.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -25,7 +25,7 @@ fn local_of(link: &SharedMemoryLink) -> SocketAddr {
     link.udp().local_socket_address()
 }
 
-/// Tests a program that closes a descriptor of the device, and opens its own file under that number.
+/// Tests a program that closes a descriptor of the device and reuses its number for a file of the program.
 #[test]
 fn a_closing_device_does_not_write_to_a_reused_descriptor() {
     let udp = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
@@ -38,12 +38,12 @@ fn a_closing_device_does_not_write_to_a_reused_descriptor() {
     assert_eq!(file.metadata().unwrap().len(), 1, "the device wrote its eight bytes to the file");
 }
 
-/// Connects to a device's name.
+/// Connects to the name of the device at `host`.
 fn call(host: SocketAddr) -> OwnProcess {
     call_at(name_of(host.ip(), host.port()).as_bytes()).unwrap().unwrap()
 }
 
-/// Sends a message with any number of descriptors.
+/// Sends bytes over a connection, with the given descriptors attached.
 fn say(connection: &impl AsFd, bytes: &[u8], files: &[RawFd]) {
     let rights = [ControlMessage::ScmRights(files)];
     let control = if files.is_empty() { &[][..] } else { &rights };
@@ -55,7 +55,7 @@ fn hello_from(address: IpAddr) -> Message {
     Message::Hello { version: VERSION, address, port: PORT, nonce: [7; 16] }
 }
 
-/// Returns the next message, or `None` at the end of the connection.
+/// Waits for the next message of a connection. Returns `None` at the end of the connection.
 fn answer(connection: &impl AsFd) -> Option<Message> {
     let mut heard = None;
     eventually("the host answers", || {
@@ -69,7 +69,7 @@ fn answer(connection: &impl AsFd) -> Option<Message> {
     heard
 }
 
-/// Returns the number of descriptors of this process that refer to this file.
+/// Returns the number of descriptors of this process that refer to the file with this name.
 fn copies_of(name: &str) -> usize {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to.to_string_lossy().contains(name))).count()
@@ -82,7 +82,7 @@ fn file_in_memory(name: &std::ffi::CStr, bytes: u64, seals: SealFlag) -> File {
     file
 }
 
-/// Tests that the host closes descriptors beyond the expected one, and each file that holds no rings.
+/// Tests that the host closes surplus descriptors, and descriptors of files that contain no rings.
 #[test]
 fn the_host_closes_every_descriptor_that_a_guest_sends() {
     let host = link();
@@ -96,7 +96,7 @@ fn the_host_closes_every_descriptor_that_a_guest_sends() {
         assert!(welcome.is_none() || count == 1 && welcome == Some(refusal), "{count}: {welcome:?}");
     }
     eventually("only the test's descriptor is left", || copies_of("doorbell-test-marked") == 1);
-    // Descriptors arrive with a message that expects none.
+    // Attach descriptors to a message that must have none.
     let guest = call(local_of(&host));
     say(&guest, &Message::Proof { nonce: [0; 16] }.to_bytes(), &[marked.as_raw_fd(); 3]);
     assert_eq!(answer(&guest), None);
@@ -136,7 +136,8 @@ fn the_host_refuses_files_that_are_no_rings() {
         (*version, *port) = (VERSION + 1, PORT + 1);
     }
     let longer = [version.to_bytes(), vec![1, 2, 3]].concat();
-    // A guest with a group's address would receive all packets to the group.
+    // The host must reject these addresses. A guest that claims a group's address would receive all packets to the
+    // group.
     let nobody = ["224.0.0.9", "255.255.255.255", "0.0.0.0", "::1", "ff02::1"].map(|text| text.parse().unwrap());
     let said = nobody.map(|address| hello_from(address).to_bytes()).into_iter();
     for bytes in said.chain([version.to_bytes(), longer, port.to_bytes()]) {
@@ -157,7 +158,8 @@ fn the_host_refuses_files_that_are_no_rings() {
     assert_eq!(host.link_counters().shared_memory_refused, 0, "a device counts as refused");
 }
 
-/// Tests a guest without the address, which no challenge reaches, and a guest that answers another guest's challenge.
+/// Tests a guest that claims another device's address, so that it receives no challenge. Also tests a guest that
+/// answers the challenge for another guest.
 #[test]
 fn a_guest_that_cannot_prove_its_address_gets_nothing() {
     let mut host = link();
@@ -178,13 +180,13 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
         panic!("no challenge")
     };
     assert_eq!(invited, [7; 16]);
-    // A challenge for another guest proves nothing.
+    // The host rejects the nonce of a challenge for another guest.
     let guest = call(local_of(&host));
     send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
     assert!(answer(&guest).is_some());
     send(&guest, Message::Proof { nonce: asked }, None).unwrap();
     assert_eq!(answer(&guest), None);
-    // The guest's own challenge proves its address.
+    // The host accepts the nonce of the guest's own challenge.
     let guest = call(local_of(&host));
     send(&guest, hello_from([127, 77, 43, 3].into()), Some(ring.as_raw_fd())).unwrap();
     let (_, _) = own.recv_from(&mut bytes).unwrap(); // the challenge of the last guest
@@ -200,7 +202,7 @@ fn a_guest_that_cannot_prove_its_address_gets_nothing() {
     });
 }
 
-/// Tests more guests than the host has room for. Most of them send nothing.
+/// Tests more guests than the host allows at a time. Most guests send nothing.
 #[test]
 fn silent_guests_do_not_block_others() {
     let mut host = link();
@@ -215,7 +217,7 @@ fn silent_guests_do_not_block_others() {
     assert!(ended > GUESTS_MAX, "{ended} connections were closed");
 }
 
-/// Step after which the process of a host stops.
+/// Last step of the exchange that a host makes before its process is stopped.
 enum StopsAfter {
     Nothing,
     Welcome,
@@ -229,7 +231,8 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         let local = udp.local_addr().unwrap();
         let listener = silent_host(local);
         let shared = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-        // The last step includes an answer, which must not be late on a busy machine.
+        // With the last step, the host answers the invitation. The long limit ensures that the answer is in time on a
+        // busy machine.
         let within = if matches!(step, StopsAfter::Challenge) { 60_000 } else { 50 };
         let own = shared.local_socket_address();
         let socket = shared.readable().unwrap();
@@ -248,7 +251,7 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         }
         if matches!(step, StopsAfter::Challenge) {
             meeting.challenged(local.ip(), nonce, [9; 16]);
-            // To the inviter, such a host is a peer that does not read. Timers detect this.
+            // The inviter now shares memory with a peer that reads nothing. The requester's timers detect such a peer.
             assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
             let mut news = Vec::new();
             eventually("memory is shared", || {
@@ -266,16 +269,16 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
             !news.is_empty()
         });
         assert!(matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "it did not answer in time"));
-        // The host is not invited again while it could still find the first invitation.
+        // The device must not invite the host again while the first invitation is unanswered.
         (0..100).for_each(|_| meeting.invite(local.ip()));
         std::thread::sleep(Duration::from_millis(2 * within));
         let again = sys::accept(listener.as_fd());
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        // No packet waits for the host again.
+        // Each further request to invite the host reports it as absent, so that no packet waits.
         let news = meeting.news();
         assert!((1..=100).contains(&news.len()));
         assert!(news.iter().all(|news| matches!(news, News::Absent { why: None, .. })), "{news:?}");
-        // The host and the exchange continue.
+        // The host's process continues and completes the exchange.
         if matches!(step, StopsAfter::Nothing) {
             send(&guest, welcome, None).unwrap();
         }
@@ -313,10 +316,10 @@ fn a_closed_listener_is_recreated() {
     };
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let fd = files.map(|file| file.file_name().to_string_lossy().parse().unwrap()).find(is_it).unwrap();
-    // A file takes over the number, as can happen if a program closes a descriptor that it did not open.
+    // Replace the descriptor by another file, as a program might that closes all descriptors.
     let file = file_in_memory(c"doorbell-test-taker", 1, SealFlag::empty());
     let taken = crate::shm::sys::replace(fd, file.as_fd());
-    // The thread may sleep on the socket that had the number until a guest connects.
+    // The thread may still sleep on the old socket. A guest that connects wakes it.
     let _ = call_at(name_of(local_of(&host).ip(), PORT).as_bytes());
     eventually("the host has its name again", || {
         let table = std::fs::read_to_string("/proc/net/unix").unwrap();
