@@ -22,7 +22,7 @@ const SHORTEST_NS: u64 = 100_000;
 pub fn shorten_time_slices() -> io::Result<bool> {
     let mut wanted = attributes()?;
     if wanted.sched_policy != libc::SCHED_OTHER as u32 {
-        return Err(io::Error::other("the thread has another policy than SCHED_OTHER"));
+        return Err(io::Error::other("the scheduling policy of the thread must be SCHED_OTHER"));
     }
     wanted.sched_runtime = SHORTEST_NS;
     // SAFETY: the structure holds its own length and outlives the call. The call changes only the scheduling of this

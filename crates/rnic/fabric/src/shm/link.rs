@@ -350,7 +350,7 @@ impl SharedMemoryLink {
             if let Some(meeting) = &self.meeting {
                 meeting.leave(peer.id);
             }
-            self.explain(peer.address, "it wrote something to its ring that is no packet");
+            self.explain(peer.address, "the device wrote an invalid record to its ring");
             self.reroute(place, peer.address);
         }
     }

@@ -393,7 +393,7 @@ impl Host {
                 self.listen_to(index);
                 let peer = &self.peers[index];
                 if !matches!(peer.stage, Stage::Invited { is_welcome: true, .. }) {
-                    return self.fail(index, "it sent a challenge before its welcome");
+                    return self.fail(index, "the device sent a challenge before its welcome");
                 }
                 match send(&peer.connection, Message::Proof { nonce: asked }, None) {
                     Ok(()) => self.share(index),
@@ -463,12 +463,15 @@ impl Host {
                 if accepted && version == VERSION {
                     *is_welcome = true;
                 } else if version == VERSION {
-                    self.fail(index, "it refused");
+                    self.fail(index, "the device rejected the invitation");
                 } else {
-                    self.fail(index, &format!("it has version {version} of shared memory, this process {VERSION}"));
+                    self.fail(
+                        index,
+                        &format!("the device uses version {version} of shared memory, but this process uses {VERSION}"),
+                    );
                 }
             }
-            _ => self.fail(index, "it ended the connection"),
+            _ => self.fail(index, "the device ended the connection"),
         }
     }
 
@@ -517,12 +520,12 @@ impl Host {
                 continue;
             }
             let Stage::Invited { address, is_late, .. } = &mut peer.stage else {
-                self.fail(index, "it did not answer in time");
+                self.fail(index, "the device did not answer in time");
                 continue;
             };
             // The peer's process may be stopped. When it continues, it still finds the invitation.
             (*is_late, peer.until) = (true, None);
-            let why = Some("it did not answer in time".to_owned());
+            let why = Some("the device did not answer in time".to_owned());
             let news = News::Absent { address: *address, why };
             self.tell(news);
         }

@@ -54,8 +54,8 @@ impl Default for BindRequest {
 pub enum BindError {
     /// Another socket has this address and port.
     #[error(
-        "UDP port {port} of {address} is taken by another socket; another address (--bind, \
-         DOORBELL_BIND) or another port on both ends (--udp-port, DOORBELL_PORT) is allowed"
+        "UDP port {port} of {address} is taken by another socket; use another address (--bind, \
+         DOORBELL_BIND), or another port on both ends (--udp-port, DOORBELL_PORT)"
     )]
     InUse {
         /// The address.
@@ -65,8 +65,8 @@ pub enum BindError {
     },
     /// Another socket has the port on all addresses.
     #[error(
-        "UDP port {port} is taken on all addresses of this network namespace, as the kernel's \
-         rdma_rxe does it; --udp-port or DOORBELL_PORT moves both ends to another port"
+        "UDP port {port} is taken on all addresses of this network namespace, for example by the \
+         kernel's rdma_rxe; use another port on both ends (--udp-port, DOORBELL_PORT)"
     )]
     PortHeld {
         /// The port.
@@ -74,8 +74,8 @@ pub enum BindError {
     },
     /// All tried loopback addresses are taken.
     #[error(
-        "UDP port {port} is taken on all {tried} loopback addresses from 127.0.0.1 on; --bind or \
-         DOORBELL_BIND names another address, --udp-port or DOORBELL_PORT moves both ends"
+        "UDP port {port} is taken on all {tried} loopback addresses from 127.0.0.1 on; use another \
+         address (--bind, DOORBELL_BIND), or another port on both ends (--udp-port, DOORBELL_PORT)"
     )]
     LoopbackExhausted {
         /// The port.
@@ -93,15 +93,15 @@ pub enum BindError {
     },
     /// The address is not a unicast address.
     #[error(
-        "{address} names no single device: a GID is made from the address, so it must be a \
-         unicast address of this machine"
+        "the address {address} must be a unicast address of this machine, since the device's GID \
+         is made from the address"
     )]
     NotUnicast {
         /// The address.
         address: IpAddr,
     },
     /// The requested port is 0.
-    #[error("UDP port 0 is not allowed: both ends must know the port; RoCE v2's is 4791")]
+    #[error("the UDP port is 0, but must be from 1 to 65535 and the same on both ends; the default is 4791")]
     PortZero,
     /// The operating system refused for another reason.
     #[error("cannot {what} for {address}, UDP port {port}: {source}")]
@@ -226,8 +226,8 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     let granted = options.recv_buffer_size().map_err(failed("read the receive buffer back"))?;
     if granted < receive_buffer_bytes {
         tracing::info!(
-            "the receive buffer of {local} is {granted} bytes, {receive_buffer_bytes} were asked \
-             for; the sysctl net.core.rmem_max limits it"
+            "the receive buffer of {local} is {granted} bytes, but {receive_buffer_bytes} bytes were \
+             requested; the sysctl net.core.rmem_max limits it"
         );
     }
 

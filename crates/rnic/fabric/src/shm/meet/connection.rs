@@ -80,7 +80,7 @@ pub(super) fn call_at(name: &[u8]) -> Result<Option<OwnProcess>, String> {
     match connect(connection.as_fd().as_raw_fd(), &name) {
         Ok(()) => Ok(Some(connection)),
         Err(nix::Error::ECONNREFUSED) => Ok(None),
-        Err(error) => Err(format!("its name cannot be reached: {error}")),
+        Err(error) => Err(format!("the connection to the device failed: {error}")),
     }
 }
 
@@ -93,9 +93,13 @@ pub(super) fn name_of(address: IpAddr, port: u16) -> String {
 /// Checks that the process at the other end runs as the same user as this process.
 pub(super) fn check_user(connection: &impl AsFd) -> Result<(), String> {
     let own = geteuid().as_raw();
-    let peer = getsockopt(connection, PeerCredentials).map_err(|error| format!("its user is unknown: {error}"))?.uid();
+    let peer = getsockopt(connection, PeerCredentials)
+        .map_err(|error| format!("the user of the device is unknown: {error}"))?
+        .uid();
     if peer != own {
-        return Err(format!("it runs as user {peer}, this process as {own}; memory is shared within one user"));
+        return Err(format!(
+            "the device belongs to user {peer}, but this process runs as user {own}; both users must be equal"
+        ));
     }
     if own == overflow_uid() {
         return Err(format!("this process runs as user {own}, which stands for any user of other user namespaces"));

@@ -268,7 +268,9 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
             news.extend(meeting.news());
             !news.is_empty()
         });
-        assert!(matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "it did not answer in time"));
+        assert!(
+            matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "the device did not answer in time")
+        );
         // The device must not invite the host again while the first invitation is unanswered.
         (0..100).for_each(|_| meeting.invite(local.ip()));
         std::thread::sleep(Duration::from_millis(2 * within));
