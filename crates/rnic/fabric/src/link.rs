@@ -172,8 +172,12 @@ pub trait Link: Send {
     ///
     /// The link does not support multicast, or the operating system cannot join this group.
     fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
-        let none =
-            || io::Error::new(io::ErrorKind::Unsupported, format!("this link has no multicast groups such as {group}"));
+        let none = || {
+            io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("this link supports no multicast, so it cannot join {group}"),
+            )
+        };
         self.inner_mut().ok_or_else(none)?.join(group)
     }
 

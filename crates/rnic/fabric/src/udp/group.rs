@@ -46,7 +46,7 @@ pub(super) fn joinable(group: IpAddr, local: IpAddr) -> io::Result<(Ipv4Addr, Ip
         (IpAddr::V4(group), IpAddr::V4(local)) if group.is_multicast() => Ok((group, local)),
         _ => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("a device at {local} joins multicast groups of IPv4 (224.0.0.0/4), which {group} is not"),
+            format!("a device at {local} cannot join {group}: both must be IPv4, and the group must be in 224.0.0.0/4"),
         )),
     }
 }
