@@ -1,22 +1,22 @@
-//! Common counters of all devices, and the vendors' names for them.
+//! Common counters of all devices, and the vendors' names for these counters.
 
 use std::collections::BTreeMap;
 
-/// Place of a counter.
+/// Place from which a counter is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Set {
-    /// File that a software RNIC published.
+    /// A file that a software RNIC published.
     Published,
-    /// `ethtool -S` of the device's network interface.
+    /// Output of `ethtool -S` for the device's network interface.
     Ethtool,
-    /// `hw_counters` of the kernel, with names that depend on the driver.
+    /// Directory `hw_counters` of the kernel. The names depend on the driver.
     Hardware,
-    /// `counters` of the kernel, with the same names for all devices (IBTA 16.1.3.5 and 16.1.4.11).
+    /// Directory `counters` of the kernel. The names are the same for all devices (IBTA 16.1.3.5 and 16.1.4.11).
     Port,
 }
 
 impl Set {
-    /// Returns the name for output.
+    /// Returns the name of the place for output.
     pub const fn name(self) -> &'static str {
         match self {
             Set::Published => "published",
@@ -27,17 +27,17 @@ impl Set {
     }
 }
 
-/// Counter of a vendor: its place and its name there.
+/// Identity of a vendor's counter: its place and its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// Place.
+    /// Place of the counter.
     pub set: Set,
-    /// Name in this place.
+    /// Name of the counter in this place.
     pub name: String,
 }
 
 impl Name {
-    /// Returns the counter with this place and name.
+    /// Creates the identity of the counter `name` in the place `set`.
     pub fn new(set: Set, name: impl Into<String>) -> Self {
         Self { set, name: name.into() }
     }
@@ -49,10 +49,10 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// Values of a device under the names of its vendor. A counter that the device lacks is absent.
+/// Values of a device under the names of its vendor. Counters that the device lacks are absent.
 pub type Raw = BTreeMap<Name, u64>;
 
-/// Counter that Doorbell shows for every device that has it.
+/// A counter with the same meaning for all devices. Doorbell shows it for each device that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Common {
@@ -60,21 +60,21 @@ pub enum Common {
     TxBytes,
     /// RDMA packets transmitted.
     TxPackets,
-    /// Operations requested of peers.
+    /// Operations that the device requested of peers.
     TxOperations,
     /// RDMA bytes received.
     RxBytes,
     /// RDMA packets received.
     RxPackets,
-    /// Operations requested by peers.
+    /// Operations that peers requested of the device.
     RxOperations,
-    /// Retransmitted packets, or retransmission events; vendors differ.
+    /// Retransmitted packets or retransmission events, depending on the vendor.
     Retransmissions,
     /// RNR NAKs sent.
     RnrSent,
     /// RNR NAKs received.
     RnrReceived,
-    /// Packets that arrived ahead of the expected sequence number.
+    /// Packets that arrived with a sequence number above the expected one.
     OutOfSequence,
     /// Congestion notification packets sent.
     CnpSent,
@@ -102,7 +102,7 @@ impl Common {
         Common::CnpReceived,
     ];
 
-    /// Returns the name in JSON. The Prometheus name has an additional prefix and suffix.
+    /// Returns the name of the counter in JSON. The Prometheus name has an additional prefix and suffix.
     pub const fn name(self) -> &'static str {
         match self {
             Common::TxBytes => "tx_bytes",
@@ -120,7 +120,7 @@ impl Common {
         }
     }
 
-    /// Returns the meaning of the counter, for users.
+    /// Returns a description of the counter for users.
     pub const fn description(self) -> &'static str {
         match self {
             Common::TxBytes => "Bytes of RDMA packets transmitted",
@@ -138,12 +138,13 @@ impl Common {
         }
     }
 
-    /// Returns the first rule of the table for which the device has a counter.
+    /// Returns the first rule for this counter in [`TABLE`] that applies to the device with the values `raw`.
     pub fn rule(self, raw: &Raw) -> Option<&'static Rule> {
         TABLE.iter().find(|rule| rule.common == self && rule.present(raw).next().is_some())
     }
 
-    /// Returns the device's count, in units of the common counter: the sum of the counters of [`rule`](Self::rule).
+    /// Returns the value of the common counter in its unit: the scaled sum of the vendor's counters of
+    /// [`rule`](Self::rule).
     pub fn total(self, raw: &Raw) -> Option<u64> {
         let rule = self.rule(raw)?;
         let sum = rule.present(raw).fold(0, |sum: u64, (_, value)| sum.saturating_add(value));
@@ -151,25 +152,26 @@ impl Common {
     }
 }
 
-/// Source of a common counter.
+/// Rule that computes a common counter from counters of a vendor.
 #[derive(Debug)]
 pub struct Rule {
-    /// Common counter.
+    /// Common counter that the rule computes.
     pub common: Common,
     /// Place of the vendor's counters.
     pub set: Set,
-    /// Names of the vendor's counters. Those that the device has are added.
+    /// Names of the vendor's counters. The values of all counters that the device has are added.
     pub names: &'static [&'static str],
-    /// Counter that a device must have for the rule to apply. It separates drivers that share the other names.
+    /// Counter that a device must have for the rule to apply. It distinguishes drivers whose counters otherwise have
+    /// the same names.
     pub only_with: Option<&'static str>,
-    /// Factor from the vendor's unit to the unit of the common counter.
+    /// Factor that converts the vendor's unit to the unit of the common counter.
     pub scale: u64,
     /// Exact meaning of the vendor's counters.
     pub counts: &'static str,
 }
 
 impl Rule {
-    /// Returns the counters of the rule that a device has.
+    /// Returns the counters of this rule that the device has, with their values.
     pub fn present<'a>(&'a self, raw: &'a Raw) -> impl Iterator<Item = (&'a Name, u64)> {
         let holds = self.only_with.is_none_or(|name| raw.contains_key(&Name::new(self.set, name)));
         // A device has some dozens of counters, so the linear search is fast enough.
@@ -208,14 +210,15 @@ const WITHOUT_SENDS: &str = "WRITEs, READs and atomics; SENDs are not counted";
 const AGAIN: &str = "retransmitted packets";
 const OCCASIONS: &str = "timeouts, sequence NAKs and missing responses: events, not packets";
 
-/// Vendors' names of each common counter, in order of preference. The table covers these drivers:
+/// Rules for each common counter, in order of preference. The table covers these drivers:
 ///
 /// - mlx5 (q counters of adapters and of representors, and statistics of its network interface),
 /// - mlx4, bnxt_re, irdma (names of three generations), hns, efa, mana,
 /// - erdma (names inside and outside of the kernel tree), ionic, cxgb4, rxe,
 /// - the software RNIC.
 ///
-/// It also covers the counters of every port. qedr, ocrdma and siw have no counters of their own.
+/// The table also covers the counters that every port of the kernel has. The drivers qedr, ocrdma and siw have no
+/// counters of their own.
 pub const TABLE: &[Rule] = {
     use Common as C;
     use Set::{Ethtool, Hardware, Port, Published};
@@ -291,7 +294,7 @@ pub const TABLE: &[Rule] = {
         ),
         rule(C::RxOperations, Hardware, &["iwInRdmaSends", "iwInRdmaWrites", "iwInRdmaReads"], REQUESTS),
         rule(C::RxOperations, Hardware, &["rdma_recvs"], "SENDs"),
-        // mana also counts SENDs, and shares names with mlx5.
+        // mana uses the same names as mlx5, but also counts SENDs, so the rule for mana comes first.
         rule(C::RxOperations, Hardware, &["rx_send_requests", "rx_write_requests", "rx_read_requests"], REQUESTS)
             .only_with("rx_send_requests"),
         rule(
@@ -380,7 +383,7 @@ pub const TABLE: &[Rule] = {
     ]
 };
 
-/// Counters of mlx5 that are 32 bits wide in the adapter. The driver reports them unchanged.
+/// Counters of mlx5 that are 32 bits wide in the adapter. The driver does not extend them to 64 bits.
 const MLX5_Q_COUNTERS: [&str; 22] = [
     "rx_write_requests",
     "rx_read_requests",
@@ -406,17 +409,17 @@ const MLX5_Q_COUNTERS: [&str; 22] = [
     "roce_slow_restart_trans",
 ];
 
-/// Returns the width of a counter in bits, at which it wraps.
+/// Returns the width of a counter in bits. The counter wraps after this number of bits.
 pub fn bits(name: &Name, raw: &Raw) -> u32 {
     if name.set != Set::Hardware {
         return 64;
     }
     let plain = name.name.strip_prefix("vport_").unwrap_or(&name.name);
-    // Diagnostic counters of mlx4.
+    // Diagnostic counters of mlx4 have 32 bits.
     if plain.starts_with("rq_num_") || plain.starts_with("sq_num_") {
         return 32;
     }
-    // rxe and mana share names with mlx5, but their counters have 64 bits.
+    // rxe and mana use some names of mlx5, but their counters have 64 bits.
     let has = |name: &str| raw.contains_key(&Name::new(Set::Hardware, name));
     let is_mlx5 = || {
         ["out_of_buffer", "vport_out_of_buffer", "local_ack_timeout_err", "vport_local_ack_timeout_err"]
@@ -430,7 +433,7 @@ pub fn bits(name: &Name, raw: &Raw) -> u32 {
 /// Counters of mlx5 whose names other drivers also use.
 const SHARED_WITH_MLX5: [&str; 3] = ["duplicate_request", "rx_write_requests", "rx_read_requests"];
 
-/// Returns whether the counter is a gauge, which increases and decreases.
+/// Returns whether the counter is a gauge: its value can decrease without a reset.
 pub fn is_gauge(name: &Name) -> bool {
     let levels = ["active_", "watermark_", "db_fifo_register", "num_qps_congested", "current_rate"];
     name.set == Set::Hardware && levels.iter().any(|start| name.name.starts_with(start))
@@ -461,7 +464,8 @@ mod tests {
             assert!(!rule.names.is_empty() && rule.scale > 0 && !rule.counts.is_empty());
             assert!(rule.only_with.is_none_or(|name| rule.names.contains(&name)));
             for name in rule.names {
-                // A rule for some devices may precede a rule for all devices, if both have the same common counter.
+                // A rule for some devices may precede a rule for all devices, if both rules compute the same common
+                // counter.
                 let before: Option<&Rule> = seen.insert((rule.set, *name), rule);
                 let narrower = |before: &Rule| before.only_with.is_some() && before.common == rule.common;
                 assert!(before.is_none_or(narrower), "{name} appears twice");

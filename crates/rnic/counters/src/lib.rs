@@ -6,13 +6,13 @@
 //! use doorbell_counters::{Monitor, SYSFS};
 //!
 //! let mut monitor = Monitor::new(Path::new(SYSFS));
-//! monitor.look(); // rates need two looks
+//! monitor.look(); // rates are computed between two looks
 //! for device in monitor.look().devices {
 //!     println!("{}: {:?}", device.sample.identity.label, device.rates);
 //! }
 //! ```
 //!
-//! - [`Publisher`] publishes the counters of a software RNIC, for other processes of the same user.
+//! - [`Publisher`] publishes the counters of a software RNIC for other processes of the same user.
 //! - A [`Source`] reads devices: [`PublishedSource`] reads software RNICs, [`SysfsSource`] reads the kernel's
 //!   devices, with the statistics of their network interfaces ([`ethtool`]).
 //! - [`TABLE`] lists the vendors' names of the common counters ([`Common`]), and the exact meaning of each.
@@ -28,7 +28,7 @@ mod rate;
 mod sample;
 mod sequence;
 mod source;
-/// Atomics of [`sequence`], which a model checker replaces by its own types.
+/// Atomics of [`sequence`]. A model checker replaces them by its own types.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }

@@ -1,4 +1,4 @@
-//! Devices over time, and their rates since the last look.
+//! Follows devices over time, and computes their rates since the previous look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,10 +9,10 @@ use crate::rate::Rates;
 use crate::sample::{Identity, Kind, Reading, Sample, monotonic_ns};
 use crate::source::{PublishedSource, Source, SysfsSource};
 
-/// Maximum of devices that a monitor follows.
+/// Maximum number of devices that a monitor follows.
 pub const MAX_DEVICES: usize = 1024;
 
-/// No device has this name.
+/// Error of selecting a device that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no RDMA device {name:?}; {}", known_devices(.known))]
 pub struct UnknownDevice {
@@ -30,12 +30,12 @@ fn known_devices(known: &[String]) -> String {
     format!("there are: {}", known.join(", "))
 }
 
-/// Device and its rates since the last look.
+/// A device and its rates since the previous look.
 #[derive(Clone, Debug)]
 pub struct Interval {
     /// Latest sample.
     pub sample: Sample,
-    /// Rates since the last look; `None` if the device is new.
+    /// Rates since the previous look; `None` if the device is new.
     pub rates: Option<Rates>,
 }
 
@@ -44,12 +44,12 @@ pub struct Interval {
 pub struct Look {
     /// Selected devices.
     pub devices: Vec<Interval>,
-    /// Problems as sentences, about the selected devices, or about all devices if none was found. Each look collects
-    /// them anew.
+    /// Problems as sentences. The notes concern the selected devices, or all devices if no selected device was found.
+    /// Each look collects its own notes.
     pub notes: Vec<String>,
 }
 
-/// Unique key of a device, which also differs from those of earlier devices with the same name.
+/// Unique key of a device. A later device with the same name has another key.
 type Key = (Kind, String, Option<u32>, u64);
 
 fn key(sample: &Sample) -> Key {
@@ -66,7 +66,8 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Creates a monitor of all software RNICs of this user's processes, and of the kernel's devices below `sysfs`.
+    /// Creates a monitor of all software RNICs of this user's processes, and of the kernel's devices below the
+    /// directory `sysfs`.
     pub fn new(sysfs: &Path) -> Self {
         Self::of(vec![Box::new(PublishedSource::new()), Box::new(SysfsSource::new(sysfs))])
     }
@@ -76,12 +77,12 @@ impl Monitor {
         Self { sources, selector: None, before: BTreeMap::new(), looked_ns: None }
     }
 
-    /// Restricts the monitor to the devices that match `selector` ([`Identity::is_meant_by`]). At least one must
-    /// exist now. Later they may disappear and reappear.
+    /// Restricts the monitor to the devices that match `selector` ([`Identity::is_meant_by`]). At least one such device
+    /// must exist now. Selected devices may later disappear and reappear.
     ///
     /// # Errors
     ///
-    /// No such device exists now. The error names the existing devices. The selection stays unchanged.
+    /// No such device exists now. The error names the existing devices, and the previous selection stays in effect.
     pub fn select(&mut self, selector: &str) -> Result<(), UnknownDevice> {
         let Reading { samples, .. } = self.read();
         if !samples.iter().any(|sample| sample.identity.is_meant_by(selector)) {
@@ -100,7 +101,7 @@ impl Monitor {
         reading
     }
 
-    /// Reads the selected devices and the notes about them.
+    /// Reads the selected devices and the notes that concern them.
     fn read_selected(&mut self) -> (Vec<Sample>, Vec<String>) {
         let Reading { mut samples, mut notes } = self.read();
         if let Some(selector) = &self.selector {
@@ -116,7 +117,7 @@ impl Monitor {
         (samples, notes)
     }
 
-    /// Reads all devices. A device that has ended appears once more, with its last values.
+    /// Reads all selected devices. A software RNIC that has ended appears once more, with its last values.
     pub fn look(&mut self) -> Look {
         let looked_ns = self.looked_ns.replace(monotonic_ns());
         let (samples, notes) = self.read_selected();
@@ -125,7 +126,7 @@ impl Monitor {
         for sample in samples {
             let key = key(&sample);
             there.insert(key.clone());
-            // The counters of a device that was created after the last look were zero then.
+            // If a device was created after the previous look, its counters were zero at its creation.
             let newborn = || {
                 let born_ns =
                     sample.born_ns.filter(|&born_ns| looked_ns.is_some_and(|looked_ns| born_ns > looked_ns))?;
@@ -139,7 +140,7 @@ impl Monitor {
             }
             look.devices.push(Interval { sample, rates });
         }
-        // A device of the kernel that has disappeared leaves no last values.
+        // A device of the kernel that has disappeared leaves no last values, so only its entry is removed.
         let gone: Vec<Key> = self.before.keys().filter(|key| !there.contains(*key)).cloned().collect();
         for key in gone {
             if let Some(sample) = self.before.remove(&key) {
@@ -150,8 +151,8 @@ impl Monitor {
     }
 }
 
-/// Rates of one device's traffic. A rate is `None` if the device has no such counter. All rates are `None` if the
-/// device was reset during the measurement, and a remark states that.
+/// Rates of one device's traffic. A rate is `None` if the device has no such counter. If the device was reset during
+/// the measurement, all rates are `None`, and a remark states the reset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// Label of the device.
@@ -166,13 +167,13 @@ pub struct Traffic {
     pub rx_bytes_per_s: Option<f64>,
     /// Packets received per second.
     pub rx_packets_per_s: Option<f64>,
-    /// Definition of the device's bytes: frames without FCS, IP packets, ...
+    /// Description of the bytes that the device counts, for example frames without FCS or IP packets.
     pub bytes_are: Option<&'static str>,
-    /// Remarks on the figures, as sentences.
+    /// Remarks on the rates, as sentences.
     pub remarks: Vec<String>,
 }
 
-/// Error of a traffic measurement.
+/// Error of [`traffic`].
 #[derive(Debug, thiserror::Error)]
 pub enum TrafficError {
     /// The device does not exist.
@@ -191,7 +192,7 @@ pub enum TrafficError {
     Gone(String),
 }
 
-/// Measures the traffic of one device for `during`.
+/// Measures the traffic of one device during the time `during`.
 ///
 /// # Errors
 ///

@@ -1,9 +1,9 @@
-//! Publication of the counters of a software RNIC, for other processes of the same user.
+//! Publication of a software RNIC's counters for other processes of the same user.
 //!
-//! Each device has a small file in a directory that belongs to this user alone: `doorbell` in `$XDG_RUNTIME_DIR`, or
-//! `/dev/shm/doorbell-UID`. [`DIRECTORY_VARIABLE`] names another directory. The file appears only when it is
-//! complete. The process writes it through a mapping, and removes it with its device. Root reads the directories of
-//! all users. The next publisher or reader removes the files of killed processes.
+//! Each device has a small file in a directory that only this user can access: `doorbell` in `$XDG_RUNTIME_DIR`, or
+//! `/dev/shm/doorbell-UID`. [`DIRECTORY_VARIABLE`] names another directory. The file appears only when it is complete.
+//! The process writes the file through a mapping, and removes the file when it closes the device. Root reads the
+//! directories of all users. If a process is killed, the next publisher or reader removes its files.
 
 mod directory;
 pub(crate) mod layout;
@@ -26,34 +26,34 @@ pub(crate) use process::{Life, command};
 
 use crate::sample::monotonic_ns;
 
-/// Environment variable that disables publication if it is 0.
+/// Environment variable that disables publication if its value is 0.
 pub const SWITCH_VARIABLE: &str = "DOORBELL_PUBLISH";
 
-/// Maximum delay from a change of a counter to its publication. A device that has not published for much longer has
-/// counted nothing since.
+/// Maximum delay from a change of a counter to its publication. If the last publication is much older than this delay,
+/// the counters have not changed since.
 pub const PUBLISH_WITHIN_NS: u64 = 20_000_000;
 
-/// Prefix of incomplete files.
+/// Prefix of the names of incomplete files.
 const TEMPORARY: &str = ".new-";
 
-/// Returns whether publication is enabled. The environment can disable it.
+/// Returns whether publication is enabled. The environment variable [`SWITCH_VARIABLE`] can disable it.
 pub fn is_wanted() -> bool {
     std::env::var_os(SWITCH_VARIABLE).is_none_or(|value| value != "0")
 }
 
-/// Reason why a device is not published, as one sentence.
+/// Reason why a device is not published. The message is one sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PublishError(String);
 
-/// Published properties of a device, besides its counter values.
+/// Properties of a device that are published in addition to its counter values.
 #[derive(Clone, Copy, Debug)]
 pub struct Published<'a> {
-    /// Name as a verbs device.
+    /// Name of the verbs device.
     pub name: &'a str,
     /// Address of the device.
     pub address: IpAddr,
-    /// UDP port of both ends.
+    /// UDP port of the device and of its peers.
     pub udp_port: u16,
     /// Names of the counters.
     pub counters: &'a [&'a str],
@@ -69,11 +69,11 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes a device whose counters are all zero.
+    /// Publishes a device. All counters are published as zero.
     ///
     /// # Errors
     ///
-    /// No directory is usable, or it is full. The device works without publication.
+    /// No directory is usable, or the directory is full. The device works without publication.
     pub fn new(device: &Published<'_>) -> Result<Self, PublishError> {
         let mut reasons = Vec::new();
         for path in candidates() {
@@ -99,7 +99,7 @@ impl Publisher {
         if sweep(&directory).map_err(|errno| os("it cannot be listed", errno.into()))? >= MAX_FILES {
             return Err(DirectoryError::Full { path: directory.path }.to_string());
         }
-        // A write beyond the limit would raise SIGXFSZ, which ends the program of the device.
+        // A write beyond the limit on file sizes would raise SIGXFSZ, which ends the program.
         let longest = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
         if longest < MAX_FILE_BYTES as u64 {
             return Err(format!("{place}: this process may write files of {longest} bytes at most (RLIMIT_FSIZE)"));
@@ -118,11 +118,11 @@ impl Publisher {
         let keys: Vec<_> = keys.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         let (bytes, values_at) = layout::encode(pid, &keys, device.counters)
             .ok_or_else(|| format!("{} counters are more than a file holds", device.counters.len()))?;
-        // Start time and count make the name unique.
+        // The start time of the process and a count of its files make the name unique.
         let unique = format!("{pid}-{}-{}", start.unwrap_or(0), FILES.fetch_add(1, Ordering::Relaxed));
         let (temporary, file_name) = (format!("{TEMPORARY}{unique}"), format!("{unique}.counters"));
         let mapped = directory.create_file(&temporary).map_err(std::io::Error::from).and_then(|mut file| {
-            // Writing allocates all pages of the file now. A change of its length would not.
+            // Writing all bytes allocates all pages of the file now. Setting only the length would not allocate pages.
             file.write_all(&bytes)?;
             let mapping = Mapping::new(&file, bytes.len(), values_at, device.counters.len())?;
             directory.rename(&temporary, &file_name)?;
@@ -135,9 +135,10 @@ impl Publisher {
         Ok(Self { directory, file_name, mapping, pid })
     }
 
-    /// Publishes values, in the order of the names. A call takes some tens of nanoseconds and a `getpid`.
+    /// Publishes values, which must be in the order of the counter names. A call costs some tens of nanoseconds and a
+    /// `getpid`.
     pub fn publish(&mut self, values: &[u64]) {
-        // After a fork, parent and child share the mapping. It shows the counters of the parent.
+        // After a fork, parent and child share the mapping. Only the parent, which created the publisher, writes to it.
         if self.pid == std::process::id() {
             self.mapping.store(monotonic_ns(), values);
         }
@@ -170,18 +171,19 @@ pub(crate) fn life(header: &Header) -> Life {
     process::life(header.pid, number("start_ticks"), number("pid_namespace"))
 }
 
-/// Returns whether a file is complete by its name. No publisher uses control characters in the name.
+/// Returns whether the name of a file shows that the file is complete. Publishers never use control characters in
+/// names.
 pub(crate) fn is_complete(name: &str) -> bool {
     name.ends_with(".counters") && !name.starts_with('.') && !name.contains(char::is_control)
 }
 
-/// Removes the files of processes that have ended. Returns the number of remaining files.
+/// Removes the files of processes that have ended, and returns the number of remaining files.
 pub(crate) fn sweep(directory: &Directory) -> Result<usize, nix::errno::Errno> {
     let mut remain = 0;
     for name in directory.list()? {
         let is_left_behind = match inspect(directory, &name) {
             Ok((_, header)) => life(&header) == Life::Gone,
-            // The process was killed while it wrote its first bytes.
+            // The file has no valid header, since its publisher is still writing the header or was killed meanwhile.
             Err(_) => name.strip_prefix(TEMPORARY).is_some_and(|unique| {
                 let pid = unique.split('-').next().and_then(|pid| pid.parse().ok());
                 pid.is_some_and(|pid| process::start_ticks(pid).is_none())

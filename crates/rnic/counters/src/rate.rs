@@ -1,25 +1,25 @@
-//! Rates between two samples of a device. This module does no IO.
+//! Computes rates from two samples of a device. This module does no IO.
 
 use std::collections::BTreeMap;
 
 use crate::common::{COMMON, Common, Name, Raw, Rule, Set, bits, is_gauge};
 use crate::sample::Sample;
 
-/// Change of a counter between two looks.
+/// Change of a counter between two samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Increase of the counter, which may have wrapped.
+    /// The counter increased by this number, and may have wrapped.
     Grew(u64),
-    /// The counter decreased without a wrap. The increase between the looks is unknown.
+    /// The counter decreased without a wrap, so its increase is unknown.
     WentBack,
-    /// The counter stays at its maximum, as counters of ports do (IBTA 16.1.3.5).
+    /// The counter has reached its maximum and stays there, as counters of ports do (IBTA 16.1.3.5).
     Saturated,
 }
 
-/// Returns the change of a counter of `bits` (32 or 64) bits.
+/// Returns the change of a counter that is 32 or 64 bits wide (`bits`).
 ///
-/// A smaller later value means a wrap if the earlier value was in the upper half of the range, and the increase is
-/// less than half of it. Any other smaller value means a reset.
+/// A smaller later value means a wrap under two conditions: the earlier value was in the upper half of the range, and
+/// the increase is less than half of the range. Otherwise a smaller later value means a reset.
 pub fn change(bits: u32, earlier: u64, later: u64) -> Change {
     if later >= earlier {
         return Change::Grew(later - earlier);
@@ -42,13 +42,13 @@ fn change_of(name: &Name, earlier: &Raw, later: &Raw) -> Option<Change> {
 /// Rates of a device between two samples. An unknown rate is `None`, never zero.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
-    /// Seconds between the samples; 0 if there are no rates.
+    /// Seconds between the samples; 0 if no rates could be computed.
     pub seconds: f64,
     /// Increase of each common counter, in the order of [`Common::ALL`].
     pub deltas: [Option<u64>; COMMON],
-    /// Increases of the vendor's other counters.
+    /// Increases of the vendor's counters that no common counter uses.
     pub others: BTreeMap<Name, u64>,
-    /// Remarks on the figures, as sentences.
+    /// Remarks on the rates, as sentences.
     pub remarks: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ impl Rates {
         self.delta(common).map(|delta| self.over_time(delta))
     }
 
-    /// Returns the increases per second of the other counters.
+    /// Returns the increases per second of the counters in `others`.
     pub fn others_per_second(&self) -> impl Iterator<Item = (&Name, f64)> {
         self.others.iter().map(|(name, &delta)| (name, self.over_time(delta)))
     }
@@ -84,7 +84,7 @@ impl Rates {
         let mut was_reset = false;
         let rules: Vec<&Rule> = Common::ALL.iter().filter_map(|common| common.rule(now)).collect();
         for rule in &rules {
-            // Without a counter that has disappeared, the sum is incomplete.
+            // If one of the summed counters has disappeared, the sum is incomplete.
             let is_whole = rule.present(before).all(|(name, _)| now.contains_key(name));
             let mut sum = is_whole.then_some(0_u64);
             for (name, _) in rule.present(now) {
@@ -98,7 +98,7 @@ impl Rates {
                         rates.remarks.push(format!("{name} has reached its maximum and stays there"));
                         None
                     }
-                    None => None, // it has only just appeared
+                    None => None, // the counter did not exist in the earlier sample
                 };
                 sum = sum.zip(part).map(|(sum, part)| sum.saturating_add(part));
             }
@@ -114,7 +114,7 @@ impl Rates {
             }
         }
         if was_reset {
-            // The other counters were also reset, or were read at another time.
+            // The other counters were also reset, or were read after the reset.
             rates.deltas = [None; COMMON];
             rates.others.clear();
             rates.remarks.push("its counters went back, so it was reset: this interval has no rates".to_owned());

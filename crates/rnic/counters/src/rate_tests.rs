@@ -92,7 +92,7 @@ fn a_narrow_counter_is_followed_across_its_wrap() {
 #[test]
 fn a_reset_device_has_no_rates_for_one_interval() {
     let values = |bytes, packets| [(Set::Hardware, "tx_bytes", bytes), (Set::Hardware, "tx_pkts", packets)];
-    // Some counters have already exceeded their values from before the reset.
+    // The second counter is already above its value from before the reset, so only the first counter shows the reset.
     let rates = Rates::between(&sample(0, &values(1_000_000, 5)), &sample(1, &values(10, 7)));
     assert_eq!(rates.deltas, [None; COMMON]);
     assert!(rates.remarks[0].contains("it was reset"), "{:?}", rates.remarks);

@@ -1,4 +1,4 @@
-//! Values of a device at one time.
+//! Counter values of a device at one time.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the name for output.
+    /// Returns the name of the kind for output.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Software => "software",
@@ -23,14 +23,14 @@ impl Kind {
     }
 }
 
-/// Identity of a device. A value that is unknown or does not apply is `None`.
+/// Identity of a device. A field is `None` if its value is unknown or the device has no such value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Label that is unique at one time: `mlx5_0/1`, `doorbell0@127.0.0.1`.
+    /// Label that is unique among the devices of one reading, such as `mlx5_0/1` or `doorbell0@127.0.0.1`.
     pub label: String,
     /// Kind of the device.
     pub kind: Kind,
-    /// Name as a verbs device: `mlx5_0`, `doorbell0`.
+    /// Name of the verbs device, such as `mlx5_0` or `doorbell0`.
     pub name: String,
     /// Number of the port.
     pub port: Option<u32>,
@@ -42,9 +42,9 @@ pub struct Identity {
     pub udp_port: Option<u16>,
     /// Program that opened the device.
     pub program: Option<String>,
-    /// Number of the process.
+    /// Number of the process that opened the device.
     pub pid: Option<u32>,
-    /// Command line of the process, if it is visible.
+    /// Command line of the process that opened the device, if it is visible.
     pub command: Option<Vec<String>>,
     /// Network interface of the device.
     pub netdev: Option<String>,
@@ -53,8 +53,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns whether `selector` matches this device. It may be the label, the name (which several devices may
-    /// share), the address, or the number of the process.
+    /// Returns whether `selector` matches this device. The selector may be the label, the name, the address, or the
+    /// process number. Several devices may have the same name.
     pub fn is_meant_by(&self, selector: &str) -> bool {
         self.label == selector
             || self.name == selector
@@ -68,13 +68,13 @@ impl Identity {
 pub struct Sample {
     /// Identity of the device.
     pub identity: Identity,
-    /// Number that distinguishes the device from an earlier one with the same label.
+    /// Number that distinguishes the device from earlier devices with the same label.
     pub incarnation: u64,
     /// Time of the sample, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at_ns: u64,
-    /// Time at which its counters were zero, if known, on the same clock.
+    /// Time at which the counters of the device were zero, on the same clock; `None` if unknown.
     pub born_ns: Option<u64>,
-    /// Whether the device has ended. Then these are its last values.
+    /// Whether the device has ended. If so, this sample holds its last values.
     pub ended: bool,
     /// Values of the counters.
     pub raw: Raw,
@@ -85,25 +85,26 @@ pub struct Sample {
 pub struct Reading {
     /// Samples of the devices.
     pub samples: Vec<Sample>,
-    /// Problems of this reading.
+    /// Problems that occurred during this reading.
     pub notes: Vec<Note>,
 }
 
-/// Problem of a reading.
+/// A problem that occurred during a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Device that was not read completely. `None` for a problem of the source, or of a device without identity.
+    /// Device that could not be read completely. `None` if the problem concerns the source, or a device whose identity
+    /// is unknown.
     pub about: Option<Subject>,
-    /// The problem, as a sentence.
+    /// Description of the problem as a sentence.
     pub text: String,
 }
 
-/// Subject of a note: a device or a port.
+/// Subject of a note: a device, or one port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// Kind of the device.
     pub kind: Kind,
-    /// Label or name, which distinguishes the device from others of its kind.
+    /// Label or name of the device, which distinguishes it from others of its kind.
     pub device: String,
     /// Number of the port; `None` if the problem concerns the whole device.
     pub port: Option<u32>,
@@ -121,8 +122,8 @@ impl Subject {
 }
 
 impl Note {
-    /// Returns whether the note matters to a reader that asked for `selector` and got the devices `found`. A note
-    /// without a device matters if none was found, since it may contain the reason.
+    /// Returns whether the note concerns the request for `selector`, which matched the devices `found`. If no device
+    /// was found, notes without a subject also concern the request, since they may contain the reason.
     pub(crate) fn matters(&self, selector: &str, found: &[Identity]) -> bool {
         match &self.about {
             None => found.is_empty(),
@@ -137,7 +138,7 @@ impl Reading {
     }
 }
 
-/// Returns the time of the clock of all samples in nanoseconds. All processes share this clock.
+/// Returns the time of `CLOCK_MONOTONIC` in nanoseconds. All samples use this clock, which all processes share.
 pub fn monotonic_ns() -> u64 {
     // Every POSIX system has this clock.
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("there is a monotonic clock");

@@ -14,13 +14,13 @@ use std::path::Path;
 
 use crate::sample::Reading;
 
-/// Source of devices.
+/// A source of devices and their counters.
 pub trait Source: Send {
-    /// Reads the current values of all its devices, and notes each problem.
+    /// Adds the current values of all devices of this source to `reading`, and a note for each problem.
     fn read(&mut self, reading: &mut Reading);
 }
 
-/// Opens a regular file for reading. A pipe in its place does not block the caller.
+/// Opens a regular file for reading. If the path names a pipe, the function fails instead of blocking.
 fn regular(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if file.metadata()?.is_file() {

@@ -1,9 +1,9 @@
-//! Files created by path.
+//! Safe creation of files in directories that other users can write to.
 //!
-//! A name in a directory that others can write to may be a link or a file of another user. No function here therefore
-//! writes to an existing file, except to a pipe or a device that the user named. A new file gets a random name beside
-//! the wanted one (`O_EXCL`) and is then renamed. The rename replaces a link at the wanted name, and never follows
-//! it.
+//! In such a directory, an existing name may be a link or a file of another user. Therefore no function here writes to
+//! an existing file, except to a pipe or a device that the user named. A new file is created under a random name in the
+//! same directory (`O_EXCL`) and then renamed. If the final name is a link, the rename replaces the link and does not
+//! follow it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
-/// Maximum of attempts to find a free random name.
+/// Maximum number of attempts to find an unused random name.
 const TRIES: usize = 16;
 
-/// Returns a text that no other user can predict.
+/// Returns a random text that no other user can predict.
 ///
 /// # Errors
 ///
@@ -27,16 +27,16 @@ pub fn random_name() -> io::Result<String> {
     Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
-/// Creates a file that does not exist yet. A link at the path is an error.
+/// Creates a file that does not exist yet. Fails if the path names a link.
 ///
 /// # Errors
 ///
-/// The name is taken, or the file cannot be created.
+/// The name already exists, or the file cannot be created.
 pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(mode).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
 
-/// Creates a file with a random name beside `path`.
+/// Creates a file with a random name in the directory of `path`.
 fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     let Some(name) = path.file_name() else {
         let why = format!("{}: the path of a file ends with its name", path.display());
@@ -55,11 +55,11 @@ fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("no random name beside {name:?} is free")))
 }
 
-/// Replaces a file atomically. Readers see the old or the new file.
+/// Replaces a file atomically. Readers see either the old or the new content.
 ///
 /// # Errors
 ///
-/// The file cannot be created in the directory, or its content cannot be written. Then the old file is unchanged.
+/// The new file cannot be created in the directory, or its content cannot be written. The old file is then unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(mut special) = open_special(path)? {
         return special.write_all(content);
@@ -69,11 +69,11 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
-/// Creates an empty file in place of an existing one, for content that is written over time.
+/// Replaces a file by an empty one, for content that the caller writes over time. Opens pipes and devices directly.
 ///
 /// # Errors
 ///
-/// The file cannot be created in the directory, or the path names a directory, or another user's pipe or device.
+/// The file cannot be created in its directory. The path names a directory, or a pipe or device of another user.
 pub fn create(path: &Path) -> io::Result<File> {
     if let Some(special) = open_special(path)? {
         return Ok(special);
@@ -83,22 +83,22 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// File that is open for a long time in a program that may close foreign descriptors. The program may then reuse the
-/// descriptor's number for another file. The guard neither writes to that file nor closes it.
+/// A file that stays open in a program that may close descriptors of other code. After such a close, the descriptor's
+/// number may name another file. The guard neither writes to that other file nor closes it.
 #[derive(Debug)]
 pub struct GuardedFile {
-    /// The file; `None` only during the drop.
+    /// The guarded file; `None` only while the guard is dropped.
     file: Option<File>,
-    /// Device and inode.
+    /// Device and inode of the file.
     identity: (u64, u64),
 }
 
 impl GuardedFile {
-    /// Guards a file.
+    /// Guards `file` against reuse of its descriptor's number.
     ///
     /// # Errors
     ///
-    /// The identity of the file is unavailable.
+    /// The device and inode of the file cannot be read.
     pub fn new(file: File) -> io::Result<Self> {
         let identity = identity(&file)?;
         Ok(Self { file: Some(file), identity })
@@ -137,7 +137,7 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
 fn open_special(path: &Path) -> io::Result<Option<File>> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
     let kind = found.file_type();
-    // Only root creates names there.
+    // Only root creates names in these directories, so following such a link is safe.
     if kind.is_symlink() && (path.starts_with("/dev/fd") || path.starts_with("/proc") || is_standard(path)) {
         return OpenOptions::new().write(true).open(path).map(Some);
     }
@@ -162,12 +162,13 @@ pub fn own_user() -> u32 {
     geteuid().as_raw()
 }
 
-/// Creates a directory and its parents, unless it exists. Rejects a directory of another user, who could exchange its
-/// files.
+/// Creates a directory and its parents, unless they exist. Rejects a directory of another user, since that user could
+/// replace the files in it.
 ///
 /// # Errors
 ///
-/// The directory cannot be created, is no directory, or belongs to a user other than this process's or root.
+/// The directory cannot be created, the path names no directory, or the directory belongs to a user other than root or
+/// the user of this process.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(path)?;
     let owner = fs::metadata(path)?.uid();
@@ -179,21 +180,21 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Creates or finds a directory for this user alone, in a parent that all users can write to. If another user has
-/// taken the name `stem`, a random suffix makes the name unique.
+/// Finds or creates a directory that only this user can access, in a parent that all users can write to. If another
+/// user owns the name `stem`, a random suffix makes the name unique.
 ///
 /// # Errors
 ///
-/// No directory can be created there.
+/// No directory can be created in `parent`.
 pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
     for _ in 0..TRIES {
         let path = private_path(parent, stem)?;
         match make(&path) {
-            // Another process of this user, or another user, was faster. The next attempt shows which.
+            // Another process created the name first. The next attempt finds out whether it belongs to this user.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // If two processes created one directory each, both use the older one.
+            // If two processes each created a directory, both processes use the older directory.
             _ => return private_path(parent, stem),
         }
     }
@@ -204,7 +205,7 @@ fn is_own(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == own_user())
 }
 
-/// Returns the directory of an earlier [`private_directory`], or the path for a new one.
+/// Returns the directory that an earlier call of [`private_directory`] created, or else a path for a new directory.
 ///
 /// # Errors
 ///
@@ -220,7 +221,7 @@ pub fn private_path(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// Returns this user's directories with the prefix `stem`, the oldest first. Ignores directories of other users.
+/// Returns this user's directories whose names begin with `stem`, the oldest first. Ignores directories of other users.
 fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
     let prefix = format!("{stem}.");
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
@@ -230,11 +231,11 @@ fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Opens a file for locking, and creates it if it does not exist. Rejects a link, and a file of another user.
+/// Opens a file for locking, and creates the file if it does not exist. Rejects links and files of other users.
 ///
 /// # Errors
 ///
-/// The file cannot be opened, or another user may have created it.
+/// The file cannot be opened, or another user may own it.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).custom_flags(flags.bits()).open(path)?;
@@ -245,7 +246,7 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} is no file of this user", path.display())))
 }
 
-/// Reads a regular file of at most `limit` bytes. A pipe at the path does not block.
+/// Reads a regular file of at most `limit` bytes. If the path names a pipe, the function fails instead of blocking.
 ///
 /// # Errors
 ///
@@ -294,7 +295,8 @@ mod tests {
         let mut guarded = GuardedFile::new(file).unwrap();
         guarded.write_all(b"frames").unwrap();
         nix::unistd::close(number).unwrap();
-        // The lowest free number. If another thread's file takes it, the test still checks the same property.
+        // `create` normally gets the number of the closed descriptor. If another thread's file takes that number, the
+        // test still checks the same property.
         let own = File::create(path("own")).unwrap();
         assert!(guarded.write_all(b"more frames").is_err());
         drop(guarded);
@@ -331,7 +333,7 @@ mod tests {
         fs::create_dir(&theirs).unwrap();
         own_directory(&theirs).unwrap();
         if own_user() != 0 {
-            return; // only root gives directories to others
+            return; // only root can give a directory to another user
         }
         chown(&theirs, Some(65_534), None).unwrap();
         assert!(own_directory(&theirs).unwrap_err().to_string().contains("belongs to user 65534"));

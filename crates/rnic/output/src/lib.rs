@@ -1,7 +1,6 @@
 //! Output that protects the user from text and files of other users.
 //!
-//! [`escape`] makes text harmless for a terminal. [`files`] creates files by path without following links of other
-//! users.
+//! [`escape`] makes text harmless for a terminal. [`files`] creates files without following links of other users.
 #![forbid(unsafe_code)]
 
 pub mod files;

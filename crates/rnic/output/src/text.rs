@@ -5,34 +5,36 @@ use std::fmt;
 
 /// Escapes characters that control a terminal, except the newline and the tab.
 ///
-/// The form is `\u001b`, as in JSON strings. Escaped JSON has the same value.
+/// An escaped character has the form `\u001b`, as in JSON strings. If `text` is JSON, escaping does not change its
+/// value.
 pub fn escape(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write_escaped(&mut escaped, text);
     Cow::Owned(escaped)
 }
 
-/// Writes text as [`escape`] returns it, without allocating.
+/// Writes `text` with the escapes of [`escape`], without allocating.
 ///
 /// # Errors
 ///
-/// The errors of `to`.
+/// Returns the errors of `to`.
 pub fn write_escaped(to: &mut impl fmt::Write, text: &str) -> fmt::Result {
     let mut rest = text;
     while let Some((at, character)) = rest.char_indices().find(|&(_, character)| is_obeyed(character)) {
         to.write_str(&rest[..at])?;
-        // All these characters have at most four digits.
+        // All characters to escape have at most four hexadecimal digits.
         write!(to, "\\u{:04x}", u32::from(character))?;
         rest = &rest[at + character.len_utf8()..];
     }
     to.write_str(rest)
 }
 
-/// Returns whether the character is a control of ISO 6429, or a Unicode mark that changes the direction of text.
+/// Returns whether a terminal obeys the character: a control character of ISO 6429, or a Unicode mark that changes the
+/// direction of text.
 fn is_obeyed(character: char) -> bool {
     match character {
         '\n' | '\t' => false,

@@ -5,18 +5,19 @@ use std::{env, fmt, io};
 
 use crate::error::Error;
 
-/// Time at which the acknowledgement of a message that completes a receive is sent.
+/// Time at which a receiver acknowledges a message that completes a receive request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckPolicy {
     /// Before the program sees the completion. If the program has answered the last eight receives of the queue pair,
-    /// the acknowledgement waits and goes along with the next answer. A poll that finds no completion sends it too.
+    /// the device delays the acknowledgement and sends it with the next answer. A poll that finds no completion also
+    /// sends a delayed acknowledgement.
     #[default]
     Answer,
     /// Always before the program sees the completion.
     Strict,
 }
 
-/// Environment variable with the policy of devices that are opened without one: `answer` or `strict`.
+/// Environment variable that chooses the policy if the options of a device do not: `answer` or `strict`.
 pub const ACK_VARIABLE: &str = "DOORBELL_ACK";
 
 impl AckPolicy {

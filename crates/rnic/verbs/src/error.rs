@@ -11,7 +11,7 @@ pub enum Error {
     #[cfg(feature = "soft")]
     #[error(transparent)]
     Bind(#[from] doorbell_fabric::BindError),
-    /// The software RNIC cannot have this name.
+    /// The name is not allowed for a software RNIC.
     #[cfg(feature = "soft")]
     #[error(
         "{0:?} is not a name for a device: 1 to 63 letters, digits, dashes, dots and underscores of ASCII are allowed"
@@ -29,16 +29,16 @@ pub enum Error {
     /// A work request was not accepted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// Completions were lost.
+    /// The completion queue overran, so completions were lost.
     #[error(transparent)]
     Overrun(#[from] Overrun),
-    /// The objects belong to different devices.
+    /// An object belongs to another device.
     #[error("the {0} belongs to another device")]
     ForeignDevice(&'static str),
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("{what}: {error}")]
     Os {
-        /// The attempted operation, as a complete message.
+        /// Description of the failed operation, as a complete message.
         what: &'static str,
         /// The error of the operating system.
         error: io::Error,

@@ -1,4 +1,4 @@
-//! Sending of acknowledgements that are held back when a program ends by `exit` or `quick_exit` with open devices.
+//! Sends the acknowledgements that devices still hold back when the program ends by `exit` or `quick_exit`.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ extern "C" fn flush() {
     flush_before_exit();
 }
 
-/// Arranges that acknowledgements that are held back are sent when the process ends by `exit`, by `quick_exit` or by
-/// returning from `main`. Forked children inherit the callbacks, which have no effect there.
+/// Registers callbacks that send held-back acknowledgements when the process ends by `exit`, by `quick_exit` or by
+/// returning from `main`. Forked children inherit the callbacks, which do nothing there.
 pub(crate) fn flush_at_exit() {
-    // Not a `Once`: if a process forks during the call, its child would wait forever.
+    // Not a `Once`: if another thread forked the process during the call, the child would wait forever.
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
-        // SAFETY: the callback lives as long as the code, and only sends acknowledgements that are held back. The two
-        // calls fail only without memory. Devices that are closed send the acknowledgements even then.
+        // SAFETY: the callback lives as long as the code, and only sends held-back acknowledgements. The two calls fail
+        // only if memory is exhausted. A device still sends its acknowledgements when the program closes the device.
         unsafe {
             atexit(flush);
             at_quick_exit(flush);

@@ -1,4 +1,4 @@
-//! The safe handles.
+//! Safe handles of devices, protection domains, queues and queue pairs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -38,7 +38,7 @@ impl Device {
         self.provider.attributes()
     }
 
-    /// Returns the nanoseconds on the device's clock, which is the only clock of code built on verbs.
+    /// Returns the time on the device's clock in nanoseconds. Code built on verbs uses no other clock.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.provider.now_ns()
@@ -53,7 +53,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The device refuses: [`Provider::create_pd`].
+    /// The device refuses, as [`Provider::create_pd`] describes.
     pub fn create_pd(&self) -> Result<Pd, Error> {
         let id = self.provider.create_pd()?;
         Ok(Pd { inner: Arc::new(PdInner { id, device: self.clone() }) })
@@ -63,17 +63,17 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The operating system or the device refuses: [`Provider::create_channel`].
+    /// The operating system or the device refuses, as [`Provider::create_channel`] describes.
     pub fn create_channel(&self) -> Result<Channel, Error> {
         Ok(Channel { raw: self.provider.create_channel()?, device: self.clone() })
     }
 
-    /// Creates a completion queue of `depth` entries that never notifies. The software RNIC uses exactly this depth.
-    /// RNICs of the machine may round up any depth.
+    /// Creates a completion queue of `depth` entries without notifications. The software RNIC uses exactly this depth;
+    /// RNICs of the machine may round `depth` up.
     ///
     /// # Errors
     ///
-    /// `depth` is 0 or more than the device allows, or the device refuses: [`Provider::create_cq`].
+    /// `depth` is 0 or more than the device allows, or the device refuses as [`Provider::create_cq`] describes.
     pub fn create_cq(&self, depth: usize) -> Result<Cq, Error> {
         let raw = self.provider.create_cq(depth, None)?;
         Ok(Cq { inner: Arc::new(CqInner { raw, device: self.clone(), channel: None }) })
@@ -90,17 +90,18 @@ impl Device {
         Ok(Cq { inner: Arc::new(CqInner { raw, device: self.clone(), channel: Some(channel.clone()) }) })
     }
 
-    /// Returns a random first sequence number.
+    /// Returns a random initial packet sequence number.
     pub fn random_psn(&self) -> Psn {
         self.provider.random_psn()
     }
 
-    /// Returns the counters of the device; `None` if the kernel counts, for all programs together.
+    /// Returns the counters of the device; `None` if only the kernel counts, in counters shared by all programs.
     pub fn counters(&self) -> Option<Counters> {
         self.provider.counters()
     }
 
-    /// Returns the packets lost below the device on this side, before it received them or after it sent them.
+    /// Returns the packets that the link of this device lost, either before the device received them or after it sent
+    /// them.
     pub fn link_counters(&self) -> LinkCounters {
         self.provider.link_counters()
     }
@@ -115,8 +116,8 @@ impl Device {
         self.provider.event_fd()
     }
 
-    /// Moves packets, if callers drive the device. Polling a completion queue does this too; programs that wait for
-    /// anything else call this function.
+    /// Moves packets, if the device has no thread of its own. Polling a completion queue also moves packets. Programs
+    /// that wait for anything other than completions call this function.
     pub fn drive(&self) {
         self.provider.drive();
     }
@@ -133,7 +134,7 @@ struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // Objects that were created from the domain hold it alive, so none remains.
+        // The call cannot fail: objects created from the domain hold it alive, so none remains.
         let _ = self.device.provider.destroy_pd(self.id);
     }
 }
@@ -155,15 +156,15 @@ impl std::fmt::Debug for Pd {
 pub struct QpOptions<'a> {
     /// Transport.
     pub kind: QpKind,
-    /// Completion queue of its sends.
+    /// Completion queue of the send requests.
     pub send_cq: &'a Cq,
-    /// Completion queue of its receives.
+    /// Completion queue of the receive requests.
     pub recv_cq: &'a Cq,
-    /// Shared receive queue of its receives; `None` gives it a receive queue of its own.
+    /// Shared receive queue that provides the receives; `None` gives the queue pair its own receive queue.
     pub srq: Option<&'a Srq>,
-    /// Depths of its queues.
+    /// Depths of the send and receive queues.
     pub capacities: QpCapacities,
-    /// Whether every send generates a completion.
+    /// Whether every send request generates a completion.
     pub signal_all: bool,
 }
 
@@ -185,9 +186,9 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// `length` is 0, the operating system has no memory, or the device does not register it: [`Provider::register`].
-    /// A file is too short or cannot be mapped. The length of [`MemoryKind::Mirrored`] is no multiple of the page
-    /// size.
+    /// `length` is 0, the operating system has no memory, or the device refuses the registration as
+    /// [`Provider::register`] describes. A file is too short or cannot be mapped. The length of
+    /// [`MemoryKind::Mirrored`] is not a multiple of the page size.
     pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {
         Region::allocate(self, length, access, kind)
     }
@@ -196,7 +197,8 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// A number is 0 or exceeds the limit of the device, or the device refuses: [`Provider::create_srq`].
+    /// `depth` or `max_sges` is 0 or exceeds the limit of the device, or the device refuses as [`Provider::create_srq`]
+    /// describes.
     pub fn create_srq(&self, depth: usize, max_sges: usize) -> Result<Srq, Error> {
         let raw = self.provider().create_srq(self.id(), depth, max_sges)?;
         Ok(Srq { inner: Arc::new(SrqInner { raw, pd: self.clone() }) })
@@ -206,8 +208,8 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// One of the queues belongs to another device, the shared receive queue belongs to another protection domain, a
-    /// capacity exceeds the limit of the device, or the device refuses: [`Provider::create_qp`].
+    /// A queue belongs to another device, or the shared receive queue belongs to another protection domain. A capacity
+    /// exceeds the limit of the device, or the device refuses as [`Provider::create_qp`] describes.
     pub fn create_qp(&self, options: QpOptions<'_>) -> Result<Qp, Error> {
         let device = self.device();
         device.same(&options.send_cq.inner.device, "send completion queue")?;
@@ -236,7 +238,7 @@ impl Pd {
     }
 }
 
-/// A completion channel, on which completion queues notify. Clones are the same channel.
+/// A completion channel, which delivers the notifications of completion queues. Clones are the same channel.
 ///
 /// Its file descriptor is readable while notifications wait, and works with `poll`, `epoll` (level- or
 /// edge-triggered) and async runtimes.
@@ -258,7 +260,7 @@ impl Channel {
         &self.device
     }
 
-    /// Takes the oldest notification, and returns its completion queue. Never blocks.
+    /// Takes the oldest notification, and returns the completion queue that raised it. Never blocks.
     pub fn next(&self) -> Option<CqId> {
         self.raw.next()
     }
@@ -267,8 +269,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// The operating system cannot wait for the descriptor. A signal is no error: it ends the wait as the timeout
-    /// does.
+    /// The operating system cannot wait for the descriptor. A signal is not an error: `wait` then returns false, as
+    /// after the timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         match self.raw.wait(timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
@@ -308,7 +310,7 @@ impl std::fmt::Debug for Cq {
 }
 
 impl Cq {
-    /// Returns the number of the queue, which notifications carry.
+    /// Returns the number of the queue. Notifications carry this number.
     pub fn id(&self) -> CqId {
         self.inner.raw.id()
     }
@@ -317,21 +319,22 @@ impl Cq {
     ///
     /// # Errors
     ///
-    /// The queue overran: completions were lost. The remaining completions are reaped first.
+    /// The queue overran, so completions were lost. This error is returned only after all remaining completions are
+    /// reaped.
     #[inline]
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun> {
         self.inner.raw.poll(out)
     }
 
-    /// Arms one notification on the channel. A device need not raise it for completions that are already in the
-    /// queue. The software RNIC raises it for those that arrived after the last notification; `rdma_rxe` raises it
-    /// for none. Poll once more between arming and waiting. Notifications of completions that were reaped meanwhile
-    /// are possible.
+    /// Arms one notification on the channel. Completions that are already in the queue may raise no notification: the
+    /// software RNIC raises one for completions since the last notification, and `rdma_rxe` raises none. So poll once
+    /// more between arming and waiting. A notification may also refer to completions that the program has already
+    /// reaped.
     pub fn arm(&self, notify: Notify) {
         self.inner.raw.arm(notify);
     }
 
-    /// Returns the channel of the queue.
+    /// Returns the completion channel of the queue.
     pub fn channel(&self) -> Option<&Channel> {
         self.inner.channel.as_ref()
     }
@@ -360,7 +363,7 @@ impl std::fmt::Debug for Srq {
 }
 
 impl Srq {
-    /// Returns the number of the queue, which limit events carry.
+    /// Returns the number of the queue. Limit events carry this number.
     pub fn id(&self) -> SrqId {
         self.inner.raw.id()
     }
@@ -379,18 +382,18 @@ impl Srq {
     ///
     /// # Errors
     ///
-    /// The queue is full, a request has too many scatter-gather elements, or the device refuses one. The error has
-    /// the index of the refused request; the requests before it were accepted.
+    /// The queue is full, a request has too many scatter-gather elements, or the device refuses a request. The error
+    /// has the index of the refused request; the device accepted all requests before that index.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: as for `Qp::post_recv`.
+        // SAFETY: as in `Qp::post_send`.
         unsafe { self.inner.raw.post_recv(list) }
     }
 }
 
 struct QpInner {
-    // First, so that the queue pair is destroyed before the objects that it uses.
+    // The first field, so that the queue pair is destroyed before the objects that it uses.
     raw: Box<dyn raw::Qp>,
     pd: Pd,
     send_cq: Cq,
@@ -435,9 +438,9 @@ impl Qp {
     ///
     /// # Errors
     ///
-    /// The table has no such transition, the transition needs other attributes, or a value is out of range. The path
-    /// MTU or the peer's address does not suit the device, or the driver refuses. [`ModifyError`] has a variant for
-    /// each case.
+    /// The [table of transitions](crate::transition) does not have this transition, or the transition needs other
+    /// attributes. A value is out of range, the device does not support the path MTU or the peer's address, or the
+    /// driver refuses. [`ModifyError`] has a variant for each case.
     pub fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         self.inner.raw.modify(attributes)
     }
@@ -447,13 +450,13 @@ impl Qp {
         self.inner.raw.query()
     }
 
-    /// Posts a list of send work requests, up to the first that is not acceptable.
+    /// Posts a list of send work requests. Stops at the first request that is not accepted.
     ///
     /// # Errors
     ///
-    /// The queue is full, or a request is not allowed: in this state, on this transport, or with this payload,
-    /// destination or memory ([`PostErrorKind`](crate::PostErrorKind)). The error has the index of the refused
-    /// request; the requests before it were accepted.
+    /// The queue is full, or a request is not allowed in this state, on this transport, or with this payload,
+    /// destination or memory ([`PostErrorKind`](crate::PostErrorKind)). The error has the index of the refused request;
+    /// the device accepted all requests before that index.
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
@@ -463,7 +466,7 @@ impl Qp {
         unsafe { self.inner.raw.post_send(list) }
     }
 
-    /// Posts a list of receive work requests, up to the first that is not acceptable.
+    /// Posts a list of receive work requests. Stops at the first request that is not accepted.
     ///
     /// # Errors
     ///

@@ -26,18 +26,19 @@
 //! # }
 //! ```
 //!
-//! The crate `doorbell` brings such a queue pair up with a peer by one call.
+//! The crate `doorbell` connects such a queue pair to a peer with one call.
 //!
-//! [`Device`] is an RNIC. `soft` opens the embedded software RNIC, which needs no hardware, no kernel module and no
-//! privileges. It is a default feature of this crate. [`system`] opens the RNICs of the machine. A handle owns the
-//! objects that it was created from: a [`Qp`] keeps its [`Pd`] and its [`Cq`]s alive. An object is destroyed when its
-//! last handle is dropped.
+//! A [`Device`] is an RNIC. [`system`] opens the RNICs of the machine. `soft`, a default feature of this crate, opens
+//! the embedded software RNIC, which needs no hardware, no kernel module and no privileges. A handle owns the objects
+//! that it was created from: a [`Qp`] keeps its [`Pd`] and its [`Cq`]s alive. An object is destroyed when its last
+//! handle is dropped.
 //!
-//! All operations of the data path are non-blocking. To wait, arm a [`Cq`] that was created on a [`Channel`]. Then
-//! wait until the file descriptor of the channel is readable, with `poll`, `epoll` or an async runtime.
+//! All operations of the data path are non-blocking. To wait for completions, arm a [`Cq`] that was created on a
+//! [`Channel`]. Then wait until the file descriptor of the channel is readable, with `poll`, `epoll` or an async
+//! runtime.
 //!
 //! Memory that peers or the RNIC write is never exposed as `&[u8]`: the accessors of a [`Region`] read and write it.
-//! Below this API lies [`raw`], which takes plain addresses, lengths and keys.
+//! The safe API builds on the layer [`raw`], which takes plain addresses, lengths and keys.
 #![deny(unsafe_code)]
 
 #[cfg(feature = "soft")]

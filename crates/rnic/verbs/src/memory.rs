@@ -1,4 +1,4 @@
-//! Memory of the safe API: placed by the provider, read and written through accessors.
+//! Memory of the safe API. The provider chooses the address, and accessors read and write the bytes.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -21,7 +21,7 @@ use crate::raw::{Keys, MemoryAccess, MemoryObserver, Placement};
 pub enum MemoryKind<'a> {
     /// Pages of the usual size.
     Plain,
-    /// Huge pages if the system has free ones, else usual ones.
+    /// Huge pages if the system has free huge pages, else pages of the usual size.
     HugePages,
     /// The same bytes mapped twice, the second copy directly after the first. Data that wraps around the end of a
     /// ring is then contiguous. The length must be a multiple of the page size; the region is twice as long.
@@ -37,7 +37,7 @@ struct Mapping {
     length: usize,
 }
 
-// SAFETY: the mapping is only accessed through raw copies and atomics, and stays until it is dropped.
+// SAFETY: this module accesses the mapping only through raw copies and atomics, and unmaps it only on drop.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -62,7 +62,7 @@ impl Mapping {
         let whole = NonZeroUsize::new(length.max(1).next_multiple_of(page_bytes())).unwrap_or(NonZeroUsize::MIN);
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let base = match kind {
-            // Populated, since an RNIC pins its pages: the data path has no page faults.
+            // The pages are populated now, as an RNIC would pin them. So the data path has no page faults.
             MemoryKind::Plain => {
                 let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE;
                 // SAFETY: a fresh mapping at an address that the kernel chooses.
@@ -73,7 +73,7 @@ impl Mapping {
                 // SAFETY: as above.
                 let base = unsafe { mmap_anonymous(None, huge, rw, MapFlags::MAP_PRIVATE) }
                     .map_err(os("memory could not be allocated"))?;
-                // SAFETY: advice on a new mapping of this function; without huge pages the call has no effect.
+                // SAFETY: advice on the mapping created above. If the system has no huge pages, the call has no effect.
                 let _ = unsafe { madvise(base, huge.get(), MmapAdvise::MADV_HUGEPAGE) };
                 return Ok(Self { base: base.cast(), length: huge.get() });
             }
@@ -123,10 +123,10 @@ impl Drop for Inner {
     }
 }
 
-/// A registered region of memory. Clones are the same region.
+/// A registered memory region. Clones are the same region.
 ///
-/// A region that a peer can write changes at any time, so there is no `&[u8]` of it. Accessors read and write the
-/// region; their offsets count from its start.
+/// Peers can write a region at any time, so the safe accessors never return a `&[u8]`. Offsets count from the start of
+/// the region.
 ///
 /// # Panics
 ///
@@ -165,8 +165,8 @@ impl Region {
         let base = mapping.base.as_ptr();
         let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
         let Placement { address, observer } = pd.provider().place(base, length, mirrored);
-        // SAFETY: the mapping lives as long as `owner`. This module creates references to its bytes only in `slice`
-        // and `slice_mut`, whose callers guarantee that no such access overlaps.
+        // SAFETY: the mapping lives as long as `owner`. Only `slice` and `slice_mut` create references to its bytes.
+        // Their callers guarantee that neither a peer nor the device accesses these bytes meanwhile.
         let keys = unsafe { pd.provider().register(pd.id(), base, length, address, access, Some(owner)) }?;
         Ok(Self { inner: Arc::new(Inner { keys, length, address, observer, access, mapping, pd: pd.clone() }) })
     }
@@ -186,23 +186,23 @@ impl Region {
         self.inner.access
     }
 
-    /// Returns the address of the first byte, as peers use it.
+    /// Returns the address of the first byte. Peers use this address in READs, WRITEs and atomics.
     pub fn address(&self) -> u64 {
         self.inner.address
     }
 
-    /// Returns the key for scatter-gather elements.
+    /// Returns the local key, for scatter-gather elements.
     pub fn lkey(&self) -> LKey {
         self.inner.keys.lkey
     }
 
-    /// Returns the key for peers.
+    /// Returns the remote key, for accesses by peers.
     pub fn rkey(&self) -> RKey {
         self.inner.keys.rkey
     }
 
-    /// Returns a scatter-gather element for a piece of the region. Posting checks whether the piece lies inside the
-    /// region.
+    /// Returns a scatter-gather element for a piece of the region. This function does not check the bounds; posting
+    /// does.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         Sge {
             address: self.address().wrapping_add(offset as u64),
@@ -218,11 +218,11 @@ impl Region {
             offset <= whole && length <= whole - offset,
             "{length} B at offset {offset} are not inside a region of {whole} B"
         );
-        // SAFETY: inside the mapping, as asserted above.
+        // SAFETY: the address is inside the mapping, as asserted above.
         unsafe { self.inner.mapping.base.as_ptr().add(offset) }
     }
 
-    /// Reports an access to the observer of the region, if any.
+    /// Reports an access to the [`MemoryObserver`](crate::raw::MemoryObserver) of the region, if the region has one.
     #[inline]
     fn heard(&self, access: MemoryAccess, offset: usize, length: usize) {
         if let Some(observer) = &self.inner.observer {
@@ -230,37 +230,37 @@ impl Region {
         }
     }
 
-    /// Copies out of the region. Each byte that a peer writes meanwhile may be old or new.
+    /// Copies bytes out of the region. If a peer writes a byte during the copy, the old or the new value is copied.
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) {
         let from = self.place(offset, out.len());
-        // SAFETY: `from` has that many bytes. `out` is exclusive, so the two do not overlap unless a caller broke the
-        // contract of `slice_mut`.
+        // SAFETY: `from` has `out.len()` bytes. `out` is exclusive, so `from` and `out` do not overlap unless a caller
+        // broke the contract of `slice_mut`.
         unsafe { ptr::copy(from, out.as_mut_ptr(), out.len()) }
         self.heard(MemoryAccess::CopyOut, offset, out.len());
     }
 
-    /// Copies into the region.
+    /// Copies bytes into the region.
     #[inline]
     pub fn copy_in(&self, offset: usize, data: &[u8]) {
         let to = self.place(offset, data.len());
-        // SAFETY: `to` has that many bytes, and does not overlap `data` (see `copy_out`).
+        // SAFETY: `to` has `data.len()` bytes, and does not overlap `data` (see `copy_out`).
         unsafe { ptr::copy(data.as_ptr(), to, data.len()) }
         self.heard(MemoryAccess::CopyIn, offset, data.len());
     }
 
-    /// Sets a piece of the region to one value.
+    /// Sets every byte of a piece of the region to `value`.
     pub fn fill(&self, offset: usize, length: usize, value: u8) {
         let to = self.place(offset, length);
-        // SAFETY: `to` has that many bytes.
+        // SAFETY: `to` has `length` bytes.
         unsafe { ptr::write_bytes(to, value, length) }
         self.heard(MemoryAccess::CopyIn, offset, length);
     }
 
     #[inline]
     fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: a byte inside the mapping, which lives as long as `self`. Peers and the device write it with atomic
-        // or raw stores.
+        // SAFETY: the byte is inside the mapping, which lives as long as `self`. Peers and the device write the byte
+        // with atomic or raw stores.
         unsafe { AtomicU8::from_ptr(self.place(offset, 1)) }
     }
 
@@ -272,7 +272,7 @@ impl Region {
         unsafe { AtomicU64::from_ptr(place) }
     }
 
-    /// Reads a byte with acquire ordering. Bytes that the peer's message wrote before it are visible afterwards.
+    /// Reads a byte with acquire ordering. Bytes that the peer wrote earlier are visible afterwards.
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> u8 {
         let value = self.byte(offset).load(Ordering::Acquire);
@@ -280,7 +280,7 @@ impl Region {
         value
     }
 
-    /// Reads an aligned u64 in host order with acquire ordering, as atomics of peers write it.
+    /// Reads an aligned u64 in host byte order with acquire ordering. Atomics of peers write the same format.
     #[inline]
     pub fn load_acquire_u64(&self, offset: usize) -> u64 {
         let value = self.word(offset).load(Ordering::Acquire);
@@ -295,7 +295,7 @@ impl Region {
         self.heard(MemoryAccess::Store, offset, 1);
     }
 
-    /// Writes an aligned u64 in host order after all earlier writes (release ordering).
+    /// Writes an aligned u64 in host byte order after all earlier writes (release ordering).
     #[inline]
     pub fn store_release_u64(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::Release);
@@ -306,11 +306,11 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// While the slice lives, nothing may write the piece: no posted work request, no peer, and no other reference or
-    /// accessor.
+    /// While the slice lives, nothing may write the piece: no posted work request, no peer, no accessor and no other
+    /// reference.
     #[inline]
     pub unsafe fn slice(&self, offset: usize, length: usize) -> &[u8] {
-        // SAFETY: inside the mapping; the caller guarantees that nothing writes it.
+        // SAFETY: the piece is inside the mapping. The caller guarantees that nothing writes the piece.
         unsafe { std::slice::from_raw_parts(self.place(offset, length), length) }
     }
 
@@ -318,12 +318,12 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// While the slice lives, nothing else may access the piece. No posted work request may name it, no peer may be
-    /// able to reach it, and no other reference or accessor may be used on it.
+    /// While the slice lives, nothing else may access the piece. No posted work request may use the piece, no peer may
+    /// access it, and no other reference or accessor may read or write it.
     #[allow(clippy::mut_from_ref)] // the region is shared by design; the caller guarantees exclusive access
     #[inline]
     pub unsafe fn slice_mut(&self, offset: usize, length: usize) -> &mut [u8] {
-        // SAFETY: inside the mapping; the caller guarantees that nothing else uses it.
+        // SAFETY: the piece is inside the mapping. The caller guarantees that nothing else accesses the piece.
         unsafe { std::slice::from_raw_parts_mut(self.place(offset, length), length) }
     }
 }

@@ -1,7 +1,7 @@
 //! The trait of providers, and the unsafe layer below the safe API.
 //!
-//! In this layer, memory is an address, a length and a key. Nothing checks that the memory outlives the work requests
-//! that name it, so posting is `unsafe`. The library for C programs builds on this layer.
+//! In this layer, memory is an address, a length and a key. Nothing checks that memory outlives the work requests that
+//! use it, so posting is `unsafe`. The library for C programs builds on this layer.
 
 use std::any::Any;
 use std::io;
@@ -28,17 +28,17 @@ pub struct DeviceAttributes {
     pub name: String,
     /// Provider of the device: `soft`, `system` or `sim`.
     pub provider: &'static str,
-    /// Number of the used port; a software RNIC has only port 1.
+    /// Number of the port in use; a software RNIC has only port 1.
     pub port: u8,
     /// Address of the device.
     pub address: IpAddr,
-    /// GID of the device: the address, IPv4-mapped if it is an IPv4 address (RoCE v2 annex A17).
+    /// GID of the device: its address, which is IPv4-mapped for an IPv4 address (RoCE v2 annex A17).
     pub gid: Ipv6Addr,
-    /// The UDP port of both ends. Only 4791 is the port of RoCE v2.
+    /// UDP port of this device and of its peers. The RoCE v2 standard allows only port 4791.
     pub udp_port: u16,
     /// Largest path MTU of the port.
     pub active_mtu: PathMtu,
-    /// Size of the receive buffer of the socket, as the kernel counts it; 0 without such a buffer.
+    /// Size of the receive buffer of the socket, as the kernel counts it; 0 for a device without a socket.
     pub receive_buffer_bytes: usize,
     /// Maximum number and size of the device's objects.
     pub limits: Limits,
@@ -49,42 +49,42 @@ pub struct DeviceAttributes {
 /// The keys of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// Key for scatter-gather elements.
+    /// Local key, for scatter-gather elements.
     pub lkey: LKey,
-    /// Key for peers.
+    /// Remote key, for accesses by peers.
     pub rkey: RKey,
 }
 
-/// An access of the program to memory of the safe API.
+/// Kind of an access of the program to memory of the safe API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryAccess {
-    /// The program copies bytes out.
+    /// The program copies bytes out of a region.
     CopyOut,
-    /// The program copies bytes in, or fills them with one value.
+    /// The program copies bytes into a region, or fills bytes of a region with one value.
     CopyIn,
-    /// The program reads a byte or word, for example to poll it.
+    /// The program reads a byte or an aligned word, for example to poll a flag.
     Load,
-    /// The program writes a byte or word.
+    /// The program writes a byte or an aligned word.
     Store,
 }
 
-/// Observer of the program's accesses to one region, called after each read or store. Accesses through slices are not
-/// reported.
+/// Observer of the program's accesses to one region. The accessors of the region call the observer after each read or
+/// write. Accesses through slices are not reported.
 pub trait MemoryObserver: Send + Sync {
     /// Reports that the program accessed `length` bytes, `offset` bytes from the start of the region.
     fn accessed(&self, access: MemoryAccess, offset: usize, length: usize);
 }
 
-/// Address of memory of the safe API for the device and its peers, and the observer of accesses to it.
+/// Address under which memory of the safe API is registered, and the observer of accesses to that memory.
 pub struct Placement {
-    /// The address of the first byte, as work requests and peers name it. It has the same low twelve bits as the
-    /// address in the process.
+    /// Address of the first byte in work requests and in requests of peers. Its low twelve bits are the same as in the
+    /// address of the byte in the process.
     pub address: u64,
-    /// Observer of accesses, if any. A region without an observer pays one branch for each access.
+    /// Observer of accesses. Without an observer, an access only costs one branch.
     pub observer: Option<Arc<dyn MemoryObserver>>,
 }
 
-/// Returns the error of a provider that does not offer `what`.
+/// Returns the error of a provider that does not offer the operation `what`.
 fn lacking<T>(what: &'static str) -> Result<T, Error> {
     Err(Error::os(what)(io::Error::new(io::ErrorKind::Unsupported, "this provider does not offer them")))
 }
@@ -94,7 +94,7 @@ pub trait Provider: Send + Sync {
     /// Returns the attributes of the device.
     fn attributes(&self) -> DeviceAttributes;
 
-    /// Returns the nanoseconds on the device's clock, which is the only clock of code built on verbs.
+    /// Returns the time on the device's clock in nanoseconds. Code built on verbs uses no other clock.
     fn now_ns(&self) -> u64;
 
     /// Creates a protection domain.
@@ -111,9 +111,9 @@ pub trait Provider: Send + Sync {
     /// There is no such protection domain, or an object that was created from it still exists.
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
 
-    /// Decides under which address memory of the safe API is registered. The memory has `length` bytes at `base` in
-    /// the process; if `mirrored`, its second half maps the same bytes as the first. A virtual device chooses its own
-    /// addresses, so that they are the same in every run.
+    /// Chooses the address under which memory of the safe API is registered. The memory has `length` bytes at `base` in
+    /// the process. If `mirrored` is true, its second half maps the same bytes as the first half. A simulated device
+    /// chooses addresses that are the same in every run.
     fn place(&self, base: *mut u8, length: usize, mirrored: bool) -> Placement {
         let _ = (length, mirrored);
         Placement { address: base as u64, observer: None }
@@ -123,15 +123,15 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, the range is impossible, its length is 0 or impossible, or the device has
-    /// no free region. RNICs lock memory, so the limit on locked memory may be too small
+    /// The protection domain does not exist, the length is 0, the address range is invalid, or the device has no free
+    /// region. RNICs lock memory, so the limit on locked memory may be too small
     /// ([`SystemError::LockedMemory`](crate::system::SystemError::LockedMemory)).
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped until [`deregister`](Self::deregister) returns. There are two exceptions. If
-    /// `owner` owns the memory, it must stay mapped only while `owner` lives. If `access` has [`Access::ON_DEMAND`]
-    /// and the device offers that, it must stay mapped only while a work request or a peer uses it.
+    /// The memory must stay mapped until [`deregister`](Self::deregister) returns. There are two exceptions. If `owner`
+    /// owns the memory, the memory must stay mapped only while `owner` lives. If `access` has [`Access::ON_DEMAND`] and
+    /// the device supports it, the memory must stay mapped only while a work request or a peer uses it.
     ///
     /// No Rust reference may exist to bytes that a work request or a peer may write.
     unsafe fn register(
@@ -144,17 +144,17 @@ pub trait Provider: Send + Sync {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error>;
 
-    /// Changes the memory, rights or protection domain of a region, which keeps its keys. On an error, the region
-    /// stays unchanged.
+    /// Changes the memory, rights or protection domain of a region. The region keeps its keys. If the call fails, the
+    /// region is unchanged.
     ///
     /// # Errors
     ///
-    /// As [`register`](Self::register); or there is no such region, a memory window is bound to it, or the driver
-    /// only supports the address in the process.
+    /// Fails as [`register`](Self::register) does. The region does not exist, or a memory window is bound to the
+    /// region. The driver only supports `address` equal to the address in the process.
     ///
     /// # Safety
     ///
-    /// As for [`register`](Self::register) without an owner.
+    /// As for [`register`](Self::register) with `owner` being `None`.
     unsafe fn reregister(
         &self,
         lkey: LKey,
@@ -165,14 +165,14 @@ pub trait Provider: Send + Sync {
         access: Access,
     ) -> Result<(), Error>;
 
-    /// Deregisters memory. After the return, the device no longer accesses it.
+    /// Deregisters a region. After the return, the device no longer accesses the memory.
     ///
     /// # Errors
     ///
-    /// There is no such region, or a memory window is bound to it.
+    /// The region does not exist, or a memory window is bound to it.
     fn deregister(&self, lkey: LKey) -> Result<(), Error>;
 
-    /// Creates a memory window, which work requests bind. Its key identifies it.
+    /// Creates a memory window, and returns its key. Work requests bind the window to a region.
     ///
     /// # Errors
     ///
@@ -181,11 +181,11 @@ pub trait Provider: Send + Sync {
         lacking("memory windows")
     }
 
-    /// Destroys a memory window, identified by any key that it had.
+    /// Destroys the memory window that has or had the key `rkey`.
     ///
     /// # Errors
     ///
-    /// There is no such memory window, or the provider offers none.
+    /// The memory window does not exist, or the provider offers no windows.
     fn destroy_window(&self, _rkey: RKey) -> Result<(), Error> {
         lacking("memory windows")
     }
@@ -209,8 +209,8 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, a number is out of range, the device has no free shared receive queue, or
-    /// the driver refuses.
+    /// The protection domain does not exist, `depth` or `max_sges` is out of range, the device has no free shared
+    /// receive queue, or the driver refuses.
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn Srq>, Error>;
 
     /// Creates a queue pair.
@@ -222,14 +222,13 @@ pub trait Provider: Send + Sync {
     /// the driver refuses.
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn Qp>, Error>;
 
-    /// Returns a random first sequence number.
+    /// Returns a random initial packet sequence number.
     fn random_psn(&self) -> Psn;
 
-    /// Returns the counters of the device, if the provider counts. For RNICs of the machine the kernel counts, for
-    /// all programs together.
+    /// Returns the counters of the device; `None` if only the kernel counts, in counters shared by all programs.
     fn counters(&self) -> Option<Counters>;
 
-    /// Returns the packets lost below the device on this side, if the provider drives the link.
+    /// Returns the packets that the link lost on this side, if the provider drives the link.
     fn link_counters(&self) -> LinkCounters {
         LinkCounters::default()
     }
@@ -240,7 +239,7 @@ pub trait Provider: Send + Sync {
     /// Returns a descriptor that is readable while asynchronous events wait.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Moves packets, if callers drive the device.
+    /// Moves packets, if the device has no thread of its own.
     fn drive(&self) {}
 }
 
@@ -254,17 +253,17 @@ pub trait Channel: Any + Send + Sync {
     /// Returns a descriptor that is readable while notifications wait.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Takes the oldest notification, and returns its completion queue. Never blocks.
+    /// Takes the oldest notification, and returns the completion queue that raised it. Never blocks.
     fn next(&self) -> Option<CqId>;
 
-    /// Returns the threads that sleep until a notification comes, if they need no descriptor for that. Only the
-    /// software RNIC has them: the kernel notifies through the descriptor.
+    /// Returns the threads that sleep until a notification arrives, if they can sleep without the descriptor. Only the
+    /// software RNIC supports this: the kernel notifies only through the descriptor.
     fn sleepers(&self) -> Option<&Arc<Sleepers>> {
         None
     }
 
-    /// Drives the device for a short time before its caller sleeps, if that is likely to help. Returns true if a
-    /// notification came.
+    /// Drives the device for a short time before the caller sleeps, if a notification is likely to arrive soon. Returns
+    /// true if a notification arrived.
     fn linger(&self) -> bool {
         false
     }
@@ -282,36 +281,36 @@ pub trait Channel: Any + Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A completion queue of a provider. Dropping it destroys it.
+/// A completion queue of a provider. Dropping the object destroys the queue.
 pub trait Cq: Send + Sync {
     /// Returns the number of the queue.
     fn id(&self) -> CqId;
 
-    /// Reaps completions.
+    /// Moves completions into `out`, and returns their number.
     ///
     /// # Errors
     ///
-    /// The queue overran: completions were lost.
+    /// The queue overran, so completions were lost.
     fn poll(&self, out: &mut [Completion]) -> Result<usize, Overrun>;
 
-    /// Arms one notification.
+    /// Arms one notification on the channel of the queue.
     fn arm(&self, notify: Notify);
 
-    /// Changes the maximum number of entries.
+    /// Changes the maximum number of completions in the queue.
     ///
     /// # Errors
     ///
-    /// `depth` is out of range, more than `depth` completions wait to be reaped, or the driver refuses. The queue is
+    /// `depth` is out of range, more than `depth` completions are in the queue, or the driver refuses. The queue is
     /// then unchanged.
     fn resize(&self, depth: usize) -> Result<(), Error>;
 }
 
-/// A shared receive queue of a provider. Dropping it destroys it.
+/// A shared receive queue of a provider. Dropping the object destroys the queue.
 pub trait Srq: Send + Sync {
     /// Returns the number of the queue.
     fn id(&self) -> SrqId;
 
-    /// Arms the limit event.
+    /// Arms an event that is raised once fewer than `limit` receives remain.
     fn arm_limit(&self, limit: usize);
 
     /// Returns the armed limit; 0 if none is armed.
@@ -328,11 +327,12 @@ pub trait Srq: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The memory must stay registered and unreferenced until its completion is reaped.
+    /// The memory of each receive must stay registered, and no reference to it may exist, until the completion of the
+    /// receive is reaped.
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
 }
 
-/// A queue pair of a provider. Dropping it destroys it.
+/// A queue pair of a provider. Dropping the object destroys the queue pair.
 pub trait Qp: Send + Sync {
     /// Returns the number of the queue pair.
     fn qpn(&self) -> Qpn;
@@ -344,15 +344,17 @@ pub trait Qp: Send + Sync {
     /// As [`crate::Qp::modify`].
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError>;
 
-    /// Returns the state of the queue pair. RNICs of the machine count per port, so the counters are zero there.
+    /// Returns the state, attributes and counters of the queue pair. RNICs of the machine count only per port, so their
+    /// counters are zero here.
     fn query(&self) -> QpInfo;
 
-    /// Attaches the queue pair to a multicast group, whose datagrams it then receives, including its own.
+    /// Attaches the queue pair to a multicast group. The queue pair then receives the datagrams of the group, including
+    /// its own datagrams.
     ///
     /// # Errors
     ///
-    /// The queue pair is not UD, or `group` is no multicast address of the device's address family. The device has no
-    /// free group, the operating system cannot join the group, or the provider offers no groups.
+    /// The queue pair is not UD, or `group` is not a multicast address of the device's address family. The device has
+    /// no free group, the operating system cannot join the group, or the provider does not support multicast.
     fn attach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")
     }
@@ -361,7 +363,7 @@ pub trait Qp: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The queue pair is not attached to the group, or the provider offers no groups.
+    /// The queue pair is not attached to the group, or the provider does not support multicast.
     fn detach(&self, _group: IpAddr) -> Result<(), Error> {
         lacking("multicast groups")
     }
@@ -374,16 +376,16 @@ pub trait Qp: Send + Sync {
     ///
     /// # Safety
     ///
-    /// Memory that READs and atomics write must stay unreferenced until their completion is reaped. Memory that is
-    /// sent must stay registered until then.
+    /// No reference may exist to memory that a READ or an atomic writes, until the completion of the request is reaped.
+    /// Memory that a request sends must stay registered until then.
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
 
-    /// Posts a list of send work requests, or none of them.
+    /// Posts all send work requests of a list, or none of them.
     ///
     /// # Errors
     ///
-    /// As [`crate::Qp::post_send`], but no request of the list was accepted. A provider that cannot withdraw accepted
-    /// requests refuses every list of more than one.
+    /// Fails as [`crate::Qp::post_send`] does, but the device has then accepted no request of the list. A provider that
+    /// cannot withdraw accepted requests refuses every list with more than one request.
     ///
     /// # Safety
     ///
@@ -398,6 +400,7 @@ pub trait Qp: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The memory must stay registered and unreferenced until its completion is reaped.
+    /// The memory of each receive must stay registered, and no reference to it may exist, until the completion of the
+    /// receive is reaped.
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError>;
 }

@@ -1,8 +1,8 @@
-//! Descriptors that are readable while an entry waits, and sleeping threads that are woken without a descriptor. All
-//! system calls go through `syscall`, which is no cancellation point; POSIX makes `write` one.
+//! Eventfds that are readable while an entry waits, and threads that are woken without a descriptor. All system calls
+//! go through `syscall`, which is not a cancellation point in POSIX; `write` is.
 
 mod tally;
-/// Atomics of [`tally`], which the model checker replaces by its own.
+/// Atomics of [`tally`], which `tests/sleepers.rs` replaces by those of the model checker.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
@@ -18,19 +18,19 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use sync::AtomicU32;
 use tally::{Signals, Tally};
 
-/// Creates a semaphore: one read takes one notification, so no notification is lost or seen twice.
+/// Creates an eventfd in semaphore mode: each read takes one notification, so no notification is lost or seen twice.
 fn event_fd() -> nix::Result<EventFd> {
     EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
 }
 
 fn signal(fd: &EventFd) {
     let one = 1_u64;
-    // SAFETY: the kernel reads as many bytes as the number has. The call fails only if the counter is full, which is
-    // harmless: the descriptor is readable already.
+    // SAFETY: the kernel reads `size_of_val(&one)` bytes. The call fails only if the counter is full. The descriptor is
+    // readable then, so the failure is harmless.
     unsafe { libc::syscall(libc::SYS_write, fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
 }
 
-/// A descriptor that is readable while asynchronous events wait in a device's queue: an eventfd that counts them.
+/// An eventfd that counts the asynchronous events in a device's queue, and is readable while the queue has events.
 #[derive(Debug)]
 pub struct EventSignal(EventFd);
 
@@ -39,7 +39,7 @@ impl EventSignal {
     ///
     /// # Errors
     ///
-    /// The operating system gives no eventfd.
+    /// The operating system cannot create an eventfd.
     pub fn new() -> nix::Result<Self> {
         Ok(Self(event_fd()?))
     }
@@ -49,19 +49,20 @@ impl EventSignal {
         signal(&self.0);
     }
 
-    /// Takes the oldest event of the queue. The caller has signalled the descriptor for each event of the queue.
+    /// Takes the oldest event of the queue. The caller must have called [`signal`](Self::signal) for each event of the
+    /// queue.
     pub fn next(&self, queue: &EventQueue) -> Option<AsyncEvent> {
         if let Some(event) = queue.pop() {
-            // One read for one event: the descriptor stays readable while more events wait.
+            // One read per event: the eventfd stays readable while more events wait.
             take(&self.0);
             return Some(event);
         }
-        // An event can be taken before its signal arrives, or be purged with its queue pair. The descriptor must not
-        // stay readable for such an event. The second `pop` finds an event that arrives meanwhile.
+        // The queue is empty, but the eventfd may still count an event that another thread took or that was purged with
+        // its queue pair. Reset the count, then look for an event that arrived meanwhile.
         while take(&self.0) {}
         let event = queue.pop();
         if event.is_some() {
-            self.signal(); // other events may wait too
+            self.signal(); // further events may wait
         }
         event
     }
@@ -73,13 +74,13 @@ impl AsFd for EventSignal {
     }
 }
 
-/// Takes one count from a semaphore. Never blocks, even if the program made the descriptor a blocking one. Returns
-/// false if the count is 0, which is possible since programs can read the descriptor too.
+/// Takes one count from an eventfd in semaphore mode. Never blocks, even if the program made the descriptor blocking.
+/// Returns false if the count is 0; the program may have read the descriptor itself.
 fn take(fd: &EventFd) -> bool {
     let mut count = [0_u8; 8];
     let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
     let raw = fd.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open, and the buffer has room for the bytes. The position is -1, in two halves.
+    // SAFETY: the descriptor is open, and the buffer has room for the bytes. The position is -1, passed in two halves.
     let read = unsafe {
         libc::syscall(libc::SYS_preadv2, raw, &raw const place, 1_usize, -1_isize, -1_isize, libc::RWF_NOWAIT)
     };
@@ -92,7 +93,8 @@ fn take(fd: &EventFd) -> bool {
             let mut readable = libc::pollfd { fd: raw, events: libc::POLLIN, revents: 0 };
             let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             let no_mask = std::ptr::null::<libc::sigset_t>();
-            // SAFETY: one entry and one timeout, both alive; the read has room for a count.
+            // SAFETY: the poll entry and the timeout live during the call, and the buffer of the read has room for a
+            // count.
             unsafe {
                 libc::syscall(libc::SYS_ppoll, &raw mut readable, 1_usize, &raw const no_time, no_mask, 0_usize) == 1
                     && libc::syscall(libc::SYS_read, raw, count.as_mut_ptr(), count.len()) > 0
@@ -102,11 +104,11 @@ fn take(fd: &EventFd) -> bool {
     }
 }
 
-/// Threads that sleep until an entry is added to a list of [`Notices`], and the descriptor of that list.
+/// Threads that sleep until an entry is added to a list of [`Notices`], and the eventfd of that list.
 ///
-/// The threads sleep on a word in memory. If a program closes the descriptor, they still get entries. A thread that
-/// reads the descriptor would not, since an open file without a number cannot be written to. The descriptor does not
-/// count an entry for which a thread is woken, so an entry takes one system call at either end.
+/// The threads sleep on a word in memory, so they still get entries if the program closes the eventfd. If an entry
+/// wakes a thread, the eventfd does not count the entry. Each entry therefore costs one system call for the adding
+/// thread and one for the woken thread.
 #[derive(Debug)]
 pub struct Sleepers(Tally<EventFd>);
 
@@ -121,39 +123,39 @@ impl Signals for EventFd {
 
     fn wake(&self, word: &AtomicU32) {
         let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the kernel uses the address of the word to find the threads.
+        // SAFETY: `word` is a valid reference. The kernel uses only its address, to find the threads.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, 1) };
     }
 }
 
 impl Sleepers {
-    /// Returns the number of all entries that were added. A thread calls this before it looks for an entry. It sleeps
-    /// only while the number stays the same.
+    /// Returns the number of all entries ever added to the list. A thread calls this function before it looks for an
+    /// entry, and sleeps only while the number stays the same.
     pub fn added(&self) -> u32 {
         self.0.added()
     }
 
-    /// Begins a sleep. The caller asks the kernel to wait while this word has the value that [`added`](Self::added)
-    /// returned.
+    /// Begins a sleep of the calling thread. The caller passes the returned word to a futex wait with the value that
+    /// [`added`](Self::added) returned.
     pub fn begin(&self) -> *const u32 {
         self.0.begin().as_ptr()
     }
 
-    /// Ends a sleep after which the thread looks for an entry.
+    /// Ends a sleep of the calling thread, which then looks for an entry.
     pub fn end(&self) {
         self.0.end();
     }
 
-    /// Ends a sleep after which the thread looks for no entry. If the thread was woken for an entry, another thread
-    /// takes that entry.
+    /// Ends a sleep of the calling thread, which then does not look for an entry. If an entry woke this thread, the
+    /// entry is left to another thread.
     pub fn end_in_vain(&self) {
         self.0.end_in_vain();
     }
 }
 
-/// A list, and a descriptor that is readable while the list has an entry for which no sleeping thread is woken. The
-/// descriptor is an eventfd that counts the entries. No user of the list can block another one, neither directly nor
-/// through the descriptor.
+/// A list with an eventfd. The eventfd is readable while the list has an entry for which no sleeping thread was woken,
+/// and counts these entries. No user of the list can block another user, neither through the lock nor through the
+/// eventfd.
 #[derive(Debug)]
 pub struct Notices<T> {
     sleepers: Arc<Sleepers>,
@@ -161,26 +163,26 @@ pub struct Notices<T> {
 }
 
 impl<T> Notices<T> {
-    /// Creates an empty list. Reading its descriptor does not block unless the program requests it.
+    /// Creates an empty list. Its descriptor is non-blocking unless the program makes it blocking.
     ///
     /// # Errors
     ///
-    /// The operating system gives no eventfd.
+    /// The operating system cannot create an eventfd.
     pub fn new() -> nix::Result<Self> {
         Ok(Self::on(event_fd()?))
     }
 
-    /// Creates an empty list on an eventfd with count 0 that counts down by one with each read.
+    /// Creates an empty list on an eventfd in semaphore mode with count 0.
     pub fn on(fd: EventFd) -> Self {
         Self { sleepers: Arc::new(Sleepers(Tally::new(fd))), entries: Mutex::default() }
     }
 
-    /// Returns the descriptor.
+    /// Returns the descriptor of the eventfd.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.sleepers.0.signals.as_fd()
     }
 
-    /// Returns the threads that sleep until an entry is added.
+    /// Returns the threads that sleep until an entry is added to the list.
     pub fn sleepers(&self) -> &Arc<Sleepers> {
         &self.sleepers
     }
@@ -192,7 +194,7 @@ impl<T> Notices<T> {
     }
 }
 
-/// The locked entries of [`Notices`]. List and descriptor change together.
+/// The locked entries of [`Notices`]. Each change of the list also updates the eventfd.
 #[derive(Debug)]
 pub struct LockedNotices<'a, T> {
     sleepers: &'a Sleepers,
@@ -206,7 +208,7 @@ impl<T> LockedNotices<'_, T> {
         self.sleepers.0.add();
     }
 
-    /// Takes the oldest entry, and its count from the descriptor.
+    /// Removes and returns the oldest entry, and decrements the count of the eventfd.
     pub fn pop(&mut self) -> Option<T> {
         let oldest = self.entries.pop_front()?;
         self.sleepers.0.remove();
@@ -270,7 +272,7 @@ mod tests {
         for _ in 0..3 {
             notices.sleepers.0.signals.read().unwrap();
         }
-        // Each of these calls would wait forever if it read in the mode of the descriptor.
+        // The eventfd is blocking here. Each of these calls would block forever if it read the eventfd in this mode.
         let (done, ends) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             assert_eq!(notices.lock().pop(), Some(0));
@@ -316,9 +318,9 @@ mod tests {
         let (is_about_to_sleep, begins) = std::sync::mpsc::channel();
         let sleeper = std::thread::spawn(move || {
             let (added, word) = (sleepers.added(), sleepers.begin());
-            // Longer than any step of this test takes. It protects against hanging.
+            // The timeout is longer than any step of this test takes, and only ends the test if the wake-up is lost.
             let patience = libc::timespec { tv_sec: 90, tv_nsec: 0 };
-            // SAFETY: the word lives as long as the sleepers do.
+            // SAFETY: the word lives as long as `sleepers`.
             let woken = unsafe {
                 is_about_to_sleep.send((libc::gettid(), word.addr())).unwrap();
                 let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
@@ -332,9 +334,10 @@ mod tests {
         while !sleeper.is_finished() && !std::fs::read_to_string(&call).unwrap_or_default().starts_with(&wait) {
             std::thread::yield_now();
         }
-        // Another file takes the number; a free number could go to another test.
+        // Replace the eventfd by another file under the same number. A closed number could go to a file of another
+        // test.
         let null = std::fs::File::open("/dev/null").unwrap();
-        // SAFETY: the number belongs to the list.
+        // SAFETY: the descriptor number belongs to the list.
         unsafe { libc::dup2(null.as_raw_fd(), notices.fd().as_raw_fd()) };
         notices.lock().push(7);
         assert!(sleeper.join().unwrap(), "the thread slept until its timeout");

@@ -1,5 +1,5 @@
-//! The embedded software RNIC as a provider: real RoCE v2 over UDP, in this process. `queues.rs` implements its
-//! queues.
+//! The embedded software RNIC as a provider. It speaks RoCE v2 over UDP, and runs in the process of the program.
+//! `queues.rs` implements its queues.
 
 mod queues;
 
@@ -40,39 +40,39 @@ use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 /// Options of a software RNIC.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
-    /// Name of the device, which `doorbell counters` also shows: 1 to 63 ASCII letters, digits, dashes, dots and
-    /// underscores. `None` is [`NAME`].
+    /// Name of the device: 1 to 63 ASCII letters, digits, dashes, dots and underscores. `doorbell counters` also shows
+    /// the name. `None` means [`NAME`].
     pub name: Option<String>,
-    /// Address of the device; `None` takes the next free loopback address.
+    /// Address of the device; `None` means the next free loopback address.
     pub address: Option<IpAddr>,
-    /// The UDP port of both ends.
+    /// UDP port of this device and of its peers.
     pub port: u16,
-    /// Writes every packet to this pcap file. If this process has already written a capture of that name, for example
-    /// when it reopens a device, the second is called `NAME-2.pcap`, and so on. No capture overwrites another one of
-    /// the same process.
+    /// Path of a pcap file that records every packet. If this process has already written a capture of that name, for
+    /// example because it reopens a device, the next capture is called `NAME-2.pcap`, and so on. A process never
+    /// overwrites its own captures.
     pub pcap: Option<PathBuf>,
-    /// Faults of arriving packets.
+    /// Faults to inject into arriving packets.
     pub faults: Option<FaultPlan>,
-    /// Receive buffer size to request, as the kernel counts it; `None` requests a large one.
+    /// Size of the receive buffer to request, as the kernel counts it; `None` requests a large buffer.
     pub receive_buffer_bytes: Option<usize>,
-    /// Whether bad scatter-gather elements end their work request with an error completion, as on RNICs, instead of a
-    /// refusal at posting.
+    /// Whether a bad scatter-gather element ends its work request with an error completion, as on hardware RNICs.
+    /// Otherwise posting refuses the request.
     pub check_elements_late: bool,
-    /// Whether a work request ends with an error, instead of killing the process, if its registered memory is
-    /// unmapped. This installs handlers of SIGSEGV and SIGBUS in the process until it ends ([`guard_memory`]).
+    /// Whether a work request ends with an error if its registered memory is unmapped. Otherwise the access kills the
+    /// process. This option installs handlers of SIGSEGV and SIGBUS for the rest of the process ([`guard_memory`]).
     pub guards_memory: bool,
-    /// Whether to retransmit a request without a response after a few round trips, at the earliest after 0.5 ms.
-    /// Without this option, the device retransmits only after the timeout of the queue pair, as RNICs do.
+    /// Whether to retransmit an unanswered request after a few round trips, at the earliest after 0.5 ms. Without this
+    /// option, the device retransmits only after the timeout of the queue pair, as hardware RNICs do.
     pub retransmits_early: bool,
-    /// Policy for acknowledging messages; `None` takes the value of [`ACK_VARIABLE`], or the default.
+    /// Policy for acknowledging messages; `None` means the value of [`ACK_VARIABLE`], or else the default.
     pub ack: Option<AckPolicy>,
-    /// Link to devices of this machine; `None` takes the value of [`LINK_VARIABLE`], or shared memory if both devices
-    /// have it.
+    /// Link to devices of the same machine; `None` means the value of [`LINK_VARIABLE`], or else shared memory if both
+    /// devices offer it.
     pub link: Option<LinkChoice>,
     /// Whether to publish the counters to other processes of this user, if possible.
     /// [`DOORBELL_PUBLISH`](doorbell_counters::SWITCH_VARIABLE) set to 0 turns this off.
     pub publish: bool,
-    /// Seeds keys and numbers; `None` takes the operating system's randomness.
+    /// Seed for keys, queue pair numbers and sequence numbers; `None` uses randomness of the operating system.
     pub seed: Option<[u8; 32]>,
 }
 
@@ -99,13 +99,13 @@ impl Default for SoftOptions {
 /// Default name of the device.
 pub const NAME: &str = "doorbell0";
 
-/// Provider name in its attributes.
+/// Provider name in the attributes of a software RNIC.
 pub const PROVIDER: &str = "soft";
 
-/// The longest name of a verbs device, without the zero byte that ends it (`IBV_SYSFS_NAME_MAX`).
+/// Maximum length of a device name, without its terminating zero byte (`IBV_SYSFS_NAME_MAX`).
 const MAX_NAME_BYTES: usize = 63;
 
-/// Environment variable with the link of devices that are opened without a choice: `auto`, `udp` or `shm`.
+/// Environment variable that chooses the link if the options do not: `auto`, `udp` or `shm`.
 pub const LINK_VARIABLE: &str = "DOORBELL_LINK";
 
 /// Returns the link that the environment requests.
@@ -118,19 +118,19 @@ fn link_of_environment() -> Result<LinkChoice, Error> {
 }
 
 impl SoftOptions {
-    /// Returns the link to devices of this machine and the acknowledgement policy: from these options, or else from
-    /// the environment of the process.
+    /// Returns the link to devices of the same machine and the acknowledgement policy. Values missing in these options
+    /// come from the environment of the process.
     ///
     /// # Errors
     ///
-    /// A variable of the environment has an invalid value.
+    /// An environment variable has an invalid value.
     pub fn effective(&self) -> Result<(LinkChoice, AckPolicy), Error> {
         let link = self.link.map_or_else(link_of_environment, Ok)?;
         Ok((link, self.ack.map_or_else(AckPolicy::of_environment, Ok)?))
     }
 }
 
-/// Adds shared memory to a socket, unless `choice` is UDP.
+/// Adds shared memory to a UDP link, unless `choice` is UDP.
 fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
     if choice == LinkChoice::Udp {
         return Ok(Box::new(udp));
@@ -143,14 +143,14 @@ fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>,
 ///
 /// # Errors
 ///
-/// The address or port cannot be bound ([`Error::Bind`]), or the MTU of its interface is too small for RoCE v2. The
-/// capture cannot be created, [`LINK_VARIABLE`] has an unknown value, or [`open_on`] fails. Shared memory is
-/// requested, and the operating system refuses the name of the device.
+/// The address or port cannot be bound ([`Error::Bind`]), or the MTU of the interface is too small for RoCE v2. The
+/// capture file cannot be created, [`LINK_VARIABLE`] has an unknown value, or [`open_on`] fails. The options request
+/// shared memory, and the operating system cannot provide it.
 pub fn open(options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(open_provider(options)?))
 }
 
-/// Opens a software RNIC for code that builds on the layer [`raw`].
+/// Opens a software RNIC for code that uses the unsafe layer [`raw`].
 ///
 /// # Errors
 ///
@@ -180,17 +180,17 @@ pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
 
 /// One end of a link, for a new device.
 pub struct LinkEnd {
-    /// The link that carries its packets.
+    /// Link that carries the packets of the device.
     pub link: Box<dyn Link>,
     /// Descriptor that is readable while packets wait to be received.
     pub readable: OwnProcess,
     /// Address of the device on the link.
     pub address: IpAddr,
-    /// The UDP port of both ends.
+    /// UDP port of this device and of its peers.
     pub port: u16,
-    /// The largest path MTU that the link carries.
+    /// Largest path MTU that the link supports.
     pub active_mtu: PathMtu,
-    /// Size of the receive buffer of the link; 0 without one.
+    /// Size of the receive buffer of the link; 0 if the link has none.
     pub receive_buffer_bytes: usize,
 }
 
@@ -200,13 +200,13 @@ impl std::fmt::Debug for LinkEnd {
     }
 }
 
-/// Opens a software RNIC on a link that the program provides, instead of a UDP socket. The options of the socket have
-/// no effect.
+/// Opens a software RNIC on a link that the program provides instead of a UDP socket. Options that concern the socket
+/// have no effect.
 ///
 /// # Errors
 ///
-/// The name is not allowed ([`Error::Name`]), [`ACK_VARIABLE`] has an unknown value, or the operating
-/// system refuses randomness, a descriptor, a thread or the capture file.
+/// The name is not allowed ([`Error::Name`]), or [`ACK_VARIABLE`] has an unknown value. The operating system provides
+/// no randomness, descriptor or thread, or cannot create the capture file.
 pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(start(end, options)?)))
 }
@@ -273,7 +273,7 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     })
 }
 
-/// Publishes the counters of the device. A failure has no effect on the device.
+/// Publishes the counters of the device. If publishing fails, the device works without it.
 fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     static SAID: Once = Once::new();
     if !doorbell_counters::is_wanted() {
@@ -288,9 +288,9 @@ fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     }
 }
 
-/// Returns a name for a capture that this process has not used yet.
+/// Returns a path for a capture that this process has not used yet.
 ///
-/// A forked child inherits the names of its parent, so it does not overwrite captures of the parent.
+/// A forked child inherits the list of its parent's captures, so the child does not overwrite them.
 fn unused(path: &Path) -> PathBuf {
     static GIVEN: Mutex<BTreeMap<PathBuf, u32>> = Mutex::new(BTreeMap::new());
     let numbered = |number: u32| {
@@ -312,12 +312,12 @@ fn unused(path: &Path) -> PathBuf {
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-    // Another thread held the lock when this process was forked, so the child can never take it.
+    // If another thread held the lock when this process was forked, the child can never take the lock.
     numbered(std::process::id())
 }
 
-/// Puts the wrappers of the options around the link. The capture is the outermost, so it records the effects of
-/// faults.
+/// Wraps the link for the faults and the capture that the options request. The capture is the outermost wrapper, so it
+/// records the packets after the faults.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
         link = Box::new(Faults::new(link, *plan));
@@ -325,7 +325,7 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
         let file = files::create(&unused(path)).and_then(files::GuardedFile::new).map_err(Error::os(what))?;
-        // The monotonic clock, so that timestamps of packets never decrease.
+        // Timestamps use the monotonic clock, so they never decrease.
         let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let clock = move |_| since_1970 + begun.elapsed();
         link = Box::new(Pcap::new(link, local, port, file, clock).map_err(Error::os(what))?);
@@ -337,7 +337,7 @@ fn no_eventfd(error: nix::Error) -> Error {
     Error::os("an eventfd could not be created")(error.into())
 }
 
-/// A software RNIC, for code that builds on the layer [`raw`].
+/// A software RNIC, for code that uses the unsafe layer [`raw`].
 pub struct Soft {
     rnic: Arc<DrivenRnic>,
     name: String,
@@ -345,7 +345,7 @@ pub struct Soft {
     udp_port: u16,
     guards_memory: bool,
     regions: Mutex<HashMap<LKey, Arc<Region>>>,
-    /// Multicast groups that the link has joined, each with the queue pair.
+    /// Multicast groups that the link has joined, each with the queue pair for which the link joined the group.
     groups: Arc<Mutex<Groups>>,
     signal: Arc<EventSignal>,
     listener: Arc<OnceLock<Notifier>>,
@@ -354,43 +354,45 @@ pub struct Soft {
 
 impl Soft {
     /// Calls `notifier` for each asynchronous event, instead of making [`event_fd`](Provider::event_fd) readable. The
-    /// notifier may call no function of the device except [`poll_event`](Provider::poll_event). Only the first call
-    /// has an effect.
+    /// notifier must not call any function of the device except [`poll_event`](Provider::poll_event). Only the first
+    /// call of `on_event` has an effect.
     pub fn on_event(&self, notifier: Notifier) {
         let _ = self.listener.set(notifier);
     }
 
-    /// Registers a region without memory, for local use. It covers every address, reads as zeros and discards writes.
+    /// Registers a region without memory for local accesses. The region covers every address, reads as zeros and
+    /// discards writes.
     ///
     /// # Errors
     ///
-    /// There is no such protection domain, or the device has no more regions.
+    /// The protection domain does not exist, or the device has no free region.
     pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
         let region = self.rnic.with(|rnic| rnic.register_null(pd))?;
         Ok(self.enter(region))
     }
 
-    /// Checks a future local access, and loads its memory if it is registered with [`Access::ON_DEMAND`].
+    /// Checks that the device may access `sge` with the rights `needed`. Loads the memory if it is registered with
+    /// [`Access::ON_DEMAND`].
     ///
     /// # Errors
     ///
-    /// There is no such region, it belongs to another protection domain, does not allow the access or is too short,
-    /// or the memory is not mapped.
+    /// The region does not exist, belongs to another protection domain, does not allow the access or is too short. Or
+    /// the memory is not mapped.
     pub fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
         let regions = self.regions.lock().ignore_poison();
         let region = regions.get(&sge.lkey).cloned();
-        drop(regions); // loading the memory may take long
+        drop(regions); // unlock, since loading the memory may take long
         let region = region.ok_or(MemoryError::UnknownKey { key: sge.lkey.0 })?;
         region.prefetch(pd, sge.address, sge.length.into(), needed)
     }
 
-    /// Returns the counters of the device and its link; `None` while another call is in the device. Never blocks, so
-    /// a signal handler that interrupted a call on the device may call it.
+    /// Returns the counters of the device and its link; `None` while another call uses the device. Never blocks, so a
+    /// signal handler that interrupted a call on the device may call this function.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
         self.rnic.try_counters()
     }
 
-    /// Returns the numbers of the device's objects. A long run compares them to find leaked objects.
+    /// Returns how many objects of each kind the device has. A long run compares these numbers to find leaked objects.
     pub fn objects(&self) -> Objects {
         self.rnic.with(|rnic| rnic.objects())
     }
@@ -445,10 +447,10 @@ impl Provider for Soft {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
         if self.guards_memory {
-            guard_memory(); // the program may have replaced the handlers
+            guard_memory(); // again, since the program may have replaced the signal handlers
         }
         let region = self.rnic.with(|rnic| {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller of `register` guarantees it.
             unsafe { rnic.register(pd, base, length, address, access, owner) }
         })?;
         Ok(self.enter(region))
@@ -466,7 +468,7 @@ impl Provider for Soft {
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller of `reregister` guarantees it.
             unsafe { rnic.reregister(region, pd, base, length, address, access) }
         })?;
         Ok(())

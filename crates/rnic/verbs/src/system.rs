@@ -1,9 +1,9 @@
-//! The machine's own RNICs as a provider, through its libibverbs, which is opened at run time.
+//! The RNICs of the machine as a provider, through libibverbs, which is loaded at run time.
 //!
-//! A device is used with one port and one GID, by which peers reach it. As in C programs, work requests and
-//! completions go through the function table of the context, without any allocation per message. The RNIC may round
-//! up depths. It checks scatter-gather elements only when it uses them; a bad one ends its work request with an error
-//! completion.
+//! A device is used with one port and one GID, by which peers reach the device. As in C programs, work requests and
+//! completions go through the function table of the context, without any allocation per message. The RNIC may round up
+//! depths. The RNIC checks a scatter-gather element only when it uses the element; a bad element ends its work request
+//! with an error completion.
 
 mod convert;
 mod device;
@@ -48,9 +48,9 @@ pub struct SystemOptions {
     pub device: Option<String>,
     /// Number of the port; `None` takes the first usable port.
     pub port: Option<u8>,
-    /// Index of the GID that peers use; `None` takes one of RoCE v2, over IPv4 if there is one.
+    /// Index of the GID that peers use; `None` takes a GID of RoCE v2, over IPv4 if possible.
     pub gid_index: Option<u32>,
-    /// File of libibverbs; `None` lets the dynamic linker find it.
+    /// File of libibverbs; `None` lets the dynamic linker search for libibverbs.
     pub library: Option<PathBuf>,
 }
 
@@ -60,11 +60,11 @@ impl SystemOptions {
     }
 }
 
-/// Returns the devices of the machine. Only the library of `options` has an effect.
+/// Returns the devices of the machine. Of `options`, only the field `library` has an effect.
 ///
 /// # Errors
 ///
-/// libibverbs cannot be loaded or is too old, it gives no list of devices, or none of the devices opens.
+/// libibverbs cannot be loaded or is too old, returns no device list, or cannot open any of the devices.
 pub fn list(options: &SystemOptions) -> Result<Vec<SystemDevice>, SystemError> {
     device::list(options.library()?)
 }
@@ -73,22 +73,22 @@ pub fn list(options: &SystemOptions) -> Result<Vec<SystemDevice>, SystemError> {
 ///
 /// # Errors
 ///
-/// As [`list`]; or `options` name a device, port or GID that does not exist or cannot be used; or the driver refuses.
-/// A port must be active Ethernet and have a GID for RoCE v2. [`SystemError`] explains the failure and its remedy.
+/// Fails as [`list`] does. A device, port or GID in `options` does not exist or cannot be used. A port must be active
+/// Ethernet and have a GID for RoCE v2. The driver refuses an operation. [`SystemError`] explains the failure and its
+/// remedy.
 pub fn open(options: &SystemOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(System::open(options)?)))
 }
 
-/// Maximum number of outstanding READs and atomics per queue pair: the software RNIC answers no more, and can be the
-/// peer.
+/// Maximum number of outstanding READs and atomics per queue pair. The peer may be a software RNIC, which supports 16.
 const MOST_RD_ATOMIC: usize = 16;
 
-/// Sizes of inline data to try, since no call returns the maximum.
+/// Sizes of inline data to try when a queue pair is created, since no call returns the maximum.
 const INLINE_BYTES: [usize; 7] = [1024, 512, 400, 256, 128, 64, 28];
 
-/// An open port, from which all objects are made.
+/// An open device with its port. All other objects are created from it.
 struct Context {
-    // Closes the device when the last owner of the context is dropped.
+    // Its drop closes the device, after all objects that use the context are dropped.
     handle: Handle,
     port: u8,
     gid_index: u8,
@@ -105,11 +105,11 @@ impl Context {
     }
 
     fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open, and its table no longer changes.
+        // SAFETY: the context is open, and its function table no longer changes.
         unsafe { &(*self.raw()).ops }
     }
 
-    /// Returns the address attributes of a device in C.
+    /// Returns an address vector as the C struct of libibverbs.
     fn address(&self, to: &AddressVector) -> ibv_ah_attr {
         let gid = match to.destination {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -140,7 +140,7 @@ struct Domain {
 #[derive(Clone, Copy)]
 struct AddressHandle(*mut ibv_ah);
 
-// SAFETY: libibverbs may be called with it from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use an address handle.
 unsafe impl Send for AddressHandle {}
 // SAFETY: as above.
 unsafe impl Send for Domain {}
@@ -148,14 +148,15 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// Returns the address handle for a destination, which is made on first use. The device limits their number.
+    /// Returns the address handle for a destination, and creates it on first use. The handles are kept, since the
+    /// device limits their number.
     fn handle_to(&self, to: &AddressVector) -> Result<*mut ibv_ah, std::io::Error> {
         let mut handles = self.handles.lock().ignore_poison();
         if let Some(known) = handles.get(to) {
             return Ok(known.0);
         }
         let mut attributes = self.context.address(to);
-        // SAFETY: a domain that lives, and attributes that are read during the call.
+        // SAFETY: the domain lives, and the attributes are read only during the call.
         let made = unsafe { (self.context.library().create_ah)(self.raw, &mut attributes) };
         if made.is_null() {
             return Err(std::io::Error::last_os_error());
@@ -169,10 +170,10 @@ impl Drop for Domain {
     fn drop(&mut self) {
         let library = self.context.library();
         for (_, handle) in self.handles.get_mut().ignore_poison().drain() {
-            // SAFETY: made from this domain; no queue pair remains that sends with it.
+            // SAFETY: the handle was created from this domain, and no queue pair remains that uses it.
             unsafe { (library.destroy_ah)(handle.0) };
         }
-        // SAFETY: objects made from the domain hold it alive, so none remains.
+        // SAFETY: objects created from the domain hold it alive, so none remains.
         unsafe { (library.dealloc_pd)(self.raw) };
     }
 }
@@ -184,7 +185,7 @@ struct Registered {
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-// SAFETY: libibverbs may be called with it from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use a registered region.
 unsafe impl Send for Registered {}
 
 struct System {
@@ -201,7 +202,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().ignore_poison()
 }
 
-/// Returns a depth as C expects it.
+/// Returns a depth as the C integer of libibverbs, if it is between 1 and `most`.
 fn in_range(what: &'static str, given: usize, most: usize) -> Result<u32, ObjectError> {
     let most = most.min(u32::MAX as usize);
     check_range(what, given, 1, most).map(|()| given as u32)
@@ -223,9 +224,9 @@ impl System {
             limits: Limits { max_rd_atomic: device.limits.max_rd_atomic.min(MOST_RD_ATOMIC), ..device.limits },
             on_demand: false,
         };
-        // An address vector has one byte for the index (struct ibv_global_route).
+        // The C struct of an address vector has one byte for the index of the GID (ibv_global_route).
         let gid_index = u8::try_from(gid.index).map_err(|_| {
-            SystemError::refused("a GID beyond the first 256 to be used", std::io::ErrorKind::InvalidInput.into())
+            SystemError::refused("using a GID with an index above 255", std::io::ErrorKind::InvalidInput.into())
         })?;
         let context = Arc::new(Context { handle, port: port.number, gid_index, attributes });
         let max_inline = most_inline(&context)?;
@@ -249,10 +250,10 @@ impl System {
     }
 
     fn new_domain(context: &Arc<Context>) -> Result<Arc<Domain>, SystemError> {
-        // SAFETY: an open device.
+        // SAFETY: the device is open.
         let raw = unsafe { (context.library().alloc_pd)(context.raw()) };
         if raw.is_null() {
-            return Err(SystemError::last("a protection domain"));
+            return Err(SystemError::last("creating a protection domain"));
         }
         Ok(Arc::new(Domain { context: Arc::clone(context), raw, handles: Mutex::default() }))
     }
@@ -261,7 +262,7 @@ impl System {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Registers memory without entering it in the table of regions.
+    /// Registers memory without adding it to the table of regions.
     ///
     /// # Safety
     ///
@@ -275,13 +276,13 @@ impl System {
     ) -> Result<*mut ibv_mr, SystemError> {
         let library = domain.context.library();
         let access = convert::access(access);
-        // SAFETY: a domain that lives; the caller guarantees the memory.
+        // SAFETY: the domain lives, and the caller guarantees that the memory stays mapped.
         let raw = unsafe { (library.reg_mr_iova)(domain.raw, base.cast::<c_void>(), length, address, access) };
-        if raw.is_null() { Err(SystemError::last("memory to be registered")) } else { Ok(raw) }
+        if raw.is_null() { Err(SystemError::last("registering memory")) } else { Ok(raw) }
     }
 }
 
-/// Returns the maximum inline data of a queue pair.
+/// Returns the maximum inline data of a queue pair, in bytes.
 fn most_inline(context: &Arc<Context>) -> Result<usize, SystemError> {
     let domain = System::new_domain(context)?;
     let queue = queues::Completions::new(context, Weak::new(), CqId(0), 1, None)?;
@@ -333,9 +334,9 @@ impl Provider for System {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
         let domain = self.domain(pd)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller of `register` guarantees it.
         let raw = unsafe { Self::register_in(&domain, base, length, address, access) }?;
-        // SAFETY: the region was just made.
+        // SAFETY: `raw` is the region that was just registered.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
         let keys = Keys { lkey: LKey(lkey), rkey: RKey::new(rkey) };
         lock(&self.regions).insert(keys.lkey, Registered { raw, domain, owner });
@@ -351,7 +352,7 @@ impl Provider for System {
         address: u64,
         access: Access,
     ) -> Result<(), Error> {
-        let what = "memory to be registered anew";
+        let what = "changing the registration of memory";
         if address != base as u64 {
             // ibv_rereg_mr has no parameter for the address.
             let error = std::io::Error::from_raw_os_error(nix::libc::EOPNOTSUPP);
@@ -363,10 +364,10 @@ impl Provider for System {
         let all = (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS) as i32;
         let access = convert::access(access);
         let library = self.context.library();
-        // SAFETY: a registered region; the caller guarantees the memory.
+        // SAFETY: the region is registered, and the caller guarantees that the new memory stays mapped.
         let result = unsafe { (library.rereg_mr)(region.raw, all, domain.raw, base.cast(), length, access) };
         if result != 0 {
-            // The result is not an error number but the failed step (ibv_rereg_mr(3)).
+            // On a failure, `ibv_rereg_mr` returns the failed step instead of an error number (ibv_rereg_mr(3)).
             return Err(SystemError::last(what).into());
         }
         region.domain = domain;
@@ -376,11 +377,11 @@ impl Provider for System {
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
         let region = lock(&self.regions).remove(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
-        // SAFETY: registered, and removed from the table, so no other call deregisters it.
+        // SAFETY: the region is registered. It has been removed from the table, so no other call deregisters it.
         let result = unsafe { (self.context.library().dereg_mr)(region.raw) };
-        let done = SystemError::check("a memory region to be deregistered", result);
+        let done = SystemError::check("deregistering a memory region", result);
         if done.is_err() {
-            // The device may still access the memory, so keep it.
+            // The device may still access the memory, so keep the memory mapped.
             std::mem::forget(region);
         }
         Ok(done?)
@@ -432,7 +433,7 @@ impl Provider for System {
     }
 
     fn random_psn(&self) -> Psn {
-        // If the operating system has no randomness, the time is better than a constant.
+        // If the operating system has no randomness, use the time instead of a constant.
         Psn::new(getrandom::u32().unwrap_or(self.now_ns() as u32) & Psn::MASK)
     }
 
@@ -449,7 +450,7 @@ impl Provider for System {
     }
 }
 
-/// Returns whether an address belongs to the address family of this GID.
+/// Returns whether `peer` belongs to the address family of the GID `own`.
 fn same_family(own: Ipv6Addr, peer: IpAddr) -> bool {
     own.to_canonical().is_ipv4() == peer.is_ipv4()
 }

@@ -1,4 +1,4 @@
-//! Memory windows: parts of a region for peers, each under its own key, which the program can invalidate.
+//! Memory windows, which let peers access a part of a region under a key that the program can invalidate.
 
 use doorbell_verbs_core::WindowKind;
 use doorbell_wire::RKey;
@@ -6,13 +6,13 @@ use doorbell_wire::RKey;
 use crate::error::Error;
 use crate::handles::Pd;
 
-/// A memory window (IBTA Vol 1, 10.6.7). Dropping the handle destroys the window and ends the access of peers through
-/// it.
+/// A memory window (IBTA Vol 1, 10.6.7). When the handle is dropped, the window is destroyed, and peers can no longer
+/// access memory through it.
 ///
-/// A work request binds it ([`SendOperation::BindWindow`](crate::SendOperation::BindWindow)) to a part of a region
-/// that was allocated with [`Access::WINDOW_BIND`](crate::Access::WINDOW_BIND). A region with a bound window stays
-/// registered, and its memory stays allocated, even if its last handle is dropped. To free the region, invalidate the
-/// key or drop the window first.
+/// A work request binds the window ([`SendOperation::BindWindow`](crate::SendOperation::BindWindow)) to a part of a
+/// region that was allocated with [`Access::WINDOW_BIND`](crate::Access::WINDOW_BIND). While a window is bound to a
+/// region, the region stays registered and allocated, even if its last handle is dropped. To free the region, first
+/// invalidate the key of the window or drop the window.
 #[derive(Debug)]
 pub struct Window {
     pd: Pd,
@@ -24,7 +24,7 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// The device has no free memory window, or the provider offers none: `system` does not.
+    /// The device has no free memory window, or the provider does not offer windows. `system` does not offer them.
     pub fn create_window(&self, kind: WindowKind) -> Result<Window, Error> {
         let rkey = self.provider().create_window(self.id(), kind)?;
         Ok(Window { pd: self.clone(), rkey })
@@ -32,13 +32,14 @@ impl Pd {
 }
 
 impl Window {
-    /// Returns the key that the window was created with. A binding chooses its lowest 8 bits ([`key`](Self::key)).
+    /// Returns the key that the window was created with. Each binding chooses the lowest 8 bits of its key with
+    /// [`key`](Self::key).
     pub fn rkey(&self) -> RKey {
         self.rkey
     }
 
-    /// Returns the key with these lowest 8 bits, for a binding. The window has 256 keys; a key of an earlier binding
-    /// gives no access.
+    /// Returns the key of the window with the lowest 8 bits set to `lowest`, for a binding. A window has 256 keys. Only
+    /// the key of the latest binding gives access.
     pub fn key(&self, lowest: u8) -> RKey {
         RKey::new(self.rkey.get() & !0xff | u32::from(lowest))
     }

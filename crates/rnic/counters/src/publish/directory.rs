@@ -1,4 +1,4 @@
-//! Directory of counter files, which belongs to one user alone.
+//! The directory of counter files, which only one user can access.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -13,38 +13,38 @@ use nix::fcntl::{OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, geteuid, mkdir, unlinkat};
 
-/// Environment variable with the directory for publishers and readers. It replaces the default directories.
+/// Environment variable that names the directory for publishers and readers. This directory replaces the default
+/// directories.
 pub const DIRECTORY_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
 
-/// Maximum of files in a directory.
+/// Maximum number of device files in a directory.
 pub const MAX_FILES: usize = 256;
 
-/// Default directories. The file names of a user are in `doorbell` below `RUNTIME` and the user's number, or in
-/// `SHARED` followed by the number.
+/// Default directories. A user's files are in `RUNTIME/UID/doorbell` or in `SHARED` followed by the user id.
 const RUNTIME: &str = "/run/user";
 const SHARED: &str = "/dev/shm/doorbell-";
 
-/// Returns the directories in which this user's processes may publish, the preferred one first.
+/// Returns the directories in which processes of this user may publish, the preferred directory first.
 pub(crate) fn candidates() -> Vec<PathBuf> {
     if let Some(directory) = std::env::var_os(DIRECTORY_VARIABLE).filter(|value| !value.is_empty()) {
         return vec![directory.into()];
     }
     let uid = geteuid();
     let is_own = |path: &Path| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == uid.as_raw());
-    // Processes of one user may have been started with and without the variable.
+    // Processes of one user may have been started with and without this variable, so both directories count.
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let usual = PathBuf::from(format!("{RUNTIME}/{uid}"));
     let mut found: Vec<PathBuf> = runtime.into_iter().chain([usual]).filter(|path| is_own(path)).collect();
     found.dedup();
     found.iter_mut().for_each(|path| path.push("doorbell"));
-    // A name that another user has taken is ignored.
+    // If another user owns a directory of this name, the name is ignored.
     let shared = Path::new(SHARED);
     let stem = format!("{}{uid}", shared.file_name().unwrap_or_default().to_string_lossy());
     found.extend(files::private_path(shared.parent().unwrap_or(shared), &stem));
     found
 }
 
-/// Returns the directories to read, each with its required owner. Root reads the directories of all users.
+/// Returns the directories to read, each with its required owner. For root, these are the directories of all users.
 pub(crate) fn readable() -> Vec<(PathBuf, u32)> {
     let own = geteuid();
     let mut found: Vec<_> = candidates().into_iter().map(|path| (path, own.as_raw())).collect();
@@ -55,11 +55,11 @@ pub(crate) fn readable() -> Vec<(PathBuf, u32)> {
     found
 }
 
-/// Returns the directories of users other than `own`, by the number in their names.
+/// Returns the directories of users other than `own`. The required owner is the user id in the name of the directory.
 fn of_others(runtime: &Path, shared: &Path, own: u32) -> Vec<(PathBuf, u32)> {
     let numbered = |folder: &Path, prefix: &str| -> Vec<(PathBuf, u32)> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(4 * MAX_FILES);
-        // A random suffix follows the number if another user has taken the plain name.
+        // If another user owns the plain name, a random suffix follows the user id.
         let of =
             |name: &str| name.strip_prefix(prefix)?.split('.').next()?.parse().ok().filter(|&owner: &u32| owner != own);
         entries.filter_map(|entry| Some((entry.path(), of(entry.file_name().to_str()?)?))).collect()
@@ -72,7 +72,7 @@ fn of_others(runtime: &Path, shared: &Path, own: u32) -> Vec<(PathBuf, u32)> {
     found
 }
 
-/// Reason why a directory is not used: a sentence that begins with its path.
+/// Reason why a directory cannot be used. The message is a sentence that begins with the path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DirectoryError {
     #[error("{} does not exist", .0.display())]
@@ -91,17 +91,17 @@ pub(crate) enum DirectoryError {
 pub(crate) struct Directory {
     fd: OwnedFd,
     pub(crate) path: PathBuf,
-    /// Required owner of the directory and its files.
+    /// Required owner of the directory and of its files.
     owner: u32,
 }
 
 impl Directory {
-    /// Opens a directory if it belongs to this process's user alone. Does not follow a symbolic link.
+    /// Opens a directory if only the user of this process can access it. Does not follow a symbolic link.
     pub(crate) fn open(path: &Path) -> Result<Self, DirectoryError> {
         Self::open_of(path, geteuid().as_raw())
     }
 
-    /// Opens a directory if it belongs to the user `owner` alone.
+    /// Opens a directory if only the user `owner` can access it.
     pub(crate) fn open_of(path: &Path, owner: u32) -> Result<Self, DirectoryError> {
         let os = |errno| match errno {
             Errno::ENOENT => DirectoryError::Missing(path.to_owned()),
@@ -119,7 +119,7 @@ impl Directory {
         Ok(Self { fd, path: path.to_owned(), owner })
     }
 
-    /// Opens the directory, and creates it if it does not exist.
+    /// Opens a directory, and creates the directory if it does not exist.
     pub(crate) fn create(path: &Path) -> Result<Self, DirectoryError> {
         match mkdir(path, Mode::S_IRWXU) {
             Ok(()) | Err(Errno::EEXIST) => Self::open(path),
@@ -127,7 +127,8 @@ impl Directory {
         }
     }
 
-    /// Returns the sorted names of its files. The limit leaves space for the maximum of files and temporary ones.
+    /// Returns the sorted names of the files. The number of names is limited, with space for the maximum number of
+    /// device files and for temporary files.
     pub(crate) fn list(&self) -> Result<Vec<String>, Errno> {
         let again = openat(&self.fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
         let mut names = Vec::new();
@@ -139,7 +140,8 @@ impl Directory {
         Ok(names)
     }
 
-    /// Opens a file for reading. The file must be regular, belong to the directory's owner, and be no link.
+    /// Opens a file for reading. The file must be regular, must belong to the owner of the directory, and must not be a
+    /// symbolic link.
     pub(crate) fn open_file(&self, name: &str) -> Result<File, String> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).map_err(|errno| errno.to_string())?);
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn root_reads_only_files_of_the_directory_owner() {
         if !geteuid().is_root() {
-            return; // no other user can change the owner of files
+            return; // only root can change the owner of files
         }
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("doorbell-12345");

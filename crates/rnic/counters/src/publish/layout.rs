@@ -9,11 +9,11 @@
 //! values  a sequence number, the time of publication, then the values
 //! ```
 //!
-//! A reader needs no list of counters, since the text holds the names. It ignores unknown keys. The layout number
-//! changes only if the words change.
+//! The text holds the names of the counters, so a reader needs no list of counters. A reader ignores unknown keys. The
+//! layout number changes only if the meaning of the words changes.
 //!
-//! The sequence number is odd while the publisher writes values. A reader accepts the values if the number was even,
-//! and the same before and after.
+//! The sequence number is odd while the publisher writes values. A reader accepts the values if the sequence number was
+//! even, and was the same before and after reading them.
 
 use std::collections::HashMap;
 
@@ -21,34 +21,35 @@ pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"doorbell");
 pub(crate) const LAYOUT: u64 = 1;
 const HEADER_WORDS: usize = 8;
 const WORD: usize = size_of::<u64>();
-/// Words before the values: the sequence number and the time of publication.
+/// Number of words before the values: the sequence number and the time of publication.
 pub(crate) const VALUES_START: usize = 2;
-/// Maximum length of a file.
+/// Maximum length of a file in bytes.
 pub(crate) const MAX_FILE_BYTES: usize = 64 << 10;
-/// Maximum of counters of a device.
+/// Maximum number of counters of a device.
 pub(crate) const MAX_COUNTERS: usize = 1024;
-/// Maximum length of a value in the text, so that long environment strings do not fill the file.
+/// Maximum length of one value in the text, in characters, so that long environment strings do not fill the file.
 const MAX_VALUE_CHARS: usize = 128;
 
-/// Description of a file and its device.
+/// Parsed header and text of a file, which describe the device and its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) pid: u32,
-    /// Keys and values, without `counter`.
+    /// Keys and values of the text, except the lines `counter NAME`.
     pub(crate) text: HashMap<String, String>,
-    /// Names of the counters, in the order of their values.
+    /// Names of the counters, in the order of their values in the file.
     pub(crate) counters: Vec<String>,
-    /// Offset of the values, which begin with their sequence number.
+    /// Offset of the sequence number in bytes. The time and the values follow.
     pub(crate) values_at: usize,
     pub(crate) file_bytes: usize,
 }
 
-/// Returns the text without control characters, and cut to the maximum length.
+/// Returns the text without control characters, cut to the maximum length of a value.
 fn line_safe(text: &str) -> String {
     text.chars().take(MAX_VALUE_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Returns the bytes of a new file with all values zero, and the offset of its values.
+/// Returns the bytes of a new file whose values are all zero, and the offset of its sequence number. Returns `None` if
+/// the device has too many counters.
 pub(crate) fn encode(pid: u32, keys: &[(&str, String)], counters: &[&str]) -> Option<(Vec<u8>, usize)> {
     if counters.len() > MAX_COUNTERS {
         return None;
@@ -75,12 +76,12 @@ pub(crate) fn encode(pid: u32, keys: &[(&str, String)], counters: &[&str]) -> Op
     Some((bytes, values_at))
 }
 
-/// Returns the words of some bytes.
+/// Splits bytes into words of 64 bits.
 pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<WORD>().0.iter().map(|word| u64::from_ne_bytes(*word))
 }
 
-/// Parses a file, or returns a description of the error.
+/// Parses a file. The error describes what is wrong with the file.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
     let header: Vec<u64> = words(bytes).take(HEADER_WORDS).collect();
     let &[magic, layout, file_bytes, pid, text_at, text_bytes, values_at, counters] = header.as_slice() else {

@@ -1,4 +1,5 @@
-//! Mapped values of a published file. This process writes them, other processes read them at any time.
+//! The values of a published file, mapped into memory. This process writes the values, and other processes read them at
+//! any time.
 
 use std::fs::File;
 use std::io;
@@ -11,22 +12,23 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::layout::VALUES_START;
 use crate::sequence;
 
-/// Sequence number, time and values of a file.
+/// Mapping of a file, with the position of its sequence number, time and values.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<std::ffi::c_void>,
     bytes: NonZeroUsize,
-    /// Sequence number. `VALUES_START + values` words from here lie within the mapping.
+    /// Sequence number, followed by the time and the values. `VALUES_START + values` words from here lie within the
+    /// mapping.
     words: NonNull<AtomicU64>,
     values: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, in each thread. All accesses are atomic.
+// SAFETY: no other value uses the mapping, so it can move between threads. All accesses are atomic.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps a file of `bytes` bytes. The caller has written all of them, so the kernel needs no further pages. At
-    /// `values_at`, the file holds the sequence number, the time and `values` values.
+    /// Maps a file of `bytes` bytes. The caller has written all bytes, so the kernel has already allocated all pages.
+    /// At the offset `values_at`, the file holds the sequence number, the time and `values` values.
     pub(super) fn new(file: &File, bytes: usize, values_at: usize, values: usize) -> io::Result<Self> {
         let end = values_at + (VALUES_START + values) * size_of::<AtomicU64>();
         let bytes = NonZeroUsize::new(bytes)
@@ -42,13 +44,13 @@ impl Mapping {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < VALUES_START + self.values);
-        // SAFETY: the word lies within the mapping. It is aligned, since a mapping begins at a page and `values_at`
-        // is aligned. It stays mapped as long as `self`. This process accesses it only through atomics, other
-        // processes read the file.
+        // SAFETY: the word lies within the mapping. It is aligned, since a mapping begins at a page and `values_at` is
+        // aligned. The mapping lives as long as `self`. This process accesses the word only through atomics, and other
+        // processes only read the file.
         unsafe { self.words.add(index).as_ref() }
     }
 
-    /// Writes time and values, so that a reader gets all of them or none.
+    /// Writes the time and the values. A reader gets either all of them or none.
     pub(super) fn store(&mut self, at_ns: u64, values: &[u64]) {
         let values = values.iter().take(self.values).copied();
         sequence::write(|index| self.word(index), std::iter::once(at_ns).chain(values));

@@ -8,23 +8,23 @@ use std::os::unix::fs::MetadataExt;
 pub(crate) enum Life {
     Running,
     Gone,
-    /// The process is not visible, since it belongs to another PID namespace.
+    /// The process belongs to another PID namespace, so its state is not visible.
     Unknown,
 }
 
-/// Returns the start time of a process in clock ticks since boot. Number and start time identify a process forever.
-/// Returns `None` if the process does not exist, or is a zombie.
+/// Returns the start time of a process in clock ticks since boot. A process number can be reused; together with the
+/// start time it is unique. Returns `None` if the process does not exist or is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets, which may contain any character.
+    // The second field is the name of the program in parentheses, and the name may contain any character.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let state = fields.first()?;
-    // A process is shown as a zombie if its first thread has ended, even if other threads run.
+    // If the first thread of a process has ended, the process is shown as a zombie, even while other threads run.
     let other_threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) > 1;
     if matches!(*state, "Z" | "X") && !other_threads() {
         return None;
     }
-    fields.get(19)?.parse().ok() // the 22nd of all
+    fields.get(19)?.parse().ok() // field 22 of the whole line: the start time
 }
 
 /// Returns the PID namespace of this process.
@@ -32,7 +32,7 @@ pub(crate) fn pid_namespace() -> Option<u64> {
     std::fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
 }
 
-/// Returns whether a process with this number and start time runs in this namespace.
+/// Returns the state of the process with the number `pid` and the start time `start` in the PID namespace `namespace`.
 pub(crate) fn life(pid: u32, start: Option<u64>, namespace: Option<u64>) -> Life {
     let Some(own) = pid_namespace() else { return Life::Unknown };
     if start.is_none() || namespace != Some(own) {
@@ -41,18 +41,18 @@ pub(crate) fn life(pid: u32, start: Option<u64>, namespace: Option<u64>) -> Life
     if start_ticks(pid) == start { Life::Running } else { Life::Gone }
 }
 
-/// Returns the name of this process: its first argument without folders.
+/// Returns the name of this process: its first argument without directories.
 pub(crate) fn program() -> String {
     let first = std::env::args_os().next().unwrap_or_default();
     let name = std::path::Path::new(&first).file_name().unwrap_or(&first).to_string_lossy().into_owned();
     if name.is_empty() { "unknown".to_owned() } else { name }
 }
 
-/// Maximum bytes of a command line.
+/// Maximum number of bytes read from a command line.
 const MAX_COMMAND_BYTES: u64 = 4096;
 
-/// Returns the command line of a running process; `None` if it shows none. The process controls this text, so control
-/// characters are replaced.
+/// Returns the command line of a running process; `None` if the process shows no command line. The process controls
+/// this text, so control characters are replaced.
 pub(crate) fn command(pid: u32) -> Option<Vec<String>> {
     let mut bytes = Vec::new();
     std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?.take(MAX_COMMAND_BYTES).read_to_end(&mut bytes).ok()?;
@@ -101,7 +101,7 @@ mod tests {
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", "read line", "0\u{1b}[2J"]).stdin(std::process::Stdio::piped());
         let mut child = shell.spawn().unwrap();
-        // The child shows the command of this process until `exec` has replaced it.
+        // Until `exec` succeeds, the child shows the command line of this process.
         let found = loop {
             match command(child.id()) {
                 Some(found) if found[0] == "sh" => break found,

@@ -1,4 +1,4 @@
-//! Statistics of network interfaces, as in `ethtool -S`.
+//! Statistics of network interfaces, as `ethtool -S` shows them.
 
 #[allow(unsafe_code)]
 mod sys;
@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 use crate::source::regular;
 
-/// Maximum bytes of a record. Large adapters have some thousands of statistics of some dozens of bytes each.
+/// Maximum size of a recorded output in bytes. Large adapters have some thousands of statistics with some dozens of
+/// bytes each.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
 
 /// Source of the statistics of network interfaces.
 pub trait Ethtool: Send {
-    /// Returns the names and values of an interface's statistics; none if its driver has none.
+    /// Returns the names and values of an interface's statistics. The list is empty if the driver has no statistics.
     ///
     /// # Errors
     ///
@@ -21,7 +22,7 @@ pub trait Ethtool: Send {
     fn statistics(&self, netdev: &str) -> io::Result<Vec<(String, u64)>>;
 }
 
-/// Statistics from the kernel.
+/// Statistics that the kernel provides.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelEthtool;
 
@@ -31,12 +32,12 @@ impl Ethtool for KernelEthtool {
     }
 }
 
-/// Recorded output of `ethtool -S`. A copied tree of devices has it in `ethtool/INTERFACE`.
+/// Statistics from recorded output of `ethtool -S`. In a copied tree of devices, the output is in `ethtool/INTERFACE`.
 #[derive(Clone, Debug)]
 pub struct RecordedEthtool(PathBuf);
 
 impl RecordedEthtool {
-    /// Creates a source for the records below `root`.
+    /// Creates a source for the recorded outputs below `root`.
     pub fn new(root: &Path) -> Self {
         Self(root.join("ethtool"))
     }

@@ -1,4 +1,4 @@
-//! Software RNICs of this user's processes; for root, of the processes of all users.
+//! Software RNICs of this user's processes. For root, software RNICs of the processes of all users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,38 +21,38 @@ use crate::source::Source;
 /// UDP port of RoCE v2 (IBTA annex A17).
 const ROCE_UDP_PORT: u16 = 4791;
 
-/// Maximum of attempts to read consistent values. A write takes well below a microsecond. If the scheduler has
-/// stopped the publisher during a write, the reader sleeps between the attempts.
+/// Maximum number of attempts to read consistent values. A publisher writes for well below a microsecond. If the
+/// scheduler has stopped the publisher during a write, the reader sleeps between the attempts.
 const TRIES: u32 = 20;
 const NAP: Duration = Duration::from_micros(500);
 
-/// Open file of a device. After its removal, the open file still holds the last values.
+/// An opened file of a device. If the file is removed, the open file still holds the last values.
 struct Open {
     file: File,
     header: Header,
     incarnation: u64,
-    /// Label, unchanged while the device exists; empty until it is assigned.
+    /// Label of the device, which stays unchanged while the device exists; empty until it is assigned.
     label: String,
-    /// Command line of the process.
+    /// Command line of the process that published the file.
     command: Option<Vec<String>>,
 }
 
-/// Source that reads the counters that software RNICs publish.
+/// Source of the counters that software RNICs publish.
 pub struct PublishedSource {
-    /// Fixed directories. `None` means that each read searches for the directories, since users log in and out.
+    /// Fixed directories. `None` means that each read searches for directories, since users log in and out.
     directories: Option<Vec<PathBuf>>,
     files: BTreeMap<(PathBuf, String), Open>,
     found: u64,
 }
 
 impl PublishedSource {
-    /// Creates a source for all directories in which this user's processes may publish; for root, for those of all
-    /// users.
+    /// Creates a source for all directories in which processes of this user may publish. For root, the source covers
+    /// the directories of all users.
     pub fn new() -> Self {
         Self { directories: None, files: BTreeMap::new(), found: 0 }
     }
 
-    /// Creates a source for these directories. A directory that does not belong to this user alone is skipped.
+    /// Creates a source for `directories`. Each read skips directories that other users can access.
     pub fn of(directories: Vec<PathBuf>) -> Self {
         Self { directories: Some(directories), ..Self::new() }
     }
@@ -66,7 +66,7 @@ impl PublishedSource {
         }
     }
 
-    /// Opens the new files of a directory, and returns the names of all its files.
+    /// Opens the files of a directory that are not open yet, and returns the names of all files in the directory.
     fn list(&mut self, path: &Path, owner: u32, reading: &mut Reading) -> BTreeSet<String> {
         let directory = match Directory::open_of(path, owner) {
             Ok(directory) => directory,
@@ -76,7 +76,8 @@ impl PublishedSource {
                 return BTreeSet::new();
             }
         };
-        // The device of a killed process shows its last values once, if it was known before.
+        // If a process was killed, its devices show their last values once more, provided that their files are already
+        // open.
         let listed = sweep(&directory).and_then(|_| directory.list());
         let names = listed.unwrap_or_else(|errno| {
             reading.note(None, format!("{} cannot be listed: {errno}", path.display()));
@@ -91,13 +92,13 @@ impl PublishedSource {
             match inspect(&directory, name) {
                 Ok((file, header)) => {
                     self.found += 1;
-                    // A process number from another PID namespace may belong to another process here.
+                    // In another PID namespace, the process number in the file may belong to a different process here.
                     let command = if life(&header) == Life::Running { command(header.pid) } else { None };
                     let (incarnation, label) = (self.found, String::new());
                     self.files.insert(key, Open { file, header, incarnation, label, command });
                 }
                 Err(reason) => {
-                    // The file may have been removed since it was listed.
+                    // Stay silent about a file that was removed since it was listed.
                     if directory.open_file(name).is_ok() {
                         reading.note(None, format!("{} is skipped: {reason}", path.join(name).display()));
                     }
@@ -107,8 +108,8 @@ impl PublishedSource {
         names
     }
 
-    /// Assigns labels to new devices. Two network namespaces may have the same address. Then the process number or a
-    /// counter makes the label unique.
+    /// Assigns labels to new devices. Devices in different network namespaces may have the same address. Then the
+    /// process number or a counter makes the label unique.
     fn name_the_new(&mut self, there: &BTreeSet<(PathBuf, String)>) {
         let is_named = |(key, open): &(&(PathBuf, String), &Open)| there.contains(key) && !open.label.is_empty();
         let mut taken: BTreeSet<String> =
@@ -116,7 +117,7 @@ impl PublishedSource {
         for open in self.files.values_mut().filter(|open| open.label.is_empty()) {
             let label = open.plain_label();
             let of_process = format!("{label}#{}", open.header.pid);
-            // Another device may have any of these labels as its name.
+            // Another device may already use `of_process` as its label, so a number may be needed.
             let numbered = (open.incarnation..).map(|number| format!("{of_process}.{number}"));
             let mut candidates = [label, of_process.clone()].into_iter().chain(numbered);
             open.label = candidates.find(|label| !taken.contains(label)).unwrap_or_default();
@@ -156,8 +157,8 @@ impl Open {
     fn sample(&self, ended: bool) -> Result<Sample, String> {
         let (published_ns, values) = self.values()?;
         let now_ns = monotonic_ns();
-        // Values have the time of their publication. If that is long ago, the counters have not changed since, and
-        // the values are also current.
+        // Values carry the time of their publication. If that time is long ago, the counters have not changed since
+        // then, so the values are still current.
         let is_old = published_ns.saturating_add(2 * PUBLISH_WITHIN_NS) < now_ns || published_ns > now_ns;
         let names = self.header.counters.iter().map(|name| Name::new(Set::Published, name));
         Ok(Sample {
@@ -174,7 +175,7 @@ impl Open {
         self.header.text.get(key)?.parse().ok()
     }
 
-    /// Returns the time of publication and the values, which are consistent.
+    /// Returns the time of publication and a consistent set of values.
     fn values(&self) -> Result<(u64, Vec<u64>), String> {
         let at = self.header.values_at as u64;
         let mut bytes = vec![0; (VALUES_START + self.header.counters.len()) * size_of::<u64>()];
@@ -202,7 +203,7 @@ impl Open {
         if let Some(address) = self.key::<IpAddr>("address") {
             label = format!("{label}@{address}");
         }
-        // A port other than that of RoCE v2 is part of the label.
+        // If the UDP port differs from the port of RoCE v2, the label includes the UDP port.
         if let Some(port) = self.key("udp_port").filter(|&port: &u16| port != ROCE_UDP_PORT) {
             label = format!("{label}:{port}");
         }

@@ -1,4 +1,4 @@
-//! Devices of the kernel, with the statistics of their network interfaces.
+//! RDMA devices of the kernel, with the statistics of their network interfaces.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,19 +10,19 @@ use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::source::ethtool::{Ethtool, KernelEthtool, RecordedEthtool};
 use crate::source::{Source, regular};
 
-/// Directory in which the kernel shows its devices.
+/// Directory below which the kernel lists its devices and their counters.
 pub const SYSFS: &str = "/sys";
 
-/// Maximum of entries read from a directory.
+/// Maximum number of entries read from a directory.
 const MAX_ENTRIES: usize = 1024;
-/// Maximum length of a value's file.
+/// Maximum length in bytes of a file that holds one value.
 const MAX_VALUE_BYTES: u64 = 128;
-/// Maximum of GIDs read from a port, which may have hundreds.
+/// Maximum number of GIDs read from a port. A port may have hundreds.
 const MAX_GIDS: usize = 16;
-/// Part of the names of an interface's statistics that concern RDMA.
+/// Text in the names of those interface statistics that concern RDMA.
 const RDMA_STATISTICS: &str = "_vport_rdma_";
 
-/// Source that reads the kernel's devices.
+/// Source of the counters of the kernel's devices.
 pub struct SysfsSource {
     class: PathBuf,
     ethtool: Box<dyn Ethtool>,
@@ -30,7 +30,7 @@ pub struct SysfsSource {
 
 impl SysfsSource {
     /// Creates a source for the devices below `root`, with the statistics of their interfaces. For [`SYSFS`], the
-    /// kernel provides the statistics. For any other root, they are read from a record ([`RecordedEthtool`]).
+    /// kernel provides the statistics. For any other root, the source reads recorded statistics ([`RecordedEthtool`]).
     pub fn new(root: &Path) -> Self {
         if root == Path::new(SYSFS) {
             Self::with_ethtool(root, KernelEthtool)
@@ -52,7 +52,8 @@ impl Source for SysfsSource {
             let ports = entries(&device.path.join("ports"), Some(&about), reading);
             let several = ports.len() > 1;
             for port in ports {
-                // The kernel writes each number in one way only, so no two ports have the same number.
+                // The kernel writes port numbers without leading zeros or signs. Rejecting other forms keeps port
+                // numbers unique.
                 let number = port.name.parse().ok().filter(|number: &u32| number.to_string() == port.name);
                 let Some(number) = number else {
                     reading.note(Some(&about), format!("{} is no port: it has no number", port.path.display()));
@@ -67,7 +68,7 @@ impl Source for SysfsSource {
 
 impl SysfsSource {
     fn port(&self, device: &Entry, port: &Entry, number: u32, several: bool, reading: &mut Reading) -> Option<Sample> {
-        // A recreated device has a new directory.
+        // A device that was created again has a new directory, so the inode distinguishes both devices.
         let incarnation = std::fs::metadata(&port.path).ok()?.ino();
         let netdev = netdev(device, port);
         let about = subject(device, Some(number));
@@ -75,7 +76,8 @@ impl SysfsSource {
         let mut raw = Raw::new();
         values(&port.path.join("counters"), Set::Port, &about, &mut raw, reading);
         if !several {
-            // Some drivers have counters per device. If device and port share a name, the port's value remains.
+            // Some drivers have counters per device. If the device and the port have a counter of the same name, the
+            // value of the port is used.
             values(&device.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
         }
         values(&port.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
@@ -125,17 +127,18 @@ struct Entry {
     path: PathBuf,
 }
 
-/// Returns a device, or one of its ports, as the subject of notes.
+/// Returns the subject of notes about a device or about one of its ports.
 fn subject(device: &Entry, port: Option<u32>) -> Subject {
     Subject { kind: Kind::Kernel, device: device.name.clone(), port }
 }
 
-/// Returns the sorted entries of a directory; none if it does not exist. `about` is the subject of notes.
+/// Returns the sorted entries of a directory; none if the directory does not exist. Notes about problems have the
+/// subject `about`.
 fn entries(path: &Path, about: Option<&Subject>, reading: &mut Reading) -> Vec<Entry> {
     let found = match std::fs::read_dir(path) {
         Ok(found) => found,
         Err(error) => {
-            // The device may have no such directory, or may have disappeared.
+            // No note if the device has no such directory, or has disappeared.
             if !matches!(error.kind(), io::ErrorKind::NotFound) && !has_gone(&error) {
                 reading.note(about, format!("{} cannot be listed: {error}", path.display()));
             }
@@ -152,14 +155,14 @@ fn has_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT))
 }
 
-/// Returns the text of a small file. A longer text is cut.
+/// Returns the text of a small file, cut to the maximum length of a value.
 fn text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     regular(path)?.take(MAX_VALUE_BYTES).read_to_string(&mut text)?;
     Ok(text.trim().to_owned())
 }
 
-/// Reads a directory of counters. A counter that is unreadable or no number is absent, and noted.
+/// Reads a directory of counters into `raw`. A file that is unreadable or holds no number is skipped and noted.
 fn values(path: &Path, set: Set, about: &Subject, raw: &mut Raw, reading: &mut Reading) {
     for Entry { name, path } in entries(path, Some(about), reading) {
         if name == "lifespan" {
@@ -168,7 +171,7 @@ fn values(path: &Path, set: Set, about: &Subject, raw: &mut Raw, reading: &mut R
         match text(&path) {
             Ok(text) => match text.parse() {
                 Ok(value) => drop(raw.insert(Name::new(set, name), value)),
-                // With this text, the kernel states that the port has no such counter.
+                // With the text N/A, the kernel states that the port does not have this counter.
                 Err(_) if text.starts_with("N/A") => {}
                 Err(_) => {
                     let text: String = text.chars().take(32).collect();
@@ -187,8 +190,8 @@ fn link_name(path: &Path) -> Option<String> {
     target.file_name()?.to_str().filter(|name| !name.contains(char::is_control)).map(str::to_owned)
 }
 
-/// Returns whether the text can be the name of a network interface. The kernel accepts no path and no space in a
-/// name.
+/// Returns whether `name` can be the name of a network interface. The kernel allows neither slashes nor spaces in such
+/// names.
 fn is_netdev(name: &str) -> bool {
     let is_path = matches!(name, "." | "..") || name.contains('/');
     !name.is_empty()
@@ -197,8 +200,8 @@ fn is_netdev(name: &str) -> bool {
         && !name.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
-/// Returns the network interface of a port: that of its GIDs, else the device's only interface, else the parent of a
-/// software device.
+/// Returns the network interface of a port: the interface of its GIDs, else the only interface of the device. For a
+/// software device without these, returns the parent interface.
 fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     let mut ignored = Reading::default();
     let first = |text: io::Result<String>| text.ok().filter(|text| is_netdev(text));
@@ -211,7 +214,7 @@ fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     of_gids.or_else(of_device).or_else(|| first(text(&device.path.join("parent"))))
 }
 
-/// Returns the first GID of a port that is an IPv4-mapped address, else its first GID.
+/// Returns the first GID of a port that is an IPv4-mapped address; without one, the first GID.
 fn gid(port: &Entry) -> Option<Ipv6Addr> {
     let mut ignored = Reading::default();
     let gids = entries(&port.path.join("gids"), None, &mut ignored);

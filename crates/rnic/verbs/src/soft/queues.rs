@@ -23,25 +23,26 @@ use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
 use crate::signal::{Notices, Sleepers};
 
-/// After one wait, assume that the program also waits for this number of further notifications.
+/// Number of further waits expected after the program has waited once. While waits are expected, the channel drives the
+/// device before the program sleeps.
 const WAITER_FOR: usize = 16;
 
 pub(super) struct SoftChannel {
-    /// Completion queues whose notifications wait.
+    /// Completion queues with a notification that the program has not taken yet.
     notices: Notices<Arc<Notified>>,
-    /// The RNIC. A weak reference, since the engine notifies through its queues, which hold this channel.
+    /// The RNIC. The reference is weak, since the completion queues of the RNIC hold this channel.
     rnic: Weak<DrivenRnic>,
-    /// Number of further notifications for which [`raw::Channel::wait`] is expected. Programs rarely change their way
-    /// of waiting.
+    /// Number of further notifications for which the program is expected to use [`raw::Channel::wait`]. Programs rarely
+    /// change their way of waiting.
     lingers: AtomicUsize,
 }
 
-/// A completion queue as its channel identifies it. Numbers of queues are reused, this object is not.
+/// Identity of a completion queue on its channel. The numbers of queues are reused, these objects are not.
 #[derive(Debug, Default)]
 struct Notified {
-    /// Set once the queue exists.
+    /// Number of the queue, set once the queue exists.
     id: OnceLock<CqId>,
-    /// Whether the queue is being destroyed. Changes under the lock of the channel's notices.
+    /// Whether the queue is being destroyed. This flag changes only under the lock of the channel's notices.
     closed: AtomicBool,
 }
 
@@ -62,8 +63,8 @@ impl SoftChannel {
         }
     }
 
-    /// Ends the notifications of a queue that is being destroyed. The caller must not have freed its number yet, so
-    /// that the notifications of the next queue with that number stay.
+    /// Drops and ends the notifications of a queue that is being destroyed. The number of the queue must still be in
+    /// use. Otherwise this function could drop notifications of a new queue with the same number.
     fn forget(&self, cq: &Arc<Notified>) {
         let mut notices = self.notices.lock();
         cq.closed.store(true, Ordering::Relaxed);
@@ -123,7 +124,7 @@ impl SoftCq {
         depth: usize,
         channel: Option<&Arc<dyn raw::Channel>>,
     ) -> Result<Self, ObjectError> {
-        // The notifier is needed to create the queue, whose number is known only afterwards.
+        // The notifier must exist before the queue, whose number is known only afterwards.
         let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
             let (armed, notified, channel) = (Arc::clone(rnic.armed()), Arc::clone(&notified), channel.cloned());
@@ -151,12 +152,12 @@ impl raw::Cq for SoftCq {
     }
 
     fn arm(&self, notify: Notify) {
-        // Count first: an armed notification may fire at any moment.
+        // Count the armed notification before arming it, since it may fire at any moment.
         self.rnic.armed().fetch_add(1, Ordering::SeqCst);
         if !self.queue.request_notification(notify) {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
-        // If the program waits differently this time, the thread notices it when its nap ends.
+        // If the program waits in another way this time, the progress thread notices it when its nap ends.
         let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
         if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
             self.rnic.rouse();
@@ -171,9 +172,9 @@ impl raw::Cq for SoftCq {
 impl Drop for SoftCq {
     fn drop(&mut self) {
         if let Some(channel) = soft_channel(self.channel.as_ref()) {
-            channel.forget(&self.notified); // before the number is free for reuse
+            channel.forget(&self.notified); // before `destroy_cq` frees the number for reuse
         }
-        // The queue is not busy: queue pairs keep its handle alive.
+        // The call cannot fail: queue pairs that use the queue keep this handle alive.
         let _ = self.rnic.with(|rnic| rnic.destroy_cq(self.id));
         if self.queue.is_armed() {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
@@ -222,7 +223,7 @@ impl Drop for SoftSrq {
     }
 }
 
-/// Multicast groups that the link has joined, each with the queue pair.
+/// Multicast groups that the link has joined, each with the queue pair for which the link joined the group.
 pub(super) type Groups = HashSet<(IpAddr, Qpn)>;
 
 pub(super) struct SoftQp {
@@ -241,7 +242,7 @@ impl SoftQp {
         Ok(Self { rnic: Arc::clone(rnic), groups: Arc::clone(groups), qpn })
     }
 
-    /// Locks the groups, so that the groups of the link always match those of the RNIC.
+    /// Locks the groups. A caller that holds the lock changes the groups of the link and of the RNIC together.
     fn groups(&self) -> MutexGuard<'_, Groups> {
         self.groups.lock().ignore_poison()
     }
@@ -260,7 +261,8 @@ impl raw::Qp for SoftQp {
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
-        // A pending acknowledgement is sent now, since it cannot be sent later: the peer did nothing wrong.
+        // Send a pending acknowledgement now: in the new state, the queue pair can no longer send it, and the peer did
+        // nothing wrong.
         let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
         self.rnic.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
     }
@@ -273,7 +275,7 @@ impl raw::Qp for SoftQp {
         let mut groups = self.groups();
         if self.rnic.with(|rnic| rnic.attach(self.qpn, group))? {
             self.rnic.join(group).map_err(|error| {
-                // The queue pair is the group's only member in the RNIC.
+                // Undo the attachment. The queue pair is the only member of the group in the RNIC.
                 let _ = self.rnic.with(|rnic| rnic.detach(self.qpn, group));
                 Error::os("the multicast group could not be joined")(error)
             })?;
@@ -320,8 +322,8 @@ impl Drop for SoftQp {
             let _ = self.detach_from(group);
             false
         });
-        // Other queue pairs may wait for the room that this one used, so they continue. A pending acknowledgement is
-        // sent.
+        // Drive all queue pairs: some may wait for room that the destroyed queue pair used. A pending acknowledgement
+        // of the destroyed queue pair is also sent.
         self.rnic.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Conversions between our types and those of C.
+//! Conversions between the types of this crate and the C structs of libibverbs.
 
 use std::ffi::{c_int, c_uint};
 
@@ -6,7 +6,7 @@ use doorbell_ibverbs_sys::*;
 use doorbell_verbs_core::{Access, Attachment, Completion, CompletionOpcode, QpKind, QpState, Sge, Status};
 use doorbell_wire::{PathMtu, Qpn, RKey};
 
-// Elements are passed to C without conversion.
+// Scatter-gather elements are passed to C without conversion, so both layouts must be equal.
 const _: () = assert!(
     size_of::<Sge>() == size_of::<ibv_sge>()
         && std::mem::offset_of!(Sge, address) == std::mem::offset_of!(ibv_sge, addr)
@@ -93,7 +93,7 @@ fn status(status: ibv_wc_status) -> Status {
         IBV_WC_REM_OP_ERR => Status::RemoteOperation,
         IBV_WC_RETRY_EXC_ERR | IBV_WC_RESP_TIMEOUT_ERR => Status::RetryExceeded,
         IBV_WC_RNR_RETRY_EXC_ERR => Status::RnrRetryExceeded,
-        // The remaining codes belong to unsupported transports, or to a failure of the RNIC itself.
+        // The remaining codes concern unsupported transports, or a failure of the RNIC itself.
         _ => Status::LocalQpOperation,
     }
 }
@@ -113,13 +113,13 @@ fn opcode(opcode: ibv_wc_opcode) -> CompletionOpcode {
 #[inline]
 pub(super) fn completion(wc: &ibv_wc) -> Completion {
     let succeeded = wc.status == IBV_WC_SUCCESS;
-    // Verbs define the other fields only for successful completions.
+    // The fields used below are defined only for successful completions.
     let flags = if succeeded { wc.wc_flags } else { 0 };
     let attachment = if flags & IBV_WC_WITH_IMM != 0 {
-        // SAFETY: both fields of the union are any 32 bits, here in network byte order.
+        // SAFETY: any 32 bits are valid for both fields of the union. The immediate is in network byte order.
         Attachment::Immediate(u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data }))
     } else if flags & IBV_WC_WITH_INV != 0 {
-        // SAFETY: as above, in host byte order.
+        // SAFETY: as above. The key is in host byte order.
         Attachment::Invalidated(RKey::new(unsafe { wc.__bindgen_anon_1.invalidated_rkey }))
     } else {
         Attachment::None
@@ -134,6 +134,6 @@ pub(super) fn completion(wc: &ibv_wc) -> Completion {
         qpn: Qpn::new(wc.qp_num),
         source_qpn: Qpn::new(if succeeded { wc.src_qp } else { 0 }),
         attachment,
-        timestamp_ns: 0, // only extended completion queues have timestamps
+        timestamp_ns: 0, // only extended completion queues report timestamps
     }
 }

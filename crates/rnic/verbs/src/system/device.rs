@@ -1,4 +1,4 @@
-//! The machine's devices, their ports and GIDs, and the choice among them.
+//! The machine's devices with their ports and GIDs, and the choice of a device, port and GID to use.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -12,21 +12,21 @@ use doorbell_wire::PathMtu;
 use super::library::Library;
 use super::{SystemError, SystemOptions};
 
-/// Maximum number of entries read from a GID table; RNICs have up to some hundreds.
+/// Maximum number of entries read from a GID table. RNICs have up to some hundreds.
 const MAX_GIDS: usize = 1024;
 
-/// A device of the machine, as libibverbs shows it.
+/// A device of the machine, as libibverbs reports it.
 #[derive(Clone, Debug)]
 pub struct SystemDevice {
     /// Name of the device.
     pub name: String,
-    /// Version of its firmware; empty if it has none.
+    /// Version of the firmware; empty if the device has no firmware.
     pub firmware: String,
-    /// Maximum number and size of its objects.
+    /// Maximum number and size of the device's objects.
     pub limits: Limits,
-    /// Whether it supports atomics.
+    /// Whether the device supports atomics.
     pub atomics: bool,
-    /// Its ports, numbered from 1.
+    /// Ports of the device, numbered from 1.
     pub ports: Vec<SystemPort>,
 }
 
@@ -35,7 +35,7 @@ pub struct SystemDevice {
 pub struct SystemPort {
     /// Number of the port.
     pub number: u8,
-    /// State of the port, in a word; a usable port is `active`.
+    /// State of the port as a word; a usable port is `active`.
     pub state: &'static str,
     /// Link layer of the port: `Ethernet` for RoCE.
     pub link_layer: &'static str,
@@ -48,7 +48,7 @@ pub struct SystemPort {
 /// An entry of a port's table of GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Index in the table.
+    /// Index of the GID in the table.
     pub index: u32,
     /// The GID; an IP address for RoCE v2.
     pub gid: Ipv6Addr,
@@ -56,7 +56,7 @@ pub struct Gid {
     pub kind: &'static str,
 }
 
-/// Kind of the GIDs for RoCE over UDP.
+/// Kind of the GIDs of RoCE v2.
 pub(super) const ROCE_V2: &str = "RoCE v2";
 
 impl std::fmt::Display for Gid {
@@ -66,7 +66,8 @@ impl std::fmt::Display for Gid {
 }
 
 impl SystemPort {
-    /// Returns the GID that is used if no index is requested: RoCE v2 over IPv4, else over IPv6, link-local last.
+    /// Returns the GID to use if no index is requested: a GID of RoCE v2. IPv4 precedes IPv6, and link-local addresses
+    /// come last.
     pub fn default_gid(&self) -> Option<Gid> {
         let v2 = self.gids.iter().filter(|gid| gid.kind == ROCE_V2);
         v2.min_by_key(|gid| (gid.gid.to_ipv4_mapped().is_none(), gid.gid.is_unicast_link_local(), gid.index)).copied()
@@ -81,7 +82,7 @@ const ACTIVE: &str = "active";
 const ETHERNET: &str = "Ethernet";
 
 impl SystemDevice {
-    /// Returns the first usable port: active, Ethernet, with a RoCE v2 GID.
+    /// Returns the first usable port: the port is active Ethernet and has a RoCE v2 GID.
     pub fn usable_port(&self) -> Option<&SystemPort> {
         self.ports.iter().find(|port| port.is_usable())
     }
@@ -93,25 +94,25 @@ pub(super) struct Handle {
     pub(super) context: NonNull<ibv_context>,
 }
 
-// SAFETY: libibverbs may be called from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use a device.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the device is open, and every object made from it holds it alive.
+        // SAFETY: the device is open, and every object created from the device keeps this handle alive.
         unsafe { (self.library.close_device)(self.context.as_ptr()) };
     }
 }
 
-/// Calls `each` with every device, until it returns a value.
+/// Calls `each` with one device after the other, until `each` returns a value.
 fn devices<T>(
     library: &'static Library,
     mut each: impl FnMut(String, *mut ibv_device) -> Option<T>,
 ) -> Result<Option<T>, SystemError> {
     let mut count: c_int = 0;
-    // SAFETY: `count` has room for the number.
+    // SAFETY: `count` has room for the number of devices.
     let list = unsafe { (library.get_device_list)(&mut count) };
     if list.is_null() {
         return Err(SystemError::NoList(io::Error::last_os_error()));
@@ -129,13 +130,13 @@ fn devices<T>(
             break;
         }
     }
-    // SAFETY: the list from above; devices that were opened stay.
+    // SAFETY: `list` was returned above. Freeing the list does not close the devices that were opened.
     unsafe { (library.free_device_list)(list) };
     Ok(found)
 }
 
 fn open(library: &'static Library, name: &str, device: *mut ibv_device) -> Result<Handle, SystemError> {
-    // SAFETY: a device of a list that has not been freed.
+    // SAFETY: `device` belongs to a list that has not been freed.
     let context = unsafe { (library.open_device)(device) };
     let context = NonNull::new(context)
         .ok_or_else(|| SystemError::DoesNotOpen { name: name.to_owned(), error: io::Error::last_os_error() })?;
@@ -145,19 +146,19 @@ fn open(library: &'static Library, name: &str, device: *mut ibv_device) -> Resul
 fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> {
     let (library, context) = (handle.library, handle.context.as_ptr());
     let mut device = ibv_device_attr::default();
-    // SAFETY: an open device, and room for its attributes.
+    // SAFETY: the device is open, and `device` has room for its attributes.
     let result = unsafe { (library.query_device)(context, &mut device) };
-    SystemError::check("what the device can do", result)?;
-    // SAFETY: the library ends it with a zero.
+    SystemError::check("querying the device", result)?;
+    // SAFETY: libibverbs ends the firmware version with a zero byte.
     let firmware = unsafe { CStr::from_ptr(device.fw_ver.as_ptr()) }.to_string_lossy().into_owned();
     let number = |value: c_int| usize::try_from(value).unwrap_or(0);
     let mut gids = vec![ibv_gid_entry::default(); MAX_GIDS];
-    // SAFETY: room for `MAX_GIDS` entries of that size.
+    // SAFETY: the buffer has room for `MAX_GIDS` entries of that size.
     let known =
         unsafe { (library.query_gid_table)(context, gids.as_mut_ptr(), MAX_GIDS, 0, size_of::<ibv_gid_entry>()) };
     let known = usize::try_from(known).map_err(|_| {
         let error = io::Error::from_raw_os_error(i32::try_from(-known).unwrap_or(0));
-        SystemError::refused("the table of GIDs to be read", error)
+        SystemError::refused("reading the GID table", error)
     })?;
     gids.truncate(known);
     let mut ports = Vec::new();
@@ -165,7 +166,7 @@ fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> 
         let mut port = ibv_port_attr::default();
         // SAFETY: as above.
         let result = unsafe { (library.query_port)(context, number, &mut port) };
-        SystemError::check("what the port can do", result)?;
+        SystemError::check("querying the port", result)?;
         let own = gids.iter().filter(|entry| entry.port_num == u32::from(number));
         ports.push(SystemPort {
             number,
@@ -203,7 +204,7 @@ fn gid(entry: &ibv_gid_entry) -> Gid {
         IBV_GID_TYPE_ROCE_V1 => "RoCE v1",
         _ => "InfiniBand",
     };
-    // SAFETY: all bytes of the union are those of `raw`.
+    // SAFETY: the union is plain data, so all bytes of `raw` are initialized.
     let raw = unsafe { entry.gid.raw };
     Gid { index: entry.gid_index, gid: Ipv6Addr::from(raw), kind }
 }
@@ -237,7 +238,7 @@ pub(super) fn mtu(mtu: ibv_mtu) -> PathMtu {
     }
 }
 
-/// Returns all devices that can be opened, each with its ports and GIDs.
+/// Returns all devices that libibverbs can open, each with its ports and GIDs.
 pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, SystemError> {
     let (mut all, mut failed) = (Vec::new(), None);
     devices(library, |name, device| {
@@ -255,7 +256,7 @@ pub(super) fn list(library: &'static Library) -> Result<Vec<SystemDevice>, Syste
     }
 }
 
-/// The chosen device, port and GID.
+/// The device, port and GID that `choose` has selected.
 pub(super) struct Chosen {
     pub(super) handle: Handle,
     pub(super) device: SystemDevice,
@@ -263,7 +264,7 @@ pub(super) struct Chosen {
     pub(super) gid: Gid,
 }
 
-/// Opens the requested device; without a name, the first device with a usable port.
+/// Opens the requested device. If `options` name no device, opens the first device with a usable port.
 pub(super) fn choose(library: &'static Library, options: &SystemOptions) -> Result<Chosen, SystemError> {
     let mut known = Vec::new();
     let mut reason = None;
@@ -307,7 +308,7 @@ fn use_port(handle: Handle, device: SystemDevice, options: &SystemOptions) -> Re
     Ok(Chosen { handle, device, port, gid })
 }
 
-/// Returns the GID of this index; without one, the default GID.
+/// Returns the GID with the requested index; the default GID if `index` is `None`.
 fn choose_gid(device: &str, port: &SystemPort, index: Option<u32>) -> Result<Gid, SystemError> {
     let (gid, wanted) = match index {
         None => (port.default_gid(), "GID for RoCE v2".to_owned()),

@@ -26,13 +26,13 @@ pub enum SystemError {
     /// The device list could not be read.
     #[error("libibverbs gives no list of devices: {0}; is the kernel's module ib_uverbs loaded?")]
     NoList(io::Error),
-    /// There are no devices.
+    /// The machine has no RDMA device.
     #[error(
         "libibverbs knows no RDMA device: `rdma link` shows those of the kernel, and libibverbs needs a driver of its \
          own for each (Debian's package ibverbs-providers)"
     )]
     NoDevices,
-    /// There is no device of that name.
+    /// The requested device does not exist.
     #[error("there is no RDMA device {name}; there are: {known}")]
     NoSuchDevice {
         /// The requested name.
@@ -50,14 +50,14 @@ pub enum SystemError {
         /// The error of the operating system.
         error: io::Error,
     },
-    /// There is no such port.
+    /// The device does not have the requested port.
     #[error("the device {name} has no port {port}, but ports 1 to {ports}")]
     NoSuchPort {
         /// The name of the device.
         name: String,
         /// The requested port.
         port: u8,
-        /// The number of its ports.
+        /// Number of ports of the device.
         ports: u8,
     },
     /// The port is not active.
@@ -66,9 +66,9 @@ pub enum SystemError {
          and has a carrier"
     )]
     Down {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// The port.
+        /// The number of the port.
         port: u8,
         /// The state of the port.
         state: &'static str,
@@ -76,9 +76,9 @@ pub enum SystemError {
     /// The port is not Ethernet.
     #[error("port {port} of the device {name} is {link_layer}, but Doorbell speaks RoCE v2, which needs Ethernet")]
     NotEthernet {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// The port.
+        /// The number of the port.
         port: u8,
         /// The link layer of the port.
         link_layer: &'static str,
@@ -86,9 +86,9 @@ pub enum SystemError {
     /// The port has no suitable GID.
     #[error("port {port} of the device {name} has no {wanted}; it has: {gids}")]
     NoGid {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// The port.
+        /// The number of the port.
         port: u8,
         /// The requested kind of GID.
         wanted: String,
@@ -97,19 +97,19 @@ pub enum SystemError {
     },
     /// The limit on locked memory is too small.
     #[error(
-        "{what}: {error}; this process may lock {limit_bytes} B of memory, and RNICs lock what they use: `ulimit -l \
-         unlimited`, or memlock in /etc/security/limits.conf, raises it"
+        "{what} failed: {error}; RNICs lock registered memory, and this process may lock only {limit_bytes} B: raise the \
+         limit with `ulimit -l unlimited`, or with memlock in /etc/security/limits.conf"
     )]
     LockedMemory {
         /// The attempted operation.
         what: &'static str,
         /// The error of the kernel.
         error: io::Error,
-        /// The limit in bytes.
+        /// The limit on locked memory, in bytes.
         limit_bytes: u64,
     },
     /// The device or its driver refused an operation.
-    #[error("the RNIC does not take this: {what}: {error}")]
+    #[error("{what} failed: {error}")]
     Refused {
         /// The attempted operation.
         what: &'static str,
@@ -126,7 +126,7 @@ impl SystemError {
 
     pub(super) fn refused(what: &'static str, error: io::Error) -> Self {
         use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-        // The kernel reports ENOMEM for missing memory and also for a missing right to lock it.
+        // The kernel reports ENOMEM both for missing memory and for exceeding the limit on locked memory.
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(RLIM_INFINITY, |(soft, _)| soft);
         if error.raw_os_error() == Some(nix::libc::ENOMEM) && limit != RLIM_INFINITY {
             return Self::LockedMemory { what, error, limit_bytes: limit };
@@ -134,11 +134,11 @@ impl SystemError {
         Self::Refused { what, error }
     }
 
-    /// Returns the result of a call that returns an error number, or 0.
+    /// Converts the result of a C call that returns 0 on success and an error number on failure.
     pub(super) fn check(what: &'static str, result: i32) -> Result<(), Self> {
         match result {
             0 => Ok(()),
-            // Some calls of some drivers return -1 and set errno.
+            // Some drivers return -1 from such calls and set `errno`.
             -1 => Err(Self::last(what)),
             number => Err(Self::refused(what, io::Error::from_raw_os_error(number.abs()))),
         }

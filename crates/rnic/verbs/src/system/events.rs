@@ -1,6 +1,6 @@
-//! Asynchronous events. A poll for events takes them from the kernel. A poll of an empty completion queue also takes
-//! them now and then, to detect an overrun of the queue. No thread waits for them: the program controls its threads,
-//! and system calls on descriptors are cheaper in a process with a single thread.
+//! Asynchronous events of the machine's RNICs. Each poll for events takes them from the kernel. Some polls of an empty
+//! completion queue do so too, to detect an overrun of that queue. No thread waits for events: the program decides
+//! about its threads, and system calls on descriptors are cheaper in a single-threaded process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,36 +19,36 @@ use crate::signal::EventSignal;
 
 pub(super) struct Events {
     context: Arc<Context>,
-    /// Events taken from the kernel but not yet from here.
+    /// Events taken from the kernel that the program has not polled yet.
     queue: EventQueue,
-    /// Descriptor that is readable while the queue has events.
+    /// Descriptor that is readable while `queue` has events.
     queued: EventSignal,
-    /// Descriptor that is readable while the queue or the kernel has events.
+    /// Descriptor that is readable while `queue` or the kernel has events.
     either: Epoll,
     completions: Mutex<HashMap<CqId, Weak<Completions>>>,
 }
 
 impl Events {
     pub(super) fn of(context: Arc<Context>) -> Result<Arc<Self>, SystemError> {
-        let failed = |error: nix::Error| SystemError::refused("asynchronous events to be waited for", error.into());
+        let failed = |error: nix::Error| SystemError::refused("waiting for asynchronous events", error.into());
         let queued = EventSignal::new().map_err(failed)?;
         let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         either.add(&queued, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
-        // SAFETY: the context is borrowed, so it and its descriptor are open.
+        // SAFETY: the context is borrowed, so the context and its descriptor are open.
         let of_kernel = unsafe { BorrowedFd::borrow_raw((*context.raw()).async_fd) };
         either.add(of_kernel, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
         fcntl(of_kernel, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed)?;
         Ok(Arc::new(Self { context, queue: EventQueue::new(None), queued, either, completions: Mutex::default() }))
     }
 
-    /// Enters a queue under its number, so that events of its overrun reach it.
+    /// Adds a completion queue under its number, so that an overrun event can mark the queue.
     pub(super) fn watch(&self, queue: &Arc<Completions>) {
         let mut completions = lock(&self.completions);
         completions.retain(|_, queue| queue.strong_count() > 0);
         completions.insert(queue.id, Arc::downgrade(queue));
     }
 
-    /// Returns the queue of this number, if it still lives.
+    /// Returns the completion queue with the number `id`, if the queue still lives.
     pub(super) fn completions(&self, id: CqId) -> Option<Arc<Completions>> {
         lock(&self.completions).get(&id).and_then(Weak::upgrade)
     }
@@ -63,41 +63,42 @@ impl Events {
         self.either.0.as_fd()
     }
 
-    /// Drops the events of a destroyed object. The kernel has no further event of it: `take_one` queues each event
-    /// before it acknowledges it, and the destruction waits for the acknowledgement.
+    /// Drops the queued events of a destroyed object. The kernel has no further event of the object: the destruction
+    /// waits until each event is acknowledged, and `take_one` queues an event before it acknowledges the event.
     pub(super) fn forget(&self, gone: EventSource) {
         self.queue.purge(gone);
     }
 
-    /// Takes all events of the kernel.
+    /// Takes all events from the kernel.
     pub(super) fn take(&self) {
         while self.take_one() {}
     }
 
-    /// Takes one event, if any. Destroying its object waits for the acknowledgement, so every use of the object comes
-    /// before that.
+    /// Takes one event from the kernel, if there is one. An object cannot be destroyed before its event is
+    /// acknowledged. So this function uses the object only before the acknowledgement.
     fn take_one(&self) -> bool {
         let context = &*self.context;
         let mut event = ibv_async_event::default();
-        // SAFETY: an open device and room for the event.
+        // SAFETY: the device is open, and `event` has room for the result.
         if unsafe { (context.library().get_async_event)(context.raw(), &mut event) } != 0 {
             return false;
         }
-        // Each closure is called only for events whose type makes that field of the union valid. The object lives
-        // until the event is acknowledged.
+        // Each of the closures below reads a field of the union. They are called only for event types for which that
+        // field is valid. The object lives until the event is acknowledged.
         // SAFETY: see above.
         let qpn = |event: &ibv_async_event| unsafe { Qpn::new((*event.element.qp).qp_num) };
         // SAFETY: as above.
         let cq = |event: &ibv_async_event| unsafe { (*event.element.cq).cq_context as usize as u32 };
         // SAFETY: as above.
         let srq = |event: &ibv_async_event| unsafe { (*event.element.srq).srq_context as usize as u32 };
-        // If this becomes the last handle, the queue is destroyed only after the acknowledgement.
+        // Declared outside the match: if this handle is the last one, the queue must be destroyed after the
+        // acknowledgement.
         let overrun;
         let known = match event.event_type {
             IBV_EVENT_CQ_ERR => {
                 let id = cq(&event);
                 overrun = self.completions(CqId(id));
-                // rxe reports an overrun for each dropped completion; one event is enough.
+                // rdma_rxe reports an overrun for each dropped completion, but the program gets only one event.
                 let is_news = overrun.as_ref().is_none_or(|queue| !queue.overrun.swap(true, Ordering::AcqRel));
                 is_news.then_some(AsyncEvent::CqError(id))
             }
@@ -109,7 +110,7 @@ impl Events {
             IBV_EVENT_QP_LAST_WQE_REACHED => Some(AsyncEvent::QpLastWqeReached(qpn(&event))),
             IBV_EVENT_SRQ_LIMIT_REACHED => Some(AsyncEvent::SrqLimitReached(srq(&event))),
             other => {
-                // Events of the port or the device: if they matter, work requests end with errors.
+                // Events of the port or the device are only logged: if they matter, work requests end with errors.
                 tracing::warn!(event = other, "an asynchronous event of the device or its port");
                 None
             }
@@ -118,7 +119,7 @@ impl Events {
             self.queue.push(event);
             self.queued.signal();
         }
-        // SAFETY: the event from above, acknowledged once.
+        // SAFETY: `event` was taken above, and is acknowledged exactly once.
         unsafe { (context.library().ack_async_event)(&mut event) };
         true
     }

@@ -1,4 +1,4 @@
-//! libibverbs, opened at run time. Nothing links to it; on a machine without it, all other parts work.
+//! libibverbs, loaded at run time. No part of the program links to libibverbs, so all other providers work without it.
 
 use std::ffi::{OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::sync::Mutex;
@@ -24,12 +24,12 @@ macro_rules! library {
                     library: file.to_string_lossy().into_owned(),
                     why: why.to_string(),
                 };
-                // SAFETY: the constructors of the machine's own libibverbs are trusted as those of
+                // SAFETY: loading runs the constructors of the machine's own libibverbs. They are trusted like those of
                 // any library that a program links to.
                 let library = unsafe { libloading::Library::new(file) }.map_err(absent)?;
                 let functions = Self {
                     $($name: {
-                        // SAFETY: this is the function's type in the header infiniband/verbs.h.
+                        // SAFETY: this is the type of the function in the header infiniband/verbs.h.
                         let found = unsafe { library.get::<unsafe extern "C" fn($($argument),*) $(-> $result)?>($symbol) };
                         match found {
                             Ok(function) => *function,
@@ -40,7 +40,7 @@ macro_rules! library {
                         }
                     },)*
                 };
-                // Its drivers and its state cannot be unloaded, and functions must not outlive the library.
+                // Keep the library loaded: its drivers cannot be unloaded, and the function pointers must stay valid.
                 std::mem::forget(library);
                 Ok(functions)
             }
@@ -56,7 +56,7 @@ library! {
     close_device = b"ibv_close_device": fn(*mut ibv_context) -> c_int;
     query_device = b"ibv_query_device": fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     query_port = b"ibv_query_port": fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
-    // Since rdma-core 34; earlier versions provide the type of a GID only in files.
+    // This function exists since rdma-core 34. Earlier versions provide the type of a GID only in files.
     query_gid_table = b"_ibv_query_gid_table": fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
     alloc_pd = b"ibv_alloc_pd": fn(*mut ibv_context) -> *mut ibv_pd;
     dealloc_pd = b"ibv_dealloc_pd": fn(*mut ibv_pd) -> c_int;
@@ -85,7 +85,8 @@ library! {
 }
 
 impl Library {
-    /// Returns the library of the machine, or the one in `file`. Each library is loaded once and stays loaded.
+    /// Returns libibverbs from `file`, or the library that the dynamic linker finds. Each library is loaded once and
+    /// stays loaded.
     pub(super) fn get(file: Option<&OsStr>) -> Result<&'static Self, SystemError> {
         static LOADED: Mutex<Vec<(OsString, &'static Library)>> = Mutex::new(Vec::new());
         let file = file.unwrap_or(OsStr::new(FILE));

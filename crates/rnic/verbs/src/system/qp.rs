@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Queue pairs of the machine's RNICs.
 
 use std::ffi::c_int;
 use std::io;
@@ -19,11 +19,11 @@ use super::queues::{Completions, SharedQueue, unsupported};
 use super::{Domain, SystemError, convert, same_family};
 use crate::raw;
 
-/// Maximum number of work requests posted by one call; a longer list takes several calls.
+/// Maximum number of work requests per call of libibverbs; a longer list takes several calls.
 const LIST: usize = 32;
 
 type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
-/// Posts receives to a queue pair or to a shared receive queue.
+/// Function of libibverbs that posts receives to a queue pair or to a shared receive queue.
 pub(super) type PostReceives<Q> = unsafe extern "C" fn(*mut Q, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
 pub(super) struct SystemQp {
@@ -34,10 +34,10 @@ pub(super) struct SystemQp {
     signal_all: bool,
     post_send: PostSend,
     post_recv: PostReceives<ibv_qp>,
-    /// State after the last modification by the program. The queue pair may have entered an error state by itself
-    /// since then, which allows the same posts.
+    /// State that the program last requested. Since then, the RNIC may have moved the queue pair to an error state,
+    /// which allows the same posts.
     state: AtomicU32,
-    /// Maximum number of outstanding READs and atomics; posting checks whether it is 0.
+    /// Maximum number of outstanding READs and atomics; posting checks only whether the maximum is 0.
     max_rd_atomic: AtomicU32,
     events: Arc<Events>,
     domain: Arc<Domain>,
@@ -45,20 +45,21 @@ pub(super) struct SystemQp {
     srq: Option<Arc<SharedQueue>>,
 }
 
-// SAFETY: libibverbs may be called with it from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use a queue pair.
 unsafe impl Send for SystemQp {}
 // SAFETY: as above.
 unsafe impl Sync for SystemQp {}
 
 impl Drop for SystemQp {
     fn drop(&mut self) {
-        // SAFETY: the queue pair exists, and this is the last handle.
+        // SAFETY: the queue pair exists, and this is its last handle.
         unsafe { (self.domain.context.library().destroy_qp)(self.raw) };
         self.events.forget(EventSource::Qp(self.qpn));
     }
 }
 
-/// Returns the actual inline data of a queue pair; `None` if it cannot be created with these capacities.
+/// Returns the maximum inline data of a queue pair with these capacities, in bytes; `None` if no such queue pair can be
+/// created.
 pub(super) fn most_inline(domain: &Domain, queue: &Completions, cap: ibv_qp_cap) -> Option<usize> {
     let mut init =
         ibv_qp_init_attr { send_cq: queue.raw, recv_cq: queue.raw, cap, qp_type: IBV_QPT_RC, ..Default::default() };
@@ -85,7 +86,7 @@ impl SystemQp {
         let context = &domain.context;
         let ops = context.ops();
         let (Some(post_send), Some(post_recv)) = (ops.post_send, ops.post_recv) else {
-            return Err(SystemError::refused("work requests to be posted", unsupported()).into());
+            return Err(SystemError::refused("posting work requests", unsupported()).into());
         };
         let given = init.capacities;
         let limits = &context.attributes.limits;
@@ -116,7 +117,7 @@ impl SystemQp {
         // SAFETY: all objects live, and the attributes are read and written during the call.
         let raw = unsafe { (context.library().create_qp)(domain.raw, &mut attributes) };
         if raw.is_null() {
-            return Err(SystemError::last("a queue pair").into());
+            return Err(SystemError::last("creating a queue pair").into());
         }
         // SAFETY: the queue pair was just made.
         let qpn = Qpn::new(unsafe { (*raw).qp_num });
@@ -139,7 +140,7 @@ impl SystemQp {
 
     fn attributes(&self) -> Result<ibv_qp_attr, io::Error> {
         let (mut attributes, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
-        // SAFETY: the queue pair lives, and there is room for the results.
+        // SAFETY: the queue pair lives, and the buffers have room for the results.
         let result = unsafe {
             (self.domain.context.library().query_qp)(self.raw, &mut attributes, EVERYTHING as c_int, &mut init)
         };
@@ -150,7 +151,8 @@ impl SystemQp {
         }
     }
 
-    /// Checks what the device does not check, or only after queueing the request. The device checks memory.
+    /// Checks a work request for errors that the device does not detect, or detects only after queueing the request.
+    /// The device checks memory.
     #[inline]
     fn check_send(&self, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
         let device = &self.domain.context.attributes;
@@ -165,7 +167,8 @@ impl SystemQp {
         rules.check(request, |_, _| Ok(())).map(drop)
     }
 
-    /// Returns a work request in C. Its pointers must stay valid until it is posted.
+    /// Returns a work request as the C struct of libibverbs. The pointers in it must stay valid until the request is
+    /// posted.
     #[inline]
     fn send_request(&self, request: &SendRequest<'_>, inline: &mut ibv_sge) -> Result<ibv_send_wr, PostErrorKind> {
         use SendOperation as Op;
@@ -240,7 +243,7 @@ impl SystemQp {
     }
 }
 
-/// All attributes that a query can return.
+/// All attributes that a query of a queue pair can return.
 const EVERYTHING: ibv_qp_attr_mask = IBV_QP_STATE
     | IBV_QP_CUR_STATE
     | IBV_QP_ACCESS_FLAGS
@@ -260,29 +263,31 @@ const EVERYTHING: ibv_qp_attr_mask = IBV_QP_STATE
     | IBV_QP_DEST_QPN
     | IBV_QP_CAP;
 
-/// Error of operations that this provider does not offer.
+/// Error of posting an operation that this provider does not offer.
 const NOT_OFFERED: PostErrorKind = PostErrorKind::Refused { errno: nix::libc::EOPNOTSUPP };
 
 fn refused(error: &io::Error) -> PostErrorKind {
     PostErrorKind::Refused { errno: error.raw_os_error().unwrap_or(0) }
 }
 
-/// Returns the reason for the failure of a list: `result` is an error number, or -1 with `errno`.
+/// Returns the reason why posting failed. `result` is an error number, or -1 with the error number in `errno`.
 fn post_failure(result: c_int, full: PostErrorKind) -> PostErrorKind {
     let error = if result == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(result.abs()) };
     if error.raw_os_error() == Some(nix::libc::ENOMEM) { full } else { refused(&error) }
 }
 
-/// Returns the index of an element of an array; 0 for a null pointer, since some drivers report no element.
+/// Returns the index of the element that a pointer names; 0 for a null pointer, since some drivers do not report the
+/// failed request.
 fn index_in<T>(array: *const T, element: *const T) -> usize {
     if element.is_null() { 0 } else { (element as usize).wrapping_sub(array as usize) / size_of::<T>() }
 }
 
-/// Posts receives, up to the first that is not acceptable.
+/// Posts receives. Stops at the first request that is not accepted.
 ///
 /// # Safety
 ///
-/// `queue` must live, `post` must be its function, and memory must satisfy the contract of [`raw::Qp::post_recv`].
+/// `queue` must live, and `post` must be the posting function of this kind of queue. Memory must satisfy the contract
+/// of [`raw::Qp::post_recv`].
 #[inline]
 pub(super) unsafe fn post_receives<Q>(
     queue: *mut Q,
@@ -301,7 +306,7 @@ pub(super) unsafe fn post_receives<Q>(
                 bad = Some(PostErrorKind::TooManySges { given: request.sges.len(), allowed: max_sges });
                 break;
             }
-            // SAFETY: `count` is below `LIST`, and so is the index before it.
+            // SAFETY: `count` is below `LIST`, and so is the index of the previous request.
             unsafe {
                 let place = first.add(count);
                 place.write(ibv_recv_wr {
@@ -318,7 +323,7 @@ pub(super) unsafe fn post_receives<Q>(
         }
         if count > 0 {
             let mut failed = std::ptr::null_mut();
-            // SAFETY: a terminated list of `count` requests; the queue lives.
+            // SAFETY: `first` is a terminated list of `count` requests, and the queue lives.
             let result = unsafe { post(queue, first, &mut failed) };
             if result != 0 {
                 let index = number * LIST + index_in(first, failed);
@@ -402,7 +407,7 @@ impl raw::Qp for SystemQp {
         // A query fails only on a removed device, which no longer works.
         let c = self.attributes().unwrap_or(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() });
         let state = convert::state_from(c.qp_state);
-        // SAFETY: all bytes of the union are those of `raw`.
+        // SAFETY: the union is plain data, so all bytes of `raw` are initialized.
         let gid = std::net::Ipv6Addr::from(unsafe { c.ah_attr.grh.dgid.raw });
         let address = AddressVector {
             destination: gid.to_canonical(),
@@ -435,7 +440,8 @@ impl raw::Qp for SystemQp {
             },
             capacities: self.capacities,
             signal_all: self.signal_all,
-            // RNICs count per port. For outstanding work, a query only tells whether the send queue is draining.
+            // RNICs count per port, not per queue pair. Of the outstanding work, a query only reports whether the send
+            // queue is draining.
             counters: QpCounters::default(),
             outstanding_sends: usize::from(c.sq_draining),
         }
@@ -443,9 +449,9 @@ impl raw::Qp for SystemQp {
 
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         match list {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller of `post_all_sends` guarantees it.
             [] | [_] => unsafe { self.post_send(list) },
-            // A library accepts the requests before the first bad one.
+            // libibverbs accepts all requests before the first bad request, so it cannot refuse a whole list.
             _ => Err(PostError { index: 0, kind: NOT_OFFERED }),
         }
     }
@@ -474,7 +480,7 @@ impl raw::Qp for SystemQp {
                         break;
                     }
                 };
-                // SAFETY: `count` is below `LIST`, and so is the index before it.
+                // SAFETY: `count` is below `LIST`, and so is the index of the previous request.
                 unsafe {
                     let place = first.add(count);
                     place.write(wr);
@@ -486,8 +492,8 @@ impl raw::Qp for SystemQp {
             }
             if count > 0 {
                 let mut failed = std::ptr::null_mut();
-                // SAFETY: a terminated list of `count` requests, whose pointers are valid; the caller guarantees the
-                // memory.
+                // SAFETY: `first` is a terminated list of `count` requests with valid pointers. The caller guarantees
+                // that the memory stays registered.
                 let result = unsafe { (self.post_send)(self.raw, first, &mut failed) };
                 if result != 0 {
                     let full = PostErrorKind::QueueFull { queue: "send queue", depth: self.capacities.max_send_wr };
@@ -514,7 +520,7 @@ impl raw::Qp for SystemQp {
             return refuse(PostErrorKind::WrongState { state, what, allowed: "any state but reset" });
         }
         let full = PostErrorKind::QueueFull { queue: "receive queue", depth: self.capacities.max_recv_wr };
-        // SAFETY: the queue pair lives; the caller guarantees the memory.
+        // SAFETY: the queue pair lives, and the caller guarantees that the memory stays registered.
         unsafe { post_receives(self.raw, self.post_recv, list, self.capacities.max_recv_sge, full) }
     }
 }

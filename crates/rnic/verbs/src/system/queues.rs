@@ -1,4 +1,4 @@
-//! Completion channels, completion queues and shared receive queues.
+//! Completion channels, completion queues and shared receive queues of the machine's RNICs.
 
 use std::any::Any;
 use std::ffi::{c_int, c_void};
@@ -18,30 +18,30 @@ use doorbell_verbs_core::{
     Completion, CqId, EventSource, Notify, Overrun, PdId, PostError, PostErrorKind, RecvRequest, SrqId,
 };
 
-/// Maximum number of completions taken from the RNIC by one call.
+/// Maximum number of completions that one call of libibverbs takes from the RNIC.
 const LIST: usize = 32;
 
-/// Number of polls of an empty completion queue, some ten nanoseconds each, per system call that checks for an
-/// overrun.
+/// Number of polls of an empty completion queue per system call that checks for an overrun. A poll takes some ten
+/// nanoseconds.
 const LOOKS_PER_CALL: u32 = 4096;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 type RequestNotify = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 
-/// A completion channel, which lives as long as its queues.
+/// A completion channel. Its completion queues keep it alive.
 struct ChannelObject {
     context: Arc<Context>,
     raw: *mut ibv_comp_channel,
 }
 
-// SAFETY: libibverbs may be called with it from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use a channel.
 unsafe impl Send for ChannelObject {}
 // SAFETY: as above.
 unsafe impl Sync for ChannelObject {}
 
 impl Drop for ChannelObject {
     fn drop(&mut self) {
-        // SAFETY: its queues hold it, so none is left.
+        // SAFETY: completion queues hold their channel alive, so no queue uses the channel any more.
         unsafe { (self.context.library().destroy_comp_channel)(self.raw) };
     }
 }
@@ -50,21 +50,21 @@ pub(super) struct SystemChannel(Arc<ChannelObject>);
 
 impl SystemChannel {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, SystemError> {
-        // SAFETY: an open device.
+        // SAFETY: the device is open.
         let raw = unsafe { (context.library().create_comp_channel)(context.raw()) };
         if raw.is_null() {
-            return Err(SystemError::last("a completion channel"));
+            return Err(SystemError::last("creating a completion channel"));
         }
         let channel = Self(Arc::new(ChannelObject { context: Arc::clone(context), raw }));
         let unblocked = fcntl(raw::Channel::fd(&channel), FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
-        unblocked.map_err(|error| SystemError::refused("a completion channel that does not block", error.into()))?;
+        unblocked.map_err(|error| SystemError::refused("making a completion channel non-blocking", error.into()))?;
         Ok(channel)
     }
 }
 
 impl raw::Channel for SystemChannel {
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel's own descriptor, which stays open as long as it lives.
+        // SAFETY: the descriptor belongs to the channel, and stays open as long as the channel lives.
         unsafe { BorrowedFd::borrow_raw((*self.0.raw).fd) }
     }
 
@@ -85,7 +85,7 @@ impl raw::Channel for SystemChannel {
     }
 }
 
-/// A completion queue, which lives as long as its queue pairs.
+/// A completion queue. Its queue pairs keep it alive.
 pub(super) struct Completions {
     pub(super) id: CqId,
     pub(super) raw: *mut ibv_cq,
@@ -98,14 +98,14 @@ pub(super) struct Completions {
     _channel: Option<Arc<ChannelObject>>,
 }
 
-// SAFETY: libibverbs may be called with it from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use a completion queue.
 unsafe impl Send for Completions {}
 // SAFETY: as above.
 unsafe impl Sync for Completions {}
 
 impl Drop for Completions {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs hold it, so none remains.
+        // SAFETY: queue pairs hold their completion queue alive, so no queue pair uses the queue any more.
         unsafe { (self.context.library().destroy_cq)(self.raw) };
         self.events.upgrade().inspect(|events| events.forget(EventSource::Cq(self.id)));
     }
@@ -121,15 +121,16 @@ impl Completions {
     ) -> Result<Self, SystemError> {
         let ops = context.ops();
         let (Some(poll), Some(request_notify)) = (ops.poll_cq, ops.req_notify_cq) else {
-            return Err(SystemError::refused("completions to be polled", unsupported()));
+            return Err(SystemError::refused("polling completions", unsupported()));
         };
         let channel = channel.map(|channel| Arc::clone(&channel.0));
         let on = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.raw);
         let number = id.0 as usize as *mut c_void;
-        // SAFETY: an open device and a channel of it, if any; libibverbs only returns the number.
+        // SAFETY: the device is open, and `on` is null or a channel of the device. libibverbs never dereferences the
+        // number.
         let raw = unsafe { (context.library().create_cq)(context.raw(), depth as c_int, number, on, 0) };
         if raw.is_null() {
-            return Err(SystemError::last("a completion queue"));
+            return Err(SystemError::last("creating a completion queue"));
         }
         Ok(Self {
             id,
@@ -148,10 +149,10 @@ impl Completions {
         self.events.upgrade().inspect(|events| events.take());
     }
 
-    /// Returns whether an overrun of the queue is known by now. An event reports the overrun. Reading events costs a
-    /// system call, so only one of many polls of an empty queue does it.
+    /// Returns whether an event has reported an overrun of the queue. Reading events costs a system call, so only one
+    /// of many polls of an empty queue reads them.
     fn has_overrun(&self) -> bool {
-        // If two threads count one poll together, no harm is done.
+        // Two threads that count one poll together only delay the next check.
         let looks = self.looks_in_vain.load(Ordering::Relaxed);
         self.looks_in_vain.store(looks.wrapping_add(1), Ordering::Relaxed);
         if looks.is_multiple_of(LOOKS_PER_CALL) {
@@ -179,16 +180,17 @@ impl raw::Cq for SystemCq {
         let mut reaped = 0;
         while reaped < out.len() {
             let wanted = LIST.min(out.len() - reaped);
-            // SAFETY: the queue lives, and there is room for `wanted` completions.
+            // SAFETY: the queue lives, and `wcs` has room for `wanted` completions.
             let found = unsafe { (queue.poll)(queue.raw, wanted as c_int, wcs.as_mut_ptr().cast()) };
             let found = match usize::try_from(found) {
                 Ok(found) => found,
-                // Earlier passes removed completions from the queue, so return those; the next poll fails again.
+                // Return the completions of earlier passes, which are no longer in the queue. The next poll fails
+                // again.
                 Err(_) if reaped > 0 => break,
                 Err(_) => return Err(Overrun),
             };
             for (place, wc) in out[reaped..].iter_mut().zip(&wcs[..found]) {
-                // SAFETY: the first `found` have been written.
+                // SAFETY: libibverbs has written the first `found` completions.
                 *place = convert::completion(unsafe { wc.assume_init_ref() });
             }
             reaped += found;
@@ -204,7 +206,7 @@ impl raw::Cq for SystemCq {
 
     fn arm(&self, notify: Notify) {
         let queue = &*self.0;
-        // A thread that arms is about to sleep, and polls rarely from then on.
+        // A thread that arms the queue is about to sleep, and rarely polls from then on. So check for an overrun now.
         queue.take_events();
         // SAFETY: the queue lives.
         let result = unsafe { (queue.request_notify)(queue.raw, (notify == Notify::Solicited).into()) };
@@ -218,11 +220,11 @@ impl raw::Cq for SystemCq {
             super::in_range("the completion queue's depth", depth, self.0.context.attributes.limits.max_cq_depth)?;
         // SAFETY: the queue lives.
         let result = unsafe { (self.0.context.library().resize_cq)(self.0.raw, depth as c_int) };
-        Ok(SystemError::check("a completion queue to be resized", result)?)
+        Ok(SystemError::check("resizing a completion queue", result)?)
     }
 }
 
-/// A shared receive queue, which lives as long as its queue pairs.
+/// A shared receive queue. Its queue pairs keep it alive.
 pub(super) struct SharedQueue {
     pub(super) id: SrqId,
     pub(super) pd: PdId,
@@ -234,14 +236,14 @@ pub(super) struct SharedQueue {
     post: qp::PostReceives<ibv_srq>,
 }
 
-// SAFETY: libibverbs may be called with it from any thread.
+// SAFETY: libibverbs is thread-safe: any thread may use a shared receive queue.
 unsafe impl Send for SharedQueue {}
 // SAFETY: as above.
 unsafe impl Sync for SharedQueue {}
 
 impl Drop for SharedQueue {
     fn drop(&mut self) {
-        // SAFETY: its queue pairs hold it, so none is left.
+        // SAFETY: queue pairs hold their shared receive queue alive, so no queue pair uses the queue any more.
         unsafe { (self.domain.context.library().destroy_srq)(self.raw) };
         self.events.upgrade().inspect(|events| events.forget(EventSource::Srq(self.id)));
     }
@@ -258,16 +260,16 @@ impl SharedQueue {
     ) -> Result<Self, SystemError> {
         let context = &domain.context;
         let Some(post) = context.ops().post_srq_recv else {
-            return Err(SystemError::refused("shared receives", unsupported()));
+            return Err(SystemError::refused("posting shared receives", unsupported()));
         };
         let mut init = ibv_srq_init_attr {
             srq_context: id.0 as usize as *mut c_void,
             attr: ibv_srq_attr { max_wr: depth, max_sge: u32::try_from(max_sges).unwrap_or(u32::MAX), srq_limit: 0 },
         };
-        // SAFETY: a domain that lives, and attributes that are read and written during the call.
+        // SAFETY: the domain lives, and the attributes are read and written only during the call.
         let raw = unsafe { (context.library().create_srq)(domain.raw, &mut init) };
         if raw.is_null() {
-            return Err(SystemError::last("a shared receive queue"));
+            return Err(SystemError::last("creating a shared receive queue"));
         }
         Ok(Self { id, pd, raw, domain, events, depth: depth as usize, max_sges, post })
     }
@@ -285,7 +287,7 @@ impl raw::Srq for SystemSrq {
         let mut attributes = ibv_srq_attr { srq_limit, ..ibv_srq_attr::default() };
         let queue = &*self.0;
         let library = queue.domain.context.library();
-        // SAFETY: the queue lives; the mask names only the limit.
+        // SAFETY: the queue lives. The mask selects only the limit.
         let result = unsafe { (library.modify_srq)(queue.raw, &mut attributes, IBV_SRQ_LIMIT as c_int) };
         if result != 0 {
             tracing::error!(result, limit, "the RNIC arms no limit event");
@@ -307,7 +309,7 @@ impl raw::Srq for SystemSrq {
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let queue = &*self.0;
         let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: queue.depth };
-        // SAFETY: the queue lives; the caller guarantees the memory.
+        // SAFETY: the queue lives, and the caller guarantees that the memory stays registered.
         unsafe { qp::post_receives(queue.raw, queue.post, list, queue.max_sges, full) }
     }
 }
