@@ -180,7 +180,7 @@ pub enum TrafficError {
     #[error(transparent)]
     Unknown(#[from] UnknownDevice),
     /// Several devices match the name.
-    #[error("{name:?} means {}: name one of them", .devices.join(", "))]
+    #[error("{name:?} matches several devices: name one of {}", .devices.join(", "))]
     Ambiguous {
         /// Requested name.
         name: String,
@@ -188,7 +188,7 @@ pub enum TrafficError {
         devices: Vec<String>,
     },
     /// The device disappeared during the measurement.
-    #[error("{0} went away while it was looked at")]
+    #[error("{0} disappeared during the measurement")]
     Gone(String),
 }
 

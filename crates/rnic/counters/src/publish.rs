@@ -96,7 +96,7 @@ impl Publisher {
         static FILES: AtomicU64 = AtomicU64::new(0);
         let place = directory.path.display().to_string();
         let os = |what: &str, error: std::io::Error| format!("{place}: {what}: {error}");
-        if sweep(&directory).map_err(|errno| os("it cannot be listed", errno.into()))? >= MAX_FILES {
+        if sweep(&directory).map_err(|errno| os("the directory cannot be listed", errno.into()))? >= MAX_FILES {
             return Err(DirectoryError::Full { path: directory.path }.to_string());
         }
         // A write beyond the limit on file sizes would raise SIGXFSZ, which ends the program.
@@ -130,7 +130,7 @@ impl Publisher {
         });
         let mapping = mapped.map_err(|error| {
             directory.remove(&temporary);
-            os("no file can be made", error)
+            os("the file cannot be created", error)
         })?;
         Ok(Self { directory, file_name, mapping, pid })
     }
@@ -159,7 +159,7 @@ pub(crate) fn inspect(directory: &Directory, name: &str) -> Result<(File, Header
     let mut bytes = Vec::new();
     (&file).take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     if bytes.len() > MAX_FILE_BYTES {
-        return Err(format!("it is longer than {MAX_FILE_BYTES} B"));
+        return Err(format!("the file is longer than {MAX_FILE_BYTES} B"));
     }
     let header = layout::parse(&bytes)?;
     Ok((file, header))

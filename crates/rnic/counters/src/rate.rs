@@ -18,8 +18,8 @@ pub enum Change {
 
 /// Returns the change of a counter that is 32 or 64 bits wide (`bits`).
 ///
-/// A smaller later value means a wrap under two conditions: the earlier value was in the upper half of the range, and
-/// the increase is less than half of the range. Otherwise a smaller later value means a reset.
+/// A smaller later value means a wrap if the earlier value was in the upper half of the range, and the increase is less
+/// than half of the range. Otherwise a smaller later value means a reset.
 pub fn change(bits: u32, earlier: u64, later: u64) -> Change {
     if later >= earlier {
         return Change::Grew(later - earlier);
@@ -109,7 +109,7 @@ impl Rates {
         for name in now.keys().filter(|name| !is_gauge(name) && !is_common(name)) {
             match change_of(name, before, now) {
                 Some(Change::Grew(delta)) => drop(rates.others.insert(name.clone(), delta)),
-                Some(Change::WentBack) => rates.remarks.push(format!("{name} went back: it has no rate here")),
+                Some(Change::WentBack) => rates.remarks.push(format!("{name} decreased: no rate in this interval")),
                 Some(Change::Saturated) | None => {}
             }
         }
@@ -117,7 +117,9 @@ impl Rates {
             // The other counters were also reset, or were read after the reset.
             rates.deltas = [None; COMMON];
             rates.others.clear();
-            rates.remarks.push("its counters went back, so it was reset: this interval has no rates".to_owned());
+            rates
+                .remarks
+                .push("the counters decreased, so the device was reset: this interval has no rates".to_owned());
         }
         rates
     }

@@ -95,7 +95,7 @@ fn a_reset_device_has_no_rates_for_one_interval() {
     // The second counter is already above its value from before the reset, so only the first counter shows the reset.
     let rates = Rates::between(&sample(0, &values(1_000_000, 5)), &sample(1, &values(10, 7)));
     assert_eq!(rates.deltas, [None; COMMON]);
-    assert!(rates.remarks[0].contains("it was reset"), "{:?}", rates.remarks);
+    assert!(rates.remarks[0].contains("the device was reset"), "{:?}", rates.remarks);
     let rates = Rates::between(&sample(1, &values(10, 7)), &sample(2, &values(20, 9)));
     assert_eq!(rates.delta(Common::TxPackets), Some(2));
 }
@@ -112,7 +112,7 @@ fn one_odd_counter_does_not_hide_the_others() {
     let rates = Rates::between(&sample(0, &values(9, 9, 0)), &sample(1_000_000_000, &values(3, 3, 6)));
     assert_eq!(rates.delta(Common::TxPackets), Some(6));
     assert!(rates.others.is_empty());
-    assert_eq!(rates.remarks, ["hw_counters/some_level_of_a_new_driver went back: it has no rate here"]);
+    assert_eq!(rates.remarks, ["hw_counters/some_level_of_a_new_driver decreased: no rate in this interval"]);
 }
 
 #[test]

@@ -26,6 +26,6 @@ fn regular(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"))
+        Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file"))
     }
 }

@@ -194,7 +194,7 @@ fn values_belong_together_while_they_are_written() {
             let (samples, notes) = read(&mut source);
             let Some(sample) = samples.first() else {
                 // Continuous writes may make all attempts of the reader fail. A note then states this.
-                assert!(notes[0].contains("stopped while it wrote"), "{notes:?}");
+                assert!(notes[0].contains("stopped during a write"), "{notes:?}");
                 continue;
             };
             let values: Vec<u64> = sample.raw.values().copied().collect();
@@ -221,7 +221,7 @@ fn damaged_files_are_reported_and_skipped() {
             ("empty.counters", Vec::new(), "less than a header"),
             ("garbage.counters", b"\xff".repeat(4096), "does not begin as"),
             ("long.counters", vec![0; 1 << 20], "longer than 65536 B"),
-            ("odd.counters", writing(whole.clone()), "stopped while it wrote"),
+            ("odd.counters", writing(whole.clone()), "stopped during a write"),
         ] {
             let path = directory.join(name);
             std::fs::write(&path, bytes).unwrap();

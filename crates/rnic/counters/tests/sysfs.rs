@@ -586,7 +586,7 @@ fn traffic_selects_a_device_by_name() {
     assert_eq!(error, "there is no RDMA device \"rxe1\"; there are: rxe0");
     tree.write("rxe0", "ports/2/hw_counters/sent_pkts", "1");
     let error = traffic("rxe0").unwrap_err().to_string();
-    assert_eq!(error, "\"rxe0\" means rxe0/1, rxe0/2: name one of them");
+    assert_eq!(error, "\"rxe0\" matches several devices: name one of rxe0/1, rxe0/2");
     assert_eq!(traffic("rxe0/2").unwrap().device, "rxe0/2");
 }
 
@@ -620,10 +620,10 @@ fn traffic_reports_a_reset_or_removed_device() {
     let path = tree.device("rxe0").join("ports/1/hw_counters/sent_pkts");
     let reset = look(&tree, Box::new(move || std::fs::write(&path, "3").unwrap())).unwrap();
     assert_eq!((reset.tx_packets_per_s, reset.rx_packets_per_s), (None, None), "a reset must give no rates");
-    assert_eq!(reset.remarks, ["its counters went back, so it was reset: this interval has no rates"]);
+    assert_eq!(reset.remarks, ["the counters decreased, so the device was reset: this interval has no rates"]);
     let path = tree.device("rxe0");
     let gone = look(&tree, Box::new(move || std::fs::remove_dir_all(&path).unwrap())).unwrap_err();
-    assert_eq!(gone.to_string(), "rxe0 went away while it was looked at");
+    assert_eq!(gone.to_string(), "rxe0 disappeared during the measurement");
 }
 
 #[test]

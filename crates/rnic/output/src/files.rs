@@ -254,12 +254,12 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        return Err(io::Error::other(format!("it is longer than {limit} B")));
+        return Err(io::Error::other(format!("the file is longer than {limit} B")));
     }
     Ok(bytes)
 }
@@ -349,7 +349,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let pipe = root.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_eq!(read_regular(&pipe, 10).unwrap_err().to_string(), "it is no regular file");
+        assert_eq!(read_regular(&pipe, 10).unwrap_err().to_string(), "not a regular file");
         let file = root.path().join("file");
         fs::write(&file, "0123456789").unwrap();
         assert_eq!(read_regular(&file, 10).unwrap(), b"0123456789");

@@ -147,10 +147,10 @@ impl Directory {
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).map_err(|errno| errno.to_string())?);
         let found = file.metadata().map_err(|error| error.to_string())?;
         if !found.is_file() {
-            return Err("it is no regular file".to_owned());
+            return Err("not a regular file".to_owned());
         }
         if found.uid() != self.owner || found.permissions().mode() & 0o022 != 0 {
-            return Err("others may have written it".to_owned());
+            return Err("other users may have written the file".to_owned());
         }
         Ok(file)
     }
@@ -244,7 +244,7 @@ mod tests {
         }
         let directory = Directory::open_of(&path, 12_345).unwrap();
         assert!(directory.open_file("theirs").is_ok());
-        assert_eq!(directory.open_file("ours").unwrap_err(), "others may have written it");
+        assert_eq!(directory.open_file("ours").unwrap_err(), "other users may have written the file");
         assert!(matches!(Directory::open_of(&path, 12_346), Err(DirectoryError::Foreign { .. })));
     }
 
@@ -259,9 +259,9 @@ mod tests {
         symlink("/etc/passwd", root.path().join("link")).unwrap();
         assert!(directory.open_file("link").is_err());
         nix::unistd::mkfifo(&root.path().join("fifo"), Mode::S_IRWXU).unwrap();
-        assert_eq!(directory.open_file("fifo").unwrap_err(), "it is no regular file");
+        assert_eq!(directory.open_file("fifo").unwrap_err(), "not a regular file");
         set_mode(&root.path().join("mine"), 0o666);
-        assert_eq!(directory.open_file("mine").unwrap_err(), "others may have written it");
+        assert_eq!(directory.open_file("mine").unwrap_err(), "other users may have written the file");
         directory.remove("mine");
         directory.remove("mine");
         assert_eq!(directory.list().unwrap(), ["fifo", "link"]);

@@ -85,39 +85,39 @@ pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
 pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
     let header: Vec<u64> = words(bytes).take(HEADER_WORDS).collect();
     let &[magic, layout, file_bytes, pid, text_at, text_bytes, values_at, counters] = header.as_slice() else {
-        return Err(format!("it has {} B, less than a header of {}", bytes.len(), HEADER_WORDS * WORD));
+        return Err(format!("the file has {} B, less than a header of {} B", bytes.len(), HEADER_WORDS * WORD));
     };
     if magic != MAGIC {
-        return Err("it does not begin as a file of counters does".to_owned());
+        return Err("the file does not begin as a file of counters does".to_owned());
     }
     if layout != LAYOUT {
-        return Err(format!("its layout is {layout}, this program reads {LAYOUT}"));
+        return Err(format!("the layout is {layout}, this program reads {LAYOUT}"));
     }
     if file_bytes != bytes.len() as u64 {
-        return Err(format!("it has {} B and says {file_bytes}", bytes.len()));
+        return Err(format!("the file has {} B, but its header states {file_bytes} B", bytes.len()));
     }
-    let pid = u32::try_from(pid).map_err(|_| format!("{pid} is no process"))?;
+    let pid = u32::try_from(pid).map_err(|_| format!("{pid} is not a process number"))?;
     let counters = usize::try_from(counters).ok().filter(|&counters| counters <= MAX_COUNTERS);
     let counters = counters.ok_or_else(|| format!("more than {MAX_COUNTERS} counters"))?;
     let range = |from: u64, length: u64| -> Option<&[u8]> {
         bytes.get(usize::try_from(from).ok()?..usize::try_from(from.checked_add(length)?).ok()?)
     };
     let text = range(text_at, text_bytes).and_then(|text| std::str::from_utf8(text).ok());
-    let text = text.ok_or("its text lies outside of it, or is none")?;
+    let text = text.ok_or("the text lies outside the file, or is not UTF-8")?;
     let values_bytes = ((VALUES_START + counters) * WORD) as u64;
     let values = range(values_at, values_bytes).filter(|_| values_at.is_multiple_of(WORD as u64));
-    values.ok_or("its values lie outside of it, or are not aligned")?;
+    values.ok_or("the values lie outside the file, or are not aligned")?;
     let mut keys = HashMap::new();
     let mut names = Vec::with_capacity(counters);
     for line in text.lines() {
-        let (key, value) = line.split_once(' ').ok_or("a line of its text has no value")?;
+        let (key, value) = line.split_once(' ').ok_or("a line of the text has no value")?;
         match key {
             "counter" => names.push(line_safe(value)),
             _ => drop(keys.insert(key.to_owned(), line_safe(value))),
         }
     }
     if names.len() != counters {
-        return Err(format!("it names {} counters and has {counters}", names.len()));
+        return Err(format!("the file names {} counters and has {counters} values", names.len()));
     }
     Ok(Header { pid, text: keys, counters: names, values_at: values_at as usize, file_bytes: bytes.len() })
 }
@@ -151,8 +151,8 @@ mod tests {
         for (word, value, said) in [
             (0, 1, "does not begin"),
             (1, 2, "layout is 2, this program reads 1"),
-            (2, 7, "says 7"),
-            (3, 1 << 40, "no process"),
+            (2, 7, "states 7"),
+            (3, 1 << 40, "not a process number"),
             (4, u64::MAX, "text lies outside"),
             (5, 1 << 20, "text lies outside"),
             (6, u64::MAX - 8, "values lie outside"),

@@ -90,7 +90,7 @@ mod tests {
         let error = recorded.statistics("eth1").unwrap_err().to_string();
         assert_eq!(error, "more than 4194304 B of record");
         std::os::unix::fs::symlink("/dev/null", folder.join("eth2")).unwrap();
-        assert_eq!(recorded.statistics("eth2").unwrap_err().to_string(), "it is no regular file");
+        assert_eq!(recorded.statistics("eth2").unwrap_err().to_string(), "not a regular file");
         assert_eq!(recorded.statistics("eth3").unwrap(), []);
     }
 

@@ -184,7 +184,7 @@ impl Open {
                 std::thread::sleep(NAP);
             }
             let look = |into: &mut [u8]| {
-                self.file.read_exact_at(into, at).map_err(|error| format!("its values cannot be read: {error}"))
+                self.file.read_exact_at(into, at).map_err(|error| format!("the values cannot be read: {error}"))
             };
             let number = || {
                 let mut number = [0; size_of::<u64>()];
@@ -195,7 +195,7 @@ impl Open {
                 return Ok((published_ns, words(&bytes).skip(VALUES_START).collect()));
             }
         }
-        Err("its publisher stopped while it wrote".to_owned())
+        Err("the publisher stopped during a write".to_owned())
     }
 
     fn plain_label(&self) -> String {

@@ -56,7 +56,8 @@ impl Source for SysfsSource {
                 // numbers unique.
                 let number = port.name.parse().ok().filter(|number: &u32| number.to_string() == port.name);
                 let Some(number) = number else {
-                    reading.note(Some(&about), format!("{} is no port: it has no number", port.path.display()));
+                    reading
+                        .note(Some(&about), format!("{} is not a port: its name is not a number", port.path.display()));
                     continue;
                 };
                 let sample = self.port(&device, &port, number, several, reading);

@@ -97,8 +97,8 @@ pub enum SystemError {
     },
     /// The limit on locked memory is too small.
     #[error(
-        "{what} failed: {error}; RNICs lock registered memory, and this process may lock only {limit_bytes} B: raise the \
-         limit with `ulimit -l unlimited`, or with memlock in /etc/security/limits.conf"
+        "{what} failed: {error}; this process may lock {limit_bytes} B of memory, and RNICs lock registered memory: \
+         raise the limit with `ulimit -l unlimited`, or with memlock in /etc/security/limits.conf"
     )]
     LockedMemory {
         /// The attempted operation.
