@@ -1,13 +1,14 @@
-//! Delay of an acknowledgement that is held back for a program that never answers. For this time after a program has
-//! seen a message, SIGKILL can keep the sender from learning that the message arrived.
+//! Measures how long a device delays an acknowledgement if the program never answers. After the program has seen the
+//! message, a SIGKILL during this delay keeps the sender from learning that the message arrived.
 //!
 //! ```console
 //! $ cargo run --release -p doorbell-verbs --example ack_window
 //! ```
 //!
-//! One program answers twelve messages, receives a thirteenth, and then makes no further call. The example measures,
-//! over many rounds, the time from then until the polling sender sees its completion. It compares acknowledgements that
-//! wait for answers with those that never wait. The latter take only the time of the way back.
+//! One program answers twelve messages, receives a thirteenth message, and then makes no further call. The example
+//! measures the time from then until the sender, which polls, sees the completion of its send. It repeats this for many
+//! rounds with each `AckPolicy`: `answer` delays acknowledgements until the next answer,
+//! `strict` never delays them.
 
 use std::sync::mpsc;
 use std::time::Instant;
@@ -116,7 +117,7 @@ fn measure(ack: AckPolicy) {
                 }
                 b.wait();
                 seen.send(Instant::now()).expect("the other thread waits for it");
-                // From here on, this program makes no call on the device.
+                // From here on, this program makes no further call on the device, until the round is over.
                 told_to_go_on.recv().expect("the other thread goes on");
                 b.receive();
             }

@@ -1,9 +1,9 @@
-//! CPU time and memory of a device that shares memory with many idle peers.
+//! Measures the CPU time and memory of a device that shares memory with many idle peers.
 //!
-//! `cargo run --release -p doorbell-verbs --example idle_peers [PEERS]` opens a device and its peers, by default
-//! 1,000. The device exchanges a message with each peer, and then all are idle for ten seconds. All devices belong to
-//! this process, so the printed cost covers both ends of each pair. `idle_peers PEERS MIB` sends MIB MiB to each peer
-//! before that.
+//! `cargo run --release -p doorbell-verbs --example idle_peers [PEERS]` opens a device and its peers, by default 1,000.
+//! The device exchanges a message with each peer, and then all devices are idle for ten seconds. All devices belong to
+//! this process, so the printed cost covers both ends of each pair. `idle_peers PEERS MIB` first sends MIB MiB to each
+//! peer.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use doorbell_verbs_conformance::common::*;
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeValLike;
 
-/// Time for which all devices stay idle.
+/// Time during which all devices are idle.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn cpu_ns() -> i64 {
@@ -21,7 +21,7 @@ fn cpu_ns() -> i64 {
     (usage.user_time() + usage.system_time()).num_nanoseconds()
 }
 
-/// Returns the KiB of resident ring memory. Each page counts once, though it is mapped twice.
+/// Returns the resident ring memory in KiB. Each page counts once, although it is mapped twice.
 fn ring_kib() -> u64 {
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the process's own mappings");
     let mut is_ring = false;
@@ -72,7 +72,7 @@ fn main() {
     let share = (cpu_ns() - before) as f64 / IDLE.as_nanos() as f64;
     let kib = ring_kib() as f64 / peers as f64;
     println!("{peers} idle peers: {:.3} % of a processor, {kib:.1} KiB of rings for each", 100.0 * share);
-    // The device receives a message of one of its many peers at once.
+    // The device receives the message of one of its many peers without delay.
     let (a, b) = &pairs[peers / 2];
     let mut times: Vec<Duration> = Vec::new();
     for number in 0..2000 {

@@ -1,4 +1,5 @@
-//! Once a receive completes, its send succeeds: the acknowledgement has left, even if the receiver then ends.
+//! Once the receiver sees a receive complete, the matching send succeeds, even if the receiver then ends: the
+//! acknowledgement has already left.
 
 use doorbell_verbs_conformance::common;
 
@@ -6,7 +7,7 @@ use common::*;
 use doorbell_verbs::soft::{AckPolicy, SoftOptions};
 use doorbell_verbs::{Completion, Device, QpOptions, QpState, SendFlags, SendOperation, SendRequest, Status};
 
-/// Number of answers after which the receiver holds acknowledgements back for its next answer.
+/// Number of answers after which the receiver delays acknowledgements until its next answer.
 const ANSWERS: u64 = 12;
 
 /// Ways in which a receiver ends right after its last message.
@@ -20,17 +21,17 @@ enum End {
 
 fn pair(ack: AckPolicy) -> (Side, Side) {
     let open = || open_soft(SoftOptions { ack: Some(ack), ..SoftOptions::default() });
-    // Retries last for nearly two seconds, so that a busy machine makes no side look dead.
+    // Retries last for nearly two seconds, so that a slow side on a busy machine does not look dead.
     Plan::rc().connect(&(open(), open()))
 }
 
-/// Plays the receiver: answers some messages, takes one more, and ends.
+/// Runs the receiver: answers `answers` messages, receives one more, and ends as `end` describes.
 fn receive(side: Side, answers: u64, end: End) {
     let memory = side.memory(64);
     for round in 0..answers {
         side.expect(round);
         side.post_recv(round + 1, &[memory.sge(0, 64)]);
-        // Unsignalled, since the answer's acknowledgement may arrive after the next message.
+        // The answer is unsignalled, since its acknowledgement may arrive after the next message.
         let sges = [memory.sge(0, 8)];
         let answer = signalled(100, SendOperation::Send, &sges);
         side.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
@@ -89,8 +90,8 @@ fn a_completed_receive_with_a_held_ack_means_a_successful_send() {
     }
 }
 
-/// A program with separate queues for sends and receives (UCX) polls them in turn. A message that arrives while the
-/// program polls the send queue must not count as unanswered.
+/// A program with separate queues for sends and receives, such as UCX, polls the queues in turn. If a message arrives
+/// while the program polls the send queue, the message must not count as unanswered.
 #[test]
 fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
     let open = || open_soft(SoftOptions { ack: Some(AckPolicy::Answer), ..SoftOptions::default() });
@@ -126,6 +127,7 @@ fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
         b.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
         a.reap(2 - acknowledged);
     }
-    // The device's thread may process a message first, and then acknowledges it at once.
+    // The device's thread may process a message before the program polls. Then the thread acknowledges the message at
+    // once.
     assert!(together * 4 >= found_by_then, "of {found_by_then} messages only {together} were acknowledged by answers");
 }

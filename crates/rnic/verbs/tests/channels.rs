@@ -1,4 +1,4 @@
-//! Completion queues that are created and destroyed on one channel, and their notifications.
+//! Completion queues that are created and destroyed on one channel must not mix up their notifications.
 
 use doorbell_verbs_conformance::common;
 
@@ -10,8 +10,8 @@ use common::*;
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::{Channel, Cq, Device, Notify, Pd};
 
-/// Creates a completion queue on the channel and makes it notify: a flushed receive completes before this function
-/// returns.
+/// Creates a completion queue on the channel with one pending notification. The notification comes from a flushed
+/// receive, which completes before this function returns.
 fn notified(device: &Device, channel: &Channel, pd: &Pd) -> Cq {
     let plan = Plan { depth: 1, ..Plan::rc() };
     let cq = device.create_cq_on(1, channel).unwrap();
@@ -31,7 +31,7 @@ fn destroying_a_queue_keeps_notifications_of_its_successor() {
     let pd = device.create_pd().unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These queues are never armed, so the channel carries only notifications of the other queues.
+        // These queues are never armed, so they raise no notifications on the channel.
         for _ in 0..3 {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {

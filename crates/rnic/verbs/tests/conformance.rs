@@ -1,4 +1,4 @@
-//! The suite of requirements for every provider, on the providers of this crate. A line adds a provider and names the
+//! Runs the conformance suite on the providers of this crate. Each `provider!` line adds a provider and names the
 //! function that runs its tests. The crate doorbell-sim adds the provider in virtual time.
 
 use doorbell_verbs_conformance::provider;

@@ -1,5 +1,5 @@
-//! Tests of each operation over a network that loses, repeats, reorders, delays and alters packets. Each byte is
-//! checked. The seed of a plan decides the fault of each packet.
+//! Tests each operation over a network that loses, repeats, reorders, delays and alters packets, and checks every byte.
+//! The seed of a plan determines the fault of each packet.
 
 use doorbell_verbs_conformance::common;
 
@@ -18,7 +18,7 @@ const PLANS: [&str; 6] = [
     "drop=0.02,duplicate=0.02,reorder=0.02,corrupt=0.02,delay=20us,seed=6",
 ];
 
-/// Messages of each operation under each plan.
+/// Number of messages of each operation under each plan.
 const MESSAGES: u64 = 300;
 
 const LARGEST: usize = 40_000;
@@ -31,7 +31,7 @@ fn size_of(message: u64) -> usize {
     [0, 1, 4, 100, 1023, 1024, 1025, 5000, LARGEST][message as usize % 9]
 }
 
-/// Checks that the plan caused faults.
+/// Checks that the faults of the plan hit packets.
 fn assert_struck(plan: &str, a: &Side, b: &Side) {
     let counted = a.device.counters().unwrap().plus(&b.device.counters().unwrap());
     let lost = counted.tx_retransmitted_packets > 0;
@@ -43,7 +43,7 @@ fn assert_struck(plan: &str, a: &Side, b: &Side) {
     }
 }
 
-/// Runs `body` under every plan, with memory at both ends.
+/// Runs `body` under every plan. `body` gets both ends and the memory of each end.
 fn under_every_plan(body: impl Fn(&str, &Side, &Side, &Region, &Region) + Sync) {
     std::thread::scope(|scope| {
         for plan in PLANS {
@@ -71,7 +71,7 @@ fn sends_arrive_once_in_order_and_intact() {
                 (0..DEPTH).for_each(receive);
                 let (mut posted, mut sent, mut received) = (0, 0, 0);
                 let mut out = [Completion::default(); 8];
-                // Keep a window of messages in flight, so that faults strike between them.
+                // Keep several messages in flight, so that faults also strike between messages.
                 while received < 4 * MESSAGES {
                     while posted < 4 * MESSAGES && posted < sent + DEPTH && posted < received + DEPTH {
                         let message = pattern(size_of(posted), posted);
@@ -134,7 +134,7 @@ fn reads_arrive_intact() {
             let bytes = pattern(size_of(message), message);
             theirs.copy_in(0, &bytes);
             mine.fill(0, LARGEST, 0xaa);
-            // Post both halves of the message at a time.
+            // Post the two halves of the message together.
             let half = bytes.len() / 2;
             let pieces = [(0, half), (half, bytes.len() - half)];
             let sges = pieces.map(|(offset, length)| [mine.sge(offset, length)]);
@@ -170,7 +170,7 @@ fn atomics_happen_exactly_once() {
             let operation = SendOperation::CompareSwap { remote_address, rkey, compare: round, swap: round + 7 };
             a.post(round, operation, &[mine.sge(0, 8)]);
             a.expect(round);
-            // An atomic that runs twice would return its own new value.
+            // If an atomic ran twice, it would return the value that its first run wrote.
             assert_eq!((mine.load_acquire_u64(0), theirs.load_acquire_u64(0)), (round, round + 7), "{plan}");
         }
     });
@@ -232,8 +232,9 @@ fn unreliable_messages_arrive_intact() {
         let (mut arrived, mut out) = (0, [Completion::default(); 16]);
         let (start, mut left) = (Instant::now(), 4 * MESSAGES);
         for message in 0.. {
-            // The path to the other device may not be open yet when the first datagrams leave. The queue for that path
-            // is bounded, and datagrams beyond it are lost. So the count begins with the first datagram that arrives.
+            // The path to the other device may not be open yet when the first datagrams leave. The device queues
+            // datagrams for that path in a bounded queue, and drops the rest. So the count begins with the first
+            // datagram that arrives.
             if arrived == 0 {
                 assert!(start.elapsed() < PATIENCE, "{plan} {kind:?}: no message arrives");
             } else if left == 0 {

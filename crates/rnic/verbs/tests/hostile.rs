@@ -1,4 +1,4 @@
-//! Devices that share memory with a hostile peer, with another user, or without enough resources.
+//! Devices that share memory with a hostile peer or with another user, and devices that lack resources.
 
 use doorbell_verbs_conformance::common;
 
@@ -18,13 +18,13 @@ use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bin
 use nix::sys::time::TimeValLike;
 use nix::unistd::{Gid, Pid, Uid, geteuid, setgid, setgroups, setuid};
 
-/// The test that the other processes run.
+/// Name of the test that the other processes run.
 const TEST: &str = "others_play_their_parts";
 
-/// Time for which a test watches an idle process.
+/// Time during which a test measures the CPU time of an idle process.
 const WATCHED: Duration = Duration::from_millis(500);
 
-/// Lock that serializes the tests of this file, since some count resources of the whole process.
+/// Lock that serializes the tests of this file, since some tests count resources of the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
@@ -36,28 +36,28 @@ fn auto(address: Option<&str>) -> Device {
     open_soft(SoftOptions { address, link: Some(LinkChoice::Auto), ..SoftOptions::default() })
 }
 
-/// Makes system calls with this number fail. Of `socket`, only calls for Unix sockets fail.
+/// Makes the system call `call` fail with `errno`. For `socket`, only calls that create Unix sockets fail.
 fn forbid(call: libc::c_long, errno: libc::c_int) {
     let step = |code: u32, jt, jf, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
     let unless = |value: u32, skipped| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skipped, value);
     let end = |with| step(libc::BPF_RET | libc::BPF_K, 0, 0, with);
     let fails = end(libc::SECCOMP_RET_ERRNO | errno as u32);
-    // In the filter's input, the number is at the start and the first argument (64 bits) at 16.
+    // In the input of the filter, the number of the call is at offset 0 and the first argument (64 bits) at offset 16.
     let mut steps = vec![load(0), unless(call as u32, 1), fails, end(libc::SECCOMP_RET_ALLOW)];
     if call == libc::SYS_socket {
         steps[1] = unless(call as u32, 3);
         steps.splice(2..2, [load(if cfg!(target_endian = "big") { 20 } else { 16 }), unless(libc::AF_UNIX as u32, 1)]);
     }
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: the program is there for the length of the call, which copies it.
+    // SAFETY: `program` lives during the call, and the kernel copies it.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// Changes the process as `word` requests, before it opens a device.
+/// Restricts the process as `word` requests, before the process opens a device.
 fn prepare(word: &str) {
     match word.split_once('=') {
         Some(("user", id)) => {
@@ -88,10 +88,10 @@ fn others_play_their_parts() {
     }
 }
 
-/// Two devices of one process reach each other.
+/// Connects two devices of one process, and exchanges messages.
 fn pair() {
     let devices = (auto(None), auto(None));
-    // Write a few times at least, and until the devices know that they share no memory.
+    // Write at least a few times, and until the devices have found out that they cannot share memory.
     let mut rounds = 0;
     eventually("the device knows that no memory is shared", || {
         let (a, b) = plan().connect(&devices);
@@ -106,7 +106,7 @@ fn pair() {
     println!("refused {} shared {}", counted.shared_memory_refused, counted.tx_shared_memory_packets);
 }
 
-/// Opens devices with few descriptors, so that opening fails, then with a few more each time.
+/// Opens devices with a limit on descriptors that is at first too low, and rises by a few with each attempt.
 fn tight() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let count = || std::fs::read_dir("/proc/self/fd").unwrap().count() - 1; // without the directory itself
@@ -120,7 +120,7 @@ fn tight() {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
         match device {
             Ok(device) => {
-                // The opened device works like any other.
+                // The device that opened works like any other device.
                 let (a, b) = plan().connect(&(device, auto(None)));
                 b.post_recv(1, &[]);
                 a.post(1, SendOperation::Send, &[]);
@@ -136,7 +136,7 @@ fn tight() {
     println!("done");
 }
 
-/// Returns the name on which a device with this address listens for requests to share memory.
+/// Returns the socket name on which a device with this address listens for requests to share memory.
 fn name_of(address: &str) -> UnixAddr {
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap();
     UnixAddr::new_abstract(format!("doorbell-link/{}/{address}/4791", namespace.display()).as_bytes()).unwrap()
@@ -155,7 +155,7 @@ fn cpu() -> Duration {
     Duration::from_nanos((usage.user_time() + usage.system_time()).num_nanoseconds() as u64)
 }
 
-/// Executes the commands of the test while the test writes to its memory.
+/// Executes the commands that the test sends, while the test writes to the memory of this process.
 fn target(address: Option<&str>) {
     let side = plan().side(&auto(address));
     let memory = side.memory(BYTES);
@@ -176,7 +176,8 @@ fn target(address: Option<&str>) {
                 println!("spent {}", (cpu() - before).as_millis());
                 continue;
             }
-            // SAFETY: only the device uses the closed descriptors, and this tests its defence.
+            // SAFETY: only the device uses the closed descriptors. The test checks that the device copes with the
+            // close.
             "close all" => assert_eq!(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }, 0),
             "replace all" => {
                 replaced = replace_all();
@@ -186,11 +187,11 @@ fn target(address: Option<&str>) {
                 continue;
             }
             "fork" => {
-                // SAFETY: the child does nothing but wait for its end.
+                // SAFETY: the child only waits until it is killed.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
                     loop {
-                        // SAFETY: it has no arguments.
+                        // SAFETY: `pause` has no arguments.
                         unsafe { libc::pause() };
                     }
                 }
@@ -204,39 +205,40 @@ fn target(address: Option<&str>) {
     }
 }
 
-/// Opens files of the program under all numbers of the library's descriptors, as a program can that closes descriptors
-/// of others. Returns the files, which are readable sockets with one datagram each.
+/// Replaces all descriptors of the device by other files with the same numbers. A program can cause this if it closes
+/// descriptors that it did not open. Returns the files, which are sockets with one readable datagram each.
 fn replace_all() -> Vec<UnixDatagram> {
     let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
         .collect();
-    // SAFETY: the call takes numbers alone.
+    // SAFETY: `fcntl` takes only numbers here.
     let is_open = |number: RawFd| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    // Without the folder's own number, which the first of the files would get.
+    // The list includes the number of the directory's own descriptor, which is closed by now, so check each number.
     let numbers: Vec<RawFd> = all.into_iter().filter(|&number| number > 2 && is_open(number)).collect();
     let mut files = Vec::new();
     for number in numbers {
         let (reader, writer) = UnixDatagram::pair().unwrap();
         reader.set_nonblocking(true).unwrap();
         writer.send(DATAGRAM).unwrap();
-        // SAFETY: only the device uses the replaced descriptors, and this tests its defence.
+        // SAFETY: only the device uses the replaced descriptors. The test checks that the device copes with the
+        // replacement.
         assert_eq!(unsafe { libc::dup2(reader.as_raw_fd(), number) }, number);
         files.push(reader);
     }
     files
 }
 
-/// Contents of the program's file.
+/// Datagram that waits in each file of the program.
 const DATAGRAM: &[u8] = &[0x5a; 64];
 
-/// Returns whether the file still holds its datagram.
+/// Returns whether the datagram of the file is still unread.
 fn is_untouched(file: &UnixDatagram) -> bool {
     let mut buffer = [0; 128];
     file.recv(&mut buffer).is_ok_and(|length| &buffer[..length] == DATAGRAM)
 }
 
-/// A process that receives WRITEs, and the data needed to write to it.
+/// A process that receives WRITEs, with the address and key of its memory.
 struct Target {
     peer: Peer,
     side: Side,
@@ -263,8 +265,8 @@ impl Target {
         self.side.expect(7);
     }
 
-    /// Writes until a message passes through shared memory. The first may leave over UDP, before both ends share
-    /// memory.
+    /// Writes until a message passes through shared memory. The first messages may leave over UDP, until both ends
+    /// share memory.
     fn write_through_memory(&self, device: &Device) {
         let before = shared(device);
         eventually("memory is shared", || {
@@ -273,7 +275,7 @@ impl Target {
         });
     }
 
-    /// Writes until the device knows that no memory is shared, which may be after the first writes.
+    /// Writes until the device has found out that the peer shares no memory, which may take several writes.
     fn write_until_refused(&self, device: &Device) {
         let before = refused(device);
         eventually("the device knows that no memory is shared", || {
@@ -287,7 +289,7 @@ impl Target {
         self.peer.answer(answer)
     }
 
-    /// Checks that the idle target uses little CPU time.
+    /// Checks that the target uses little CPU time while it is idle.
     fn is_calm(&mut self) {
         let spent = self.tell("watch", "spent ");
         let spent_ms: u64 = spent.trim().split(' ').nth(1).unwrap().parse().unwrap();
@@ -303,7 +305,7 @@ fn refused(device: &Device) -> u64 {
     device.link_counters().shared_memory_refused
 }
 
-/// Returns whether this process is root: only root can become another user.
+/// Returns whether this process is root, since only root can become another user.
 fn may_be_others() -> bool {
     let may = geteuid().is_root();
     if !may {
@@ -334,7 +336,7 @@ fn other_users_are_reached_over_udp_and_counted() {
     if !may_be_others() {
         return;
     }
-    // One of these users is the one that files of unmapped users show.
+    // 65534 is the overflow user: the kernel shows it as the owner of files whose user is unmapped.
     for user in [1000, 65_533, 65_534] {
         let device = auto(None);
         let target = Target::start(&device, &format!("target user={user}"));
@@ -342,7 +344,8 @@ fn other_users_are_reached_over_udp_and_counted() {
         (0..10).for_each(|_| target.write());
         assert_eq!(shared(&device), 0, "user {user}");
     }
-    // Two processes of the overflow user do not trust each other either, since any user may show as it.
+    // Two processes of the overflow user do not trust each other either, since unmapped users also appear as the
+    // overflow user.
     let line = Peer::start(TEST, "pair user=65534", LinkChoice::Auto).answer("refused ");
     assert!(line.ends_with(" shared 0\n") && !line.starts_with("refused 0 "), "{line}");
 }
@@ -399,7 +402,7 @@ fn a_process_without_descriptors_is_reached_over_udp() {
     let device = auto(None);
     let mut target = Target::start(&device, "target");
     target.tell("starve", "done");
-    // The device can accept no connection, and does not retry all the time.
+    // The device cannot accept a connection now, and must not retry without pause.
     target.write();
     target.is_calm();
     target.write();
@@ -416,13 +419,13 @@ fn a_process_without_descriptors_is_reached_over_udp() {
 fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     let _turn = turn();
     let device = auto(None);
-    // The next device without a fixed address must not take this address. The address is free while the target's thread
-    // still holds the ring.
+    // A new device without a fixed address must not take the address of the target. That address is free while the
+    // target's thread still uses the shared ring.
     let mut target = Target::start(&device, "target 127.77.45.4");
     target.write();
     target.tell("close all", "done");
     target.is_calm();
-    // The result depends on which thread of the target slept at that moment.
+    // The write succeeds or fails, depending on which thread of the target slept when the descriptors were closed.
     let (remote_address, rkey) = target.remote;
     target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
     assert!([Status::Success, Status::RetryExceeded].contains(&target.side.reap(1)[0].status));
@@ -433,14 +436,14 @@ fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     a.expect(1);
     b.expect(1);
     drop((a, b));
-    // The target still ends normally.
+    // The target process still ends normally.
     writeln!(target.peer.commands, "end").unwrap();
     assert!(target.peer.child.wait().unwrap().success());
     eventually("the memory of the peer is unmapped", || held_rings(&device) == 0);
 }
 
-/// A program may close descriptors that belong to a device. The device does not read the files that then reuse these
-/// numbers.
+/// A program may close descriptors that belong to a device. If other files then get the numbers of these descriptors,
+/// the device must not read those files.
 #[test]
 fn files_that_reuse_numbers_of_a_device_are_not_read() {
     let _turn = turn();
@@ -449,7 +452,7 @@ fn files_that_reuse_numbers_of_a_device_are_not_read() {
     target.write();
     target.is_calm(); // an awake thread may read once more
     target.tell("replace all", "done");
-    // The peer continues, so packets and wake-ups arrive for the device.
+    // The peer continues to write, so packets and wake-ups arrive for the device.
     let (remote_address, rkey) = target.remote;
     target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
     target.side.reap(1);

@@ -1,4 +1,4 @@
-//! The link of a device counts lost packets, and still carries all other packets.
+//! Tests that the link of a device counts the packets that it loses, and still carries all other packets.
 
 use doorbell_verbs_conformance::common;
 
@@ -8,7 +8,7 @@ use doorbell_verbs::{
     AddressVector, Device, LinkCounters, PathMtu, QpKind, SendOperation, SendRequest, Status, UdDestination,
 };
 
-/// Returns the losses of a device's link: all its counters except the one of sent packets.
+/// Returns the counters of lost packets of a device's link, with all other counters set to zero.
 fn lost(device: &Device) -> LinkCounters {
     LinkCounters { tx_udp_packets: 0, ..device.link_counters() }
 }
@@ -30,7 +30,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     let over_udp = SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() };
     let tiny = SoftOptions { receive_buffer_bytes: Some(8192), ..over_udp.clone() };
     let devices = (open_soft(over_udp), open_soft(tiny));
-    // UD has no limit on datagrams in flight.
+    // UD does not limit the number of datagrams in flight.
     let plan = Plan { depth: DEPTH, cq_depth: 2 * DEPTH, ..Plan::new(QpKind::Ud) };
     let (a, b) = plan.connect(&devices);
     let from = a.patterned(LENGTH, 1);
@@ -44,7 +44,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     assert_eq!(lost(&devices.0), LinkCounters::default(), "the sender counts losses");
     let at_receiver = lost(&devices.1);
     assert_eq!(at_receiver, LinkCounters { rx_overflow: at_receiver.rx_overflow, ..LinkCounters::default() });
-    // Reliable transport works with a buffer of any size.
+    // A reliable connection works with a receive buffer of any size.
     let (a, b) = Plan::rc().connect(&devices);
     reaches(&a, &b, 100_000);
 }
@@ -68,7 +68,7 @@ fn datagrams_without_a_route_are_counted() {
     });
 }
 
-/// Shrinks the MTU under connections that were made for a larger one.
+/// Shrinks the MTU of the interface below the path MTU of existing connections.
 fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert_eq!(devices.0.attributes().active_mtu, PathMtu::Mtu4096);
     let large = Plan { mtu: PathMtu::Mtu4096, ..Plan::rc() };
@@ -80,14 +80,14 @@ fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert_eq!(lost(&devices.0), LinkCounters::default());
     let from = a.patterned(20_000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 20_000)]);
-    // The device does not retry forever, and other connections are not held up meanwhile.
+    // The device gives up after its retries, and does not delay other connections meanwhile.
     reaches(&c, &d, 20_000);
     a.expect_failure(1, Status::RetryExceeded);
     let counted = lost(&devices.0);
     assert!(counted.tx_oversize >= 1, "{counted:?}");
     assert_eq!(counted, LinkCounters { tx_oversize: counted.tx_oversize, ..LinkCounters::default() });
     reaches(&c, &d, 20_000);
-    // Once the interface has room again, large packets pass.
+    // Once the MTU of the interface is large again, large packets pass.
     namespace::ip("link set lo mtu 65536");
     let (a, b) = large.connect(devices);
     reaches(&a, &b, 20_000);

@@ -1,5 +1,6 @@
-//! Captures of each operation. The test writes beside each capture what other programs must find in it, and `cargo
-//! xtask test` runs these programs. If `DOORBELL_PCAP_DIR` names no directory, only this process checks the captures.
+//! Captures packets of each operation. Beside each capture, the test writes the contents that other programs must find
+//! in the capture, and `cargo xtask test` runs these programs. If `DOORBELL_PCAP_DIR` is not set, only this process
+//! checks the captures.
 
 use doorbell_verbs_conformance::common;
 
@@ -17,7 +18,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 
 const MTU: usize = 1024;
 
-/// Two captured ends, and the expected contents of their captures.
+/// Two connected ends whose devices write captures, and the expected contents of the captures.
 struct Script {
     name: &'static str,
     directory: PathBuf,
@@ -27,7 +28,7 @@ struct Script {
     psn: Psn,
     requests: Vec<String>,
     responses: Vec<String>,
-    /// Number of requests whose only answer is an acknowledgement.
+    /// Number of requests that the responder answers only with an acknowledgement.
     acknowledged: usize,
 }
 
@@ -42,8 +43,8 @@ impl Script {
             open_soft(SoftOptions {
                 pcap: Some(directory.join(format!("{name}-{role}.pcap"))),
                 faults: faults.map(|plan| plan.parse().unwrap()),
-                // An early retransmission that arrives with the packets after a gap would fill the gap before a NAK
-                // leaves.
+                // An early retransmission could arrive together with the packets after a gap. The retransmission would
+                // then fill the gap before the responder sends a NAK.
                 retransmits_early: false,
                 ..SoftOptions::default()
             })
@@ -56,7 +57,7 @@ impl Script {
         Self { name, directory, a, b, psn, requests, responses, acknowledged: 0 }
     }
 
-    /// Expects one request packet.
+    /// Adds one request packet to the expected contents.
     fn request(&mut self, opcode: Opcode, more: &str) {
         let (psn, qpn) = (self.psn.get(), self.b.qp.qpn().get());
         self.requests.push(format!("opcode={} psn={psn} dqpn={qpn} {more}", opcode.0));
@@ -72,8 +73,8 @@ impl Script {
         self.response(Opcode::RC_ACKNOWLEDGE, psn, &format!("syndrome={}", syndrome.0));
     }
 
-    /// Expects the packets of a SEND or WRITE of `bytes` bytes. The opcodes are those of the first,
-    /// middle, last and only packet; `first` and `last` are fields of these packets.
+    /// Adds the packets of a SEND or WRITE of `bytes` bytes to the expected contents. `opcodes` are those of the first,
+    /// middle, last and only packet. `first` and `last` are fields of the first and of the last packet.
     fn message(&mut self, opcodes: [Opcode; 4], bytes: usize, first: &str, last: &str) {
         let packets = bytes.div_ceil(MTU).max(1);
         for packet in 0..packets {
@@ -96,15 +97,15 @@ impl Script {
         self.acknowledged += packets;
     }
 
-    /// Posts a work request of `bytes` bytes and waits until it is complete.
+    /// Posts a work request of `bytes` bytes and waits for its completion.
     fn run(&mut self, operation: SendOperation, bytes: usize) {
         let from = self.a.patterned(bytes.max(1), 1);
         self.a.post(1, operation, &[from.sge(0, bytes)]);
         self.a.expect(1);
     }
 
-    /// Closes the captures and writes their expected contents. Remaining memory keeps its device open, so the caller
-    /// passes it in.
+    /// Closes both devices, and writes the expected contents of their captures. A device stays open while its memory
+    /// lives, so the caller also passes the memory.
     fn finish(self, memory: impl Sized) {
         let Self { name, directory, a, b, requests, responses, acknowledged, .. } = self;
         let reliable = a.qp.query().kind == QpKind::Rc && b.state() != QpState::Error && a.state() != QpState::Error;
@@ -125,7 +126,7 @@ impl Script {
     }
 }
 
-/// A frame of a capture.
+/// Fields of one frame in a capture.
 struct Captured {
     at: Duration,
     bytes: Vec<u8>,
@@ -153,7 +154,8 @@ fn frames_of(capture: &Path) -> Vec<Captured> {
     frames
 }
 
-/// Checks a capture: the ICRC of each packet fits its IP header, and on both sides an answer comes after its request.
+/// Checks a capture. The ICRC of each packet must match the packet, and each answer must come after its request in both
+/// captures.
 fn check(capture: &Path, least_packets: usize) {
     let frames = frames_of(capture);
     let mut before = (Duration::ZERO, false);
@@ -185,7 +187,7 @@ const WRITE: [Opcode; 4] =
 const WRITE_IMMEDIATE: [Opcode; 4] =
     [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST_IMM, Opcode::RC_WRITE_ONLY_IMM];
 
-/// Returns the same operations of UC (transport bits of the opcode, IBTA).
+/// Converts opcodes of RC to the opcodes of the same operations on UC (transport bits, IBTA).
 fn unreliable(opcodes: [Opcode; 4]) -> [Opcode; 4] {
     opcodes.map(|opcode| Opcode(opcode.0 | 0x20))
 }
@@ -370,7 +372,7 @@ fn receiver_not_ready() {
 
 #[test]
 fn sequence_error() {
-    // This plan drops only the second of the first hundred arriving packets.
+    // With this seed, the plan drops the second of the first hundred arriving packets, and no other.
     let plan = Plan { timeout: 20, ..Plan::rc() };
     let mut script = Script::new("rc-sequence-error", &plan, Some("drop=0.02,seed=10"));
     let to = script.b.memory(64);
@@ -406,7 +408,7 @@ fn refusals() {
         let psn = script.psn;
         script.message(if operation == SendOperation::Send { SEND } else { WRITE }, 16, "", "");
         script.nak(psn, Syndrome::nak(code));
-        // The receive buffer is too short for the message, or its memory is gone.
+        // Cause the NAK: the receive buffer is too short for the message, or its memory is deregistered.
         let length = if code == NakCode::INVALID_REQUEST { 15 } else { 16 };
         script.b.post_recv(1, &[to.sge(0, length)]);
         let kept = (code != NakCode::REMOTE_OPERATIONAL_ERROR).then_some(to);
@@ -419,7 +421,7 @@ fn refusals() {
 /// Without early retransmission, only the timeout of the queue pair starts a retransmission.
 #[test]
 fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
-    // This plan drops only the second of the first hundred arriving packets.
+    // With this seed, the plan drops the second of the first hundred arriving packets, and no other.
     let faults = Some("drop=0.02,seed=10".parse().unwrap());
     let requester = SoftOptions { retransmits_early: false, ..SoftOptions::default() };
     let devices = (open_soft(requester), open_soft(SoftOptions { faults, ..SoftOptions::default() }));
@@ -433,7 +435,7 @@ fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
     assert!(counted.local_ack_timeout_err >= 1 && counted.early_retransmit == 0, "{counted:?}");
 }
 
-/// A device's capture holds, with a mark, the frames that its faults drop. The device counts these frames.
+/// The capture of a device marks the frames that injected faults drop. The device counts these frames.
 #[test]
 fn dropped_frames_are_in_the_capture_and_in_the_counters() {
     const WRITES: u64 = 20;
@@ -457,7 +459,7 @@ fn dropped_frames_are_in_the_capture_and_in_the_counters() {
     assert!(arrived.count() as u64 >= WRITES);
 }
 
-/// A program may close its device and open it again, with the same options.
+/// A program may close its device and open a device with the same options again.
 #[test]
 fn a_device_that_is_opened_again_keeps_its_first_capture() {
     let directory = std::env::temp_dir().join(format!("doorbell-reopened-{}", std::process::id()));
@@ -478,7 +480,7 @@ fn a_device_that_is_opened_again_keeps_its_first_capture() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
-/// Environment variable with the path of the capture, for a process that ends without closing its device.
+/// Environment variable with the path of the capture. It is set in the process that ends without closing its device.
 const ENDS: &str = "DOORBELL_TEST_CAPTURE_OF";
 
 /// The capture is complete even if a program returns from `main` or calls `exit` without closing its device.
@@ -502,7 +504,8 @@ fn a_capture_is_whole_when_its_process_exits() {
     assert!(process.status().unwrap().success());
     let frames = frames_of(&path);
     std::fs::remove_file(&path).unwrap();
-    // The device may send a WRITE again if its acknowledgement is late.
+    // The capture may hold more WRITEs than were posted, since the device retransmits a WRITE if its acknowledgement is
+    // late.
     for kind in [Opcode::RC_WRITE_ONLY, Opcode::RC_ACKNOWLEDGE] {
         let found = frames.iter().filter(|frame| frame.opcode() == kind).count();
         assert!(found >= WRITES, "{found} of {kind:?} among {} frames", frames.len());

@@ -1,4 +1,5 @@
-//! Devices in two processes behave as in one. After the death of one process, nothing of it remains in the other.
+//! Devices in two processes behave as in one process. After one process dies, the other process keeps no resources of
+//! it.
 
 use doorbell_verbs_conformance::common;
 
@@ -12,20 +13,20 @@ use doorbell_sync::IgnorePoison;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 use doorbell_verbs::{QpState, RKey, SendOperation, Status};
 
-/// The test that the peer process runs.
+/// Name of the test that the peer process runs.
 const TEST: &str = "two_processes_exchange_and_survive_each_other";
 
-/// Environment variable with the number of rounds of the test that kills peers, 1,000 by default.
+/// Environment variable with the number of rounds of the test that kills peers; the default is 1,000.
 const ROUNDS: &str = "DOORBELL_ROUNDS";
 
-/// Lock that serializes the tests of this file, since one counts resources of the whole process.
+/// Lock that serializes the tests of this file, since one test counts resources of the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().ignore_poison()
 }
 
-/// Plays the other process: doubles each number that it receives, then waits until it is killed.
+/// Runs the peer process: doubles each number that it receives, then waits until the first process kills it.
 fn be_the_peer() {
     let side = plan().side(&open_soft(SoftOptions::default()));
     let memory = side.memory(BYTES);
@@ -77,13 +78,13 @@ fn exchange_and_survive(link: LinkChoice) {
     assert_eq!(ids, [1, 2]);
     let doubled: Vec<u8> = pattern(BYTES, 1).iter().map(|byte| byte.wrapping_mul(2)).collect();
     assert_bytes(&memory, 0, &doubled, "the doubled numbers");
-    // The peer is killed while a request is outstanding.
+    // Kill the peer while a request is outstanding.
     peer.child.kill().unwrap();
     peer.child.wait().unwrap();
     side.post(3, SendOperation::Send, &[]);
     side.expect_failure(3, Status::RetryExceeded);
     assert_eq!(side.state(), QpState::Error);
-    // The device still works, and the next peer reaches it.
+    // The device still works, and a new peer can connect to it.
     let other = open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() });
     let (a, b) = plan().connect(&(side.device.clone(), other));
     b.post_recv(1, &[]);
@@ -92,7 +93,7 @@ fn exchange_and_survive(link: LinkChoice) {
     b.expect(1);
 }
 
-/// Plays a process that takes a given address and writes to its peer's memory until it is killed.
+/// Runs a peer process that takes a given address, and writes to the memory of the first process until it is killed.
 fn stream() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -111,7 +112,7 @@ fn stream() {
     }
 }
 
-/// Returns a plan with a short timeout, with which the death of a peer is noticed within milliseconds.
+/// Returns a plan with a short timeout, so that a requester detects the death of its peer within milliseconds.
 fn hasty() -> Plan {
     Plan { timeout: 8, retry_count: 1, ..Plan::rc() }
 }
@@ -120,7 +121,7 @@ fn hasty() -> Plan {
 fn a_peer_killed_at_any_moment_leaves_no_resources() {
     let _turn = turn();
     let rounds = std::env::var(ROUNDS).ok().map_or(1000, |text| text.parse().expect("a number of rounds"));
-    // Addresses that no other test takes.
+    // No other test uses these addresses.
     let (own, theirs) = ("127.77.41.1", "127.77.41.2");
     let device = open_soft(SoftOptions {
         address: Some(own.parse().unwrap()),
@@ -133,14 +134,14 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
         let side = hasty().side(&device);
         let memory = side.memory(BYTES);
         let mut peer = Peer::start(TEST, "stream", LinkChoice::Shm);
-        // The address and its name are free again in each round.
+        // In each round, the address and the socket name of the killed peer are free again.
         writeln!(peer.commands, "{theirs}").unwrap();
         let line = peer.answer("peer ");
         let psn = side.device.random_psn();
         writeln!(peer.commands, "{}", describe(&side, psn, &memory)).unwrap();
         connect(hasty(), &side, psn, &line);
         peer.answer("ready");
-        // Wait for the first byte of a WRITE, then kill the peer in the middle.
+        // Wait for the first byte of a WRITE, then kill the peer in the middle of the WRITE.
         let mut first = [0];
         eventually("the first byte of the peer arrives", || {
             assert!(reap_within(&side.cq, 1, Duration::ZERO).is_empty());
@@ -153,15 +154,15 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
         peer.child.wait().unwrap();
         side.post(2, SendOperation::Write { remote_address: 8, rkey: RKey::new(1) }, &[memory.sge(0, 5000)]);
         side.expect_failure(2, Status::RetryExceeded);
-        // Other connections are not affected.
+        // Connections to other devices still work.
         let (a, b) = plan().connect(&(device.clone(), other.clone()));
         b.post_recv(1, &[]);
         a.post(1, SendOperation::Send, &[]);
         a.expect(1);
         b.expect(1);
         drop((side, memory, a, b));
-        // This process keeps neither shared mappings nor descriptors of the peer. The first rounds show how many belong
-        // to the two devices that live on.
+        // This process must keep no shared mappings and no descriptors of killed peers. The first rounds show how many
+        // belong to the two surviving devices.
         if round < 5 {
             let now = held_now();
             held = (held.0.max(now.0), held.1.max(now.1));
@@ -180,7 +181,7 @@ fn a_peer_killed_at_any_moment_leaves_no_resources() {
 fn a_stopped_peer_delays_no_other_connection() {
     let _turn = turn();
     let device = open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
-    // Retries last for minutes, so that this end does not give up on the stopped peer on any machine.
+    // Retries last for minutes, so that this end does not give up while the peer is stopped.
     let patient = Plan { timeout: 19, retry_count: 7, ..Plan::rc() };
     let side = patient.side(&device);
     let memory = side.patterned(BYTES, 1);
@@ -197,12 +198,12 @@ fn a_stopped_peer_delays_no_other_connection() {
         let tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
         tasks.map(|stat| std::fs::read_to_string(stat).unwrap()).all(|stat| stat.contains(") T "))
     });
-    // Post more than the ring to the peer holds, also within the window.
+    // Post more WRITEs than the ring to the peer holds, but no more than the send window allows.
     let writes: Vec<u64> = (10..40).collect();
     for &wr_id in &writes {
         side.post(wr_id, SendOperation::Write { remote_address, rkey }, &[memory.sge(0, BYTES)]);
     }
-    // Meanwhile, the same device serves another peer, and another device serves a third.
+    // While the peer is stopped, the same device serves another peer, and another device serves a third peer.
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
     for devices in [(device.clone(), open()), (open(), open())] {
         let (a, b) = plan().connect(&devices);

@@ -1,5 +1,5 @@
 //! Progress without calls: posted work requests complete even if the program makes no further call. An idle process
-//! uses no CPU time.
+//! uses almost no CPU time.
 
 use doorbell_verbs_conformance::common;
 
@@ -18,7 +18,7 @@ use nix::sys::time::TimeValLike;
 /// Opens two devices that reach each other.
 type Pair = fn() -> (Device, Device);
 
-/// Generates each test for both links. Packets of either link wake a sleeping thread.
+/// Generates each test for UDP and for shared memory. Packets on each link must wake a sleeping thread.
 macro_rules! over_each_link {
     ($($name:ident)*) => {
         mod over_udp {
@@ -44,14 +44,14 @@ over_each_link! {
     idle_devices_cost_nothing
 }
 
-/// Creates an end whose completion queue notifies.
+/// Creates an end whose completion queue raises notifications on the returned channel.
 fn notifying(plan: &Plan, device: &Device) -> (Side, Channel) {
     let channel = device.create_channel().unwrap();
     let cq = device.create_cq_on(64, &channel).unwrap();
     (plan.side_on(&device.create_pd().unwrap(), &cq, None), channel)
 }
 
-/// Leaves the engine as programs leave it: after polls that found completions, after empty polls, or without polls.
+/// Imitates the habits of programs before they stop calling: polls that found completions, empty polls, or no polls.
 fn habits(side: &Side, peer: &Side, habit: usize) {
     let mut out = [Completion::default(); 4];
     match habit {
@@ -72,12 +72,12 @@ fn a_program_may_post_and_never_call_again(pair: Pair) {
         let (from, to) = (a.patterned(1 << 20, 1), b.memory(1 << 20));
         habits(&a, &b, habit);
         habits(&b, &a, habit);
-        // The test only looks at memory, so no call drives either engine.
+        // The test only reads memory, so no call drives the engine of either device.
         a.post(1, write_to(&to, 0), &[from.sge(0, 1 << 20)]);
         let last = pattern(1 << 20, 1)[(1 << 20) - 1];
         eventually("the whole WRITE has arrived", || to.load_acquire_u8((1 << 20) - 1) == last);
         assert_bytes(&to, 0, &pattern(1 << 20, 1), "a WRITE whose program makes no further call");
-        // Then post many single requests, which the engine may have gathered.
+        // Then post many single requests, which the engine may combine.
         for at in 0..32 {
             a.post(2, write_to(&to, at * 100), &[from.sge(at * 200, 100)]);
         }
@@ -111,7 +111,8 @@ fn programs_may_poll_for_their_completions_and_then_spin_on_memory(pair: Pair) {
     const ROUNDS: u64 = 2000;
     let (a, b) = Plan::rc().connect(&pair());
     let (of_a, of_b) = (a.memory(16), b.memory(16));
-    // Each side waits for the other's number, then for its own WRITE to complete. Only memory shows the number.
+    // Each side waits for the number of the other side, then for the completion of its own WRITE. Only memory shows the
+    // number.
     let play = |side: &Side, mine: &Region, theirs: &Region, begins: bool| {
         for round in 1..=ROUNDS {
             let arrived = || mine.load_acquire_u64(8) >= round;
@@ -147,7 +148,7 @@ fn a_target_may_be_passive(pair: Pair) {
     assert_eq!(theirs.load_acquire_u64(99_992), 50);
 }
 
-/// Sends each message back until `messages` have arrived, and sleeps on the channel in between.
+/// Sends each message back until `messages` have arrived. Sleeps on the channel while no message is there.
 fn echo(side: &Side, channel: &Channel, messages: u64) {
     let mut out = [Completion::default(); 8];
     let mut received = 0;
@@ -179,7 +180,7 @@ fn programs_that_sleep_on_the_channel_are_woken(pair: Pair) {
     plan.join(&a, &b);
     (0..8).for_each(|_| (a.post_recv(1, &[]), b.post_recv(1, &[])).0);
     std::thread::scope(|scope| {
-        // The thread also answers the last message, so this side receives as many as it sends.
+        // The echo thread also answers the last message, so this side receives as many messages as it sends.
         scope.spawn(|| echo(&b, &channel_b, MESSAGES));
         a.post(2, SendOperation::Send, &[]);
         echo(&a, &channel_a, MESSAGES - 1);
@@ -232,7 +233,7 @@ fn a_program_may_alternate_between_channel_and_descriptor(pair: Pair) {
         assert_eq!(b.expect(round).wr_id, round);
         a.expect(round);
     }
-    // A wait ends at its timeout. A wait with a timeout of zero still checks for a notification.
+    // A wait without a notification ends at its timeout. A wait with a timeout of zero only checks for a notification.
     b.cq.arm(Notify::Next);
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(!channel.wait(Some(Duration::ZERO)).unwrap());
@@ -258,7 +259,7 @@ fn an_async_runtime_waits_for_the_channel(pair: Pair) {
             let mut out = [Completion::default(); 8];
             while received < MESSAGES {
                 b.cq.arm(Notify::Next);
-                // Poll again after arming, since earlier completions do not notify.
+                // Poll again after arming, since completions that arrived before arming may raise no notification.
                 let mut count = b.cq.poll(&mut out).unwrap();
                 if count == 0 {
                     watched.readable().await.unwrap();
@@ -275,7 +276,7 @@ fn an_async_runtime_waits_for_the_channel(pair: Pair) {
 fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     let (one, other) = pair();
     let third = open_soft(SoftOptions::default());
-    // One connection leads to a destroyed queue pair, and retransmits at growing intervals.
+    // One connection leads to a destroyed queue pair, so it retransmits at growing intervals.
     let (stuck, gone) = Plan { timeout: 0, ..Plan::rc() }.connect(&(one.clone(), third));
     drop(gone);
     stuck.post(1, SendOperation::Send, &[]);
@@ -294,7 +295,8 @@ fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     assert!(tries < 10, "the posts left only with {tries} retries of the other connection");
 }
 
-/// Even with a long round trip, the engine does not send each post alone, which would take longer still.
+/// Even if the round trip is long, the engine sends several posts together. Sending each post alone would take even
+/// longer.
 #[test]
 fn single_posts_become_runs_despite_a_long_round_trip() {
     let open = || open_soft(SoftOptions { faults: Some("delay=240us".parse().unwrap()), ..SoftOptions::default() });
@@ -310,15 +312,16 @@ fn single_posts_become_runs_despite_a_long_round_trip() {
         (0..20).for_each(|wr_id| _ = a.expect(wr_id));
         before == after
     };
-    // The engine first measures the round trip.
+    // The engine first measures the round-trip time.
     (0..10).for_each(|_| _ = waited_for_company());
-    // At times this process loses the processor for longer than the posts wait.
+    // Sometimes the scheduler stops this process for longer than the engine holds posts back.
     let most_waited = |_| (0..200).filter(|_| waited_for_company()).count() > 150;
     assert!((0..5).any(most_waited), "each post was sent alone");
 }
 
 fn a_device_closes_at_any_moment(pair: Pair) {
-    // The engine's thread may be driving, watching, sleeping, or changing from one of these to another.
+    // The engine's thread may be in any phase when the device closes: driving, watching, sleeping, or changing between
+    // these.
     for round in 0..300 {
         let (a, b) = Plan::rc().connect(&pair());
         let (mine, theirs) = (a.memory(8), b.memory(8));
@@ -338,8 +341,8 @@ fn cpu_time() -> Duration {
     Duration::from_micros(micros.unsigned_abs())
 }
 
-/// Measures the CPU time of this process while devices and connections are idle. The test runs in a separate process,
-/// since other tests keep this one busy.
+/// Measures the CPU time of a process whose devices and connections are idle. The measurement runs in a separate
+/// process, since other tests keep this process busy.
 fn idle_devices_cost_nothing(pair: Pair) {
     const CHILD: &str = "DOORBELL_TEST_IDLE";
     if std::env::var_os(CHILD).is_none() {
@@ -348,7 +351,7 @@ fn idle_devices_cost_nothing(pair: Pair) {
         child.args(["--exact", &name, "--nocapture"]).env(CHILD, "1");
         let output = child.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        // Prints only the measurements, not the test harness's summary of the inner process.
+        // Print only the measurements, without the summary of the inner test harness.
         let measured: Vec<_> = text.lines().filter(|line| line.contains("of a core")).collect();
         measured.iter().for_each(|line| println!("{line}"));
         assert!(!output.status.success() || measured.len() == 3, "{text}");
@@ -359,7 +362,7 @@ fn idle_devices_cost_nothing(pair: Pair) {
         let (a, b) = Plan::rc().connect(&pair());
         habits(&a, &b, habit);
         habits(&b, &a, habit);
-        // One last packet makes the habit take effect.
+        // Exchange one last packet, so that the engine adapts to the habit.
         let (mine, theirs) = (a.memory(8), b.memory(8));
         a.post(3, write_to(&theirs, 0), &[mine.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));

@@ -1,5 +1,5 @@
-//! Published counters of a software RNIC: they are current, and a failure to publish does not keep the device from
-//! opening.
+//! Tests the published counters of a software RNIC. The counters are current, and a device opens even if it cannot
+//! publish.
 
 use doorbell_verbs_conformance::common;
 
@@ -12,10 +12,10 @@ use doorbell_counters::{DIRECTORY_VARIABLE, Name, PublishedSource, Reading, SWIT
 use doorbell_verbs::soft::SoftOptions;
 use doorbell_verbs::{Device, SendOperation};
 
-/// Environment variable that is set for the process that runs the body of a test.
+/// Environment variable that is set in the separate process that runs the body of a test.
 const INNER: &str = "DOORBELL_TEST_INNER";
 
-/// Runs the body in a separate process with its own environment.
+/// Runs `body` in a separate process with its own environment.
 fn in_own_process(test: &str, switch: Option<&str>, body: impl FnOnce(&Path)) {
     if let Some(directory) = std::env::var_os(INNER) {
         return body(Path::new(&directory));
@@ -38,7 +38,7 @@ fn published() -> Vec<Sample> {
     reading.samples
 }
 
-/// Waits until the published counters equal the device's counters.
+/// Waits until the published counters equal the counters of the device.
 fn wait_for(device: &Device) {
     let until = Instant::now() + Duration::from_secs(60);
     let address = device.attributes().address;
@@ -81,7 +81,7 @@ fn final_values_are_published_without_further_calls() {
     });
 }
 
-/// Returns how often threads that drive engines went to sleep.
+/// Returns how many times the threads that drive engines went to sleep.
 fn sleeps() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let ours =
@@ -104,7 +104,7 @@ fn an_idle_device_wakes_no_thread_to_publish() {
         b.expect(1);
         wait_for(&a.device);
         wait_for(&b.device);
-        // Deadlines that traffic set must expire first, which takes long on a slow machine.
+        // First the timers that the traffic started must expire, which takes long on a slow machine.
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             let before = sleeps();

@@ -1,6 +1,7 @@
-//! A peer that shares memory with a device and writes arbitrary data there, which the whole RNIC reads.
+//! A hostile peer that shares memory with a device. The peer writes arbitrary packets and arbitrary words there, which
+//! the device must survive.
 //!
-//! The test builds the peer from raw bytes, without the device's code.
+//! The test builds the peer from raw bytes, without code of the device.
 
 use doorbell_verbs_conformance::common;
 
@@ -30,10 +31,10 @@ const RING: usize = 2 << 20;
 const FILE: usize = CONTROL + 2 * RING;
 const MAGIC: &[u8] = b"\xffdoorbel";
 
-/// Rounds of either kind.
+/// Number of rounds of each kind of attack.
 const ROUNDS: usize = 3000;
 
-/// The peer's side of the rings. It writes to the first ring.
+/// The hostile peer's mapping of the shared rings. The peer writes to the first ring.
 struct Raw {
     _udp: UdpSocket,
     _connection: OwnedFd,
@@ -42,7 +43,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// Makes a device share memory with this address.
+    /// Makes a device share memory with a peer at the address `own`.
     fn meet(own: &str, device: &Device) -> Self {
         let udp = UdpSocket::bind((own, PORT)).unwrap();
         udp.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -68,14 +69,14 @@ impl Raw {
         let mut vector = [IoSliceMut::new(&mut welcome)];
         let length = recvmsg::<()>(connection.as_raw_fd(), &mut vector, None, MsgFlags::empty()).unwrap().bytes;
         assert_eq!(&welcome[..length], [MAGIC, &[2, 1, 0, 1]].concat());
-        // Challenge: kind 4, own nonce, nonce of the device. Proof: kind 3, nonce of the device.
+        // Challenge: kind 4, nonce of the peer, nonce of the device. Proof: kind 3, nonce of the device.
         let mut challenge = [0; 64];
         let length = udp.recv(&mut challenge).unwrap();
         assert_eq!(&challenge[..25], [MAGIC, &[4], &nonce].concat());
         let proof = [MAGIC, &[3], &challenge[25..length]].concat();
         sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(&proof)], &[], MsgFlags::empty(), None).unwrap();
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: this is a new mapping of a file of the same length.
+        // SAFETY: the kernel chooses the address of this new mapping, and the file is `FILE` bytes long.
         let base = unsafe { mmap(None, NonZeroUsize::new(FILE).unwrap(), access, MapFlags::MAP_SHARED, &file, 0) };
         Self { _udp: udp, _connection: connection, base: base.unwrap(), tail: 0 }
     }
@@ -83,7 +84,7 @@ impl Raw {
     /// Stores a word at an offset of the file.
     fn store(&self, at: usize, word: u64) {
         assert!(at.is_multiple_of(8) && at < FILE);
-        // SAFETY: eight aligned bytes of the mapping; the device reaches them by atomics and raw copies.
+        // SAFETY: eight aligned bytes of the mapping. The device accesses them only by atomics and raw copies.
         unsafe { std::sync::atomic::AtomicU64::from_ptr(self.base.as_ptr().byte_add(at).cast()) }
             .store(word, std::sync::atomic::Ordering::Release);
     }
@@ -91,12 +92,12 @@ impl Raw {
     fn put(&self, at: usize, bytes: &[u8]) {
         for (index, &byte) in bytes.iter().enumerate() {
             let at = CONTROL + (at + index) % RING;
-            // SAFETY: within the mapping; as above.
+            // SAFETY: the byte lies within the mapping. The device accesses it only by atomics and raw copies.
             unsafe { self.base.as_ptr().byte_add(at).cast::<u8>().write_volatile(byte) }
         }
     }
 
-    /// Writes a record with arbitrary packets as a device does.
+    /// Writes a record of the ring with arbitrary packets, in the same steps as a device.
     fn push(&mut self, bytes: &[u8], segment_bytes: usize) {
         let word = 1 << 63 | 64 << 34 | (segment_bytes as u64) << 17 | bytes.len() as u64;
         let start = self.tail % RING;
@@ -114,12 +115,12 @@ impl Drop for Raw {
     }
 }
 
-/// Returns the name of a peer's file.
+/// Returns the name of the file that the peer at `own` shares.
 fn file_of(own: &str) -> String {
     format!("rings-of-{own}")
 }
 
-/// Returns whether this process maps the peer's file.
+/// Returns whether this process maps the file that the peer at `own` shares.
 fn is_mapped(own: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(&file_of(own))
 }
@@ -128,7 +129,7 @@ fn open() -> Device {
     open_soft(SoftOptions { link: Some(LinkChoice::Auto), publish: false, ..SoftOptions::default() })
 }
 
-/// Creates a queue pair of each kind whose peer is at this address.
+/// Creates one queue pair of each kind, connected to the address `peer`.
 fn sides(device: &Device, peer: &str) -> Vec<Side> {
     let sides = [QpKind::Rc, QpKind::Uc, QpKind::Ud].map(|kind| {
         let plan = Plan { retry_count: 7, timeout: 18, ..Plan::new(kind) };
@@ -145,7 +146,7 @@ fn sides(device: &Device, peer: &str) -> Vec<Side> {
     sides.into()
 }
 
-/// Fills in a random packet, often for an existing queue pair and existing memory.
+/// Fills `bytes` with a random packet. The packet often names an existing queue pair and existing memory.
 fn packet(rng: &mut Rng, sides: &[Side], open_to_all: &Region, psn: u32, bytes: &mut [u8]) {
     bytes.iter_mut().for_each(|byte| *byte = rng.next() as u8);
     let side = &sides[rng.below(sides.len() as u64) as usize];
@@ -174,8 +175,8 @@ fn exchange(a: &Side, b: &Side, number: u64) {
     b.expect(number);
 }
 
-/// Checks that after any damage by `misbehave` to a ring, the device serves other peers. Memory closed to the peer must
-/// stay unchanged.
+/// Checks that the device still serves other peers after `misbehave` has damaged a ring. Memory that is closed to the
+/// peer must stay unchanged.
 fn survives(own: &str, misbehave: impl Fn(&mut Raw, &mut Rng, &[Side], &Region, usize)) {
     let seed = std::env::var("DOORBELL_SEED").ok().map_or(1, |text| text.parse().expect("a number"));
     eprintln!("DOORBELL_SEED={seed}");
@@ -199,7 +200,7 @@ fn survives(own: &str, misbehave: impl Fn(&mut Raw, &mut Rng, &[Side], &Region, 
         }
     }
     assert_bytes(&secret, 0, &pattern(8192, 5), "memory that no peer may write");
-    // The peer leaves, and the device unmaps the shared rings.
+    // When the peer leaves, the device unmaps the shared rings.
     drop(raw);
     eventually("the rings of the peer are unmapped", || {
         device.drive();
@@ -217,7 +218,7 @@ fn packets_of_any_kind_in_a_ring_do_no_harm() {
         for packet_bytes in bytes.chunks_mut(segment) {
             packet(rng, sides, open_to_all, round as u32, packet_bytes);
         }
-        // Write without waiting for room in the ring, as a part of the attack.
+        // As a part of the attack, write without waiting for room in the ring.
         raw.push(&bytes, segment);
     });
 }
@@ -235,11 +236,11 @@ fn a_ring_scribbled_over_does_no_harm() {
         raw.put(rng.below(RING as u64) as usize, &bytes);
         for _ in 0..20 {
             let at = rng.below(FILE as u64 / 8) as usize * 8;
-            // Often choose the words with a side's position, and possible lengths.
+            // Often choose a control word of the ring, and often write a valid length.
             let at = if rng.below(4) == 0 { at % 512 } else { at };
             let possible = 1 << 63 | rng.below(2000) << 17 | rng.below(60_000);
             let word = if rng.below(64) == 0 { rng.next() } else { possible };
-            // A word that no valid record has would end the sharing, so store it rarely.
+            // An invalid word at the start of a record ends the sharing of memory, so write to such places rarely.
             if at < CONTROL || !at.is_multiple_of(64) || round % 1000 == 999 {
                 raw.store(at, word);
             }

@@ -1,5 +1,6 @@
-//! All interleavings of threads that add entries to a list and threads that sleep until one is there. No thread sleeps
-//! while an entry waits, and the descriptor counts each entry for which no thread is woken.
+//! A model checker runs all interleavings of threads that add entries to a list and threads that sleep until an entry
+//! exists. No thread may sleep while an entry waits, and the eventfd must count each entry for which no thread is
+//! woken.
 
 use doorbell_testing::model;
 #[allow(dead_code)]
@@ -14,10 +15,10 @@ use loom::sync::{Arc, Condvar, Mutex};
 use model::{AtomicU32, Ordering};
 use tally::{Signals, Tally};
 
-/// Maximum number of preemptions of one run.
+/// Maximum number of preemptions in one run of the model checker.
 const PREEMPTIONS: usize = 3;
 
-/// Model of the kernel: a counter, and a queue of threads at a word.
+/// Model of the kernel: the counter of an eventfd, and a queue of threads that sleep on a word.
 struct Kernel {
     counted: Mutex<u32>,
     queue: Mutex<()>,
@@ -29,7 +30,7 @@ impl Kernel {
         Self { counted: Mutex::new(0), queue: Mutex::new(()), woken: Condvar::new() }
     }
 
-    /// Models `futex_wait`: compares the word under the lock of the queue, and sleeps if the word has the value.
+    /// Models `futex_wait`: compares the word under the lock of the queue, and sleeps if the word equals `value`.
     fn wait(&self, word: &AtomicU32, value: u32) {
         let queue = self.queue.lock().unwrap();
         if word.load(Ordering::SeqCst) == value {
@@ -56,7 +57,7 @@ impl Signals for Kernel {
 
 struct World {
     tally: Tally<Kernel>,
-    /// Entries of the list.
+    /// Number of entries in the list.
     list: Mutex<u32>,
 }
 
@@ -94,7 +95,7 @@ impl World {
         }
     }
 
-    /// Sleeps and takes no entry, like a cancelled thread.
+    /// Sleeps and then takes no entry, as a cancelled thread does.
     fn sleep_in_vain(&self, is_interrupted: bool) {
         let word = self.tally.begin();
         if !is_interrupted {
@@ -103,7 +104,7 @@ impl World {
         self.tally.end_in_vain();
     }
 
-    /// Checks that the descriptor counts all entries while no thread sleeps.
+    /// Checks that the eventfd counts all entries of the list. No thread may sleep during this check.
     fn assert_counted(&self) {
         assert_eq!(*self.tally.signals.counted.lock().unwrap(), *self.list.lock().unwrap());
     }
@@ -159,7 +160,7 @@ fn a_thread_that_is_cancelled_wakes_the_next() {
         let sleeper = spawn(world, World::take);
         world.add();
         sleeper.join().unwrap();
-        // Either thread may have taken the first entry. This entry ends the other's sleep.
+        // Either thread may have taken the first entry. The other thread still sleeps, and gets this second entry.
         world.add();
         cancelled.join().unwrap();
     });

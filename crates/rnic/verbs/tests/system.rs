@@ -22,7 +22,7 @@ fn an_error_without_libibverbs_says_to_install_it() {
 
 #[test]
 fn a_library_without_required_symbols_is_too_old() {
-    // Each Rust program has loaded this library, which is no version of libibverbs.
+    // libgcc_s exists wherever a Rust program runs, and has no function of libibverbs.
     let error = list(&with_library("libgcc_s.so.1")).unwrap_err();
     assert!(matches!(&error, SystemError::TooOld { symbol, .. } if symbol == "ibv_get_device_list"), "{error}");
     let text = error.to_string();
@@ -33,7 +33,7 @@ fn a_library_without_required_symbols_is_too_old() {
 fn a_device_that_does_not_exist_is_no_panic() {
     let options = SystemOptions { device: Some("no such device".to_owned()), ..SystemOptions::default() };
     let error = open(&options).unwrap_err();
-    // The result depends on the libraries of this machine.
+    // The expected error depends on the libraries and devices of this machine.
     assert!(
         matches!(
             &error,
