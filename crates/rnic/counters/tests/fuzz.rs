@@ -1,4 +1,4 @@
-//! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
+//! Runs the fuzz bodies over their corpus, and on mutations of it for a bounded time. See also `rnic/tests/fuzz.rs`.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Tests with publisher and reader in two processes, and tests of the files of a killed publisher.
+//! Tests in which publisher and reader are two processes, and tests of the files that a killed publisher leaves.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use doorbell_counters::{
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Environment variable of the publishing process, with the address of its device.
+/// Environment variable with the address of the device to publish. It is set in the publishing process.
 const CHILD: &str = "DOORBELL_TEST_PUBLISHER";
 
 const NAMES: [&str; 3] = ["tx_vport_rdma_unicast_packets", "tx_vport_rdma_unicast_bytes", "of_a_newer_version"];
@@ -20,7 +20,7 @@ fn publisher(address: &str) -> Publisher {
     Publisher::new(&device).unwrap()
 }
 
-/// Runs the publishing process, which executes commands from its standard input line by line.
+/// Runs the publishing process. It executes the commands on its standard input, one per line.
 fn be_the_publisher(address: &str) {
     let mut publisher = publisher(address);
     println!("ready");
@@ -34,7 +34,7 @@ fn be_the_publisher(address: &str) {
             }
             "race" => {
                 println!("racing");
-                // The parent process kills this one.
+                // Wait until the parent process kills this process.
                 (0..u64::MAX).for_each(|value| publisher.publish(&[value; NAMES.len()]));
             }
             _ => break,
@@ -90,8 +90,8 @@ impl Drop for Peer {
     }
 }
 
-/// Runs each test in a separate process with a separate directory. Both processes of a test find it in the
-/// environment.
+/// Runs each test in a separate process with its own directory. The environment tells both processes of a test the path
+/// of the directory.
 fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
     const INNER: &str = "DOORBELL_TEST_INNER";
     if let Ok(address) = std::env::var(CHILD) {
@@ -147,7 +147,7 @@ fn another_process_sees_published_counters() {
         assert_eq!(value(&sample, "of_a_newer_version"), 7);
         assert_eq!(Common::TxBytes.total(&sample.raw), Some(700));
         assert_eq!(Common::RxBytes.total(&sample.raw), None);
-        // When the device closes, its file is removed. A reader that knew the file gets its last values.
+        // When the device closes, its file is removed. A reader that has already opened the file gets the last values.
         peer.tell("publish 9", "done");
         peer.tell("close", "closed");
         assert!(files(directory).is_empty());
@@ -172,7 +172,7 @@ fn files_of_a_killed_process_are_recognised_and_removed() {
         assert!(sample.ended);
         assert_eq!(value(&sample, "of_a_newer_version"), 5);
         assert!(files(directory).is_empty());
-        // Without a reader, the next opened device removes the file.
+        // If no reader removes the file, the next device that opens removes it.
         let mut peer = Peer::start("files_of_a_killed_process_are_recognised_and_removed", "127.0.0.9");
         peer.kill();
         std::fs::write(directory.join(format!(".new-{}-1-1", peer.child.id())), "half").unwrap();
@@ -193,7 +193,8 @@ fn values_belong_together_while_they_are_written() {
         for _ in 0..2_000 {
             let (samples, notes) = read(&mut source);
             let Some(sample) = samples.first() else {
-                // Continuous writes may make all attempts of the reader fail. A note then states this.
+                // The publisher writes continuously, so all attempts of the reader may fail. A note then states the
+                // reason.
                 assert!(notes[0].contains("stopped during a write"), "{notes:?}");
                 continue;
             };
@@ -217,7 +218,7 @@ fn damaged_files_are_reported_and_skipped() {
             bytes
         };
         for (name, bytes, said) in [
-            ("cut.counters", whole[..whole.len() - 8].to_vec(), "and says"),
+            ("cut.counters", whole[..whole.len() - 8].to_vec(), "but its header states"),
             ("empty.counters", Vec::new(), "less than a header"),
             ("garbage.counters", b"\xff".repeat(4096), "does not begin as"),
             ("long.counters", vec![0; 1 << 20], "longer than 65536 B"),
@@ -247,7 +248,7 @@ fn damaged_files_are_reported_and_skipped() {
 fn names_of_devices_and_of_files_may_be_anything() {
     in_own_directory("names_of_devices_and_of_files_may_be_anything", |directory| {
         let plain = "doorbell0@127.0.0.9";
-        // The fourth file has this label, as the first and the third have its other candidates.
+        // The fourth file gets this label, since the first and the third file have its other candidates as their names.
         let taken = format!("{plain}#{}.4", std::process::id());
         let names = ["doorbell0", &taken, "doorbell0", "doorbell0"];
         let publish = |name| {
@@ -350,8 +351,8 @@ fn a_forked_child_neither_publishes_nor_removes() {
     in_own_directory("a_forked_child_neither_publishes_nor_removes", |directory| {
         let mut own = publisher("127.0.0.9");
         own.publish(&[5; 3]);
-        // SAFETY: the child calls no function that needs a lock of another thread. It compares its number, unmaps and
-        // ends.
+        // SAFETY: the child calls no function that needs a lock of another thread. The child compares its process
+        // number, unmaps the file and ends.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 own.publish(&[6; 3]);

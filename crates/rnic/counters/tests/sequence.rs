@@ -1,5 +1,5 @@
-//! All interleavings of a process that writes words and a process that reads them. The reader must get consistent
-//! values.
+//! A model checker runs all interleavings of a process that writes words and a process that reads them. The reader must
+//! get consistent values.
 
 #[path = "../src/sequence.rs"]
 mod sequence;
@@ -20,7 +20,7 @@ const VALUES: usize = 2;
 /// Number of writes.
 const MOMENTS: u64 = 2;
 
-/// Sequence number and values.
+/// The shared words: the sequence number, followed by the values.
 struct Words([AtomicU64; 1 + VALUES]);
 
 impl Words {
@@ -34,7 +34,8 @@ impl Words {
         }
     }
 
-    /// Reads the values one by one, as the kernel copies words of a file. Returns `None` if they are inconsistent.
+    /// Reads the values one by one, as the kernel copies words of a file. Returns `None` if the values are
+    /// inconsistent.
     fn read(&self) -> Option<[u64; VALUES]> {
         let look = |index: usize| self.0[index].load(Ordering::Relaxed);
         let values = Cell::new([0; VALUES]);
@@ -67,7 +68,7 @@ fn a_reader_gets_a_consistent_snapshot_or_nothing() {
     });
 }
 
-/// The model checker remembers only the last access to a word. It explores other runs if the reader begins second.
+/// The model checker remembers only the last access to a word, so it explores further runs if the reader begins second.
 #[test]
 fn a_late_reader_gets_a_consistent_snapshot_or_nothing() {
     loom::model(|| {

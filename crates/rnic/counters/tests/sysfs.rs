@@ -1,4 +1,4 @@
-//! Tests on artificial trees of devices, with the names of real drivers.
+//! Tests on artificial trees of devices whose counters have the names of real drivers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use doorbell_counters::ethtool::Ethtool;
 use doorbell_counters::{Common, Interval, Monitor, Name, Rates, Reading, Set, Source, SysfsSource};
 
-/// Tree of devices in a temporary directory.
+/// A tree of devices in a temporary directory.
 struct Tree {
     root: tempfile::TempDir,
 }
 
-/// Ethtool statistics from a list. An interface that is not in the list fails.
+/// Ethtool statistics from a list. Reading an interface that is not in the list fails.
 struct Listed(BTreeMap<&'static str, Vec<(&'static str, u64)>>);
 
 impl Ethtool for Listed {
@@ -67,7 +67,7 @@ fn only(monitor: &mut Monitor) -> Interval {
     device
 }
 
-/// Returns the rates of a device between two looks, with each counter increased by the given number.
+/// Returns the rates of a device between two looks. Each counter in the list increases by the given number.
 fn deltas(device: &str, counters: &[(&str, u64, u64)]) -> Rates {
     let tree = Tree::new();
     let before: Vec<_> = counters.iter().map(|&(path, before, _)| (path, before)).collect();
@@ -140,7 +140,7 @@ fn mlx5() {
         "a counter of other traffic than RDMA was kept"
     );
     assert!(!sample.raw.contains_key(&Name::new(Set::Hardware, "lifespan")), "no counter");
-    // Without the interface's statistics, the port's own count remains, in words of four bytes.
+    // Without statistics of the interface, the count of the port is used. It counts words of four bytes.
     let reading = tree.read(nothing());
     assert_eq!(texts(&reading), ["mlx5_0: no statistics of ens1f0np0: the adapter does not answer"]);
     assert_eq!(Common::TxBytes.total(&reading.samples[0].raw), Some(100));
@@ -264,7 +264,7 @@ fn irdma() {
     let common = [(TxBytes, 111), (TxPackets, 3), (RxBytes, 222), (RxPackets, 7), (CnpSent, 12), (CnpReceived, 27)];
     let expected = [&common[..], &[(TxOperations, 18), (RxOperations, 27), (Retransmissions, 11)]].concat();
     assert_deltas(&rates, &expected);
-    // The third generation has names with spaces.
+    // The third generation of adapters has counter names with spaces.
     let rates = deltas(
         "rocep1",
         &[
@@ -384,7 +384,7 @@ fn mana() {
     ];
     assert_eq!(found, expected);
     assert_eq!(RxOperations.rule(&sample.raw).unwrap().counts, "requests", "requests must include SENDs");
-    // If device and port share a name, the port's value remains.
+    // If the device and the port have a counter of the same name, the value of the port is used.
     assert_eq!(sample.raw[&Name::new(Set::Hardware, "rate_inc_events")], 1);
     let wide = Name::new(Set::Hardware, "rx_write_requests");
     assert_eq!(doorbell_counters::bits(&wide, &sample.raw), 64, "only mlx5 counts 32 bits under this name");
@@ -394,7 +394,7 @@ fn mana() {
 #[test]
 fn erdma_and_ionic() {
     use Common::*;
-    // The driver of the kernel, and the vendor's driver with its prefix.
+    // The driver in the kernel tree, and the vendor's driver, whose names have a prefix.
     for prefix in ["", "hw_"] {
         let names = ["tx_reqs_cnt", "tx_packets_cnt", "tx_bytes_cnt", "rx_packets_cnt", "rx_bytes_cnt"]
             .map(|name| format!("hw_counters/{prefix}{name}"));
@@ -467,7 +467,7 @@ fn mlx4_cxgb4_and_representors_of_mlx5() {
     assert_deltas(&rates, &expected);
 }
 
-/// Notes about other devices are removed. Notes about the selected devices remain.
+/// Once devices are selected, a look only has notes about these devices.
 #[test]
 fn notes_concern_only_the_selected_device() {
     let tree = Tree::new();
@@ -490,7 +490,7 @@ fn notes_concern_only_the_selected_device() {
     assert_eq!(notes(Some("rxe0")), [] as [&str; 0]);
     assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "no port"]);
     assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "no port"]);
-    // The device disappeared. Notes about other devices do not contain the reason.
+    // The selected device disappeared. Notes about other devices cannot contain the reason, so they are left out.
     let mut monitor = tree.monitor();
     monitor.select("rxe0").unwrap();
     monitor.look();
@@ -560,7 +560,7 @@ fn devices_come_and_go_and_are_recreated() {
     let gone = only(&mut monitor);
     assert!(gone.sample.ended && gone.rates.is_none());
     assert!(monitor.look().devices.is_empty());
-    // The old directory still exists elsewhere, so the new one has another inode number.
+    // The old directory still exists under another name, so the new directory has another inode number.
     tree.count("rxe0", &[("hw_counters/sent_pkts", 5000)]);
     assert!(only(&mut monitor).rates.is_none(), "a new device of the same name must have no rate yet");
     std::fs::rename(tree.device("rxe0"), tree.root.path().join("far")).unwrap();
@@ -590,7 +590,7 @@ fn traffic_selects_a_device_by_name() {
     assert_eq!(traffic("rxe0/2").unwrap().device, "rxe0/2");
 }
 
-/// Source for a tree that changes before its third read, at the end of the measurement of
+/// Source for a tree that changes before the third read. That read is at the end of the measurement of
 /// [`doorbell_counters::traffic`].
 struct Fateful {
     source: SysfsSource,
@@ -663,7 +663,7 @@ fn no_two_ports_have_one_number() {
     let look = tree.monitor().look();
     let labels: Vec<&str> = look.devices.iter().map(|device| device.sample.identity.label.as_str()).collect();
     assert_eq!(labels, ["mlx5_0/1"], "{:?}", look.notes);
-    assert!(look.notes.iter().all(|note| note.contains("is no port")) && look.notes.len() == 2, "{:?}", look.notes);
+    assert!(look.notes.iter().all(|note| note.contains("is not a port")) && look.notes.len() == 2, "{:?}", look.notes);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Cases of Direct-Read alone, in which the receiver chooses the address of a message.
+//! Cases for Direct-Read only, in which the receiver chooses the address of a message.
 
 use std::io::Write;
 use std::time::Duration;
@@ -148,7 +148,7 @@ pub fn many_readers_pull_the_same_memory() {
 }
 
 pub fn reading_freed_memory_of_the_sender_fails() {
-    // The memory of the sender is freed before the receiver reads it.
+    // The sender frees the memory before the receiver reads it.
     let (mut a, mut b) = pair(&by_hand(), &small());
     let region = memory(a.qp().pd(), 101);
     assert!(matches!(a.send_from(&region, 0, 100).unwrap(), Submit::Accepted(1)));
@@ -203,7 +203,7 @@ fn deliver_with_fence(fence: Fence) {
         }
         a.poll().unwrap();
         while let Some(message) = b.receive().unwrap() {
-            // The signal byte follows the READ, so a message that is done is complete.
+            // The receiver writes the signal byte after its READ, so a message that counts as done was read completely.
             assert_eq!(&*message, &payload(received, 20_000)[..]);
             received += 1;
         }
@@ -212,7 +212,8 @@ fn deliver_with_fence(fence: Fence) {
     assert_eq!(b.acknowledgements(), 200);
 }
 
-/// Delivers messages as published evaluations do: one completion per poll, and one for each message.
+/// Delivers messages with the methods of published evaluations: one completion per poll, and one completion per
+/// message.
 fn deliver_one_by_one<C: Connector>(protocol: &C) {
     let config = Config::default().window(8).batch(4).depth(8).max_message(5000).signal_each(true).poll_list(1);
     let (mut a, mut b) = pair(protocol, &config);

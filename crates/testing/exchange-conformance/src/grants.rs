@@ -1,4 +1,4 @@
-//! Cases of Direct-Write alone: buffers that the peer grants.
+//! Cases for Direct-Write only: the buffers that a peer grants.
 
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, ConnectError, Connector, DirectWrite};
@@ -6,7 +6,7 @@ use doorbell_verbs::Device;
 
 use super::device;
 
-/// Connects to a peer with a changed description.
+/// Connects to a peer whose endpoint description `change` has modified.
 fn connect(change: fn(&mut EndpointDescription)) -> Result<(), ConnectError> {
     let (a, b) = (device(), device());
     let end = |device: &Device| DirectWrite.endpoint(&device.create_pd().unwrap(), &Config::default(), None);

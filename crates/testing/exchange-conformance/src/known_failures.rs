@@ -1,20 +1,20 @@
-//! Known failures of other implementations, by name.
+//! Failures of other implementations. Each case has the name of the property that such an implementation violates.
 
 use super::{Config, Connector, MessageConnection, Received, Submit, pair, payload};
 
-/// If credits count messages, a sender can overwrite a held message after the receiver freed newer ones.
+/// If credits only count messages, a sender can overwrite a held message after the receiver has freed newer messages.
 pub fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector>(protocol: P) {
     let config = Config::default().window(8).depth(8).max_message(500);
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received, mut idle) = (0, 0, 0);
     let mut held = None;
-    // Some rings are longer than needed, but none has room for 400 messages.
+    // Some rings are longer than needed, but no ring has room for 400 messages.
     while received < 400 && idle < 3000 {
         if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
             sent += 1;
         }
         a.poll().unwrap();
-        // The time until the first message does not count, since devices first resolve each other's addresses.
+        // Polls before the first message do not count, since the devices first resolve each other's addresses.
         idle += u32::from(held.is_some());
         while let Some(message) = b.receive().unwrap() {
             assert!(message.to_vec() == payload(received, 400), "message {received}");
@@ -39,15 +39,15 @@ pub fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector
     }
 }
 
-/// If the slots of a ring determine the length of a send queue, it overflows with smaller messages, or with two
-/// requests per message.
+/// A send queue whose depth equals the number of slots of a ring can overflow: messages may be smaller than a slot, or
+/// need two requests each.
 pub fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol: P) {
     for (window, batch, depth) in [(1, 1, 512), (64, 1, 1024), (64, 7, 16), (256, 64, 1024)] {
         let config = Config::default().window(window).batch(batch).depth(depth).max_message(64);
         let (mut a, mut b) = pair(&protocol, &config);
         let (mut sent, mut received) = (0, 0);
         while sent < 20 * window as u64 {
-            // Without a poll, no completion leaves the queue.
+            // Without a poll, completed requests stay in the send queue.
             while let Submit::Accepted(_) = a.send(&payload(sent, sent as usize % 3)).unwrap() {
                 sent += 1;
             }
@@ -70,7 +70,7 @@ pub fn a_send_queue_takes_all_that_a_window_allows<P: Connector>(protocol: P) {
     }
 }
 
-/// Two peers send until they are out of credits, and wait for each other.
+/// Two peers send until neither has credits, and then wait for each other.
 pub fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
     let config = Config::default().window(64).depth(4).max_message(900);
     let (mut a, mut b) = pair(&protocol, &config);
@@ -84,7 +84,7 @@ pub fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
                 connection.poll().unwrap();
             }
         }
-        // Each side takes one message, and no more than necessary.
+        // Each side receives one message, and polls no more than necessary.
         let goal = [received[0] + 1, received[1] + 1];
         while received[0] < goal[0] || received[1] < goal[1] {
             for (from, connection) in [(1, &mut a), (0, &mut b)] {
@@ -101,7 +101,7 @@ pub fn two_peers_out_of_credit_free_each_other<P: Connector>(protocol: P) {
     }
 }
 
-/// A sender polls rarely.
+/// If the sender polls rarely, no message is lost or delayed.
 pub fn a_slow_sender_delays_and_loses_nothing<P: Connector>(protocol: P) {
     let config = Config::default().window(8).depth(8).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);

@@ -1,7 +1,7 @@
-//! Requirements for every protocol and variant, as one suite of functions on the devices of a provider.
-//! [`exchange_suite!`] generates the tests.
+//! One suite of functions with the requirements for every protocol and variant. The suite runs on the devices of a
+//! provider, and [`exchange_suite!`] generates the tests.
 //!
-//! `DOORBELL_MESSAGES` sets the number of messages of the long case and of the case of loss (default 20,000).
+//! `DOORBELL_MESSAGES` sets the number of messages of the long case and of the case with packet loss (default 20,000).
 
 #![allow(missing_docs, clippy::missing_panics_doc, reason = "cases have the names of what they check")]
 
@@ -23,14 +23,14 @@ use doorbell_exchange::{
 use doorbell_protocols::End;
 use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
 
-/// Devices on which the suite runs.
+/// Functions that open the devices on which the suite runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Provider {
-    /// Whether devices work while all their callers sleep in the kernel.
+    /// Whether devices still make progress while all threads of the program sleep in the kernel.
     pub works_while_callers_sleep: bool,
-    /// Returns a device that reaches the others.
+    /// Opens a device that can reach the other opened devices.
     pub device: fn() -> Device,
-    /// Returns two devices between which packets are lost, if the set-up allows it.
+    /// Opens two devices between which packets are lost; `None` if the set-up does not support packet loss.
     pub lossy: fn() -> Option<[Device; 2]>,
 }
 
@@ -76,18 +76,18 @@ fn long() -> u64 {
     std::env::var("DOORBELL_MESSAGES").ok().map_or(20_000, |text| text.parse().expect("a number of messages"))
 }
 
-/// Sizes around every boundary: padding, inline, path MTU, page, and the longest message.
+/// Message lengths around every boundary: padding, inline data, path MTU, page, and the longest message.
 const LENGTHS: [usize; 21] =
     [0, 1, 2, 3, 4, 5, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 8193, 10_000];
 
-/// One direction of a conversation: the messages that were sent, that arrived, and that the program holds.
+/// One direction of a conversation: counts of sent and received messages, and the messages that the program holds.
 struct Direction<M> {
     salt: u64,
     sent: u64,
     received: u64,
     held: Vec<M>,
-    /// Whether a message that is held for long blocks others. If it does, all held messages are freed from time to
-    /// time, in any order. Otherwise some stay held for long.
+    /// Whether a message that the program holds for long blocks later messages. If so, the program frees all held
+    /// messages from time to time, in any order. Otherwise it holds some messages for long.
     blocks: bool,
 }
 
@@ -111,7 +111,7 @@ impl<M: Received> Direction<M> {
         connection.poll().unwrap();
     }
 
-    /// Receives messages and frees them in any order. Some are held for long.
+    /// Receives messages and frees them in any order. The program holds some messages for long.
     fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
         while let Some(message) = connection.receive().unwrap() {
             let expected = payload(self.received + self.salt, self.length(self.received, lengths));
@@ -131,7 +131,8 @@ fn converse<P: Connector>(protocol: &P, pair: &mut Pair<P>, messages: [u64; 2], 
     assert_eq!(stood, None, "no progress");
 }
 
-/// Exchanges messages in both directions. If progress stops, returns the numbers of messages that arrived.
+/// Exchanges messages in both directions. If progress stops, returns the number of messages that arrived in each
+/// direction.
 fn converse_until_it_stands<P: Connector>(
     protocol: &P,
     (a, b): &mut Pair<P>,
@@ -163,7 +164,7 @@ fn converse_until_it_stands<P: Connector>(
     None
 }
 
-/// Time for which the same counts were seen.
+/// Detects when counts no longer change.
 #[derive(Default)]
 struct Still {
     counts: [u64; 4],
@@ -172,8 +173,8 @@ struct Still {
 }
 
 impl Still {
-    /// Returns whether the counts stayed the same for much longer than all retries. The time between two calls counts
-    /// little, since other processes may use the processor.
+    /// Returns whether the counts stayed the same for much longer than all retries take. A long pause between two calls
+    /// counts only little, since other processes may use the processor.
     fn for_long(&mut self, now_ns: u64, counts: [u64; 4]) -> bool {
         let since_ns = (now_ns - self.looked_ns).min(10_000_000);
         let moved = std::mem::replace(&mut self.counts, counts) != counts;
@@ -185,7 +186,7 @@ impl Still {
 
 fn no_rnr<P: Connector>((a, b): &Pair<P>) {
     for connection in [a, b] {
-        // The kernel counts for a device of the machine, over all tests together.
+        // For a device of the machine, only the kernel counts, and its counters include all tests.
         if let Some(counters) = connection.qp().pd().device().counters() {
             assert_eq!((counters.rnr_nak_sent, counters.rnr_nak_received), (0, 0));
         }
@@ -202,7 +203,7 @@ pub fn every_length_arrives_in_order_and_intact<P: Connector>(protocol: P) {
 }
 
 pub fn both_directions_at_once<P: Connector>(protocol: P) {
-    // The program holds all buffers but one, so both sides are often out of credits.
+    // The program holds all buffers but one, so each side often has no credits.
     for depth in [1, 2, 5, 16] {
         let config = Config::default().window(8).batch(2).depth(depth).max_message(300);
         let mut pair = pair(&protocol, &config);
@@ -233,7 +234,8 @@ pub fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
-    // A test of verbs shows the reason. A retransmitted fenced request waits forever for later READs.
+    // The verbs conformance suite shows the reason: on rdma_rxe, a retransmitted fenced request waits forever for later
+    // READs.
     let is_fenced = (&protocol as &dyn Any)
         .downcast_ref::<DirectRead>()
         .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
@@ -254,7 +256,7 @@ pub fn a_stopped_receiver_causes_back_pressure<P: Connector>(protocol: P) {
         }
         a.poll().unwrap();
     }
-    // A ring that the peer writes into may accept more than necessary.
+    // A sender that writes into a ring of the peer may accept more messages than the other senders.
     assert!(accepted <= 4096 / 16 && refused.is_some(), "{accepted} were accepted, {refused:?}");
     assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
     let mut received = 0;
@@ -269,9 +271,9 @@ pub fn a_stopped_receiver_causes_back_pressure<P: Connector>(protocol: P) {
     no_rnr::<P>(&(a, b));
 }
 
-/// A sender that retries whenever a poll reports an event never stalls.
+/// A sender that retries whenever a poll reports an event must never stall.
 pub fn poll_reports_the_end_of_back_pressure<P: Connector>(protocol: P) {
-    // Number of polls after which a wait counts as endless. Only messages advance this connection.
+    // Number of polls after which a wait counts as endless. Only messages let this connection progress.
     const PATIENCE: u64 = 3_000_000;
     let config = Config::default().window(32).depth(4).max_message(64);
     let config = config.keepalive(Duration::ZERO);
@@ -299,7 +301,7 @@ pub fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) 
         let id = loop {
             match a.send_from(&region, 0, length).unwrap() {
                 Submit::Accepted(id) => break id,
-                // The sender first has to learn that there is space again.
+                // The sender must first learn that the receiver has freed space.
                 Submit::Full(_) => {
                     a.poll().unwrap();
                     b.poll().unwrap();
@@ -340,7 +342,7 @@ pub fn goodbye_and_death_are_distinguished<P: Connector>(protocol: P) {
         }
     };
     assert_eq!((heard, end), (vec![b"last words".to_vec()], ConnectionError::PeerClosed));
-    // The other direction continues.
+    // After the goodbye, the other direction still works.
     assert!(matches!(b.send(b"reply").unwrap(), Submit::Accepted(_)));
     b.close();
     while !(a.is_closed() && b.is_closed() && a.is_peer_closed()) {
@@ -370,20 +372,20 @@ pub fn goodbye_and_death_are_distinguished<P: Connector>(protocol: P) {
             }
         };
         assert!(matches!(reason, ConnectionError::PeerUnreachable(_)), "{reason:?}");
-        // The message may have arrived at the last moment. Every id has a final outcome.
+        // The message may or may not have arrived before the peer died. In both cases, its id has a final outcome.
         assert_ne!(a.outcome(sent + 1), Outcome::Pending);
         assert_eq!(a.send(b"more"), Err(reason));
         assert_eq!(held.map(|message| message.to_vec()).as_deref(), is_holding.then_some(&b"held"[..]));
     }
 }
 
-/// Idle peers send each other keepalives, and the connection lives.
+/// Idle peers send each other keepalives, so the connection stays open.
 pub fn a_quiet_connection_lives<P: Connector>(protocol: P) {
     let config = Config::default().keepalive(Duration::from_millis(5)).max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
     let clock = a.qp().pd().device().clone();
     let start_ns = clock.now_ns();
-    // A receiver that polls the peer's memory gets its answers anyway.
+    // A receiver that polls the memory of the peer gets answers from its READs, so it needs no keepalives.
     let asks_anyway = protocol.protocol().properties().passive == Some(End::Sender);
     while if asks_anyway { clock.now_ns() < start_ns + 50_000_000 } else { a.keepalives().min(b.keepalives()) < 3 } {
         a.poll().unwrap();
@@ -392,7 +394,7 @@ pub fn a_quiet_connection_lives<P: Connector>(protocol: P) {
     converse(&protocol, &mut (a, b), [10, 10], 0, &[40]);
 }
 
-/// The goodbye is sent although the peer never stops sending.
+/// A side can send its goodbye even if the peer sends without pause.
 pub fn goodbye_is_sent_while_the_peer_sends<P: Connector>(protocol: P) {
     let config = Config::default().max_message(64);
     let (mut a, mut b) = pair(&protocol, &config);
@@ -414,8 +416,8 @@ pub fn goodbye_is_sent_while_the_peer_sends<P: Connector>(protocol: P) {
     assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
 }
 
-/// A side may exit once it has received the last goodbye. Its RNIC must still acknowledge it, since no retry would be
-/// answered.
+/// A side may exit once it has received the last goodbye. The RNIC of this side must acknowledge that goodbye before,
+/// since it cannot answer a retransmission afterwards.
 pub fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     for round in 0..20 {
         let config = Config::default().timeout_exponent(19).retry_count(0).max_message(64);
@@ -441,7 +443,7 @@ pub fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     }
 }
 
-/// A sleeping receiver is woken for each message, if its protocol allows receivers to sleep. This also holds for an
+/// Each message wakes a sleeping receiver, if the protocol allows receivers to sleep. The same must hold with an
 /// edge-triggered epoll, which reports a channel only once.
 pub fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
 where
@@ -459,8 +461,8 @@ where
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
-    // On a busy machine, each message may arrive before the receiver looks. So the sender starts only when the receiver
-    // is about to sleep.
+    // On a busy machine, each message may arrive before the receiver polls, so it never sleeps. So the sender starts
+    // only when the receiver is about to sleep.
     let is_sleepy = std::sync::atomic::AtomicBool::new(false);
     let is_sleepy = &is_sleepy;
     std::thread::scope(|scope| {

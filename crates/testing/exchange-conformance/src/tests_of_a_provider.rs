@@ -1,6 +1,6 @@
 //! Generates the tests of a provider.
 
-/// Generates the whole suite as tests of a provider, in a module `suite`.
+/// Generates the whole suite as tests of a provider, in a module named `suite`.
 #[macro_export]
 macro_rules! exchange_suite {
     ($provider:expr) => {

@@ -1,10 +1,10 @@
-//! Folders of files, such as parts of `/proc` and `/sys`.
+//! Directories of files for tests, such as parts of `/proc` and `/sys`.
 
 use std::fs;
 
 use tempfile::TempDir;
 
-/// Creates a temporary folder with these files: path and contents of each.
+/// Creates a temporary directory with these files. Each entry is the path and the contents of a file.
 ///
 /// # Panics
 ///

@@ -1,5 +1,5 @@
-//! Fuzz bodies are plain functions of bytes. A test runs them over a corpus and for a bounded time of mutation, and
-//! cargo-fuzz runs them for any time.
+//! Fuzz bodies are functions that take bytes. A test runs them over a corpus, and on mutations of the corpus for a
+//! bounded time. cargo-fuzz runs the same bodies for any time.
 
 mod choices;
 pub mod runner;

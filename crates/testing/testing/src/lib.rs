@@ -1,4 +1,4 @@
-//! Helpers of Doorbell's tests. No crate outside of tests depends on this one.
+//! Helpers for the tests of Doorbell. Other crates use this crate only in tests.
 
 pub mod files;
 pub mod fuzz;

@@ -1,8 +1,8 @@
-//! Memory that RNICs write concurrently with the test. All accesses are raw copies.
+//! Memory that RNICs may write while a test uses it. All accesses are raw copies.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// A block of zeroed memory. Only touched pages use physical memory.
+/// A block of zeroed memory. Only pages that were accessed use physical memory.
 #[derive(Debug)]
 pub struct Block {
     base: *mut u8,
@@ -14,7 +14,7 @@ impl Block {
     ///
     /// # Panics
     ///
-    /// If there is no memory.
+    /// If the system has no memory for the block.
     pub fn new(length: usize) -> Self {
         let layout = Layout::from_size_align(length.max(1), 16).expect("a small block");
         // SAFETY: the layout is not empty.
@@ -43,7 +43,7 @@ impl Block {
     ///
     /// # Panics
     ///
-    /// If they are not inside the block.
+    /// If the range is not inside the block.
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.len(), "{length} B at {offset} exceed {} B", self.len());
         let mut out = vec![0; length];
@@ -56,10 +56,10 @@ impl Block {
     ///
     /// # Panics
     ///
-    /// If they do not fit.
+    /// If the bytes do not fit into the block at `offset`.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len(), "{} B at {offset} exceed {} B", bytes.len(), self.len());
-        // SAFETY: inside the block; tests run on one thread.
+        // SAFETY: the range is inside the block, and tests run on one thread.
         unsafe { self.base.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -76,7 +76,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: the block was allocated with this layout, and regions over it ended with their RNIC.
+        // SAFETY: the block was allocated with this layout. Regions over the block ended with their RNIC.
         unsafe { dealloc(self.base, self.layout) }
     }
 }

@@ -1,14 +1,14 @@
-//! Parts that models of several crates share: atomics whose sequentially consistent accesses the model checker
-//! understands, and a queue that replaces `crossbeam_queue::ArrayQueue`.
+//! Parts that the models of several crates share: atomics whose `SeqCst` accesses the model checker loom handles
+//! correctly, and a queue that replaces `crossbeam_queue::ArrayQueue`.
 #![allow(missing_docs, reason = "the items have the names and meanings of those that they replace")]
 
 use loom::cell::UnsafeCell;
 pub use loom::sync::atomic::Ordering;
 use loom::sync::atomic::fence;
 
-/// Returns the ordering for an access under loom, and whether fences are needed. Loom treats `SeqCst` as `AcqRel`, so
-/// fences follow writes and surround exchanges. The machine code for x86 is similar: a load with `SeqCst` is a plain
-/// load there.
+/// Returns the ordering to use under loom, and whether fences are needed. Loom treats `SeqCst` as `AcqRel`, so fences
+/// follow writes and surround exchanges. On x86 the machine code is similar, since a `SeqCst` load is a plain load
+/// there.
 fn weaker(order: Ordering, of_seq_cst: Ordering) -> (Ordering, bool) {
     if order == Ordering::SeqCst { (of_seq_cst, true) } else { (order, false) }
 }
@@ -93,8 +93,8 @@ macro_rules! atomic {
 atomic!(AtomicU32, u32);
 atomic!(AtomicUsize, usize);
 
-/// A queue with the algorithm and the orderings of `crossbeam_queue::ArrayQueue`, in which the model checker sees every
-/// access.
+/// A queue with the algorithm and the orderings of `crossbeam_queue::ArrayQueue`. Unlike there, the model checker sees
+/// every access.
 #[derive(Debug)]
 pub struct ArrayQueue<T> {
     head: AtomicUsize,
@@ -108,7 +108,7 @@ struct Slot<T> {
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: the model checks that the accesses to the cells are ordered.
+// SAFETY: the model checker reports an error if two accesses to a cell are not ordered.
 unsafe impl<T: Send> Sync for ArrayQueue<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for ArrayQueue<T> {}
@@ -148,7 +148,7 @@ impl<T> ArrayQueue<T> {
             if stamp == tail {
                 match self.tail.compare_exchange(tail, tail + 1, Ordering::SeqCst, Ordering::Relaxed) {
                     Ok(_) => {
-                        // SAFETY: the model checker reports two accesses that are not ordered.
+                        // SAFETY: the model checker reports an error if two accesses to the cell are not ordered.
                         slot.value.with_mut(|place| unsafe { *place = Some(value) });
                         slot.stamp.store(tail + 1, Ordering::Release);
                         return Ok(());

@@ -1,4 +1,4 @@
-//! Network namespaces of a test: loopback interfaces with chosen addresses and MTU.
+//! Network namespaces for tests. A namespace has a loopback interface with chosen addresses and MTU.
 
 use std::io::Write;
 use std::net::{Ipv6Addr, UdpSocket};
@@ -14,20 +14,20 @@ pub const ADDRESSES: u16 = 16;
 /// Maximum time until the addresses of a new namespace are reachable.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns an IPv6 address of this number, from the range for use within a site (RFC 4193).
+/// Returns the IPv6 address with the number `number`, from the unique local range (RFC 4193).
 pub fn address(number: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + number)
 }
 
-/// Runs a test in its own network namespace, which ends with its last socket. Only root can create one. Without root,
-/// the test prints that it is left out; with `CI=true` it fails.
+/// Runs a test in a network namespace of its own. The kernel removes the namespace when its last socket closes. Only
+/// root can create a namespace. Without root, the test only prints that it is left out; with `CI=true` it fails.
 ///
 /// # Panics
 ///
 /// If the test panics, or if the namespace cannot be configured.
 pub fn within(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
-        // A namespace applies to one thread and to the threads that it starts.
+        // A new namespace applies to the calling thread and to the threads that it starts.
         let done = scope.spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
             Err(why) => {
                 leave_out(&format!("tests in network namespaces of their own, which only root can make: {why}"))
@@ -52,8 +52,8 @@ pub fn within(test: impl FnOnce() + Send) {
     });
 }
 
-/// Returns whether a datagram to an address arrives. The kernel adds the routes to new addresses with a delay, and
-/// loses earlier datagrams.
+/// Returns whether a datagram to `address` arrives. The kernel adds the routes to new addresses with a delay, and drops
+/// datagrams until then.
 fn is_reachable(address: Ipv6Addr) -> bool {
     let socket = UdpSocket::bind((address, 0)).unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -76,8 +76,8 @@ pub fn ip(commands: &str) {
     assert!(ip.wait().unwrap().success(), "ip refused one of:\n{commands}");
 }
 
-/// Reports a test that this machine cannot run. The report goes to standard error, past the test harness, which would
-/// hide it, and to the file that `DOORBELL_LEFT_OUT` names.
+/// Reports a test that this machine cannot run. The report goes directly to standard error, since the test harness
+/// would hide it. The report also goes to the file that `DOORBELL_LEFT_OUT` names.
 fn leave_out(what: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "in CI nothing may be left out: {what}");
     static SAID: Once = Once::new();

@@ -1,11 +1,11 @@
-//! A small generator, so that one number is the seed and runs replay exactly on each machine.
+//! A small random number generator with one number as seed. The same seed gives the same numbers on each machine.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Creates a generator with this seed.
+    /// Creates a generator from `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -29,21 +29,21 @@ impl Rng {
         least + self.below(most - least + 1)
     }
 
-    /// Returns true `per_mille` times in a thousand.
+    /// Returns true with a probability of `per_mille` in a thousand.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 
-    /// Returns one of the elements.
+    /// Returns a random element of `from`.
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// If `from` is empty.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
     }
 
-    /// Returns 32 bytes, for the seed of another generator.
+    /// Returns 32 random bytes, for the seed of another generator.
     pub fn bytes32(&mut self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for chunk in bytes.chunks_exact_mut(8) {

@@ -1,7 +1,7 @@
-//! Choice of the seeds of a test, their distribution over all cores, and the replay of a failing seed.
+//! Chooses the seeds of a test, runs them on all cores, and replays a failing seed.
 //!
 //! - `SEED=n` replays one seed.
-//! - `DOORBELL_SEEDS=n` tries n fixed seeds, and n / 5 fresh ones in tests that have any.
+//! - `DOORBELL_SEEDS=n` tries n fixed seeds. Tests with fresh seeds also try n / 5 fresh seeds.
 //! - `DOORBELL_SEEDS_FROM=n` with `DOORBELL_SEEDS_S=s` tries seeds from n on for s seconds, as `cargo xtask seeds`
 //!   does.
 //! - `DOORBELL_TRACE=n` prints the last n events of a failing seed.
@@ -18,8 +18,8 @@ use doorbell_sync::IgnorePoison;
 
 use crate::{Rng, trace};
 
-/// Writes to standard error past the capture of the test harness, so that the counts of successful runs are visible
-/// too.
+/// Writes to standard error directly. The test harness does not capture this text, so it also shows the counts of
+/// successful runs.
 pub fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -29,27 +29,27 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| wrong(&text)))
 }
 
-/// Number of printed events of a failing seed.
+/// Default number of events that are printed for a failing seed.
 const LAST_EVENTS: usize = 100;
 
-/// Counts of the events in runs, which add up over seeds.
+/// Counts of events in a run. The counts of all seeds are added.
 pub trait Tally: Default + Send {
-    /// Adds the counts of another run.
+    /// Adds the counts of another run to these counts.
     fn plus(&mut self, other: &Self);
 }
 
-/// Names of a test, for the command that replays a seed.
+/// Names of a test. The command that replays a seed contains these names.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
-    /// Package.
+    /// Package of the test.
     pub package: &'static str,
-    /// File of the integration test.
+    /// File name of the integration test, without extension.
     pub file: &'static str,
-    /// Function.
+    /// Name of the test function.
     pub name: &'static str,
 }
 
-/// Names a test of the file that calls this.
+/// Names a test of the file that uses this macro.
 #[macro_export]
 macro_rules! seeded_test {
     ($name:literal) => {
@@ -57,18 +57,18 @@ macro_rules! seeded_test {
     };
 }
 
-/// Number of seeds that a test tries.
+/// Numbers and kinds of the seeds that a test tries.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Number of seeds that stay the same.
+    /// Number of seeds that are the same in each run.
     pub fixed: u64,
-    /// Number of seeds that change with each commit.
+    /// Number of seeds that differ for each commit.
     pub fresh: u64,
     /// Seeds that failed in the past. They are tried first.
     pub stored: &'static [u64],
 }
 
-/// Returns the first of the fresh seeds, and its source.
+/// Returns the first fresh seed, and a description of its source.
 fn fresh_base() -> (u64, String) {
     let from_git = || {
         let out =
@@ -81,7 +81,7 @@ fn fresh_base() -> (u64, String) {
         .or_else(from_git)
         .unwrap_or_else(|| concat!("version ", env!("CARGO_PKG_VERSION"), ", since there is no git here").to_owned());
     let mixed = source.bytes().fold(0, |mixed, byte| Rng::new(mixed ^ u64::from(byte)).next());
-    // The seed is short enough to type, and far from the fixed ones.
+    // The seed is short enough to type, and much larger than the fixed seeds.
     ((mixed >> 24) + (1 << 32), source)
 }
 
@@ -100,7 +100,7 @@ impl<T: Tally> SeedRun<T> {
                 self.met.lock().ignore_poison().plus(&tally);
             }
             Err(why) => {
-                // Repeat the run and keep its events, since a seed replays exactly.
+                // Run the failing seed again and keep its events, since a seed replays exactly.
                 trace::start(number("DOORBELL_TRACE").map_or(LAST_EVENTS, |most| most as usize));
                 let again = catch_unwind(AssertUnwindSafe(|| body(seed)));
                 let mut text = format!("\nthe last events of seed {seed}:\n");
@@ -121,7 +121,8 @@ impl<T: Tally> SeedRun<T> {
         }
     }
 
-    /// Tries `count` seeds from `first` on, or as many as the time allows. After the largest seed comes 0.
+    /// Tries `count` seeds from `first` on, or fewer if `until` is reached before. The largest seed is followed by seed
+    /// 0.
     fn run(&self, first: u64, count: u64, until: Option<Instant>, body: &(impl Fn(u64) -> T + Sync)) {
         let next = AtomicU64::new(0);
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
@@ -141,7 +142,7 @@ impl<T: Tally> SeedRun<T> {
     }
 }
 
-/// Runs seeds on all cores. The first failing seed is printed with its last events, and fails the test. Returns the
+/// Runs seeds on all cores. If a seed fails, the test prints the seed with its last events, and fails. Returns the
 /// counts of all runs, if at least the planned number of seeds ran.
 ///
 /// # Panics

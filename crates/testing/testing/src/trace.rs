@@ -1,4 +1,4 @@
-//! Last events of a run, which a thread keeps only while a test asks for them.
+//! Last events of a run. A thread keeps them only between [`start`] and [`stop`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,17 +12,17 @@ thread_local! {
     static EVENTS: RefCell<Option<Events>> = const { RefCell::new(None) };
 }
 
-/// Makes this thread keep its last `most` events from now on.
+/// Makes the calling thread keep its last `most` events from now on.
 pub fn start(most: usize) {
     EVENTS.with_borrow_mut(|events| *events = Some(Events { kept: VecDeque::new(), most }));
 }
 
-/// Returns the last events since [`start`], the oldest first, and stops keeping events.
+/// Returns the last events since [`start`], the oldest first. Afterwards the thread keeps no events.
 pub fn stop() -> Vec<String> {
     EVENTS.with_borrow_mut(Option::take).map_or(Vec::new(), |events| events.kept.into())
 }
 
-/// Keeps an event, if this thread keeps any.
+/// Keeps an event, if the calling thread keeps events.
 pub fn trace(event: impl FnOnce() -> String) {
     EVENTS.with_borrow_mut(|events| {
         if let Some(events) = events {

@@ -1,4 +1,4 @@
-//! Helpers of tests of providers: pairs of connected queue pairs, and waiting.
+//! Helpers of tests of providers, such as pairs of connected queue pairs and functions that wait.
 
 pub mod namespace;
 pub mod peer;
@@ -13,10 +13,10 @@ use doorbell_verbs::{
     SendRequest, Sge, Srq, Status, UdDestination, Window, WindowBinding, WindowKind,
 };
 
-/// Longest wait of a test, longer than any step takes on a slow machine. It protects against hanging.
+/// Time after which a wait fails the test. It is longer than any step takes on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The Q_Key of all UD queue pairs of these tests.
+/// Q_Key of all UD queue pairs of these tests.
 pub const QKEY: QKey = QKey::new(0x1111_2222);
 
 pub const ALL_ACCESS: Access =
@@ -33,14 +33,15 @@ pub fn soft_pair() -> (Device, Device) {
     (open(), open())
 }
 
-/// Opens two software RNICs that reach each other through shared memory alone.
+/// Opens two software RNICs that reach each other only through shared memory.
 pub fn shm_pair() -> (Device, Device) {
     let open = || open_soft(SoftOptions { link: Some(LinkChoice::Shm), ..SoftOptions::default() });
     (open(), open())
 }
 
-/// Opens the device of the machine that `DOORBELL_TEST_DEVICE` names twice. Messages between the two handles pass
-/// through the device as between two devices. `DOORBELL_TEST_PEER_DEVICE` names a second device across a network.
+/// Opens two handles to the device of the machine that `DOORBELL_TEST_DEVICE` names. Messages between both handles pass
+/// through the device as between two devices. `DOORBELL_TEST_PEER_DEVICE` names another device across a network for the
+/// second handle.
 pub fn system_pair() -> (Device, Device) {
     let name = std::env::var("DOORBELL_TEST_DEVICE").expect("DOORBELL_TEST_DEVICE names a device of the machine");
     let peer = std::env::var("DOORBELL_TEST_PEER_DEVICE").unwrap_or_else(|_| name.clone());
@@ -51,7 +52,7 @@ pub fn system_pair() -> (Device, Device) {
     (open(name), open(peer))
 }
 
-/// Returns the number of work requests of the long case: `DOORBELL_MESSAGES`, 10,000 by default.
+/// Returns the number of work requests of the long case: the value of `DOORBELL_MESSAGES`, or 10,000.
 pub fn long_case() -> usize {
     std::env::var("DOORBELL_MESSAGES").ok().map_or(10_000, |text| text.parse().expect("a number of work requests"))
 }
@@ -61,8 +62,8 @@ pub fn system_is_lossy() -> bool {
     std::env::var_os("DOORBELL_TEST_PEER_DEVICE").is_some()
 }
 
-/// Returns whether the device is Linux's software RNIC, which departs from the specification as `how` describes. Prints
-/// the departure and the kernel version. The caller then skips that check.
+/// Returns whether the device is rdma_rxe, Linux's software RNIC. If so, prints the kernel version and `how` rdma_rxe
+/// departs from the specification. The caller then skips the check.
 pub fn rxe_departs(device: &Device, how: &str) -> bool {
     let is_rxe = device.attributes().name.starts_with("rxe");
     if is_rxe {
@@ -77,14 +78,13 @@ pub fn as_it_is(test: impl FnOnce()) {
     test();
 }
 
-/// Checks that a device reports no event for the last action within the time in which devices report one.
+/// Checks that a device reports no event for the preceding action. Waits as long as devices need to report an event.
 #[track_caller]
 pub fn assert_no_event(device: &Device) {
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(device.poll_event(), None, "the device reports an event that it should not report");
 }
 
-///
 /// Checks the status of a refused request. The responder sends the refusal once, since its queue pair is then in
 /// error and answers no more (IBTA Vol 1, 9.9.3). If the refusal is lost, the requester exhausts its retries without
 /// learning the reason.
@@ -97,7 +97,7 @@ pub fn assert_refusal(ended: Status, reason: Status, what: &str) {
     }
 }
 
-/// Options with which queue pairs are created and connected.
+/// Options for creating and connecting queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub kind: QpKind,
@@ -138,8 +138,8 @@ impl Plan {
         Self::new(QpKind::Rc)
     }
 
-    /// Returns a plan with six retries, since seven mean unlimited on rxe. Requests to a peer that refuses them or
-    /// stops then fail.
+    /// Returns a plan with six retries. Requests to a peer that refuses requests or has stopped then fail. Seven
+    /// retries mean unlimited on rxe.
     pub fn with_an_end() -> Self {
         Self { retry_count: 6, ..Self::rc() }
     }
@@ -225,7 +225,7 @@ impl Plan {
         Side { device: pd.device().clone(), pd: pd.clone(), cq: cq.clone(), qp }
     }
 
-    /// Takes both new ends to RTS.
+    /// Connects two new ends by modifying their queue pairs to RTS.
     pub fn join(&self, a: &Side, b: &Side) {
         let (from_a, from_b) = (a.device.random_psn(), b.device.random_psn());
         for (one, other, send, receive) in [(a, b, from_a, from_b), (b, a, from_b, from_a)] {
@@ -248,13 +248,13 @@ impl Lent {
         self.binding.rkey
     }
 
-    /// Gives the binding of the window another key.
+    /// Chooses another key for the next binding of the window.
     fn renew(&mut self) {
         self.binding.rkey = self.window.key((self.binding.rkey.get() as u8).wrapping_add(1));
     }
 }
 
-/// One end of a connection.
+/// One end of a connection, with its device, queues and queue pair.
 pub struct Side {
     pub qp: Qp,
     pub cq: Cq,
@@ -267,7 +267,7 @@ impl Side {
         self.pd.allocate(length, ALL_ACCESS, MemoryKind::Plain).unwrap()
     }
 
-    /// Opens memory to the peer of this queue pair alone.
+    /// Opens new memory to the peer of this queue pair, and to no other peer.
     pub fn lend(&self, length: usize) -> Lent {
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let region = self.pd.allocate(length, access, MemoryKind::Plain).unwrap();
@@ -285,7 +285,7 @@ impl Side {
         lent
     }
 
-    /// Opens memory to the peer again under another key, after its key was invalidated.
+    /// After the key was invalidated, opens the memory to the peer again under another key.
     pub fn lend_again(&self, lent: &mut Lent) {
         const NUMBER: u64 = 0x1e4d;
         lent.renew();
@@ -293,7 +293,7 @@ impl Side {
         self.expect(NUMBER);
     }
 
-    /// Allocates memory with a pattern in it.
+    /// Allocates memory, and fills it with [`pattern`].
     pub fn patterned(&self, length: usize, seed: u64) -> Region {
         let region = self.memory(length);
         region.copy_in(0, &pattern(length, seed));
@@ -314,20 +314,20 @@ impl Side {
         reap(&self.cq, count)
     }
 
-    /// Returns the next completion, and checks that it is the success of this work request.
+    /// Returns the next completion, and checks that it is the success of the work request `wr_id`.
     pub fn expect(&self, wr_id: u64) -> Completion {
         let completion = self.reap(1)[0];
         assert_eq!((completion.wr_id, completion.status), (wr_id, Status::Success), "{completion:?}");
         completion
     }
 
-    /// Checks that the next completion is this failure.
+    /// Checks that the next completion is the failure of the work request `wr_id` with `status`.
     pub fn expect_failure(&self, wr_id: u64, status: Status) {
         let completion = self.reap(1)[0];
         assert_eq!((completion.wr_id, completion.status), (wr_id, status));
     }
 
-    /// Checks that the next completion is the failure of a request that the peer refused for this reason.
+    /// Checks that the next completion is the failure of a work request that the peer refused with `status`.
     pub fn expect_refusal(&self, wr_id: u64, status: Status) {
         let completion = self.reap(1)[0];
         assert_eq!(completion.wr_id, wr_id);
@@ -342,7 +342,7 @@ impl Side {
         self.qp.modify(&to_state(QpState::Error)).unwrap();
     }
 
-    /// Returns the destination of datagrams to this end.
+    /// Returns the destination that reaches this end with datagrams.
     pub fn as_destination(&self) -> UdDestination {
         let address = AddressVector::to(self.device.attributes().address);
         UdDestination { address, qpn: self.qp.qpn(), qkey: QKEY }
@@ -377,8 +377,9 @@ pub fn fetch_add(region: &Region, offset: usize, add: u64) -> SendOperation {
     SendOperation::FetchAdd { remote_address: region.address().wrapping_add(offset as u64), rkey: region.rkey(), add }
 }
 
-/// Posts `lists` lists, each with `pairs` times a READ with these flags and a fenced WRITE of the bytes read, and waits
-/// for each list. Returns the number of lists done before one took longer than `patience`.
+/// Posts `lists` lists one after the other, and waits for each list. A list has `pairs` pairs of a READ with the flags
+/// `read_flags` and a fenced WRITE of the bytes read. Returns how many lists were done before one list took longer than
+/// `patience`.
 pub fn fenced_lists(a: &Side, b: &Side, pairs: usize, read_flags: SendFlags, lists: u64, patience: Duration) -> u64 {
     const BYTES: usize = 1500;
     let (mine, theirs) = (a.memory(pairs * BYTES), b.memory(2 * pairs * BYTES));
@@ -411,7 +412,7 @@ pub fn wrong(rkey: RKey) -> RKey {
     RKey::new(rkey.get() ^ 0x5a5a_5a00)
 }
 
-/// Returns bytes that depend on their position and on the seed.
+/// Returns bytes that depend on their position and on `seed`.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..length)
@@ -428,7 +429,7 @@ pub fn bytes_of(region: &Region, offset: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Compares bytes of a region with the expected ones, and prints only the first difference.
+/// Compares bytes of a region with the expected bytes. If they differ, only prints the first difference.
 #[track_caller]
 pub fn assert_bytes(region: &Region, offset: usize, expected: &[u8], what: &str) {
     let found = bytes_of(region, offset, expected.len());
@@ -436,7 +437,7 @@ pub fn assert_bytes(region: &Region, offset: usize, expected: &[u8], what: &str)
     assert_eq!(differs, None, "{what}: index of the first of {} bytes that differs", expected.len());
 }
 
-/// Returns the next `count` completions of a queue.
+/// Returns the next `count` completions of a queue. Fails the test if fewer arrive in time.
 #[track_caller]
 pub fn reap(cq: &Cq, count: usize) -> Vec<Completion> {
     let reaped = reap_within(cq, count, PATIENCE);
@@ -464,8 +465,8 @@ pub fn reap_within(cq: &Cq, count: usize, patience: Duration) -> Vec<Completion>
     reaped
 }
 
-/// Waits until the device's counters meet a condition. The kernel counts for devices of the machine, so for these the
-/// function waits a fixed time instead.
+/// Waits until the counters of the device meet a condition. For devices of the machine, only the kernel counts, so the
+/// function waits for a fixed time instead.
 #[track_caller]
 pub fn eventually_counted(what: &str, device: &Device, holds: impl Fn(&Counters) -> bool) {
     match device.counters() {

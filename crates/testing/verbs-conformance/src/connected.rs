@@ -1,4 +1,4 @@
-//! Reliable connections: every operation, every size, every path MTU.
+//! Reliable connections with every operation, every message size and every path MTU.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use doorbell_verbs::{
 use crate::Open;
 use crate::common::*;
 
-/// Returns sizes around each boundary of a path MTU.
+/// Returns message sizes around each multiple of a path MTU.
 fn sizes(mtu: usize) -> Vec<usize> {
     let mut sizes = vec![0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 65];
     for packets in [1, 2, 3, 16, 64, 65] {
@@ -96,7 +96,7 @@ pub fn immediate_data_and_invalidation(open: Open<'_>) {
         assert_eq!(received.attachment, Attachment::Immediate(0xdead_beef));
         assert_eq!((received.opcode, received.byte_len as usize), (CompletionOpcode::Receive, size));
 
-        // The receive that a WRITE with immediate takes needs no memory.
+        // A WRITE with immediate consumes a receive, which needs no memory.
         b.post_recv(2, &[]);
         yours.fill(0, 3000, 0);
         let operation =
@@ -121,7 +121,7 @@ pub fn immediate_data_and_invalidation(open: Open<'_>) {
         a.post(4, SendOperation::SendInvalidate(lent.rkey()), &[mine.sge(0, size)]);
         a.expect(4);
         assert_eq!(b.expect(4).attachment, Attachment::Invalidated(lent.rkey()));
-        // The owner can still use the memory, and lends it again.
+        // The owner can still use the memory, and opens it to the peer again.
         b.post_recv(5, &[lent.region.sge(0, 64)]);
         a.post(5, SendOperation::Send, &[mine.sge(0, 64)]);
         a.expect(5);
@@ -148,7 +148,7 @@ pub fn a_peer_invalidates_only_windows_bound_for_it(open: Open<'_>) {
     let (region, lent) = (d.memory(64), d.lend(64));
     let mine = c.patterned(64, 1);
     for key in [region.rkey(), lent.rkey()] {
-        // Another connection into the same protection domain.
+        // Create another connection whose end at `d` is in the same protection domain.
         let (a, b) = (plan.side(&devices.0), plan.side_on(&d.pd, &devices.1.create_cq(plan.cq_depth).unwrap(), None));
         plan.join(&a, &b);
         b.post_recv(1, &[]);
@@ -158,7 +158,7 @@ pub fn a_peer_invalidates_only_windows_bound_for_it(open: Open<'_>) {
         b.expect_failure(1, Status::LocalAccess);
         b.expect_failure(2, Status::WorkRequestFlushed);
         assert_eq!((a.state(), b.state()), (QpState::Error, QpState::Error));
-        // Other peers still have access.
+        // Peers on other connections still have access.
         for (at, rkey) in [(&region, region.rkey()), (&lent.region, lent.rkey())] {
             c.post(3, SendOperation::Write { remote_address: at.address(), rkey }, &[mine.sge(0, 64)]);
             c.expect(3);
@@ -246,7 +246,7 @@ pub fn scatter_gather_lists(open: Open<'_>) {
     let (a, b) = Plan { sges: most, depth: 8, ..Plan::rc() }.connect(&devices);
     let (from, to) = (a.patterned(8192, 9), b.memory(8192));
     let source = pattern(8192, 9);
-    // Pieces of odd lengths, some of them empty, in reverse order of their addresses.
+    // The elements have odd lengths, some of them 0, and are in reverse order of their addresses.
     let pieces: Vec<(usize, usize)> = (0..most).map(|index| ((most - 1 - index) * 256, index * 7 % 200)).collect();
     let sges: Vec<_> = pieces.iter().map(|&(offset, length)| from.sge(offset, length)).collect();
     let message: Vec<u8> =
@@ -284,7 +284,7 @@ pub fn unsignalled_requests_complete_with_the_next_signalled(open: Open<'_>) {
         a.qp.post_send(&list).unwrap();
         a.expect(round);
     }
-    // A queue pair can be created to signal all sends.
+    // A queue pair can also be created so that every send generates a completion.
     let (a, _b) = Plan { signal_all: true, ..Plan::rc() }.connect(&devices);
     let sges = [];
     a.qp.post_send(&[SendRequest {
@@ -301,7 +301,7 @@ pub fn a_fence_waits_for_reads(open: Open<'_>) {
     for round in 0..50_u64 {
         yours.store_release_u64(0, round);
         word.store_release_u64(0, u64::MAX);
-        // The fenced WRITE starts after the READ, so it carries the bytes that the READ returned.
+        // The fenced WRITE starts after the READ completes, so it carries the bytes that the READ returned.
         let (read_into, write_from) = ([word.sge(0, 4096)], [word.sge(0, 8)]);
         let fenced = SendRequest {
             flags: SendFlags::SIGNALED | SendFlags::FENCE,
@@ -314,22 +314,22 @@ pub fn a_fence_waits_for_reads(open: Open<'_>) {
     }
 }
 
-/// A retransmitted request waits at a fence only for the READs before it.
+/// A fenced request that is retransmitted must wait only for the READs before it.
 pub fn a_fence_waits_only_for_earlier_reads(open: Open<'_>) {
     const LISTS: u64 = 300;
     let (devices, plan) = (open(), Plan::with_an_end());
     for (pairs, read_flags) in [(1, SendFlags::empty()), (1, SendFlags::FENCE), (4, SendFlags::empty())] {
         let (a, b) = plan.connect(&devices);
         let is_alone = pairs == 1 && read_flags.is_empty();
-        // Use a shorter wait only in the case that may last forever.
+        // Wait for a shorter time only in the case that may never end.
         let patience = if system_is_lossy() && !is_alone { Duration::from_secs(5) } else { PATIENCE };
         let done = fenced_lists(&a, &b, pairs, read_flags, LISTS, patience);
         if done == LISTS {
             continue;
         }
         let how = format!(
-            "a fenced request that has to be sent again waits without end, for itself if it is a READ and for READs \
-             after it: after {done} lists of {pairs} READs {read_flags:?} with fenced WRITEs"
+            "a retransmitted fenced request waits forever for later READs, and a fenced READ for itself: after {done} \
+             lists of {pairs} READs {read_flags:?} with fenced WRITEs"
         );
         assert!(!is_alone && system_is_lossy() && rxe_departs(&a.device, &how), "{how}");
     }
@@ -366,7 +366,7 @@ pub fn requests_complete_in_order(open: Open<'_>) {
 }
 
 pub fn a_message_larger_than_any_window(open: Open<'_>) {
-    // rxe often waits for its timer after a loss. With a loss of 1 %, three transfers of 16 MiB take a minute.
+    // After a lost packet, rxe often waits for its timer. With a loss of 1 %, three transfers of 16 MiB take a minute.
     let bytes = if system_is_lossy() { 2 << 20 } else { 16 << 20 } + 5;
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.patterned(bytes, 1), b.memory(bytes));

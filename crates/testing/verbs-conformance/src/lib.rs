@@ -1,4 +1,4 @@
-//! Requirements for every provider of verbs, as one suite of functions, and helpers for tests of providers.
+//! One suite of functions with the requirements for every provider of verbs, and helpers for tests of providers.
 //!
 //! Each case gets a function that opens two devices that reach each other. [`provider!`] generates the tests of a
 //! provider from the cases.

@@ -11,7 +11,7 @@ pub fn handles_keep_their_dependencies(open: Open<'_>) {
     let plan = Plan::rc();
     let (a, b) = plan.connect(&open());
     let (from, to) = (a.patterned(100, 1), b.memory(100));
-    // After this, only the handles of the queue pairs and of the memory remain.
+    // From here on, only the handles of the queue pairs and of the memory remain.
     let (a, b) = (a.qp, b.qp);
     b.post_recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(0, 100)] }]).unwrap();
     a.post_send(&[signalled(1, SendOperation::Send, &[from.sge(0, 100)])]).unwrap();
@@ -22,13 +22,13 @@ pub fn handles_keep_their_dependencies(open: Open<'_>) {
     drop(a);
     assert_eq!(clone.query().state, QpState::ReadyToSend, "a clone is the same queue pair");
     drop(clone);
-    // Memory outlives the queue pairs and the handles of the domain and the device.
+    // The memory outlives the queue pairs, and the handles of the protection domain and the device.
     drop((pd, b));
     assert_bytes(&to, 0, &pattern(100, 1), "the message, afterwards");
     from.fill(0, 100, 0);
 }
 
-/// Returns the status of a work request whose memory is gone (IBTA Vol 1, 10.10.3).
+/// Returns the status of a work request whose memory has been deregistered (IBTA Vol 1, 10.10.3).
 fn protection_error(device: &doorbell_verbs::Device) -> Status {
     if rxe_departs(device, "memory that is gone is a local queue pair operation error, not one of protection") {
         Status::LocalQpOperation
@@ -39,7 +39,7 @@ fn protection_error(device: &doorbell_verbs::Device) -> Status {
 
 pub fn a_region_dropped_under_a_send(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
-    // The peer is not ready, so the request waits. The device retransmits it after the region is gone.
+    // The peer is not ready, so the request waits. The device retransmits the request after the region is deregistered.
     let from = a.patterned(1000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 1000)]);
     a.post(2, SendOperation::Send, &[]);
@@ -81,14 +81,14 @@ pub fn a_region_dropped_under_remote_access(open: Open<'_>) {
 pub fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     const BYTES: usize = 8 << 20;
     let (one, other) = open();
-    // The refusal has the PSN of the READ's first packet, and rxe treats it as a duplicate. It requests again, with
-    // seven retries forever.
+    // The responder's refusal has the PSN of the first packet of the READ, and rxe ignores the refusal as a duplicate.
+    // So rxe sends the request again, without a limit if the plan allows seven retries.
     let departs = rxe_departs(&one, "a READ whose memory goes while its bytes flow ends when its retries are spent");
     let plan = if departs { Plan { retry_count: 2, ..Plan::rc() } } else { Plan::rc() };
     for round in 0..6 {
         let (a, b) = plan.connect(&(one.clone(), other.clone()));
         let (mine, theirs) = (a.memory(BYTES), b.memory(BYTES));
-        // The far region or the near region is destroyed while bytes arrive.
+        // Deregister the remote or the local region while bytes of the READ arrive.
         a.post(1, read_from(&theirs, 0), &[mine.sge(0, BYTES)]);
         std::thread::sleep(std::time::Duration::from_micros(100 * round));
         let (allowed, _kept) = if round % 2 == 0 {
@@ -126,7 +126,7 @@ pub fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
             eventually("the other end notices", || a.state() == QpState::Error);
             stop.store(true, Ordering::Relaxed);
         });
-        // Now destroy the busy end itself, with its work outstanding.
+        // Now destroy the end whose own work requests are outstanding.
         let (c, d) = plan.connect(&devices);
         let (mine, theirs) = (c.memory(1 << 20), d.memory(1 << 20));
         for wr_id in 0..16 {
@@ -142,8 +142,8 @@ pub fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
 
 pub fn destroying_makes_room_for_others(open: Open<'_>) {
     const BYTES: usize = 4 << 20;
-    // The first queue pair fills the limit of outstanding packets to the other device, and its peer answers nothing.
-    // The second queue pair waits for room, and no other call drives the device.
+    // The first queue pair uses up the limit of outstanding packets to the other device, and its peer answers nothing.
+    // The second queue pair waits for room under this limit, and no other call drives the device.
     let devices = open();
     let (stuck, silent) = Plan { timeout: 0, ..Plan::rc() }.connect(&devices);
     let (waiting, answers) = Plan::rc().connect(&devices);

@@ -1,4 +1,4 @@
-//! Kinds of memory, and access of programs to them.
+//! Kinds of memory, and accesses of programs and peers to memory.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Seek};
@@ -13,7 +13,7 @@ use crate::common::*;
 
 const PAGE: usize = 4096;
 
-/// Creates a file of this test alone, which disappears with its handle.
+/// Creates a temporary file that no other test uses. The file is removed when its handle is closed.
 fn temporary_file(length: usize) -> std::fs::File {
     let name = format!("doorbell-{}-{:?}", std::process::id(), std::thread::current().id());
     let path = std::env::temp_dir().join(name);
@@ -54,7 +54,7 @@ pub fn mirrored_memory_wraps(open: Open<'_>) {
     let ring = b.pd.allocate(PAGE, ALL_ACCESS, MemoryKind::Mirrored).unwrap();
     assert_eq!(ring.len(), 2 * PAGE);
     let from = a.patterned(PAGE, 1);
-    // The message wraps around the end of the ring, but the mapping shows it in one piece.
+    // The message wraps around the end of the ring, but the mapping shows it as contiguous.
     a.post(1, write_to(&ring, PAGE - 100), &[from.sge(0, PAGE)]);
     a.expect(1);
     let message = pattern(PAGE, 1);
@@ -128,7 +128,7 @@ pub fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
                 post();
             }
             eventually("the peer wrote", || mine.load_acquire_u8(63) == round);
-            // The device places the last byte last, so the whole message is here.
+            // The device writes the last byte of a message last, so the whole message has arrived.
             assert_bytes(mine, 0, &[round; 64], "a message with its last byte");
             if !first {
                 post();
@@ -141,10 +141,10 @@ pub fn a_written_word_is_seen_when_spun_on(open: Open<'_>) {
     });
 }
 
-/// The bytes of a region that a window opens.
+/// Range of the region that the window opens to peers.
 const OPENED: std::ops::Range<u64> = 1024..3072;
 
-/// Binds a window to a part of a region that peers cannot access directly.
+/// Binds a window to a part of a region that peers cannot access through the key of the region.
 fn bind(side: &Side, region: &Region, window: &Window, lowest: u8) -> RKey {
     let binding = WindowBinding {
         rkey: window.key(lowest),
@@ -159,11 +159,11 @@ fn bind(side: &Side, region: &Region, window: &Window, lowest: u8) -> RKey {
     binding.rkey
 }
 
-/// Invalidates the window's key.
+/// Makes the key of the window invalid.
 fn close(side: &Side, kind: WindowKind, key: RKey) {
     let operation = match kind {
         WindowKind::Type2 => SendOperation::LocalInvalidate(key),
-        // Bind the window to no bytes.
+        // A window of type 1 is closed by binding it to no bytes.
         WindowKind::Type1 => SendOperation::BindWindow(WindowBinding {
             rkey: key,
             lkey: doorbell_verbs::LKey(0),
@@ -182,7 +182,7 @@ pub fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>) {
         let devices = open();
         let region_of =
             |side: &Side| side.pd.allocate(PAGE, Access::LOCAL_WRITE | Access::WINDOW_BIND, MemoryKind::Plain).unwrap();
-        // A refusal puts the connection into the error state, so each refusal uses a new connection.
+        // A refused access puts the connection into the error state, so each refused access uses a new connection.
         let refused = |what: &str, act: &dyn Fn(&Side, &Region, &Window) -> (RKey, u64)| {
             let (a, b) = Plan::with_an_end().connect(&devices);
             let (region, mine) = (region_of(&b), a.patterned(64, 2));
@@ -204,7 +204,7 @@ pub fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>) {
             }
         };
         let (region, mine) = (region_of(&b), a.patterned(2048, 1));
-        // In each round, bind the window under another key and close it.
+        // In each round, bind the window under another key, use the window, and close it.
         for round in 1..=3 {
             let rkey = bind(&b, &region, &window, round);
             region.fill(0, PAGE, 0);

@@ -8,7 +8,7 @@ use doorbell_verbs::{
 use crate::Open;
 use crate::common::*;
 
-/// Checks that the error's text contains all of these words.
+/// Checks that the text of the error contains all of `words`.
 #[track_caller]
 fn says(error: &impl std::error::Error, words: &[&str]) {
     let text = error.to_string();
@@ -34,7 +34,7 @@ pub fn foreign_protection_domains(open: Open<'_>) {
     says(&error, &["another protection domain"]);
     let error = memory_error(a.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[foreign.sge(0, 8)] }]));
     assert!(matches!(error, MemoryError::ForeignPd { .. }));
-    // A shared receive queue of another domain.
+    // Likewise, the shared receive queue may not belong to another protection domain.
     let srq = devices.0.create_pd().unwrap().create_srq(4, 1).unwrap();
     let result = a.pd.create_qp(QpOptions {
         kind: QpKind::Rc,
@@ -45,7 +45,7 @@ pub fn foreign_protection_domains(open: Open<'_>) {
         signal_all: false,
     });
     assert!(matches!(result, Err(Error::Object(ObjectError::ForeignPd("shared receive queue")))), "{result:?}");
-    // The peer accesses a region of another domain than that of its queue pair.
+    // The peer accesses a region in another protection domain than that of its own queue pair.
     let foreign = devices.1.create_pd().unwrap().allocate(64, ALL_ACCESS, MemoryKind::Plain).unwrap();
     let mine = a.memory(8);
     a.post(2, write_to(&foreign, 0), &[mine.sge(0, 8)]);
@@ -77,7 +77,7 @@ pub fn foreign_devices(open: Open<'_>) {
     }
     let error = one.create_cq_on(4, &other.create_channel().unwrap()).unwrap_err();
     says(&error, &["completion channel", "another device"]);
-    // The memory belongs to another device, so its key is unknown here.
+    // The memory belongs to another device, so its key is unknown on this device.
     let (a, _b) = Plan::rc().connect(&(one, other.clone()));
     let region = other.create_pd().unwrap().allocate(64, ALL_ACCESS, MemoryKind::Plain).unwrap();
     let error = memory_error(a.qp.post_send(&[signalled(1, SendOperation::Send, &[region.sge(0, 8)])]));
@@ -104,7 +104,7 @@ pub fn ranges_outside_a_region(open: Open<'_>) {
     drop(region);
     let error = memory_error(a.qp.post_send(&[signalled(1, SendOperation::Send, &[stale])]));
     says(&error, &["deregistered"]);
-    // An element without bytes refers to no memory.
+    // An element of length 0 refers to no memory, so its key is not checked.
     stale.length = 0;
     a.post_recv(1, &[stale]);
     let second = a.memory(8);

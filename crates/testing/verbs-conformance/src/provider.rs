@@ -1,5 +1,5 @@
 //! Generates the tests of a provider. Each case of the suite gets a function that opens two devices that reach each
-//! other, and `$within` runs it.
+//! other. The macro argument `$within` runs the case.
 
 #[macro_export]
 macro_rules! provider {
@@ -44,8 +44,8 @@ macro_rules! provider {
             }
         }
     };
-    // Tests of behaviour that is optional for RNICs: queues of exactly the requested depth, and checks of elements at
-    // posting.
+    // Tests of behaviour that RNICs need not have: queues of exactly the requested depth, and checks of scatter-gather
+    // elements at posting.
     (@exact $name:ident, $within:path, $open:path) => {
         mod $name {
             $crate::provider! { @tests $within, $open, ();

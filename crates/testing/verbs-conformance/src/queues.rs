@@ -21,7 +21,7 @@ fn wait_readable(fd: BorrowedFd<'_>) {
     assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], patience).unwrap(), 1, "no notification came");
 }
 
-/// Returns whether queues have exactly the requested depth; RNICs round up.
+/// Returns whether queues of the device have exactly the requested depth. Hardware RNICs may round up.
 fn is_exact(device: &doorbell_verbs::Device) -> bool {
     device.attributes().provider != "system"
 }
@@ -55,8 +55,8 @@ pub fn a_shared_receive_queue_serves_many(open: Open<'_>) {
     }
     let own = pairs[0].1.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]).unwrap_err();
     assert_eq!(own.kind, PostErrorKind::UsesSharedReceiveQueue);
-    // In error, the queue pair leaves the shared receives to the other queue pairs, and reports when it took its last
-    // one.
+    // In the error state, the queue pair takes no more receives from the shared receive queue. It reports an event once
+    // it has taken its last receive.
     pairs[1].1.to_error();
     if rxe_departs(&other, "no event when a queue pair in error has taken its last shared receive") {
         return assert_no_event(&other);
@@ -82,7 +82,7 @@ pub fn the_limit_event_comes_once(open: Open<'_>) {
         a.post(sent, SendOperation::Send, &[]);
         a.expect(sent);
         reap(&cq, 1);
-        // Eight receives were posted. The third message leaves fewer than six.
+        // Eight receives were posted, and the limit is six. The third message leaves fewer than six receives.
         let event = (sent == 2).then_some(AsyncEvent::SrqLimitReached(srq.id().0));
         if event.is_some() {
             wait_readable(other.event_fd());
@@ -99,7 +99,7 @@ pub fn the_limit_event_comes_once(open: Open<'_>) {
     assert!(!is_readable(other.event_fd()));
 }
 
-/// Creates an end whose completion queue notifies.
+/// Creates an end whose completion queue raises notifications on the returned channel.
 fn notifying(plan: &Plan, device: &doorbell_verbs::Device) -> (Side, doorbell_verbs::Channel) {
     let channel = device.create_channel().unwrap();
     let cq = device.create_cq_on(64, &channel).unwrap();
@@ -129,7 +129,8 @@ pub fn the_next_completion_notifies(open: Open<'_>) {
         b.reap(3);
     }
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
-    // The software RNIC also notifies of completions that arrived since the last notification. Other devices need not.
+    // The software RNIC also raises a notification for completions since the last notification. Other devices may raise
+    // none.
     a.post(7, SendOperation::Send, &[]);
     a.expect(7);
     eventually_counted("the message has arrived", &b.device, |counted| counted.rx_send_requests >= 8);
@@ -203,7 +204,7 @@ pub fn notifications_are_removed_with_their_queue(open: Open<'_>) {
     a.post(1, SendOperation::Send, &[]);
     assert!(channel.wait(Some(PATIENCE)).unwrap());
     drop(b);
-    // Another queue may get its number, so no notification of the destroyed queue may remain.
+    // A new queue may get the number of the destroyed queue, so no notification with that number may remain.
     assert_eq!((channel.next(), is_readable(channel.as_fd())), (None, false));
 }
 
@@ -221,12 +222,12 @@ pub fn a_queue_of_one_works_and_is_full_with_one(open: Open<'_>) {
         b.expect(wr_id);
     }
     assert_bytes(&to, 0, &pattern(3000, 1), "a message through queues of depth one");
-    // The peer has no receive, so the request stays outstanding.
+    // The peer has posted no receive, so the request stays outstanding.
     a.post(1, SendOperation::Send, &[]);
     let full = a.qp.post_send(&[signalled(2, SendOperation::Send, &[])]).unwrap_err();
     assert!(matches!(full.kind, PostErrorKind::QueueFull { depth: 1, .. }), "{full}");
     assert!(full.to_string().contains("send queue"), "{full}");
-    // A depth that is no power of two is exact, too.
+    // A depth that is not a power of two must be exact, too.
     let (a, _b) = Plan { depth: 3, ..Plan::rc() }.connect(&devices);
     (0..3).for_each(|wr_id| a.post(wr_id, SendOperation::Send, &[]));
     assert!(a.qp.post_send(&[signalled(3, SendOperation::Send, &[])]).is_err());
@@ -263,7 +264,7 @@ pub fn a_completion_queue_reports_its_overrun(open: Open<'_>) {
     assert_eq!(a.cq.poll(&mut out), Err(Overrun));
     assert!(Overrun.to_string().contains("overran"));
     assert_eq!(b.state(), QpState::ReadyToSend);
-    // Other queues still work.
+    // Other queue pairs with new completion queues still work.
     let (a, b) = plan.connect(&(one, other));
     b.post_recv(1, &[]);
     a.post(1, SendOperation::Send, &[]);
@@ -278,14 +279,14 @@ pub fn poll_reports_an_overrun(open: Open<'_>) {
     assert!(!is_readable(a.device.event_fd()));
     let mut out = [Completion::default(); 64];
     assert_eq!(a.cq.poll(&mut out), Ok(0));
-    // A provider may round the depth of a queue up, but by less than this number.
+    // A provider may round up the depth of a completion queue, but by less than this number.
     for wr_id in 0..plan.depth as u64 {
         let nothing = SendOperation::Write { remote_address: 0, rkey: wrong(doorbell_verbs::RKey::new(1)) };
         a.qp.post_send(&[signalled(wr_id, nothing, &[])]).unwrap();
     }
     wait_readable(a.device.event_fd());
     eventually("a look at the queue says so", || a.cq.poll(&mut out) == Err(Overrun));
-    // A poll of the completion queue takes no event from the event queue.
+    // The poll of the completion queue has taken no event from the event queue of the program.
     wait_readable(a.device.event_fd());
     assert!(matches!(a.device.poll_event(), Some(AsyncEvent::CqError(id)) if id == a.cq.id().0));
 }
@@ -295,7 +296,7 @@ pub fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     let plan = Plan::with_an_end();
     let (a, b) = (plan.side(&one), plan.side(&other));
     let psn = one.random_psn();
-    // The peer sends while this end is still in RTR.
+    // The peer sends while this end is still in the state RTR.
     for (side, peer) in [(&a, &b), (&b, &a)] {
         side.qp.modify(&plan.to_init()).unwrap();
         side.qp.modify(&plan.to_rtr(peer, psn)).unwrap();
@@ -322,7 +323,7 @@ pub fn asynchronous_events_wake_their_descriptor(open: Open<'_>) {
     assert_eq!(other.poll_event(), Some(AsyncEvent::QpAccessError(b.qp.qpn())));
     assert_eq!(other.poll_event(), None);
     assert!(!is_readable(other.event_fd()));
-    // A destroyed queue pair leaves no event and no readable descriptor.
+    // After a queue pair is destroyed, no event of it remains and the descriptor is not readable.
     let (a, b) = plan.connect(&(one, other.clone()));
     let mine = a.memory(8);
     a.post(3, refused, &[mine.sge(0, 8)]);
@@ -346,7 +347,7 @@ pub fn events_are_removed_with_their_objects(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.expect(1);
         wait_readable(other.event_fd());
-        // No call takes the event before its queue is destroyed. The next queue may get the same number.
+        // Destroy the queue before any call takes its event. The next queue may get the same number.
         drop((b, cq, srq));
         let successor = pd.create_srq(8, 1).unwrap();
         assert_eq!(other.poll_event(), None, "no event of the queue {}", successor.id().0);

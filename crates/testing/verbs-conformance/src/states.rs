@@ -1,4 +1,4 @@
-//! States of queue pairs, and the fate of work requests when a queue pair leaves a state.
+//! States of queue pairs, and the outcome of work requests when a queue pair leaves a state.
 
 use doorbell_verbs::{
     AddressVector, AsyncEvent, ModifyError, PostErrorKind, Psn, QpAttributes, QpKind, QpState, RecvRequest,
@@ -10,7 +10,7 @@ use crate::common::*;
 
 const KINDS: [QpKind; 3] = [QpKind::Rc, QpKind::Uc, QpKind::Ud];
 
-/// Returns the attributes for one step of the usual path of states.
+/// Returns the attributes for one transition on the usual path from reset to RTS.
 fn step(plan: &Plan, side: &Side, to: QpState) -> QpAttributes {
     match to {
         QpState::Init => plan.to_init(),
@@ -20,7 +20,7 @@ fn step(plan: &Plan, side: &Side, to: QpState) -> QpAttributes {
     }
 }
 
-/// Returns the usual path of states to a state. Programs cannot request SQE: a failing send leads there.
+/// Returns the usual path from reset to `state`. Programs cannot request SQE: a failed send leads to SQE.
 fn way_to(state: QpState) -> &'static [QpState] {
     use QpState::*;
     match state {
@@ -41,7 +41,7 @@ fn side_in(plan: &Plan, device: &doorbell_verbs::Device, state: QpState) -> Side
     side
 }
 
-/// Returns the states that programs can request.
+/// Returns all states that programs can request.
 fn reachable() -> impl Iterator<Item = QpState> {
     QpState::ALL.into_iter().filter(|&state| state != QpState::SqError)
 }
@@ -61,7 +61,8 @@ pub fn the_states_of_each_transport(open: Open<'_>) {
                     let text = error.to_string();
                     assert!(text.contains(&format!("{from:?}")) && text.contains(&format!("{to:?}")), "{text}");
                 }
-                // Linux allows no transition from reset to error (its table is in drivers/infiniband/core/verbs.c).
+                // Linux does not allow the transition from reset to error (see its table in
+                // drivers/infiniband/core/verbs.c).
                 (Err(ModifyError::Refused { .. }), Some(_)) if (from, to) == (QpState::Reset, QpState::Error) => {}
                 (Err(ModifyError::Refused { .. }), Some(_))
                     if from == QpState::SqDrain
@@ -69,7 +70,7 @@ pub fn the_states_of_each_transport(open: Open<'_>) {
                 (result, expected) => panic!("{kind:?} {from:?} to {to:?}: {result:?}, the table has {expected:?}"),
             }
         }
-        // Without its required attributes, a transition fails, and the error names them.
+        // Without its required attributes, a transition fails, and the error names the missing attributes.
         let side = side_in(&plan, &device, QpState::Init);
         let result = side.qp.modify(&to_state(QpState::ReadyToReceive));
         match kind {
@@ -112,7 +113,7 @@ pub fn posting_depends_on_the_state(open: Open<'_>) {
 pub fn errors_flush_everything_in_order(open: Open<'_>) {
     for kind in KINDS {
         let (a, b) = Plan { depth: 8, ..Plan::new(kind) }.connect(&open());
-        // The peer answers nothing, so requests stay posted (RC).
+        // The peer is in the reset state and answers nothing, so requests on RC stay outstanding.
         b.qp.modify(&to_state(QpState::Reset)).unwrap();
         (0..8).for_each(|wr_id| a.post_recv(wr_id, &[]));
         let destination = (kind == QpKind::Ud).then(|| b.as_destination());
@@ -123,7 +124,7 @@ pub fn errors_flush_everything_in_order(open: Open<'_>) {
         let sends = if kind == QpKind::Rc { 8 } else { 0 };
         (100..100 + sends).for_each(post);
         a.to_error();
-        // Requests posted from now on are flushed at once.
+        // Requests that are posted in the error state are flushed at once.
         let late = rxe_departs(&a.device, "what is posted in the error state is not flushed, or refused");
         if !late {
             post(200);
@@ -146,7 +147,7 @@ pub fn a_reset_queue_pair_can_be_used_again(open: Open<'_>) {
     used_again_after_reset(open, QpKind::Rc);
 }
 
-// Separate from RC, since UC cannot recover on a network that loses packets.
+// UC has its own test, since UC cannot recover on a network that loses packets.
 pub fn a_reset_unreliable_queue_pair_can_be_used_again(open: Open<'_>) {
     used_again_after_reset(open, QpKind::Uc);
 }
@@ -160,7 +161,7 @@ fn used_again_after_reset(open: Open<'_>, kind: QpKind) {
         a.post(round, SendOperation::Send, &[from.sge(0, 3000)]);
         a.expect(round);
         b.expect(round);
-        // This receive stays unused and vanishes without a completion.
+        // This receive stays unused, and the reset drops it without a completion.
         a.post_recv(99, &[]);
         if round == 1 {
             a.to_error();
@@ -182,11 +183,11 @@ pub fn draining_finishes_started_requests(open: Open<'_>) {
     a.qp.modify(&QpAttributes { sqd_notify: Some(true), ..to_state(QpState::SqDrain) }).unwrap();
     a.post(2, write_to(&to, 0), &[from.sge(0, 4)]);
     eventually("the queue is drained", || a.device.poll_event() == Some(AsyncEvent::SqDrained(a.qp.qpn())));
-    // The first request may have started before the drain. The second must wait.
+    // The first request may have started before the drain. The second request must wait.
     let mut out = [Default::default(); 2];
     assert!(a.cq.poll(&mut out).unwrap() <= 1);
     assert_eq!(a.state(), QpState::SqDrain);
-    // In this state, a program may change the peer's address.
+    // In the state SQD, a program may change the peer's address.
     let address = AddressVector { traffic_class: 0x20, ..AddressVector::to(b.device.attributes().address) };
     a.qp.modify(&QpAttributes { address: Some(address), ..to_state(QpState::SqDrain) }).unwrap();
     a.qp.modify(&to_state(QpState::ReadyToSend)).unwrap();
@@ -210,7 +211,7 @@ pub fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
         let (a, b) = Plan { timeout: 8, retry_count: 7, ..Plan::rc() }.connect(&devices);
         drop(b);
         a.post(1, SendOperation::Send, &[]);
-        // Wait for a hundred timeouts.
+        // Wait for the length of a hundred timeouts.
         std::thread::sleep(std::time::Duration::from_millis(105));
         assert_eq!((a.cq.poll(&mut [Default::default()]), a.state()), (Ok(0), QpState::ReadyToSend));
     }
@@ -224,7 +225,7 @@ pub fn a_peer_that_is_gone_ends_the_retries(open: Open<'_>) {
         a.post(1, SendOperation::Send, &[]);
         a.post(2, SendOperation::Send, &[]);
         a.expect_failure(1, Status::RetryExceeded);
-        // IBTA does not define which queue is flushed first.
+        // IBTA does not define whether the send or the receive queue is flushed first.
         let mut flushed = a.reap(2);
         flushed.sort_by_key(|completion| completion.wr_id);
         let flushed: Vec<_> = flushed.iter().map(|completion| (completion.wr_id, completion.status)).collect();
@@ -244,7 +245,7 @@ pub fn rnr_retries_end(open: Open<'_>) {
     a.expect_failure(1, Status::RnrRetryExceeded);
     assert_eq!((a.state(), b.state()), (QpState::Error, QpState::ReadyToSend));
     if let Some(counted) = a.device.counters().map(|counters| counters.since(&before)) {
-        // The count is higher if the request was retransmitted before its answer arrived.
+        // The count is higher if the request was retransmitted before the RNR NAK arrived.
         assert!(counted.rnr_nak_received >= 3 && counted.rnr_nak_retry_err == 1, "{counted:?}");
     }
 }
@@ -282,7 +283,7 @@ pub fn queries_return_the_set_attributes(open: Open<'_>) {
     a.expect(1);
     let after = a.qp.query();
     assert_eq!(after.attributes.send_psn, set.send_psn.map(Psn::next));
-    // RNICs of the machine count per port.
+    // RNICs of the machine count per port, not per queue pair.
     let is_counted = a.device.counters().is_some();
     assert_eq!(after.counters.tx_data_packets, u64::from(is_counted));
 }

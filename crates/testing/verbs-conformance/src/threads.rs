@@ -91,7 +91,7 @@ pub fn a_thousand_queue_pairs(open: Open<'_>) {
         })
         .collect();
     let took = start.elapsed();
-    // The figure is only printed, since other tests of this process allocate, too.
+    // The test only prints the memory per queue pair, since other tests of this process also allocate memory.
     println!(
         "{PAIRS} connections of this process with both ends: {} B per queue pair, made in {took:?}",
         resident_bytes().saturating_sub(before) / (2 * PAIRS)

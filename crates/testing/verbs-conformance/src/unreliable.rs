@@ -9,7 +9,7 @@ use doorbell_verbs::{
 use crate::Open;
 use crate::common::*;
 
-/// Bytes before the payload in a receive of a datagram.
+/// Number of bytes that precede the payload in the receive of a datagram (the GRH).
 const GRH_BYTES: usize = 40;
 
 pub fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
@@ -35,7 +35,7 @@ pub fn unreliable_connections_carry_sends_and_writes(open: Open<'_>) {
         let operation = SendOperation::WriteImmediate { remote_address: to.address(), rkey: to.rkey(), immediate: 78 };
         a.post(4, operation, &[]);
         a.expect(4);
-        // A later WRITE has arrived, so this one has arrived too.
+        // A later WRITE with immediate has arrived, so this WRITE has arrived too.
         let received = b.expect(4);
         assert_eq!(received.attachment, Attachment::Immediate(78));
         assert_eq!((received.opcode, received.byte_len), (CompletionOpcode::ReceiveWriteImmediate, 0));
@@ -50,23 +50,23 @@ pub fn unreliable_connections_drop_messages_without_a_receive(open: Open<'_>) {
     a.post(1, SendOperation::Send, &[from.sge(0, 4096)]);
     a.expect(1); // a sent request is complete, even without a receiver
     eventually_counted("the message was dropped", &b.device, |counted| counted.since(&before).rx_dropped_messages == 1);
-    // Both sides still work.
+    // Both queue pairs still work.
     b.post_recv(2, &[to.sge(0, 4096)]);
     a.post(2, SendOperation::Send, &[from.sge(0, 4096)]);
     a.expect(2);
     b.expect(2);
     assert_bytes(&to, 0, &pattern(4096, 1), "the next message");
-    // A refused WRITE is dropped, too.
+    // The receiver drops a refused WRITE, too.
     let operation = SendOperation::Write { remote_address: to.address(), rkey: wrong(to.rkey()) };
     a.post(3, operation, &[from.sge(0, 100)]);
     a.expect(3);
     eventually_counted("the WRITE was dropped", &b.device, |counted| counted.since(&before).rx_dropped_messages == 2);
 }
 
-/// Checks the IP header of a datagram of `payload` bytes, as far as a receiver can know it.
+/// Checks all fields of the IP header that a receiver knows, for a datagram with `payload` bytes.
 #[track_caller]
 fn check_header(grh: &[u8], source: IpAddr, destination: IpAddr, payload: usize, with_checksum: bool) {
-    // After the IP header: UDP, BTH, DETH, the payload with padding, ICRC.
+    // Number of bytes after the IP header: UDP, BTH, DETH, the padded payload, ICRC.
     let behind = 8 + 12 + 8 + payload.next_multiple_of(4) + 4;
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -165,7 +165,7 @@ pub fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
         a.expect(size);
     }
     assert_eq!(b.expect(1).byte_len as usize, GRH_BYTES + 100, "the longer datagram took a receive");
-    // Without a receive, no datagram arrives.
+    // Without a posted receive, the device drops the datagram.
     a.qp.post_send(&[datagram(3, SendOperation::Send, &[], &b)]).unwrap();
     a.expect(3);
     eventually_counted("two were dropped", &b.device, |counted| counted.since(&before).rx_dropped_messages == 2);

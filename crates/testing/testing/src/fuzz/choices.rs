@@ -1,6 +1,6 @@
-//! Choices that the bytes of an input determine.
+//! Choices that the bytes of a fuzz input determine.
 
-/// A source of choices. When the bytes run out, all choices are 0 and `is_empty` is true.
+/// A source of choices. After the last byte, all choices are 0 and `is_empty` returns true.
 #[derive(Debug)]
 pub struct Choices<'a>(pub &'a [u8]);
 
@@ -17,7 +17,7 @@ impl Choices<'_> {
         first
     }
 
-    /// Returns a number of two bytes.
+    /// Returns a number from the next two bytes.
     pub fn short(&mut self) -> usize {
         usize::from(self.byte()) << 8 | usize::from(self.byte())
     }
@@ -27,17 +27,17 @@ impl Choices<'_> {
         if end <= 256 { usize::from(self.byte()) % end.max(1) } else { self.short() % end }
     }
 
-    /// Returns true for every second byte.
+    /// Returns true for half of all byte values.
     pub fn chance(&mut self) -> bool {
         self.byte() & 1 == 1
     }
 
-    /// Returns a number of eight bytes.
+    /// Returns a number from the next eight bytes.
     pub fn word(&mut self) -> u64 {
         (0..8).fold(0, |word, _| word << 8 | u64::from(self.byte()))
     }
 
-    /// Returns up to `length` bytes.
+    /// Returns the next `length` bytes, or fewer at the end of the input.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         let (taken, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;

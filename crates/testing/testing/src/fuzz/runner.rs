@@ -1,4 +1,4 @@
-//! Runs a fuzz body over its corpus and for a bounded time of mutation.
+//! Runs a fuzz body over its corpus, and on mutations of the corpus for a bounded time.
 //!
 //! `DOORBELL_FUZZ_SECONDS` sets how long a body runs on mutated inputs (default 5). `DOORBELL_SEED` selects the
 //! mutations (default 1).
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::Rng;
 
-/// Runs a fuzz body in a test of the crate that calls this. Its corpus is `tests/corpus/NAME` of that crate.
+/// Runs a fuzz body in a test of the crate that uses this macro. The corpus is in `tests/corpus/NAME` of that crate.
 #[macro_export]
 macro_rules! run_fuzz {
     ($name:literal, $body:expr) => {
-        // Only integration tests have the folder for temporary files.
+        // `CARGO_TARGET_TMPDIR` exists only in integration tests.
         $crate::fuzz::runner::run($name, $body, env!("CARGO_MANIFEST_DIR"), option_env!("CARGO_TARGET_TMPDIR"))
     };
 }
@@ -50,8 +50,8 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, parse)
 }
 
-/// Runs a body over the corpus of the crate in the folder `home`, and on mutations of it. An input that fails is kept in
-/// `scratch`. Tests call it through [`run_fuzz`](crate::run_fuzz).
+/// Runs a body over the corpus of the crate in the directory `home`, and on mutations of the corpus. Stores a failing
+/// input in `scratch`. Tests call this function through [`run_fuzz`](crate::run_fuzz).
 ///
 /// # Panics
 ///

@@ -1,4 +1,4 @@
-//! Devices of other processes. Each process runs this test program again and plays another part.
+//! Devices in other processes. Such a process runs this test program again, and plays the part of the peer.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,23 +8,23 @@ use doorbell_verbs::{AddressVector, Psn, QpAttributes, Qpn, RKey, Region};
 
 use super::{Plan, Side};
 
-/// Environment variable that names the part of a process that plays the peer.
+/// Environment variable that names the part that a peer process plays.
 pub const CHILD: &str = "DOORBELL_TEST_PEER";
 
-/// Bytes of memory of each end.
+/// Length of the memory of each end, in bytes.
 pub const BYTES: usize = 100_000;
 
 pub fn plan() -> Plan {
     Plan { timeout: 14, retry_count: 3, ..Plan::rc() }
 }
 
-/// Returns the data that the other end needs to connect, as one line.
+/// Returns one line with all data that the other end needs to connect.
 pub fn describe(side: &Side, psn: Psn, region: &Region) -> String {
     let address = side.device.attributes().address;
     format!("peer {address} {} {} {} {}", side.qp.qpn().get(), psn.get(), region.address(), region.rkey().get())
 }
 
-/// Connects to the end that a line describes. Returns the address and key of its memory.
+/// Connects to the end that `line` describes. Returns the address and key of that end's memory.
 pub fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey) {
     let mut words = line.trim().split(' ').skip(1);
     let mut next = || words.next().unwrap_or_else(|| panic!("{line:?} does not describe an end"));
@@ -37,7 +37,7 @@ pub fn connect(plan: Plan, side: &Side, send_psn: Psn, line: &str) -> (u64, RKey
     (next().parse().unwrap(), RKey::new(next().parse().unwrap()))
 }
 
-/// Returns the numbers of ring mappings and of descriptors of this process.
+/// Returns how many ring mappings and how many descriptors this process has.
 pub fn held_now() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let rings = maps.lines().filter(|line| line.contains("memfd:doorbell")).count();
@@ -51,7 +51,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts one test of this program in another process, which plays a part.
+    /// Starts another process that runs one test of this program and plays the part `part`.
     pub fn start(test: &str, part: &str, link: LinkChoice) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]);
@@ -62,12 +62,12 @@ impl Peer {
         Self { child, commands, answers }
     }
 
-    /// Returns the next line that starts with `start`. A test program prints other lines before it.
+    /// Returns the next line that begins with `start`. Skips other lines, which the test harness prints before.
     pub fn answer(&mut self, start: &str) -> String {
         loop {
             let mut line = String::new();
             assert!(self.answers.read_line(&mut line).unwrap() > 0, "the peer ended before it printed {start:?}");
-            // The first line of a test follows the runner's output on the same line.
+            // The first line that a test prints follows output of the test harness on the same line.
             if let Some(at) = line.find(start) {
                 return line.split_off(at);
             }

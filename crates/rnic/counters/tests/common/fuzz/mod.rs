@@ -1,5 +1,5 @@
-//! Fuzz bodies: functions of bytes that create files like another process, and change them between looks. A stable test
-//! runs them over a corpus and for a bounded time of mutation.
+//! Fuzz bodies: functions of bytes that create files as another process does, and change the files between looks of a
+//! monitor. A test on stable Rust runs the bodies over a corpus, and on mutations of it for a bounded time.
 
 mod published;
 mod sysfs;
@@ -19,7 +19,8 @@ use tempfile::TempDir;
 /// Maximum number of steps for one input.
 const MOST_STEPS: usize = 24;
 
-/// Creates a directory for this user alone, in memory if possible, since the bodies create many.
+/// Creates a directory that only this user can access. The directory is in memory if possible, since the bodies create
+/// many files.
 fn directory() -> TempDir {
     let alone = Permissions::from_mode(0o700);
     let memory = Path::new("/dev/shm");
@@ -29,7 +30,7 @@ fn directory() -> TempDir {
 
 /// Removes any file or directory at the path.
 fn remove(path: &Path) {
-    // The path is a directory, or does not exist.
+    // `remove_file` failed, so the path names a directory or does not exist.
     if std::fs::remove_file(path).is_err() {
         let _ = std::fs::remove_dir_all(path);
     }
@@ -38,16 +39,16 @@ fn remove(path: &Path) {
 /// Replaces any file or directory at the path with a new file.
 fn write(path: &Path, bytes: &[u8]) {
     remove(path);
-    // If the directory does not exist, or is a file, no file is written.
+    // If the parent directory does not exist or is a file, nothing is written.
     if path.parent().is_some_and(|parent| std::fs::create_dir_all(parent).is_ok()) {
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         made.and_then(|mut file| file.write_all(bytes)).expect("room for a file");
     }
 }
 
-/// Changes a regular file that a reader may have open.
+/// Changes a regular file while a reader may have it open.
 fn change(path: &Path, choices: &mut Choices<'_>) {
-    // A pipe would block, and the target of a link may be another file of the machine.
+    // Skip pipes, which would block, and links, whose target may be another file of the machine.
     if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
         return;
     }
@@ -65,7 +66,7 @@ fn change(path: &Path, choices: &mut Choices<'_>) {
     .expect("room for a file");
 }
 
-/// Replaces any file at the path with a file that is not regular or never ends.
+/// Replaces any file at the path with a file that is not regular, or with a file that never ends.
 fn replace(path: &Path, choices: &mut Choices<'_>) {
     remove(path);
     let parent = path.parent().expect("each path has a parent");
@@ -82,7 +83,7 @@ fn replace(path: &Path, choices: &mut Choices<'_>) {
     .expect("room for the file");
 }
 
-/// Returns a word at some boundary, or an arbitrary word.
+/// Returns a word at some boundary value, or an arbitrary word.
 fn word(choices: &mut Choices<'_>) -> u64 {
     match choices.below(8) {
         0 => u64::from(choices.byte()),
@@ -94,7 +95,7 @@ fn word(choices: &mut Choices<'_>) -> u64 {
     }
 }
 
-/// Checks the properties of every look.
+/// Checks the properties that every look must have.
 fn check(look: &Look) {
     for note in &look.notes {
         check_text(note, 4096);
@@ -116,7 +117,7 @@ fn check(look: &Look) {
     }
 }
 
-/// Checks that a text is short and has no control characters.
+/// Checks that a text has at most `most` bytes and no control characters.
 fn check_text(text: &str, most: usize) {
     assert!(!text.contains(char::is_control), "{text:?} has a control character");
     assert!(text.len() <= most, "a text has {} B", text.len());

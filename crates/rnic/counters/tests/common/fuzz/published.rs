@@ -1,4 +1,4 @@
-//! Directory of published files, with a valid file that a publisher updates all the time.
+//! Fuzz body for a directory of published files. One of the files is valid, and its publisher updates it all the time.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -7,8 +7,8 @@ use doorbell_counters::{Common, Kind, Monitor, Name, PublishedSource, Set, monot
 
 use super::{Choices, MOST_STEPS, change, check, directory, place, remove, replace, word, write};
 
-/// Files next to the valid file. A file that begins with `.new-` is not complete. The process of the first one does
-/// not exist, and the second one has no process number.
+/// Names of the files next to the valid file. A name that begins with `.new-` marks an incomplete file. The process of
+/// the first file does not exist, and the name of the second file has no process number.
 const PLACES: [&str; 6] = ["0.counters", "1.counters", "\x1b[2J.counters", ".new-4294967295-0-0", ".new-x", "another"];
 
 /// The valid file. It is listed after the first files of the input.
@@ -18,7 +18,7 @@ const COUNTER: &str = "tx_vport_rdma_unicast_packets";
 
 const WORDS: usize = 8;
 
-/// Creates and changes files as the bytes determine, and looks at them after each step.
+/// Creates and changes files as the input bytes determine, and reads the directory after each step.
 pub fn fuzz_published(data: &[u8]) {
     let mut choices = Choices(data);
     let root = directory();
@@ -50,7 +50,8 @@ pub fn fuzz_published(data: &[u8]) {
     look();
 }
 
-/// Publishes a value in the valid file, and looks. The other files do not hide it.
+/// Publishes a value in the valid file, and reads the directory. The reader must find the value despite the other
+/// files.
 fn look(monitor: &mut Monitor, root: &Path, published: u64) {
     let sound = root.join(SOUND);
     let lines = format!("name {SOUND_NAME}\ncounter {COUNTER}\n");
@@ -74,14 +75,14 @@ fn look(monitor: &mut Monitor, root: &Path, published: u64) {
     }
 }
 
-/// Returns a file in the publisher's layout, which the input modifies.
+/// Returns the contents of a file in the publisher's layout, with changes that the input chooses.
 fn file(choices: &mut Choices<'_>) -> Vec<u8> {
     let mut text = String::new();
     for _ in 0..choices.below(12) {
         text.push_str(&line(choices));
     }
     let mut values: Vec<u64> = (0..choices.below(8)).map(|_| word(choices)).collect();
-    // A reader waits while the sequence number is odd, which takes time.
+    // Use odd sequence numbers rarely: a reader waits while the number is odd, which takes time.
     if let Some(sequence) = values.first_mut().filter(|_| choices.below(8) > 0) {
         *sequence &= !1;
     }
@@ -106,7 +107,7 @@ fn line(choices: &mut Choices<'_>) -> String {
         4 => format!("udp_port {}\n", choices.short()),
         5 => format!("program {}\n", any(choices)),
         6 => format!("born_ns {}\n", word(choices)),
-        // A process that never existed counts as gone, and its file is removed.
+        // A process with a number that never existed counts as gone, so the reader removes its file.
         7 => format!("start_ticks {}\npid_namespace {}\n", word(choices), namespace()),
         8 => format!("counter {COUNTER}\n"),
         9 => format!("counter {}\n", any(choices)),
@@ -115,7 +116,7 @@ fn line(choices: &mut Choices<'_>) -> String {
     }
 }
 
-/// Returns the first words of a file, its text and its values: sequence number, time, and one value for each counter.
+/// Returns the header words of a file, its text, and its values: sequence number, time, and one value per counter.
 fn laid_out(text: &str, values: &[u64]) -> Vec<u8> {
     let text_at = 8 * WORDS;
     let values_at = (text_at + text.len()).next_multiple_of(8);

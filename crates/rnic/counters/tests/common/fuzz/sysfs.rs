@@ -1,4 +1,4 @@
-//! Tree of devices, as in the kernel's sysfs or in a copy of it.
+//! Fuzz body for a tree of devices, as the kernel's sysfs or a copy of it contains.
 
 use std::os::unix::fs::symlink;
 
@@ -32,7 +32,7 @@ const PLACES: [&str; 23] = [
     "elsewhere",
 ];
 
-/// Creates and changes trees as the bytes determine, and looks at them after each step.
+/// Creates and changes trees as the input bytes determine, and reads the devices after each step.
 pub fn fuzz_sysfs(data: &[u8]) {
     let mut choices = Choices(data);
     let root = directory();
