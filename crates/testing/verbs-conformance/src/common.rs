@@ -85,9 +85,9 @@ pub fn assert_no_event(device: &Device) {
     assert_eq!(device.poll_event(), None, "the device reports an event that it should not report");
 }
 
-/// Checks the status of a refused request. The responder sends the refusal once, since its queue pair is then in
-/// error and answers no more (IBTA Vol 1, 9.9.3). If the refusal is lost, the requester exhausts its retries without
-/// learning the reason.
+/// Checks that `ended` is the status of a refused request. The responder sends the refusal only once, since its queue
+/// pair is in error afterwards and sends no more answers (IBTA Vol 1, 9.9.3). If the refusal is lost, the requester
+/// uses up its retries and does not learn the reason.
 #[track_caller]
 pub fn assert_refusal(ended: Status, reason: Status, what: &str) {
     if system_is_lossy() && ended == Status::RetryExceeded {
