@@ -116,8 +116,8 @@ impl Device {
         self.provider.event_fd()
     }
 
-    /// Moves packets, if the device has no thread of its own. Polling a completion queue also moves packets. Programs
-    /// that wait for anything other than completions call this function.
+    /// Moves packets in the calling thread. This has an effect only on software and simulated RNICs. Polling a
+    /// completion queue also moves packets. Programs that wait for anything other than completions call this function.
     pub fn drive(&self) {
         self.provider.drive();
     }

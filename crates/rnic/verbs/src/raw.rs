@@ -239,7 +239,7 @@ pub trait Provider: Send + Sync {
     /// Returns a descriptor that is readable while asynchronous events wait.
     fn event_fd(&self) -> BorrowedFd<'_>;
 
-    /// Moves packets, if the device has no thread of its own.
+    /// Moves packets in the calling thread, if callers can drive the device.
     fn drive(&self) {}
 }
 

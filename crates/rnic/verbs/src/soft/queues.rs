@@ -23,8 +23,8 @@ use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
 use crate::signal::{Notices, Sleepers};
 
-/// Number of further waits expected after the program has waited once. While waits are expected, the channel drives the
-/// device before the program sleeps.
+/// Number of notifications after a wait for which the program is expected to wait again. For these, arming a queue does
+/// not wake the progress thread.
 const WAITER_FOR: usize = 16;
 
 pub(super) struct SoftChannel {
@@ -32,8 +32,8 @@ pub(super) struct SoftChannel {
     notices: Notices<Arc<Notified>>,
     /// The RNIC. The reference is weak, since the completion queues of the RNIC hold this channel.
     rnic: Weak<DrivenRnic>,
-    /// Number of further notifications for which the program is expected to use [`raw::Channel::wait`]. Programs rarely
-    /// change their way of waiting.
+    /// Number of further notifications for which the program is expected to call [`raw::Channel::wait`]. Programs
+    /// rarely change their way of waiting.
     lingers: AtomicUsize,
 }
 
@@ -157,7 +157,8 @@ impl raw::Cq for SoftCq {
         if !self.queue.request_notification(notify) {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
-        // If the program waits in another way this time, the progress thread notices it when its nap ends.
+        // If the program is expected to wait on the channel, the wait drives the device, so the progress thread may
+        // sleep. If the program waits in another way this time, the progress thread notices it when its nap ends.
         let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
         if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
             self.rnic.rouse();

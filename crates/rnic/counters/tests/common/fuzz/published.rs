@@ -7,8 +7,8 @@ use doorbell_counters::{Common, Kind, Monitor, Name, PublishedSource, Set, monot
 
 use super::{Choices, MOST_STEPS, change, check, directory, place, remove, replace, word, write};
 
-/// Names of the files next to the valid file. A name that begins with `.new-` marks an incomplete file. The process of
-/// the first file does not exist, and the name of the second file has no process number.
+/// Names of the files next to the valid file. A name that begins with `.new-` marks an incomplete file. The process
+/// 4294967295 does not exist, and `.new-x` contains no process number.
 const PLACES: [&str; 6] = ["0.counters", "1.counters", "\x1b[2J.counters", ".new-4294967295-0-0", ".new-x", "another"];
 
 /// The valid file. It is listed after the first files of the input.
