@@ -30,7 +30,10 @@ pub fn handles_keep_their_dependencies(open: Open<'_>) {
 
 /// Returns the status of a work request whose memory has been deregistered (IBTA Vol 1, 10.10.3).
 fn protection_error(device: &doorbell_verbs::Device) -> Status {
-    if rxe_departs(device, "memory that is gone is a local queue pair operation error, not one of protection") {
+    if rxe_departs(
+        device,
+        "an access to deregistered memory ends with a local queue pair operation error, not a protection error",
+    ) {
         Status::LocalQpOperation
     } else {
         Status::LocalProtection
@@ -83,7 +86,7 @@ pub fn a_region_dropped_while_it_is_read(open: Open<'_>) {
     let (one, other) = open();
     // The responder's refusal has the PSN of the first packet of the READ, and rxe ignores the refusal as a duplicate.
     // So rxe sends the request again, without a limit if the plan allows seven retries.
-    let departs = rxe_departs(&one, "a READ whose memory goes while its bytes flow ends when its retries are spent");
+    let departs = rxe_departs(&one, "a READ whose memory is deregistered meanwhile ends only after all retries");
     let plan = if departs { Plan { retry_count: 2, ..Plan::rc() } } else { Plan::rc() };
     for round in 0..6 {
         let (a, b) = plan.connect(&(one.clone(), other.clone()));
@@ -134,7 +137,7 @@ pub fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
         }
         drop(c.qp);
         let mut out = [Completion::default(); 32];
-        if !rxe_departs(&c.device, "completions stay when their queue pair goes (IBTA Vol 1, 11.2.4.4 allows it)") {
+        if !rxe_departs(&c.device, "completions of a destroyed queue pair remain (IBTA Vol 1, 11.2.4.4 allows it)") {
             assert_eq!(c.cq.poll(&mut out), Ok(0), "a completion of a destroyed queue pair remains");
         }
     }

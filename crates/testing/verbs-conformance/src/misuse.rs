@@ -185,17 +185,17 @@ pub fn remote_accesses_that_are_refused(open: Open<'_>) {
         let bytes = if what.contains("no bytes") { &[][..] } else { &mine_of_eight };
         let refused = signalled(1, operation(&region), bytes);
         let posted = a.qp.post_send(&[refused, signalled(2, SendOperation::Send, &[])]);
-        if what.contains("not aligned")
-            && rxe_departs(&a.device, "an atomic that is not aligned is refused when it is posted")
-        {
+        if what.contains("not aligned") && rxe_departs(&a.device, "posting refuses an unaligned atomic") {
             assert!(matches!(posted, Err(PostError { index: 0, .. })), "{posted:?}");
             continue;
         }
         posted.unwrap();
         let done = a.reap(2);
         let status = if what.contains("through the queue pair")
-            && rxe_departs(&a.device, "what a queue pair does not allow is an invalid request, not an access error")
-        {
+            && rxe_departs(
+                &a.device,
+                "an access that the queue pair forbids is an invalid request, not an access error",
+            ) {
             Status::RemoteInvalidRequest
         } else {
             status

@@ -91,7 +91,10 @@ pub fn the_limit_event_comes_once(open: Open<'_>) {
     }
     assert!(srq.posted().is_none_or(|posted| posted == 3));
     srq.arm_limit(4); // the limit is already reached
-    if rxe_departs(&other, "no limit event until another receive is taken, where fewer are left when it is armed") {
+    if rxe_departs(
+        &other,
+        "if few receives remain at arming, the limit event comes only after the next receive is taken",
+    ) {
         return assert_no_event(&other);
     }
     wait_readable(other.event_fd());

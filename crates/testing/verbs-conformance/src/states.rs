@@ -125,7 +125,7 @@ pub fn errors_flush_everything_in_order(open: Open<'_>) {
         (100..100 + sends).for_each(post);
         a.to_error();
         // Requests that are posted in the error state are flushed at once.
-        let late = rxe_departs(&a.device, "what is posted in the error state is not flushed, or refused");
+        let late = rxe_departs(&a.device, "requests posted in the error state are refused or never flushed");
         if !late {
             post(200);
             a.post_recv(201, &[]);
@@ -195,7 +195,7 @@ pub fn draining_finishes_started_requests(open: Open<'_>) {
         let done = a.cq.poll(&mut out).unwrap();
         out[..done].iter().any(|completion| completion.wr_id == 2)
     };
-    if rxe_departs(&a.device, "what was posted while a queue drained is sent only once something else is posted") {
+    if rxe_departs(&a.device, "a request posted while the queue drained is sent only after another post") {
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert!(!second_is_done(), "the second request was sent without another post");
         a.post(3, write_to(&to, 0), &[from.sge(0, 4)]);

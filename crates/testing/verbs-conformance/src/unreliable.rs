@@ -154,7 +154,7 @@ pub fn datagrams_that_do_not_fit_are_dropped(open: Open<'_>) {
     let (from, to) = (a.patterned(200, 1), b.memory(200));
     let before = b.device.counters().unwrap_or_default();
     b.post_recv(1, &[to.sge(0, GRH_BYTES + 100)]);
-    if rxe_departs(&b.device, "a datagram that does not fit its receive ends it with an error, and the queue pair") {
+    if rxe_departs(&b.device, "a datagram longer than its receive puts the receive and the queue pair into error") {
         a.qp.post_send(&[datagram(1, SendOperation::Send, &[from.sge(0, 101)], &b)]).unwrap();
         a.expect(1);
         assert_ne!(b.reap(1)[0].status, Status::Success);
