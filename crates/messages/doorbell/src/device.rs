@@ -7,8 +7,8 @@ use doorbell_verbs::soft::{self, FaultPlan, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{self as verbs, Access, MemoryKind, Pd, Region};
 
-/// An RNIC for connections. Clones are the same device, which is closed when the last clone and the last object made
-/// on it are dropped.
+/// An RNIC for connections. Clones share one device. The device closes when the last clone and the last object that was
+/// made on the device are dropped.
 #[derive(Clone, Debug)]
 pub struct Device {
     pd: Pd,
@@ -18,8 +18,8 @@ pub struct Device {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// An option applies only to the software RNIC.
-    #[error("{option} applies only to the software RNIC: drop it, or the name of the hardware device")]
+    /// An option of the software RNIC was combined with a hardware device.
+    #[error("{option} applies only to the software RNIC: drop this option, or drop the name of the hardware device")]
     SoftwareOnly {
         /// The name of the option.
         option: &'static str,
@@ -34,17 +34,17 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// No address is free, or the process may not open more files.
+    /// No loopback address is free, or the process may not open more files.
     pub fn open() -> Result<Self, OpenError> {
         Self::builder().open()
     }
 
-    /// Returns a builder for other devices: a device of the machine, another address, or faults.
+    /// Returns a builder for a hardware device, or for a software RNIC with another address or with faults.
     pub fn builder() -> DeviceBuilder {
         DeviceBuilder::default()
     }
 
-    /// Uses a device that was opened by [`verbs`].
+    /// Wraps a device that the program has opened by [`verbs`].
     ///
     /// # Errors
     ///
@@ -53,22 +53,22 @@ impl Device {
         Ok(Self { pd: device.create_pd()? })
     }
 
-    /// Returns the address by which peers reach the device.
+    /// Returns the IP address by which peers reach the device.
     pub fn address(&self) -> IpAddr {
         self.verbs().attributes().address
     }
 
-    /// Returns the device for calls of [`verbs`].
+    /// Returns the underlying device, for calls of [`verbs`].
     pub fn verbs(&self) -> &verbs::Device {
         self.pd.device()
     }
 
-    /// Returns the protection domain of all connections and regions that are made through this handle.
+    /// Returns the protection domain of all connections and regions that are made through this [`Device`].
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// Allocates memory that messages can be sent from without a copy, or that peers can reach.
+    /// Allocates memory from which the program can send messages without a copy, or which peers can access.
     ///
     /// # Errors
     ///
@@ -105,22 +105,23 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the name of the software RNIC, which `doorbell counters` shows: 1 to 63 ASCII letters, digits, dashes,
-    /// dots and underscores. The default is `doorbell0`. [`hardware`](Self::hardware) selects a device of the machine
-    /// by its name.
+    /// Sets the name under which `doorbell counters` shows the software RNIC: 1 to 63 ASCII letters, digits, dashes,
+    /// dots and underscores. The default is `doorbell0`. To select a hardware device by name, use
+    /// [`hardware`](Self::hardware).
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Sets the address of the software RNIC: an address of this machine, by which peers reach it. The default is the
-    /// next free loopback address, which only peers on this machine reach.
+    /// Sets the IP address by which peers reach the software RNIC: an address of this machine. The default is the next
+    /// free loopback address, which only peers on this machine reach.
     pub fn address(mut self, address: impl Into<IpAddr>) -> Self {
         self.address = Some(address.into());
         self
     }
 
-    /// Sets the UDP port of the software RNIC, which must be the same at both ends. Only 4791 is the port of RoCE v2.
+    /// Sets the UDP port of the software RNIC, which must be the same at both ends. The default is 4791, the port of
+    /// RoCE v2.
     pub fn udp_port(mut self, port: u16) -> Self {
         self.udp_port = Some(port);
         self
@@ -133,8 +134,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Drops, duplicates, reorders, delays or corrupts arriving packets of the software RNIC, as the plan's seed
-    /// decides.
+    /// Makes the software RNIC drop, duplicate, reorder, delay or corrupt arriving packets. The seed of the plan
+    /// decides which packets are affected.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -147,8 +148,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Seeds the keys and numbers of the software RNIC, which otherwise come from the operating system's randomness.
-    /// Only for tests, since peers could guess them.
+    /// Sets the seed of the software RNIC's keys and numbers, which otherwise come from the operating system's
+    /// randomness. Use a seed only in tests, since peers can guess seeded keys.
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
         self
@@ -164,9 +165,9 @@ impl DeviceBuilder {
     ///
     /// # Errors
     ///
-    /// The machine has no device of this name, or the name has other characters than those allowed. Another program
-    /// has the address and port, or the address is not one of this machine. An option does not apply to this kind of
-    /// device.
+    /// The machine has no device of this name, or the name has characters that are not allowed. Another program uses
+    /// the address and port, or the address is no address of this machine. An option applies only to the software RNIC,
+    /// but a hardware device was selected.
     pub fn open(self) -> Result<Device, OpenError> {
         let device = match &self.hardware {
             Some(options) => {
@@ -220,6 +221,9 @@ mod tests {
     #[test]
     fn options_of_the_software_rnic_are_refused_for_hardware() {
         let error = Device::builder().hardware("mlx5_0").udp_port(4792).open().unwrap_err().to_string();
-        assert_eq!(error, "a UDP port applies only to the software RNIC: drop it, or the name of the hardware device");
+        assert_eq!(
+            error,
+            "a UDP port applies only to the software RNIC: drop this option, or drop the name of the hardware device"
+        );
     }
 }

@@ -7,14 +7,15 @@
 //! | to | use |
 //! |---|---|
 //! | open an RNIC | [`Device::open`], [`Device::builder`] |
-//! | wait for peers, and connect to them | [`Device::listen`], [`Device::connect`] |
+//! | listen for peers, and connect to peers | [`Device::listen`], [`Device::connect`] |
 //! | choose a protocol and its parameters | [`Options`], [`Config`] |
-//! | send and receive in a thread, or in two | [`Blocking`], [`Blocking::split`] |
+//! | send and receive in one thread, or in two threads | [`Blocking`], [`Blocking::split`] |
 //! | send and receive in tasks of tokio | `Device::on_tokio`, with the feature `tokio` |
-//! | poll by oneself | [`Blocking::into_inner`], [`MessageConnection`] |
-//! | post work requests by oneself | [`Device::queue_pair`], [`verbs`] |
+//! | poll without blocking calls | [`Blocking::into_inner`], [`MessageConnection`] |
+//! | post work requests directly | [`Device::queue_pair`], [`verbs`] |
 //!
-//! [`exchange`] has the protocols themselves, shared receive buffers, and many senders to one receiver.
+//! [`exchange`] has the implementations of the protocols, receive buffers that connections share, and hubs, which
+//! receive from many senders.
 #![forbid(unsafe_code)]
 
 mod device;

@@ -1,4 +1,4 @@
-//! Waiting for peers, and connecting to them.
+//! Listeners that accept peers, and connecting to a listener.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -18,13 +18,13 @@ use crate::setup::{EstablishError, Options, establish, establish_admitted};
 #[error("cannot listen on {address}: {error}")]
 #[non_exhaustive]
 pub struct ListenError {
-    /// The address as it was given, or as it was resolved.
+    /// The resolved addresses, or a placeholder if the given address could not be resolved.
     pub address: String,
     /// The reason.
     pub error: io::Error,
 }
 
-/// Errors of accepting a client. The listener continues after each.
+/// Errors of accepting a client. After each of these errors, the listener still accepts clients.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
@@ -34,7 +34,7 @@ pub enum AcceptError {
     /// The operating system could not accept a connection.
     #[error("a TCP connection could not be accepted: {0}")]
     Io(#[from] io::Error),
-    /// A connection did not become a client. The next one may.
+    /// A peer connected, but did not complete the set-up of a client.
     #[error("{peer} did not become a client: {error}")]
     Client {
         /// The address of the peer.
@@ -49,9 +49,9 @@ pub enum AcceptError {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The address has no host or port.
-    #[error("the server's address names no host and port: {0}")]
+    #[error("the address of the server must be a host and a port, such as 127.0.0.1:4000: {0}")]
     Address(io::Error),
-    /// No listener exists at the address, or it does not answer.
+    /// No listener exists at the address, or the listener does not answer.
     #[error("{server} cannot be reached: {error}")]
     Unreachable {
         /// The address of the server.
@@ -59,13 +59,13 @@ pub enum ConnectError {
         /// The reason.
         error: io::Error,
     },
-    /// The server was reached, but the set-up of the connection failed.
+    /// The server answered, but the set-up of the connection failed.
     #[error(transparent)]
     Server(#[from] EstablishError),
 }
 
-/// Waits for clients. Silent peers, and peers that do not speak Doorbell's set-up, do not delay clients. Several
-/// threads may call [`accept`](Self::accept) at once.
+/// A listener that accepts clients. Peers that stay silent or do not speak Doorbell's set-up do not delay clients.
+/// Several threads may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
 pub struct Listener<P = SendReceive> {
     device: Device,
@@ -74,22 +74,23 @@ pub struct Listener<P = SendReceive> {
     options: Options<P>,
 }
 
-/// Peers that have connected and are no clients yet. One thread at a time handles all of them.
+/// Visitors: peers that have connected and are no clients yet. One thread at a time handles all visitors.
 #[derive(Debug)]
 struct Visitors {
-    /// `None` while a thread handles them.
+    /// The lobby of the visitors. `None` while a thread handles the visitors.
     lobby: Mutex<Option<Lobby<Hello>>>,
     is_back: Condvar,
 }
 
-/// A thread's turn with the visitors.
+/// The right of one thread to handle the visitors. Dropping it passes the right to the next thread.
 struct Turn<'a> {
     lobby: Option<Lobby<Hello>>,
     visitors: &'a Visitors,
 }
 
 impl Visitors {
-    /// Waits until no other thread handles the visitors. Returns `None` if one still did at that instant.
+    /// Waits until no other thread handles the visitors. Returns `None` if another thread still handles them at the
+    /// instant `until`.
     fn turn(&self, until: Option<Instant>) -> Option<Turn<'_>> {
         let mut lobby = self.lobby.lock().ignore_poison();
         loop {
@@ -112,21 +113,21 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Returns bounds on the visitors of a listener, whose clients have this deadline.
+/// Returns the bounds on the visitors of a listener. Each visitor has `client_deadline` to become a client.
 pub(crate) fn limits(client_deadline: Duration) -> Limits {
     Limits { total: client_deadline, ..Limits::default() }
 }
 
-/// The time that a client has for the set-up, unless it is set.
+/// Default time after which a client that has not completed its set-up is rejected.
 pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 
 impl Device {
-    /// Listens on a TCP address, over which connections are set up; messages use this device. Port 0 takes a free
-    /// port.
+    /// Listens on a TCP address for clients. Clients set up connections over TCP, and their messages go over this
+    /// device. Port 0 takes a free port.
     ///
     /// # Errors
     ///
-    /// The address is no address of this machine, or is taken.
+    /// The address is no address of this machine, or another socket uses the address.
     pub fn listen<P: Connector>(
         &self,
         address: impl ToSocketAddrs,
@@ -134,7 +135,7 @@ impl Device {
     ) -> Result<Listener<P>, ListenError> {
         let addresses: Vec<_> = match address.to_socket_addrs() {
             Ok(addresses) => addresses.collect(),
-            Err(error) => return Err(ListenError { address: "the address given".to_owned(), error }),
+            Err(error) => return Err(ListenError { address: "the given address".to_owned(), error }),
         };
         let listen = || {
             let lobby = Lobby::new(TcpListener::bind(&addresses[..])?, Hello::new(1), limits(CLIENT_DEADLINE))?;
@@ -150,8 +151,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// No listener exists at the address, it does not answer in time, or it speaks another protocol. The options are
-    /// invalid, or do not match those of the listener.
+    /// No listener exists at the address, the listener does not answer in time, or the listener speaks another
+    /// protocol. The options are invalid, or do not match the options of the listener.
     pub fn connect<P: Connector>(
         &self,
         address: impl ToSocketAddrs,
@@ -165,7 +166,7 @@ impl Device {
             // The operating system rejects a timeout of 0.
             match TcpStream::connect_timeout(&server, left().max(Duration::from_nanos(1))) {
                 Ok(stream) => {
-                    let _ = stream.set_nodelay(true); // without it the set-up is only slower
+                    let _ = stream.set_nodelay(true); // without this option, the set-up is only slower
                     return Ok(Blocking::new(establish(self, &options, &stream, left())?));
                 }
                 Err(error) => last = ConnectError::Unreachable { server, error },
@@ -180,12 +181,12 @@ impl<P: Connector> Listener<P> {
     ///
     /// # Errors
     ///
-    /// None: the address was determined when the listener was opened.
+    /// This function never fails: the address was determined when the listener was opened.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.address)
     }
 
-    /// Sets the time that a client has to set up its connection, instead of five seconds.
+    /// Sets the time after which a client that has not completed its set-up is rejected. The default is five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
         if let Some(lobby) = self.visitors.lobby.get_mut().ignore_poison() {
             lobby.set_total(deadline);
@@ -196,8 +197,9 @@ impl<P: Connector> Listener<P> {
     ///
     /// # Errors
     ///
-    /// No client came before the deadline. A peer does not speak Doorbell's set-up protocol, sends nothing in time,
-    /// or has options that do not match. The error then names the peer, and the next call waits for the next client.
+    /// No client came before the deadline. Or a peer does not speak Doorbell's set-up protocol, sends nothing in time,
+    /// or has options that do not match. [`AcceptError::Client`] then names the peer, and the next call waits for the
+    /// next client.
     pub fn accept(&self, deadline: Duration) -> Result<Blocking<P::Connection>, AcceptError> {
         let until = Instant::now().checked_add(deadline);
         let event = {

@@ -19,8 +19,8 @@ use crate::device::Device;
 use crate::listener::{AcceptError, CLIENT_DEADLINE, ConnectError, ListenError, limits};
 use crate::setup::{EstablishError, Options};
 
-/// A device for connections in tokio's runtime. One descriptor, registered once, serves all of them. Clones are the
-/// same device.
+/// A device for connections in tokio's runtime. The runtime watches one file descriptor for all these connections.
+/// Clones share one device.
 #[derive(Clone, Debug)]
 pub struct Tokio {
     device: Device,
@@ -32,11 +32,11 @@ pub struct Tokio {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokioError {
-    /// The device has no free completion channel.
-    #[error("the device has no completion channel: {0}")]
+    /// The device could not create a completion channel.
+    #[error("the device could not create a completion channel: {0}")]
     Device(#[from] doorbell_verbs::Error),
-    /// The runtime refuses the descriptor.
-    #[error("the runtime does not take the completion channel: {0}")]
+    /// The runtime rejects the descriptor of the completion channel.
+    #[error("the runtime could not register the completion channel: {0}")]
     Runtime(#[from] io::Error),
 }
 
@@ -49,7 +49,7 @@ impl Device {
     ///
     /// # Panics
     ///
-    /// Outside a runtime of tokio.
+    /// Panics outside a runtime of tokio.
     pub fn on_tokio(&self) -> Result<Tokio, TokioError> {
         let channel = self.verbs().create_channel()?;
         let waiter = TokioWaiter::new(&channel)?;
@@ -57,15 +57,15 @@ impl Device {
     }
 }
 
-/// A connection of a task.
+/// A connection whose calls are futures of tokio's runtime.
 type Connection<P> = Async<TokioWaiter, <P as Connector>::Connection>;
 
 impl Tokio {
-    /// Listens on a TCP address, over which connections are set up. Port 0 takes a free port.
+    /// Listens on a TCP address for clients, which set up connections over TCP. Port 0 takes a free port.
     ///
     /// # Errors
     ///
-    /// The address is no address of this machine, or is taken.
+    /// The address is no address of this machine, or another socket uses the address.
     pub async fn listen<P: Connector>(
         &self,
         address: impl ToSocketAddrs,
@@ -80,13 +80,13 @@ impl Tokio {
             Ok((address, visitors)) => {
                 Ok(TokioListener { device: self.clone(), address, visitors: Mutex::new(visitors), options })
             }
-            Err(error) => Err(ListenError { address: "the address given".to_owned(), error }),
+            Err(error) => Err(ListenError { address: "the given address".to_owned(), error }),
         }
     }
 
     /// Connects to a listener, within the deadline.
     ///
-    /// Safe to cancel: the listener notices that its client went.
+    /// This method is cancel safe: if the future is dropped, the listener notices that the client is gone.
     ///
     /// # Errors
     ///
@@ -109,7 +109,8 @@ impl Tokio {
         Err(last)
     }
 
-    /// Makes a connection with the peer at the other end of a stream. `description`, if any, was already received.
+    /// Makes a connection with the peer at the other end of a stream. `theirs` is the description of the peer if this
+    /// side has already received it.
     async fn establish<P: Connector>(
         &self,
         options: &Options<P>,
@@ -119,7 +120,7 @@ impl Tokio {
         until: Until,
     ) -> Result<Connection<P>, EstablishError> {
         let peer = peer.to_string();
-        let _ = stream.set_nodelay(true); // without it the set-up is only slower
+        let _ = stream.set_nodelay(true); // without this option, the set-up is only slower
         let endpoint = options.protocol.endpoint(self.device.pd(), &options.config, Some(&self.channel))?;
         let own = options.protocol.describe(&endpoint);
         let broke = |error| SetupError::broke(&peer, error, until.given);
@@ -153,10 +154,10 @@ async fn describe(stream: &mut TcpStream, peer: &str, until: Until) -> Result<En
     }
 }
 
-/// A deadline.
+/// Deadline of several operations together.
 #[derive(Clone, Copy)]
 struct Until {
-    /// `None` is later than any time of the clock.
+    /// Instant of the deadline. `None` if the clock cannot express the instant, so that the deadline never passes.
     at: Option<Instant>,
     given: Duration,
 }
@@ -174,13 +175,13 @@ impl Until {
     }
 }
 
-/// Waits for clients in tokio's runtime. Silent peers, and peers that do not speak Doorbell's set-up, do not delay
-/// clients. Several tasks may call [`accept`](Self::accept) at once.
+/// A listener that accepts clients in tokio's runtime. Peers that stay silent or do not speak Doorbell's set-up do not
+/// delay clients. Several tasks may call [`accept`](Self::accept) at once.
 #[derive(Debug)]
 pub struct TokioListener<P = SendReceive> {
     device: Tokio,
     address: SocketAddr,
-    /// Peers that have connected and are no clients yet. One task at a time handles all of them.
+    /// Visitors: peers that have connected and are no clients yet. One task at a time handles all visitors.
     visitors: Mutex<TokioLobby<Hello>>,
     options: Options<P>,
 }
@@ -190,19 +191,20 @@ impl<P: Connector> TokioListener<P> {
     ///
     /// # Errors
     ///
-    /// None: the address was determined when the listener was opened.
+    /// This function never fails: the address was determined when the listener was opened.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.address)
     }
 
-    /// Sets the time that a client has to set up its connection, instead of five seconds.
+    /// Sets the time after which a client that has not completed its set-up is rejected. The default is five seconds.
     pub fn set_client_deadline(&mut self, deadline: Duration) {
         self.visitors.get_mut().set_total(deadline);
     }
 
     /// Waits for the next client until the deadline.
     ///
-    /// Safe to cancel while no client has come. Later, the client learns that this side gave up.
+    /// If the future is dropped before a client has come, no client is lost. If it is dropped later, the set-up with
+    /// the client fails, and the client notices that this side has closed the TCP connection.
     ///
     /// # Errors
     ///

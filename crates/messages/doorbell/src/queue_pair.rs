@@ -22,21 +22,21 @@ pub struct QueuePair {
     pub qp: Qp,
     /// Completion queue of sends and receives.
     pub cq: Cq,
-    /// The memory that the peer lets this side reach; its length is 0 if the peer lets it reach none.
+    /// The memory of the peer that this side may access. Its length is 0 if the peer shares no memory.
     pub peer: RemoteRegion,
 }
 
-/// Errors of bringing up a queue pair.
+/// Errors of [`Device::queue_pair`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueuePairError {
     /// The set-up between the two sides failed.
     #[error(transparent)]
     Peer(#[from] EstablishError),
-    /// The peer requests a connection of messages.
-    #[error("the peer set up a connection of messages, this side a queue pair: make the same call at both")]
+    /// The peer sets up a message connection instead of a queue pair.
+    #[error("the peer sets up a message connection, this side a queue pair: both sides must make the same call")]
     Messages,
-    /// The device refused a queue pair of these capacities.
+    /// The device rejected a queue pair of these capacities.
     #[error("the queue pair could not be created: {0}")]
     Create(#[from] verbs::Error),
     /// A step to the connected state was refused.
@@ -48,11 +48,11 @@ pub enum QueuePairError {
 }
 
 impl Device {
-    /// Brings up a queue pair with the peer at the other end of a TCP stream, which makes the same call.
+    /// Connects a queue pair with the peer at the other end of a TCP stream. The peer must make the same call.
     ///
-    /// The peer may reach the region `shared` as far as its [`Access`] allows; [`QueuePair::peer`] is the region of
-    /// the peer. The program posts the receives that the peer's first message needs, so the sides have to agree on
-    /// which of them sends first.
+    /// The [`Access`] of the region `shared` determines which operations the peer may post on the region.
+    /// [`QueuePair::peer`] is the region that the peer shares. The queue pair has no receives until the program posts
+    /// receives, so both programs must agree on the side that sends first.
     ///
     /// ```
     /// use std::net::{TcpListener, TcpStream};
@@ -96,8 +96,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The device refuses such a queue pair, the peer does not make the same call within the deadline, or the two
-    /// devices are incompatible.
+    /// The device rejects a queue pair of these capacities, the peer does not make the same call within the deadline,
+    /// or the two devices are incompatible.
     pub fn queue_pair(
         &self,
         stream: &TcpStream,
@@ -114,7 +114,7 @@ impl Device {
         let own = EndpointDescription {
             protocol: Protocol::SendReceive.wire_id(),
             regions: [shared.map_or(RemoteRegion::NONE, RemoteRegion::of), RemoteRegion::NONE],
-            // Connections of messages never have this depth of 0.
+            // The depth is 0 here, which no message connection has.
             ..EndpointDescription::bare(&qp, device.random_psn())
         };
         let Config { timeout, retry_count, rnr_retry, min_rnr_timer, .. } = Config::default();
@@ -134,24 +134,25 @@ impl Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
-    /// The operation was not accepted.
+    /// The device did not accept the operation.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// More operations were outstanding than the capacities allow.
+    /// Completions were lost, since more operations were outstanding than the capacities allow.
     #[error(transparent)]
     Overrun(#[from] Overrun),
-    /// The operation failed, and the queue pair is now in error.
+    /// The operation failed, and the queue pair is now in the error state.
     #[error("the operation failed: {}", .0.describe())]
     Failed(Status),
 }
 
 impl QueuePair {
-    /// Posts one operation on this memory and waits until it is complete. No other operation that generates a
-    /// completion may be outstanding, since its completion would count as the one of this operation.
+    /// Posts one operation with `memory` as its local memory, and waits until the operation is complete. No other
+    /// operation that generates a completion may be outstanding, since this function takes the next completion as its
+    /// own.
     ///
     /// # Errors
     ///
-    /// The operation was not accepted, or the peer refused it or did not answer.
+    /// The device did not accept the operation, the peer rejected the operation, or the peer did not answer.
     pub fn perform(&self, operation: SendOperation, memory: Sge) -> Result<(), OperationError> {
         let (flags, payload) = (SendFlags::SIGNALED, &[memory]);
         let payload = Payload::Sges(payload);
@@ -162,11 +163,11 @@ impl QueuePair {
         }
     }
 
-    /// Polls until there is a completion. Without an outstanding operation that completes, this never returns.
+    /// Polls until the completion queue has a completion. If no operation is outstanding, this function never returns.
     ///
     /// # Errors
     ///
-    /// Completions were lost, since more were outstanding than the capacities allow.
+    /// Completions were lost, since more operations were outstanding than the capacities allow.
     pub fn next_completion(&self) -> Result<Completion, Overrun> {
         let mut out = [Completion::default()];
         while self.cq.poll(&mut out)? == 0 {

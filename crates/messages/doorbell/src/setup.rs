@@ -1,7 +1,8 @@
-//! Both ends of a connection, from a TCP stream to the peer.
+//! Set-up of a connection over a TCP stream to the peer.
 //!
-//! Each side sends its description, connects with the peer's, and reports this by one byte. So neither side begins
-//! before the other can receive, and each learns if the other could not connect.
+//! Each side sends its description, connects its queue pair by the description of the peer, and then sends one byte.
+//! Each side waits for the byte of the peer. Neither side therefore sends messages before the other side can receive
+//! them, and each side notices if the other side could not connect.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -14,8 +15,8 @@ use doorbell_verbs::Channel;
 
 use crate::device::Device;
 
-/// Protocol and configuration of a connection. Both ends must agree on the protocol and on flow control; windows,
-/// depths and lengths of messages may differ.
+/// Protocol and configuration of a connection. Both ends must use the same protocol and the same setting of flow
+/// control. Windows, depths and maximum lengths of messages may differ.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Options<P = SendReceive> {
@@ -44,8 +45,8 @@ impl<P: Connector> Options<P> {
         self
     }
 
-    /// Polls without ever sleeping: this saves some microseconds of latency, but occupies a processor. Only blocking
-    /// connections use it.
+    /// Makes blocking connections poll without ever sleeping. Polling saves some microseconds of latency, but occupies
+    /// a processor. Connections of tokio ignore this option.
     pub fn busy_poll(mut self) -> Self {
         self.sleeps = false;
         self
@@ -56,27 +57,27 @@ impl<P: Connector> Options<P> {
     }
 }
 
-/// Errors of setting up a connection between two sides that reached each other.
+/// Errors of setting up a connection after both sides have a TCP connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EstablishError {
-    /// The peer speaks another protocol, is of another release, or is too slow.
+    /// The peer does not speak Doorbell's set-up, is of another release, or is too slow.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The options of this side are invalid, or do not match the peer's.
+    /// The options of this side are invalid, or do not match the options of the peer.
     #[error("the connection cannot be made: {0}")]
     Unfit(#[from] exchange::ConnectError),
     /// The device has no room for a connection.
     #[error("the device has no room for a connection: {0}")]
     Device(#[from] doorbell_verbs::Error),
-    /// The listener had no room for more clients, and this one had been silent for longest.
-    #[error("{peer} made room for another client, since it had been silent for longest")]
+    /// The listener had no room for more peers, and this peer had been silent for the longest time.
+    #[error("{peer} was disconnected for another client, since {peer} had been silent for the longest time")]
     Evicted {
-        /// The address of the client.
+        /// The address of the disconnected peer.
         peer: String,
     },
-    /// The peer ended the set-up, since it cannot connect with this side.
-    #[error("{peer} gave up: it cannot connect with this side's options, or its program ended")]
+    /// The peer ended the set-up, since the peer cannot connect with this side.
+    #[error("{peer} ended the set-up: its options do not match the options of this side, or its program ended")]
     GaveUp {
         /// The name of the peer.
         peer: String,
@@ -84,7 +85,7 @@ pub enum EstablishError {
 }
 
 impl EstablishError {
-    /// Returns the error of a failure to read the byte by which the peer reports that it is connected.
+    /// Returns the error for a failed exchange of the bytes by which both sides report that they are connected.
     pub(crate) fn unready(peer: &str, error: io::Error, deadline: Duration) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -105,9 +106,9 @@ impl EstablishError {
         }
     }
 
-    /// Returns whether this byte reports that the peer is connected.
+    /// Checks that this byte of the peer reports that the peer is connected.
     pub(crate) fn check_ready(peer: &str, said: u8) -> Result<(), Self> {
-        let what = "anything but that it is connected";
+        let what = "no ready byte after the description";
         if said == READY { Ok(()) } else { Err(SetupError::Description { peer: peer.to_owned(), what }.into()) }
     }
 }
@@ -116,7 +117,8 @@ pub(crate) fn name_of(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(|_| "the peer".to_owned(), |address| address.to_string())
 }
 
-/// Exchanges descriptions, calls `connect` with the peer's, and waits until the peer has connected too.
+/// Exchanges descriptions, calls `connect` with the description of the peer, and waits until the peer has also
+/// connected.
 pub(crate) fn meet<T, E: From<EstablishError>>(
     stream: &TcpStream,
     own: EndpointDescription,
@@ -131,7 +133,7 @@ pub(crate) fn meet<T, E: From<EstablishError>>(
     Ok(connected)
 }
 
-/// Tells the peer that this side is connected, and waits until the peer reports the same.
+/// Reports to the peer that this side is connected, and waits until the peer reports the same.
 fn be_ready(timed: &mut Timed<'_>, peer: &str, deadline: Duration) -> Result<(), EstablishError> {
     let mut said = [0];
     let result = timed.write_all(&[READY]).and_then(|()| timed.read_exact(&mut said));
@@ -152,7 +154,7 @@ pub(crate) fn establish<P: Connector>(
     meet(stream, own, deadline, |peer| Ok(options.protocol.connect(endpoint, peer)?))
 }
 
-/// Makes a connection with a client whose description was already received.
+/// Makes a connection with a client whose description this side has already received.
 pub(crate) fn establish_admitted<P: Connector>(
     device: &Device,
     options: &Options<P>,

@@ -138,12 +138,16 @@ fn both_sides_report_a_protocol_mismatch() {
     let client = thread::spawn(move || device().connect(address, Options::of(SendReceive), PATIENCE).unwrap_err());
     let error = listener.accept(PATIENCE).unwrap_err();
     assert!(
-        error.to_string().contains("this end speaks Direct-Read with signal bytes, the peer Send-Receive"),
+        error
+            .to_string()
+            .contains("this end uses the protocol Direct-Read with signal bytes, but the peer uses Send-Receive"),
         "{error}"
     );
     let error = client.join().unwrap();
     assert!(
-        error.to_string().contains("this end speaks Send-Receive, the peer Direct-Read with signal bytes"),
+        error
+            .to_string()
+            .contains("this end uses the protocol Send-Receive, but the peer uses Direct-Read with signal bytes"),
         "{error}"
     );
 }

@@ -1,15 +1,15 @@
 //! Protocols of message exchange as data, with all variants.
 //!
 //! A [`Protocol`] has a name, an id for connection set-up ([`WireId`]), properties by which programs choose
-//! ([`Properties`]), and [`Step`]s. A step states which end posts which operation, its size, how often and after
-//! which other step it is posted, and how the other end notices it.
+//! ([`Properties`]), and [`Step`]s. A step states which end posts which operation, the size of the operation, how often
+//! and after which other step the operation is posted, and how the other end notices the operation.
 //!
 //! ```
 //! use doorbell_protocols::{End, Protocol, Run};
 //!
 //! let protocol = Protocol::by_name("buffered-write-tail-read").unwrap();
 //! assert_eq!(protocol.properties().passive, Some(End::Receiver));
-//! // Operations that the sender of 1,000 messages posts in batches of eight:
+//! // Print the operations that the sender posts for 1,000 messages in batches of eight:
 //! let run = Run { messages: 1000, batch: 8, ..Run::default() };
 //! for step in protocol.steps().iter().filter(|step| step.by == End::Sender && step.is_part(run.credits)) {
 //!     let posts = step.posts(&run);
@@ -18,11 +18,12 @@
 //! ```
 //!
 //! The steps are data only. `doorbell-exchange` implements each protocol in separate code, and its conformance test
-//! counts the operations that connections post. The steps determine the number of packets of a run, against which
-//! every measurement is compared, and the cost of a message in the performance model.
+//! counts the operations that connections post. Every measurement compares its number of packets with the number that
+//! the steps imply. The performance model computes the cost of a message from the steps.
 //!
-//! Two operations are not among the steps, since every connection has them. A closing connection sends a goodbye, a
-//! SEND of 0 B with immediate data. A WRITE of 0 B checks whether a quiet peer is alive.
+//! Every connection also posts two operations that are not among the steps. A closing connection sends a goodbye: a
+//! SEND of 0 B with immediate data. A connection whose peer is silent posts a WRITE of 0 B to check whether the peer is
+//! alive.
 
 #![forbid(unsafe_code)]
 

@@ -1,33 +1,34 @@
-//! Number of posts of each step.
+//! Number of times that each step of a protocol is posted.
 
 use doorbell_wire::MessageKind;
 
 use crate::step::{Credits, Role, Size, Step, When};
 
-/// Maximum of completions that a connection takes with one poll.
+/// Maximum number of completions that a connection takes with one poll.
 pub const POLL_LIST: usize = 32;
 
-/// Messages of one direction.
+/// Properties of a run of messages in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Number of messages.
     pub messages: u64,
     /// Bytes of each message.
     pub bytes: u64,
-    /// Maximum of unacknowledged messages.
+    /// Maximum number of unacknowledged messages.
     pub window: u64,
-    /// Maximum of messages in one post.
+    /// Maximum number of messages in one post.
     pub batch: u64,
-    /// Messages for which the receiver has buffers, summed over all connections.
+    /// Number of messages for which the receiver has buffers, summed over all connections.
     pub depth: u64,
-    /// Exact number of messages for which the receiver has space at once. `None` if unknown: a ring has space for
-    /// more short messages than its depth.
+    /// Exact number of messages that fit into the receiver's memory at once. `None` if this number is unknown: a ring
+    /// has space for more short messages than its depth.
     pub space: Option<u64>,
     /// Whether credits control the flow.
     pub credits: bool,
-    /// Whether messages of the other direction exist and may carry credits.
+    /// Whether the other direction also has messages, which may carry credits.
     pub is_answered: bool,
-    /// Number of polls by the end that posts a step, if all its posts were complete before each poll.
+    /// Number of polls by the end that posts a step. `None` unless all posts of this end were complete before each
+    /// poll.
     pub polls: Option<u64>,
 }
 
@@ -48,30 +49,30 @@ impl Default for Run {
     }
 }
 
-/// Number of posts of an operation.
+/// Bounds on the number of posts of an operation, and the payload bytes of the posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Posts {
-    /// Operation.
+    /// Operation that is posted.
     pub operation: MessageKind,
-    /// Payload bytes of a post for one message. If [`all_bytes`](Self::all_bytes) is set, posts for more messages are
-    /// longer.
+    /// Payload bytes of a post for one message. If [`all_bytes`](Self::all_bytes) is set, a post for several messages
+    /// has more bytes.
     pub bytes: u64,
-    /// Payload bytes of all posts, independent of their number. `None` if each has [`bytes`](Self::bytes), or reports
-    /// buffers.
+    /// Payload bytes of all posts together, if the number of posts does not change their sum. `None` if each post has
+    /// [`bytes`](Self::bytes), or if the posts report buffers.
     pub all_bytes: Option<u64>,
-    /// Minimum.
+    /// Minimum number of posts.
     pub least: u64,
-    /// Maximum; `None` if unlimited.
+    /// Maximum number of posts; `None` if unlimited.
     pub most: Option<u64>,
 }
 
 impl Step {
     /// Returns the number of posts of the step in a run. The bounds hold for every order in which messages arrive and
-    /// are freed.
+    /// the program frees them.
     pub fn posts(&self, run: &Run) -> Posts {
         let messages = run.messages;
         let at_least_for = |most_at_once: u64| messages.div_ceil(most_at_once.max(1));
-        // Each report frees at most the whole space.
+        // One report covers at most the receiver's whole space.
         let reports = match run.space {
             Some(space) if !(run.is_answered && self.rides()) => messages.saturating_sub(space).div_ceil(space.max(1)),
             _ => 0,
@@ -80,10 +81,10 @@ impl Step {
             When::Message => (messages, Some(messages)),
             When::Post => (at_least_for(run.batch), Some(messages)),
             When::Waiting => (at_least_for(run.window), Some(messages)),
-            // A pull ends after the last message of the sender, or at the end of the receiver's space.
+            // One READ of messages ends after the sender's last message, or where the receiver's space ends.
             When::Pulled => (at_least_for(run.window), Some(2 * messages)),
             When::Reap => (at_least_for(run.window.min(POLL_LIST as u64)), Some(messages)),
-            // Each buffer may be reported separately, including buffers that have never been reported.
+            // The receiver may report each buffer in its own post, including the buffers that no message has used.
             When::Freed { .. } if messages == 0 => (0, Some(0)),
             When::Freed { .. } => (reports, Some(messages + run.depth)),
             When::Short { .. } if messages == 0 => (0, Some(0)),
@@ -94,7 +95,8 @@ impl Step {
         Posts { operation: self.operation, bytes: self.size.bytes(run.bytes, 1), all_bytes, least, most }
     }
 
-    /// Returns whether the step carries only credits, which messages of the other direction may carry instead.
+    /// Returns whether the step carries only credits. Messages of the other direction may then carry the credits
+    /// instead.
     pub fn rides(&self) -> bool {
         self.role == Role::Release && self.credits == Credits::With
     }

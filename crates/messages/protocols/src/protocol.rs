@@ -10,8 +10,8 @@ impl Protocol {
         let mut index = 0;
         while index < all.len() {
             all[index] = DESCRIPTIONS[index].protocol;
-            // `description` uses the number of a protocol as an index.
-            assert!(all[index] as usize == index, "the table is in the order of the protocols");
+            // `description` uses the discriminant of a protocol as an index into `DESCRIPTIONS`.
+            assert!(all[index] as usize == index, "DESCRIPTIONS must be in the order of the enum Protocol");
             index += 1;
         }
         all
@@ -28,12 +28,12 @@ impl Protocol {
         names
     };
 
-    /// Returns the row of the protocol in the table.
+    /// Returns the row of the protocol in the table of all protocols.
     pub const fn description(self) -> &'static Description {
         &DESCRIPTIONS[self as usize]
     }
 
-    /// Returns the name on the command line, in JSON and in experiments.
+    /// Returns the name of the protocol on the command line, in JSON and in experiments.
     pub const fn name(self) -> &'static str {
         self.description().name
     }
@@ -48,12 +48,12 @@ impl Protocol {
         Self::ALL.into_iter().find(|protocol| protocol.name() == name)
     }
 
-    /// Returns the id for connection set-up.
+    /// Returns the id of the protocol in connection set-up.
     pub const fn wire_id(self) -> WireId {
         self.description().wire_id
     }
 
-    /// Returns the operations, in the order in which a message causes them.
+    /// Returns the operations that the protocol posts for a message, in the order of their posts.
     pub const fn steps(self) -> &'static [Step] {
         self.description().steps
     }
@@ -63,17 +63,17 @@ impl Protocol {
         self.description().release()
     }
 
-    /// Returns whether an operation of the protocol has the fence flag.
+    /// Returns whether the protocol posts an operation with the fence flag.
     pub fn is_fenced(self) -> bool {
         self.steps().iter().any(|step| matches!(step.joined, Joined::Fenced { .. }))
     }
 
-    /// Returns whether the protocol has a form without flow control by credits.
+    /// Returns whether the protocol can run without flow control by credits.
     pub fn is_possible_without_credits(self) -> bool {
         self.steps().iter().any(|step| step.credits == Credits::Without)
     }
 
-    /// Returns the properties.
+    /// Returns the properties of the protocol.
     pub fn properties(self) -> Properties {
         self.description().properties()
     }
@@ -91,7 +91,7 @@ pub struct UnknownProtocol;
 
 impl std::fmt::Display for UnknownProtocol {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a protocol is one of {}", Protocol::NAMES.join(", "))
+        write!(f, "the protocol must be one of {}", Protocol::NAMES.join(", "))
     }
 }
 
@@ -133,13 +133,13 @@ impl<'de> serde::Deserialize<'de> for Protocol {
     }
 }
 
-/// Number of a protocol in connection set-up. Variants that differ at one end only, such as fenced ones, share a
-/// number.
+/// Number that identifies a protocol in connection set-up. Variants that differ at only one end share a number: for
+/// example, fenced and unfenced Direct-Read with signal bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireId(u8);
 
 impl WireId {
-    /// One-sided operations without messages.
+    /// Id of connections that carry one-sided operations and no messages.
     pub const ONE_SIDED: Self = Self(2);
 
     pub(crate) const fn new(number: u8) -> Self {
@@ -152,7 +152,7 @@ impl WireId {
         (id == Self::ONE_SIDED || id.protocol().is_some()).then_some(id)
     }
 
-    /// Returns the number.
+    /// Returns the number in connection set-up.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -172,37 +172,37 @@ impl std::fmt::Display for WireId {
 /// Event after which a sender may reuse the buffer of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// Acknowledgement of the operation that carries the message.
+    /// The receiver's RNIC acknowledges the operation that carries the message.
     Acknowledgement,
-    /// Report of the receiver that it has read the message.
+    /// The receiver reports that it has read the message.
     Receiver,
 }
 
-/// Placement of a received message without a copy.
+/// Whether the protocol places received messages in the program's memory without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroCopy {
-    /// The message is in a buffer of the connection. The program copies it to another place.
+    /// The connection chooses the buffer. A program that needs the message in other memory copies the message.
     No,
-    /// The program may provide the buffers, but not choose one for each message.
+    /// The program may provide the buffers, but cannot choose the buffer of a certain message.
     Partly,
-    /// The program chooses the place of each message.
+    /// The program chooses the memory of each message.
     Yes,
 }
 
 /// Properties by which programs choose a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Placement of a received message without a copy.
+    /// Whether the protocol places received messages in the program's memory without a copy.
     pub zero_copy: ZeroCopy,
-    /// Whether short messages take only the memory that they need.
+    /// Whether a short message occupies less receive memory than a message of maximum length.
     pub variable_size: bool,
-    /// End that posts no sends or receives for messages and only polls memory, if one exists.
+    /// End that posts no work requests for messages and only polls memory. `None` if both ends post.
     pub passive: Option<End>,
-    /// Whether a receiver can sleep until a message arrives.
+    /// Whether a receiver can sleep until a completion announces a message.
     pub receiver_sleeps: bool,
-    /// Whether a sender can sleep until its message is complete.
+    /// Whether a sender can sleep until a completion shows that its message is done.
     pub sender_sleeps: bool,
-    /// Whether a message that the program holds for long blocks later messages when the buffers are full.
+    /// Whether a message that the program keeps for long blocks later messages once the receive memory is full.
     pub slow_message_blocks: bool,
     /// Whether connections can share receive buffers.
     pub shared_buffers: bool,
@@ -221,7 +221,7 @@ impl Description {
         Release::Acknowledgement
     }
 
-    /// Returns the properties. Most are derived from the steps and therefore agree with them.
+    /// Returns the properties of the protocol. Most of the properties are derived from the steps.
     pub(crate) fn properties(&self) -> Properties {
         let is_passive = |end: &End| {
             let is_busy = |step: &Step| step.by == *end || step.noticed == Noticed::Completion;

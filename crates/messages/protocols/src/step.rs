@@ -1,8 +1,8 @@
-//! Operations that the ends post, as data.
+//! Operations that the two ends of a connection post, as data.
 
 use doorbell_wire::MessageKind;
 
-/// End of a connection, for messages of one direction.
+/// End of a connection, from the view of messages in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     /// The end that sends messages.
@@ -24,21 +24,21 @@ impl End {
 /// Payload bytes of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// One message.
+    /// Bytes of one message, and a constant number of additional bytes.
     Message {
-        /// Additional bytes, such as the length of the message or a signal byte.
+        /// Additional bytes, such as the encoded length of the message or a signal byte.
         beside: u64,
     },
-    /// Fixed number of bytes.
+    /// Constant number of bytes.
     Fixed(u64),
-    /// All new messages.
+    /// Bytes of all messages that are new since the last operation.
     AllNew {
         /// Additional bytes for each message.
         beside: u64,
-        /// Unit to whose multiple each message is padded, including its additional bytes.
+        /// Alignment: each message with its additional bytes is padded to a multiple of this number.
         unit: u64,
     },
-    /// Bytes for each buffer that the operation reports: for one buffer, or for all free buffers.
+    /// Bytes for each buffer that the operation reports. The operation reports one buffer, or all free buffers.
     Entries(u64),
 }
 
@@ -62,36 +62,37 @@ impl Size {
 /// Time at which an operation is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Once per message.
+    /// Once for each message.
     Message,
-    /// Once for all messages of one post: from one to a batch.
+    /// Once for all messages of one post, which has from one message to a whole batch.
     Post,
-    /// Once for all waiting messages: from one to a window.
+    /// Once for all waiting messages: from one message to a whole window.
     Waiting,
-    /// Once for all new messages for which the receiver has space: from a part of one to a window.
+    /// Once for all new messages for which the receiver has space: from a part of one message to a whole window.
     Pulled,
-    /// Once for all message completions of one poll.
+    /// Once for all completions of messages that one poll returns.
     Reap,
-    /// Once enough messages were freed, or the other end has no space left.
+    /// When the program has freed enough messages, or when the sender knows of no free space.
     Freed {
-        /// Divisor of the receiver's space; that part of the space is enough.
+        /// Divisor: the receiver's space divided by this number is enough.
         parts: u32,
-        /// Number of messages that is enough if it is smaller.
+        /// Number of messages that is enough, even if `parts` would require more messages.
         most: u32,
     },
-    /// By polling, one operation at a time, while a certain part of the receiver's space is in use.
+    /// Repeatedly, with one operation in flight, while at least a certain part of the receiver's space is in use.
     Short {
-        /// Divisor of the receiver's space. 2 asks before the space is needed, 1 asks once a message does not fit.
+        /// Divisor: the part is the receiver's space divided by this number. With 2, the sender asks before it needs
+        /// the space. With 1, the sender asks when a message does not fit.
         parts: u32,
     },
-    /// By polling, one operation at a time, even if no message is sent.
+    /// Repeatedly, with one operation in flight, even if no message is sent.
     Polled,
 }
 
 impl When {
-    /// Returns the number of messages whose space is reported at once, if the receiver has space for `depth` messages
-    /// and all are freed in time. Returns `None` if the operation reports no space, or reports all free space on
-    /// request.
+    /// Returns the number of messages whose space one operation reports, if the receiver has space for `depth` messages
+    /// and the program frees all messages in time. Returns `None` if the operation reports no space, or reports all
+    /// free space on request.
     pub fn freed_at_once(self, depth: u32) -> Option<u32> {
         match self {
             Self::Freed { parts, most } => Some((depth / parts.max(1)).min(most).max(1)),
@@ -114,16 +115,16 @@ impl When {
 /// Relation of an operation to the step before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// Posted separately, or with others of its kind.
+    /// Posted separately, or together with operations of the same step.
     Alone,
-    /// Posted together with the step before, directly after it. RC keeps WRITEs and SENDs in order (IBTA Vol 1,
+    /// Posted together with the step before, as the next work request. RC keeps WRITEs and SENDs in order (IBTA Vol 1,
     /// 10.8.3.3).
     Chained,
-    /// Posted together with the step before, with the fence flag. The operation begins once that READ or atomic is
-    /// complete.
+    /// Posted together with the step before, with the fence flag. The step before is a READ or an atomic, and the
+    /// fenced operation begins when the step before is complete.
     Fenced {
-        /// Whether the posting end waits for the completion of this operation, which implies that of the step before.
-        /// Otherwise it waits for the step before.
+        /// If true, the posting end waits for the completion of the fenced operation, which comes after the completion
+        /// of the step before. If false, the posting end waits only for the step before.
         awaited: bool,
     },
 }
@@ -133,7 +134,7 @@ pub enum Joined {
 pub enum Noticed {
     /// The operation completes a receive of the other end.
     Completion,
-    /// The other end polls memory.
+    /// The operation changes memory that the other end polls.
     Memory,
     /// The other end does not notice the operation.
     Nothing,
@@ -144,22 +145,22 @@ pub enum Noticed {
 pub enum Role {
     /// Delivery of the message to the receiver.
     Delivery,
-    /// Report to the sender of buffers that it may reuse, or of space at the receiver.
+    /// Report to the sender: buffers that the sender may reuse, or free space at the receiver.
     Release,
 }
 
 /// Dependence of an operation on flow control by credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credits {
-    /// Posted with and without credits.
+    /// Posted with and without flow control by credits.
     Any,
-    /// Posted only with credits, which it carries or reports.
+    /// Posted only with flow control by credits. The operation carries or reports credits.
     With,
-    /// Posted only without credits, in place of an operation that needs them.
+    /// Posted only without flow control by credits, in place of the [`With`](Self::With) operation.
     Without,
 }
 
-/// Operation of a protocol.
+/// Step of a protocol: one operation that an end posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// End that posts the operation.
@@ -168,21 +169,22 @@ pub struct Step {
     pub operation: MessageKind,
     /// Payload of the operation.
     pub size: Size,
-    /// Time of the post.
+    /// Time at which the operation is posted.
     pub when: When,
-    /// Relation to the step before.
+    /// Relation of the operation to the step before.
     pub joined: Joined,
     /// Way in which the other end notices the operation.
     pub noticed: Noticed,
     /// Purpose of the operation.
     pub role: Role,
-    /// Dependence on credits.
+    /// Dependence of the operation on flow control by credits.
     pub credits: Credits,
 }
 
 impl Step {
-    /// Creates a step that is posted separately, for delivery, with and without credits. An operation that takes a
-    /// receive is noticed by its completion, any other operation is not noticed.
+    /// Creates a step that is posted separately, for delivery, with and without credits. If the operation consumes a
+    /// receive, the other end notices the completion of the receive. Otherwise the other end does not notice the
+    /// operation.
     pub(crate) const fn new(by: End, operation: MessageKind, size: Size, when: When) -> Self {
         let takes_receive = matches!(operation, MessageKind::Send | MessageKind::SendImm | MessageKind::WriteImm);
         Self {
@@ -213,7 +215,7 @@ impl Step {
         Self { credits, ..self }
     }
 
-    /// Returns whether the step is posted with this setting of credits.
+    /// Returns whether the step is part of the protocol if flow control by credits is on or off, as `credits` says.
     pub const fn is_part(&self, credits: bool) -> bool {
         match self.credits {
             Credits::Any => true,
@@ -222,7 +224,7 @@ impl Step {
         }
     }
 
-    /// Returns whether the response carries data, instead of an acknowledgement only.
+    /// Returns whether the response to the operation carries data and not only an acknowledgement.
     pub const fn is_two_way(&self) -> bool {
         matches!(self.operation, MessageKind::Read) || self.is_atomic()
     }

@@ -10,48 +10,50 @@ use crate::step::{Credits, Size, Step, When};
 /// Protocol of message exchange, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// SENDs into receives.
+    /// The sender SENDs into buffers that the receiver has posted.
     #[default]
     SendReceive,
     /// The receiver READs each message, then WRITEs its signal byte.
     DirectRead,
-    /// The receiver posts READ and signal byte together, the latter with a fence. It has the message when the READ is
-    /// complete.
+    /// The receiver posts the READ and the WRITE of the signal byte together, the WRITE with a fence. The receiver has
+    /// the message when the READ is complete.
     DirectReadFenced,
     /// Same as [`Self::DirectReadFenced`], but the receiver waits until the WRITE of the signal byte is complete.
     DirectReadFencedAwaited,
-    /// The receiver READs each message, then reports it by SEND.
+    /// The receiver READs each message, then reports the message by SEND.
     DirectReadSend,
-    /// The receiver posts READ and SEND together, the latter with a fence.
+    /// The receiver posts the READ and the SEND together, the SEND with a fence.
     DirectReadFencedSend,
-    /// WRITEs into buffers that the receiver grants.
+    /// The sender WRITEs into buffers that the receiver grants.
     DirectWrite,
-    /// WRITEs into a ring, with immediate data as notification. The receiver reports space by SEND.
+    /// The sender WRITEs into a ring, with immediate data as notification. The receiver reports free space by SEND.
     BufferedWriteImmediateSend,
-    /// WRITEs into a ring, with immediate data as notification. The sender READs the free space.
+    /// The sender WRITEs into a ring, with immediate data as notification. The sender READs the free space.
     BufferedWriteImmediateRead,
-    /// WRITEs into a ring, with the tail's offset as notification. The receiver reports space by SEND.
+    /// The sender WRITEs into a ring, and then WRITEs the tail's offset as notification. The receiver reports free
+    /// space by SEND.
     BufferedWriteTailSend,
-    /// WRITEs into a ring, with the tail's offset as notification. The sender READs the free space.
+    /// The sender WRITEs into a ring, and then WRITEs the tail's offset as notification. The sender READs the free
+    /// space.
     BufferedWriteTailRead,
-    /// WRITEs into a ring from its end to its start. The receiver reports space by SEND.
+    /// The sender WRITEs into a ring, from the end of the ring to its start. The receiver reports free space by SEND.
     BufferedWriteReverseSend,
-    /// WRITEs into a ring from its end to its start. The sender READs the free space.
+    /// The sender WRITEs into a ring, from the end of the ring to its start. The sender READs the free space.
     BufferedWriteReverseRead,
-    /// Many senders WRITE into one ring, in which they reserve space by FETCH_ADD.
+    /// Many senders WRITE into one ring. Each sender reserves space by FETCH_ADD on the ring's tail.
     SharedWrite,
     /// The receiver READs all new data from a ring at the sender.
     BufferedRead,
 }
 
-/// Memory of messages.
+/// Kind of memory that stores messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
     /// Buffers of the maximum message length.
     Slots,
-    /// Ring with consecutive messages.
+    /// Ring in which messages of any length follow each other.
     Ring,
-    /// Memory of the program, which places each message. The connection stores only the announcements.
+    /// Memory of the program, which chooses the memory of each message. The connection stores only announcements.
     Announcements,
 }
 
@@ -62,39 +64,39 @@ pub struct Description {
     pub protocol: Protocol,
     /// Name on the command line, in JSON and in experiments.
     pub name: &'static str,
-    /// Name in sentences.
+    /// Name of the protocol in sentences.
     pub title: &'static str,
     /// Common name of all variants.
     pub family: &'static str,
     /// Name of the variant within its family.
     pub variant: &'static str,
-    /// Id for connection set-up.
+    /// Id of the protocol in connection set-up.
     pub wire_id: WireId,
-    /// Placement of received messages without a copy.
+    /// Whether the protocol places received messages in the program's memory without a copy.
     pub zero_copy: ZeroCopy,
     /// Whether connections can share receive buffers.
     pub shared_buffers: bool,
-    /// Memory of sent messages until they are complete.
+    /// Memory that stores a message at the sender until the message is done.
     pub sent_from: Store,
-    /// Memory of received messages until the program frees them.
+    /// Memory that stores a message at the receiver until the program frees the message.
     pub received_into: Store,
-    /// Operations, in the order in which a message causes them.
+    /// Operations that the protocol posts for a message, in the order of their posts.
     pub steps: &'static [Step],
 }
 
-/// The message without additional bytes.
+/// Payload of one message without additional bytes.
 const MESSAGE: Size = Size::Message { beside: 0 };
-/// The message, and a word with its length and a signal byte.
+/// Payload of one message, and a word with the length of the message and a signal byte.
 const MESSAGE_AND_WORD: Size = Size::Message { beside: 8 };
-/// No payload; the immediate data is sufficient.
+/// Empty payload of an operation whose immediate data has all information.
 const EMPTY: Size = Size::Fixed(0);
-/// An offset or a number.
+/// Payload of an offset or a count.
 const WORD: Size = Size::Fixed(8);
-/// Address, key and length of a message.
+/// Payload of a read request: address, key and length of a message.
 const READ_REQUEST: Size = Size::Fixed(16);
 const SIGNAL_BYTE: Size = Size::Fixed(1);
 
-/// Rows in the order of [`Protocol`].
+/// All rows of the table, in the order of the variants of [`Protocol`].
 pub(crate) const DESCRIPTIONS: [Description; 15] = [
     Description {
         protocol: Protocol::SendReceive,
@@ -155,7 +157,7 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
-            // One SEND reports all messages read.
+            // One SEND reports all messages whose READs one poll found complete.
             Step::new(Receiver, SendImm, EMPTY, When::Reap).release(),
         ],
         ..direct_read(
@@ -193,7 +195,8 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         received_into: Store::Slots,
         steps: &[
             Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
-            // Address and key of each free buffer, then the number of buffers granted so far.
+            // The next two steps write the address and key of each free buffer, and the number of buffers granted so
+            // far.
             Step::new(Receiver, Write, Size::Entries(16), When::Freed { parts: 4, most: 16 }).release(),
             Step::new(Receiver, Write, WORD, When::Freed { parts: 4, most: 16 })
                 .joined(Chained)
@@ -261,7 +264,8 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
             WireId::new(11),
         )
     },
-    // After the death of a sender, the receiver and the other senders also exchange SENDs of 0 B.
+    // After the death of a sender, the receiver and the remaining senders also exchange SENDs of 0 B, which are no
+    // steps.
     Description {
         protocol: Protocol::SharedWrite,
         name: "shared-write",
@@ -291,7 +295,7 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         sent_from: Store::Ring,
         received_into: Store::Ring,
         steps: &[
-            // The tail, all messages up to it, and the head.
+            // The receiver reads the tail, reads all messages up to the tail, and writes the head.
             Step::new(Receiver, Read, WORD, When::Polled),
             Step::new(Receiver, Read, Size::AllNew { beside: 8, unit: 16 }, When::Pulled),
             Step::new(Receiver, Write, WORD, When::Pulled).release().seen_in_memory(),
@@ -299,19 +303,19 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
     },
 ];
 
-/// Signal byte that is posted together with the READ.
+/// WRITE of the signal byte, which the receiver posts together with the READ.
 const FENCED_SIGNAL: Step = Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).release().seen_in_memory();
-/// WRITE of a message that takes a receive.
+/// WRITE of a message with immediate data, which consumes a receive of the peer.
 const WRITE_IMMEDIATE: Step = Step::new(Sender, WriteImm, MESSAGE, When::Message);
 const WRITE: Step = Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message);
-/// WRITE of the end of the last message, after all messages of a post.
+/// WRITE of the tail's offset, after all messages of a post.
 const WRITE_TAIL: Step = Step::new(Sender, Write, WORD, When::Post).joined(Chained).seen_in_memory();
-/// The receiver reports the head in the immediate data.
+/// SEND of the receiver that reports the head in the immediate data.
 const REPORT_BY_SEND: Step = Step::new(Receiver, SendImm, EMPTY, When::Freed { parts: 8, most: u32::MAX }).release();
-/// The sender reads the head.
+/// READ of the head by the sender, before the sender needs the space.
 const ASK_AHEAD: Step = Step::new(Sender, Read, WORD, When::Short { parts: 2 }).release();
 
-/// Returns the common properties of the variants of Direct-Read.
+/// Returns a row with the common properties of all variants of Direct-Read, without steps.
 const fn direct_read(
     protocol: Protocol,
     name: &'static str,
@@ -334,7 +338,7 @@ const fn direct_read(
     }
 }
 
-/// Returns the common properties of the variants of Buffered-Write.
+/// Returns a row with the common properties of all variants of Buffered-Write, without steps.
 const fn buffered_write(
     protocol: Protocol,
     name: &'static str,

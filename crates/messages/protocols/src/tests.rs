@@ -19,7 +19,7 @@ fn names_are_unique_and_found_again() {
     assert_eq!(titles.len(), Protocol::ALL.len());
 }
 
-/// Ids on the wire must never change, since different releases communicate.
+/// The ids on the wire must never change, since peers of different releases connect to each other.
 #[test]
 fn wire_ids_stay_as_they_are() {
     for (name, id) in [
@@ -50,7 +50,7 @@ fn wire_ids_stay_as_they_are() {
     }
 }
 
-/// Protocols with one id post the same operations of the same size; only their fences differ.
+/// Protocols that share a wire id must post the same operations of the same size. Only their fences may differ.
 #[test]
 fn variants_of_one_wire_id_look_equal_to_the_peer() {
     for a in Protocol::ALL {
@@ -70,14 +70,20 @@ fn every_step_is_consistent_with_its_operation() {
                 matches!(step.operation, MessageKind::Send | MessageKind::SendImm | MessageKind::WriteImm);
             assert_eq!(step.noticed == Noticed::Completion, takes_receive, "{protocol}: {step:?}");
             if step.noticed == Noticed::Memory {
-                assert_eq!(step.operation, MessageKind::Write, "{protocol}: only a WRITE changes memory and says so");
+                assert_eq!(step.operation, MessageKind::Write, "{protocol}: only a WRITE can be noticed in memory");
             }
             let before = index.checked_sub(1).map(|before| &protocol.steps()[before]);
             if step.joined != Joined::Alone {
-                assert!(before.is_some_and(|before| before.by == step.by), "{protocol}: {step:?} follows nothing");
+                assert!(
+                    before.is_some_and(|before| before.by == step.by),
+                    "{protocol}: the step before {step:?} must be by the same end"
+                );
             }
             if matches!(step.joined, Joined::Fenced { .. }) {
-                assert!(before.is_some_and(Step::is_two_way), "{protocol}: a fence waits for READs and atomics");
+                assert!(
+                    before.is_some_and(Step::is_two_way),
+                    "{protocol}: the step before a fence must be a READ or an atomic"
+                );
             }
             if let When::Freed { parts, most } = step.when {
                 assert!(parts > 0 && most > 0 && step.role == Role::Release, "{protocol}: {step:?}");
@@ -97,13 +103,20 @@ fn every_protocol_delivers_each_message_once_and_reports_space() {
             assert_eq!(steps().filter(|step| step.size.carries_messages()).count(), 1, "{protocol}");
             assert!(steps().all(|step| !step.size.carries_messages() || step.role == Role::Delivery), "{protocol}");
             let reports = steps().filter(|step| step.role == Role::Release).count() > 0;
-            assert!(reports || !credits, "{protocol}: no step tells the sender of space");
+            assert!(reports || !credits, "{protocol}: with credits, a step must report space to the sender");
         }
         let description = protocol.description();
         let pulls = protocol.release() == Release::Receiver;
-        assert!(description.zero_copy != ZeroCopy::Yes || pulls, "{protocol}: only a receiver that reads can choose");
+        assert!(
+            description.zero_copy != ZeroCopy::Yes || pulls,
+            "{protocol}: only a receiver that READs can choose the memory"
+        );
         let all_new = description.steps.iter().any(|step| matches!(step.size, Size::AllNew { .. }));
-        assert_eq!(description.sent_from == Store::Ring, all_new, "{protocol}: one READ takes what lies in a ring");
+        assert_eq!(
+            description.sent_from == Store::Ring,
+            all_new,
+            "{protocol}: only a ring at the sender allows one READ of all new messages"
+        );
     }
 }
 
@@ -123,9 +136,9 @@ fn properties_follow_from_the_steps() {
         ("direct-read-fenced-send", of(None, true, true, false, true)),
         ("direct-write", of(None, false, true, false, false)),
         ("buffered-write-immediate-send", of(None, true, true, true, true)),
-        // The receiver reposts receives, so it is not passive.
+        // The receiver reposts receives, so the receiver is not passive.
         ("buffered-write-immediate-read", of(None, true, true, true, true)),
-        // The receiver reports space.
+        // The receiver reports space by SEND, so the receiver is not passive.
         ("buffered-write-tail-send", of(None, false, true, true, true)),
         ("buffered-write-tail-read", of(receiver, false, true, true, true)),
         ("buffered-write-reverse-send", of(None, false, true, true, true)),
@@ -133,7 +146,7 @@ fn properties_follow_from_the_steps() {
         ("shared-write", of(None, true, true, true, true)),
         ("buffered-read", of(sender, false, false, true, true)),
     ] {
-        let Some(protocol) = Protocol::by_name(name) else { panic!("there is no {name}") };
+        let Some(protocol) = Protocol::by_name(name) else { panic!("no protocol has the name {name}") };
         let Properties { passive, receiver_sleeps, sender_sleeps, slow_message_blocks, variable_size, .. } =
             protocol.properties();
         let found = of(passive, receiver_sleeps, sender_sleeps, slow_message_blocks, variable_size);
@@ -152,7 +165,7 @@ fn with_space_for_one_each_step_is_posted_once_per_message() {
             let posts = step.posts(&run);
             let least = match step.when {
                 When::Polled => 30,
-                // The receiver has space for the first message.
+                // No report is needed for the first message, since the receiver has space for one message.
                 When::Freed { .. } | When::Short { .. } => 9,
                 _ => 10,
             };
@@ -183,7 +196,7 @@ fn space_and_answers_make_reports_rarer() {
     assert_eq!(When::Short { parts: 2 }.freed_at_once(64), None);
     assert!((When::Short { parts: 2 }.per_message(8, 64) - 2.0 / 64.0).abs() < 1e-9);
     assert!((When::Post.per_message(8, 64) - 0.125).abs() < 1e-9);
-    // Messages of the other direction carry the credits.
+    // If the other direction has messages, they carry the credits.
     let run = Run { messages: 100, space: Some(10), depth: 10, ..Run::default() };
     let report = &Protocol::SendReceive.steps()[2];
     assert_eq!(report.posts(&run).least, 9);

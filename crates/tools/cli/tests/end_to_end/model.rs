@@ -153,7 +153,7 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict --peers 3:1 -q 2", &["the number of connections (-q) is 2, allowed is 3 to"]),
         ("model predict --peers many", &["SENDERS:RECEIVERS"]),
         ("model predict --receive-batch 0", &["--receive-batch) is 0"]),
-        ("model predict --protocol telepathy", &["a protocol is one of send-receive, direct-read,"]),
+        ("model predict --protocol telepathy", &["the protocol must be one of send-receive, direct-read,"]),
         ("model predict --protocol direct-read --use-srq", &["--use-srq configures the receives of send-receive"]),
         ("model predict --protocol buffered-read -s 1073741824 -l 2", &["(-l) is 2, allowed is 1 to 1"]),
         ("model explain -m 1500", &["256, 512, 1024, 2048 or 4096"]),

@@ -139,7 +139,7 @@ pub(crate) const WRONG: &[(&str, &[&str])] = &[
     ("bench bw --op read -r 5", &["-r configures receives", "--op read"]),
     ("bench bw --op write --no-credits", &["--no-credits configures receives", "--op write"]),
     ("bench bw --op read --slow-receiver-us 5", &["(--slow-receiver-us) is 5 us", "have no receiver"]),
-    ("bench bw --protocol telepathy", &["a protocol is one of send-receive, direct-read,"]),
+    ("bench bw --protocol telepathy", &["the protocol must be one of send-receive, direct-read,"]),
     ("bench bw --protocol direct-read --op write", &["(--protocol) is direct-read", "one-sided operations"]),
     ("bench bw --protocol shared-write --no-credits", &["credits (--no-credits) is off", "shared-write"]),
     ("bench lat --protocol direct-write -e", &["events (-e) is on", "looks at memory"]),
